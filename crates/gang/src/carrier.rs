@@ -185,7 +185,7 @@ impl Carrier for ChannelCarrier {
 
     fn arm_wakeup(&mut self, waker: &Waker) -> bool {
         self.take_back();
-        if !self.lost.is_empty() || self.channel.waiting() > 0 {
+        if !self.lost.is_empty() || self.channel.has_message() {
             return false;
         }
         let room = self.wants_room;

@@ -10,12 +10,13 @@ pub(crate) mod config;
 pub(crate) mod endpoint;
 pub(crate) mod frame;
 pub mod geometry;
+pub(crate) mod local_rings;
 pub(crate) mod memory;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "live"))]
 mod ticket;
 
 use std::collections::VecDeque;
-use std::pin::pin;
+use std::future::poll_fn;
 use std::task::{Context, Poll};
 
 use midplane_simhw::host::{Host, OpenError};
@@ -25,14 +26,17 @@ use thiserror::Error;
 
 use crate::names::Rank;
 use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
-#[cfg(target_os = "linux")]
 pub use ack::Timeouts;
 use command::{ATTACH, GANG, NOTIFY, WAIT, WANTS_ROOM};
 use geometry::{ByteRing, CONSUMED, Geometry, RECORD_BYTES, Record, SENT};
+use local_rings::{LocalRings, RingEnds};
+#[cfg(all(target_os = "linux", feature = "live"))]
 pub use ticket::{Ticket, TicketError};
 
 /// Most commands of a process that may be outstanding.
 const DEPTH: usize = 64;
+/// Messages of the host's own ranks after which those of other hosts are looked for.
+const LOCAL_IN_A_ROW: u32 = 16;
 
 /// A capability to attach to a context, as a file descriptor is to a file. One process may be attached at a time.
 #[derive(Clone, Debug)]
@@ -43,6 +47,8 @@ pub struct Descriptor {
     pub(crate) geometry: Geometry,
     pub(crate) rank: Rank,
     pub(crate) ranks: u16,
+    /// The rings of the job on this host, if it has some.
+    pub(crate) rings: Option<LocalRings>,
 }
 
 impl Descriptor {
@@ -68,6 +74,9 @@ pub enum AttachError {
         "the context is closed, or another process is attached to it: ask its daemon for another"
     )]
     Refused,
+    /// The system refuses to watch for the host's other ranks.
+    #[error("the system refuses a watch for messages of the host's other ranks: {0}")]
+    System(std::io::ErrorKind),
 }
 
 /// Errors of sending a message.
@@ -129,6 +138,14 @@ pub struct Channel {
     waits: u32,
     wants_room: bool,
     is_closed: bool,
+    /// Completions taken so far.
+    completions: u64,
+    /// This process's ends of the job's rings on this host.
+    rings: Option<RingEnds>,
+    /// True if the message that was returned last lies in the receive FIFO.
+    is_from_nic: bool,
+    /// Messages consumed from rings since the last from the receive FIFO.
+    in_a_row: u32,
 }
 
 impl Channel {
@@ -141,7 +158,7 @@ impl Channel {
     /// If the future is dropped, this process is not attached.
     pub async fn attach(host: &impl Host, descriptor: Descriptor) -> Result<Self, AttachError> {
         let mut port = host.open_port_with(PortOptions::default().depth(DEPTH))?;
-        let Descriptor { handle, key, .. } = descriptor;
+        let Descriptor { handle, key, rank, .. } = descriptor;
         let command = gang(ATTACH, [handle, key, 0]);
         if port.submit(&command).is_err() {
             return Err(AttachError::Closed(PortClosed));
@@ -151,6 +168,8 @@ impl Channel {
             return Err(AttachError::Refused);
         }
         let [freed, received, sent, consumed] = completion.args;
+        let rings = descriptor.rings.clone().map(|rings| RingEnds::open(rings, rank));
+        let rings = rings.transpose().map_err(|error| AttachError::System(error.kind()))?.flatten();
         let mut channel = Self {
             port,
             descriptor,
@@ -164,6 +183,10 @@ impl Channel {
             waits: 0,
             wants_room: false,
             is_closed: false,
+            completions: 0,
+            rings,
+            is_from_nic: false,
+            in_a_row: 0,
         };
         channel.adopt();
         Ok(channel)
@@ -231,6 +254,9 @@ impl Channel {
         if to.0 >= ranks {
             return Err(SendError::Rank { to, ranks });
         }
+        if self.rings.as_ref().is_some_and(|rings| rings.leads_to(to)) {
+            return self.push(to, parts);
+        }
         let length = total as u32;
         let Some(position) = self.place(length) else { return Err(SendError::Full) };
         // The process may be stopped here, and another context may use the FIFOs until it is resumed.
@@ -249,6 +275,18 @@ impl Channel {
         self.sent += 1;
         self.store(SENT, &self.sent.to_le_bytes());
         self.ring_bell()
+    }
+
+    /// Puts a message into the ring to a rank on this host.
+    fn push(&mut self, to: Rank, parts: [&[u8]; 2]) -> Result<(), SendError> {
+        if self.port.is_closed() {
+            return Err(SendError::Closed);
+        }
+        let Some(rings) = &mut self.rings else { return Err(SendError::Closed) };
+        if !rings.push(to, parts) {
+            return Err(SendError::Full);
+        }
+        Ok(())
     }
 
     /// Returns a position for a message. If there is none, asks the NIC to report room, then tries again.
@@ -285,6 +323,7 @@ impl Channel {
     }
 
     fn on_completion(&mut self, completion: &Completion) {
+        self.completions += 1;
         if completion.opcode == WAIT {
             self.waits -= 1;
         }
@@ -304,6 +343,9 @@ impl Channel {
     /// Returns the next message in place, if one has arrived. [`Channel::consume`] releases it.
     #[must_use]
     pub fn peek(&mut self) -> Option<(Rank, Payload<'_>)> {
+        if self.is_local_next() {
+            return self.rings.as_ref()?.current();
+        }
         if self.received == self.consumed {
             self.poll();
         }
@@ -314,6 +356,7 @@ impl Channel {
         if self.received == self.consumed {
             return None;
         }
+        self.is_from_nic = true;
         let geometry = self.descriptor.geometry;
         let record = self.record(geometry.receive_record(self.consumed))?;
         let at = geometry.receive_byte(record.position);
@@ -321,12 +364,38 @@ impl Channel {
         Some((record.peer, payload))
     }
 
-    /// Consumes the next message, and releases its space in the receive FIFO.
+    /// Returns whether the next message lies in a ring. Those in the receive FIFO take turns with them.
+    fn is_local_next(&mut self) -> bool {
+        let Some(rings) = &mut self.rings else { return false };
+        let is_turn_of_nic = self.in_a_row >= LOCAL_IN_A_ROW && !rings.has_past();
+        if self.is_from_nic || is_turn_of_nic && self.received > self.consumed {
+            return false;
+        }
+        let found = rings.find();
+        self.is_closed |= found.is_err();
+        found.unwrap_or(false)
+    }
+
+    /// Consumes the message in a ring that was returned last.
+    fn consume_local(&mut self) {
+        let Some(rings) = &mut self.rings else { return };
+        rings.consume();
+        self.in_a_row += 1;
+        if self.in_a_row.is_multiple_of(LOCAL_IN_A_ROW) {
+            self.poll();
+        }
+    }
+
+    /// Consumes the next message, and releases its space.
     ///
     /// # Panics
     /// If no message has arrived.
     pub fn consume(&mut self) {
+        if self.is_local_next() {
+            return self.consume_local();
+        }
         assert!(self.consumed < self.received, "no message has arrived that could be consumed");
+        (self.is_from_nic, self.in_a_row) = (false, 0);
         self.consumed += 1;
         self.store(CONSUMED, &self.consumed.to_le_bytes());
         let quarter = u64::from(self.descriptor.geometry.receive.messages / 4).max(1);
@@ -415,10 +484,16 @@ impl Channel {
 
     /// Waits until a message arrives, or with `room` also until a message in the send FIFO is accepted.
     async fn news(&mut self, room: bool) -> Result<(), Closed> {
-        if self.arm(room)? {
-            let completion = self.port.completion().await?;
-            self.on_completion(&completion);
-        }
+        let mut before = None;
+        poll_fn(|context| {
+            let polled = self.poll_ready(context, room);
+            // Any completion ends the wait, also one that reports nothing new.
+            match *before.get_or_insert(self.completions) == self.completions {
+                true => polled,
+                false => Poll::Ready(Ok(())),
+            }
+        })
+        .await?;
         if self.is_closed { Err(Closed) } else { Ok(()) }
     }
 
@@ -459,17 +534,26 @@ impl Channel {
             Ok(false) => return Poll::Ready(Ok(())),
             Ok(true) => {}
         }
-        let polled = pin!(self.port.completion()).poll(context);
-        polled.map(|completion| {
-            self.on_completion(&completion?);
-            Ok(())
-        })
+        let rings = &mut self.rings;
+        let mut has_news = || rings.as_mut().is_some_and(|rings| rings.has_news(room));
+        match self.port.poll_completion(context, &mut has_news) {
+            Poll::Ready(completion) => {
+                if let Some(completion) = completion? {
+                    self.on_completion(&completion);
+                }
+                Poll::Ready(Ok(()))
+            }
+            Poll::Pending if rings.as_mut().is_some_and(|rings| !rings.park(context, room)) => {
+                Poll::Ready(Ok(()))
+            }
+            Poll::Pending => Poll::Pending,
+        }
     }
 
-    /// Returns the number of messages that have arrived and are not consumed, as far as the NIC has reported.
-    #[must_use]
-    pub const fn waiting(&self) -> u64 {
-        self.received - self.consumed
+    /// Returns whether a message has arrived that is not consumed, as far as the NIC has reported.
+    pub(crate) fn has_message(&mut self) -> bool {
+        self.received > self.consumed
+            || self.rings.as_mut().is_some_and(|rings| rings.has_news(false))
     }
 
     /// Returns whether the receivers have accepted all messages sent.

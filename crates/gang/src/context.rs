@@ -45,8 +45,23 @@ pub struct ChannelContext {
     pub send: Vec<SentMessage>,
     /// Messages in the receive FIFO, oldest first.
     pub receive: Vec<ReceivedMessage>,
+    /// Messages in the rings from ranks of the same host, or, in a context to start from, in the past; those of one sender in
+    /// order.
+    pub local: Vec<LocalMessage>,
+    /// Ranks whose ring to this one has no room for the longest message.
+    pub full: Vec<Rank>,
     /// The wait state that the process has published.
     pub wait: WaitState,
+}
+
+/// A message in a ring between two ranks of one host.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct LocalMessage {
+    /// The sender.
+    pub from: Rank,
+    /// Its bytes.
+    #[serde(with = "text")]
+    pub bytes: Bytes,
 }
 
 /// A rank's protocol state with one peer. Sequence numbers wrap modulo 2^32.
@@ -99,6 +114,8 @@ pub enum MessageLocation {
     SendFifo,
     /// In its receiver's receive FIFO.
     ReceiveFifo,
+    /// In a ring between ranks of one host.
+    Ring,
 }
 
 /// A message that was sent and not consumed.
@@ -108,7 +125,7 @@ pub struct InTransit<'a> {
     pub from: Rank,
     /// The receiver.
     pub to: Rank,
-    /// The FIFO that holds it.
+    /// The FIFO or ring that holds it.
     pub place: MessageLocation,
     /// Its bytes.
     pub bytes: &'a Bytes,
@@ -165,6 +182,8 @@ impl ChannelContext {
             peers: Vec::new(),
             send: Vec::new(),
             receive: Vec::new(),
+            local: Vec::new(),
+            full: Vec::new(),
             wait: WaitState::Running,
         }
     }
@@ -181,11 +200,12 @@ impl ChannelContext {
         self.consumed + self.receive.len() as u64
     }
 
-    /// Returns the bytes of all messages in its FIFOs.
+    /// Returns the bytes of all messages in its FIFOs and rings.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let sent: usize = self.send.iter().map(|m| m.bytes.len()).sum();
-        sent + self.receive.iter().map(|m| m.bytes.len()).sum::<usize>()
+        let received: usize = self.receive.iter().map(|m| m.bytes.len()).sum();
+        sent + received + self.local.iter().map(|m| m.bytes.len()).sum::<usize>()
     }
 
     /// Returns the messages to a peer that the peer has not accepted, with their numbers among all messages sent.
@@ -227,6 +247,9 @@ impl ChannelContext {
             if !m.taken && !self.peers.iter().any(|peer| peer.rank == m.to) {
                 return wrong("a message is for a peer that is not listed");
             }
+        }
+        if self.local.iter().any(|m| m.bytes.len() > message as usize) {
+            return wrong("a message in a ring is longer than the longest");
         }
         if self.receive.iter().any(|m| !fits(m.position, m.bytes.len(), receive.bytes)) {
             return wrong("a message lies outside its receive FIFO");
@@ -271,6 +294,11 @@ impl NetworkContext {
                 return Err(Violation::Ranks { index, found: channel.rank, last });
             }
             channel.validate()?;
+            let near = channel.local.iter().map(|m| m.from).chain(channel.full.iter().copied());
+            if near.into_iter().any(|rank| rank.index() > last) {
+                let what = "a ring is of no rank of the job";
+                return Err(Violation::Rank { rank: channel.rank, what });
+            }
             for peer in &channel.peers {
                 let Some(other) = self.ranks.get(peer.rank.index()) else {
                     return Err(Violation::Rank {
@@ -309,8 +337,34 @@ impl NetworkContext {
                 place: MessageLocation::SendFifo,
                 bytes: &m.bytes,
             });
-            received.chain(sent)
+            let local = channel.local.iter().map(move |m| InTransit {
+                from: m.from,
+                to,
+                place: MessageLocation::Ring,
+                bytes: &m.bytes,
+            });
+            received.chain(local).chain(sent)
         })
+    }
+
+    /// Returns the contexts that new processes of the ranks start from: each rank's messages in transit lie in its past,
+    /// those of one sender in order, and the ranks have exchanged nothing else.
+    #[must_use]
+    pub fn starts(&self) -> Vec<ChannelContext> {
+        let fresh = |it: &ChannelContext| ChannelContext::fresh(it.rank, it.geometry);
+        let mut starts: Vec<ChannelContext> = self.ranks.iter().map(fresh).collect();
+        // What has left a sender's FIFO is older than what has not; and a pair of ranks uses rings or FIFOs.
+        let places =
+            [MessageLocation::ReceiveFifo, MessageLocation::Ring, MessageLocation::SendFifo];
+        for place in places {
+            for InTransit { from, to, bytes, .. } in
+                self.in_transit().filter(|it| it.place == place)
+            {
+                let message = LocalMessage { from, bytes: bytes.clone() };
+                starts[to.index()].local.push(message);
+            }
+        }
+        starts
     }
 
     /// Returns the bytes of all messages in transit.

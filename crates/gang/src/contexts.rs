@@ -8,8 +8,9 @@ use midplane_simhw::host::Host;
 use midplane_simhw::profile::HostProfile;
 
 use crate::channel::geometry::Geometry;
-use crate::context::ChannelContext;
-use crate::controller::{ContextId, ContextOptions, ControlError, Controller, Unfinished};
+use crate::channel::local_rings::{Layout, message_bytes};
+use crate::context::{ChannelContext, LocalMessage};
+use crate::controller::{ContextId, ContextOptions, ControlError, Controller, Rings, Unfinished};
 use crate::names::{Epoch, JobId, Rank};
 use crate::node_core::message::Cluster;
 use crate::node_core::order::{Action, Launch};
@@ -98,6 +99,8 @@ pub(crate) struct ContextsConfig {
     pub(crate) channels: u16,
     /// Durations in virtual time.
     pub(crate) costs: Costs,
+    /// True if ranks of one host have rings between them, which bypass the NIC.
+    pub(crate) local_rings: bool,
 }
 
 /// The contexts of one node's ranks.
@@ -109,6 +112,7 @@ pub(crate) struct Contexts<H> {
     controllers: Vec<Controller>,
     /// By job and index of the controller.
     held: BTreeMap<(JobId, usize), Held>,
+    rings: BTreeMap<JobId, Rings>,
 }
 
 impl<H: Host> Contexts<H> {
@@ -125,7 +129,8 @@ impl<H: Host> Contexts<H> {
         let controllers = (1..=config.channels)
             .map(|channel| open(&host, crate::names::ChannelId(channel), config.geometry, shared))
             .collect::<Result<_, _>>()?;
-        Ok(Self { host, config, controllers, held: BTreeMap::new() })
+        let (held, rings) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Self { host, config, controllers, held, rings })
     }
 
     /// Carries the channels' part of a step out.
@@ -182,6 +187,7 @@ impl<H: Host> Contexts<H> {
         contexts: &BTreeMap<u16, ChannelContext>,
     ) -> Result<(), ControlError> {
         let (places, node) = (self.config.cluster.places(launch), self.host.node());
+        self.open_rings(launch, contexts)?;
         for (rank, place) in (0_u16..).zip(&places).filter(|(_, place)| place.node == node) {
             let at = usize::from(place.channel.0 - 1);
             let Some(controller) = self.controllers.get_mut(at) else {
@@ -189,23 +195,41 @@ impl<H: Host> Contexts<H> {
             };
             let options =
                 ContextOptions { job: launch.job, rank: Rank(rank), places: places.clone() };
-            let context = controller.open_context(options).await?;
-            let before = contexts.get(&rank);
-            let saved =
-                match self.config.mode {
-                    Mode::Copy => Some(before.cloned().unwrap_or_else(|| {
-                        ChannelContext::fresh(Rank(rank), self.config.geometry)
-                    })),
-                    Mode::Resident => {
-                        if let Some(before) = before {
-                            controller.restore(context, before).await?;
-                        }
-                        None
-                    }
-                };
+            let rings = self.rings.get(&launch.job);
+            let context = controller.open_member(options, rings).await?;
+            let is_copied = self.config.mode == Mode::Copy;
+            let saved = is_copied.then(|| ChannelContext::fresh(Rank(rank), self.config.geometry));
             let held = Held { rank, context, saved, unfinished: None, is_copied: false };
             self.held.insert((launch.job, at), held);
         }
+        Ok(())
+    }
+
+    /// Opens the rings of a job's ranks on this node. What they had not received when they were saved comes first.
+    fn open_rings(
+        &mut self,
+        launch: &Launch,
+        contexts: &BTreeMap<u16, ChannelContext>,
+    ) -> Result<(), ControlError> {
+        let (places, node) = (self.config.cluster.places(launch), self.host.node());
+        let here = (0..).zip(&places).filter(|(_, place)| place.node == node);
+        let past = |rank| {
+            let local = contexts.get(&rank).map_or(&[][..], |context| &context.local[..]);
+            local.iter().map(|message| message_bytes(message.bytes.len())).sum()
+        };
+        let ranks = here.map(|(rank, _)| (Rank(rank), past(rank)));
+        let longest = self.config.geometry.message;
+        let layout = Layout::plan(longest, ranks, self.config.local_rings);
+        let Some((layout, controller)) = layout.zip(self.controllers.first_mut()) else {
+            return Ok(());
+        };
+        let rings = controller.rings(layout)?;
+        for (rank, context) in contexts {
+            let messages = context.local.iter().map(|message| (message.from, &message.bytes[..]));
+            let filled = rings.rings.fill_past(Rank(*rank), messages);
+            filled.map_err(|_| ControlError::Saved("its messages have no room"))?;
+        }
+        self.rings.insert(launch.job, rings);
         Ok(())
     }
 
@@ -296,10 +320,19 @@ impl<H: Host> Contexts<H> {
         let mut contexts = Vec::new();
         for key in self.keys(&[job]) {
             let held = &self.held[&key];
-            contexts.push(match &held.saved {
+            let mut context = match &held.saved {
                 Some(saved) => saved.clone(),
                 None => self.controllers[key.1].save(held.context, false).await?,
-            });
+            };
+            if let Some(rings) = self.rings.get(&job) {
+                let unreceived = rings.rings.unreceived(Rank(held.rank));
+                let damaged = |_| ControlError::Saved("a process has damaged its rings");
+                let unreceived = unreceived.map_err(damaged)?;
+                let local = unreceived.messages.into_iter();
+                context.local = local.map(|(from, bytes)| LocalMessage { from, bytes }).collect();
+                context.full = unreceived.full;
+            }
+            contexts.push(context);
         }
         Ok(contexts)
     }
@@ -309,6 +342,7 @@ impl<H: Host> Contexts<H> {
             let held = self.held.remove(&key).expect("the key was just listed");
             self.controllers[key.1].close_context(held.context).await?;
         }
+        self.rings.retain(|job, _| !jobs.contains(job));
         Ok(())
     }
 }

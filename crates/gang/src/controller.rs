@@ -16,6 +16,7 @@ use crate::channel::command::{
     CLOSE, NicState, OPEN, OpenRequest, RESTORE, SAVE, SAVE_FORGETS, SAVE_MEASURES, START, STOP,
 };
 use crate::channel::geometry::{Geometry, GeometryError, RECORD_BYTES, SENT, UNFINISHED};
+use crate::channel::local_rings::{Bells, Layout, LocalRings};
 use crate::channel::memory::Memory;
 use crate::channel::{Descriptor, gang};
 use crate::context::ChannelContext;
@@ -68,6 +69,9 @@ pub enum ControlError {
         /// Number of ranks.
         ranks: usize,
     },
+    /// The system gives no events that the ranks of one host wake each other by.
+    #[error("the system gives no events for the ranks of one host: {0}")]
+    Events(std::io::ErrorKind),
     /// A context is damaged, does not fit the controller's, or is too large to be encoded.
     #[error("the saved context does not fit: {0}")]
     Saved(&'static str),
@@ -91,9 +95,9 @@ pub struct ContextOptions {
 }
 
 /// The file that holds the FIFOs, if other processes map them.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "live"))]
 type Backing = Option<Arc<std::os::fd::OwnedFd>>;
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", feature = "live")))]
 type Backing = ();
 
 /// A message that a process was writing into its send FIFO when it was stopped.
@@ -105,14 +109,21 @@ pub struct Unfinished {
     message: Option<([u8; RECORD_BYTES], Vec<u8>)>,
 }
 
+/// The rings of a job's ranks on this host.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    pub(crate) rings: LocalRings,
+    backing: Backing,
+}
+
 #[derive(Debug)]
 struct Opened {
     descriptor: Descriptor,
     #[cfg_attr(
-        not(target_os = "linux"),
-        expect(dead_code, reason = "no other process maps it there")
+        not(all(target_os = "linux", feature = "live")),
+        expect(dead_code, reason = "no other process maps them there")
     )]
-    backing: Backing,
+    backings: [Backing; 2],
 }
 
 /// Controls one channel of a daemon's NIC.
@@ -156,7 +167,7 @@ impl Controller {
     ///
     /// # Errors
     /// As for [`Controller::open`].
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", feature = "live"))]
     pub fn open_mapped(
         host: &impl Host,
         channel: ChannelId,
@@ -189,15 +200,36 @@ impl Controller {
             commands: 0,
         };
         if shared {
-            controller.shared = Some(controller.fifos()?);
+            controller.shared = Some(controller.memory(geometry.bytes())?);
         }
         Ok(controller)
     }
 
-    /// Registers memory for a pair of FIFOs.
-    fn fifos(&mut self) -> Result<(Arc<Region>, Backing), RegisterError> {
-        let bytes = self.geometry.bytes();
-        #[cfg(target_os = "linux")]
+    /// Registers memory for rings of this layout.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub(crate) fn rings(&mut self, layout: Layout) -> Result<Rings, ControlError> {
+        let (memory, backing) = self.memory(layout.bytes())?;
+        let bells = self.bells(layout.ranks().len())?;
+        Ok(Rings { rings: LocalRings { layout, memory: Memory::Own(memory), bells }, backing })
+    }
+
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "live")),
+        expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "no process has any")
+    )]
+    fn bells(&self, ranks: usize) -> Result<Bells, ControlError> {
+        #[cfg(all(target_os = "linux", feature = "live"))]
+        if self.is_mapped {
+            return Bells::far(ranks).map_err(|error| ControlError::Events(error.kind()));
+        }
+        Ok(Bells::near(ranks))
+    }
+
+    /// Registers memory, which other processes map if they map the FIFOs.
+    fn memory(&mut self, bytes: usize) -> Result<(Arc<Region>, Backing), RegisterError> {
+        #[cfg(all(target_os = "linux", feature = "live"))]
         if self.is_mapped {
             let region = self.port.register_shared(bytes, RegionOptions::default())?;
             let file = region.file().cloned();
@@ -206,15 +238,27 @@ impl Controller {
         Ok((Arc::new(self.port.register(bytes)?), Backing::default()))
     }
 
-    /// Returns the file that holds a context's FIFOs, if other processes map them.
+    /// Returns the memory that another process needs along with a context's ticket: its FIFOs, and its job's rings on this
+    /// host, if there are some.
     ///
     /// # Panics
     /// If the context was closed.
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", feature = "live"))]
     #[must_use]
-    pub fn file(&self, context: ContextId) -> Option<Arc<std::os::fd::OwnedFd>> {
+    pub fn files(&self, context: ContextId) -> Vec<Arc<std::os::fd::OwnedFd>> {
         let opened = self.contexts[context.0].as_ref();
-        opened.expect("the context was closed").backing.clone()
+        opened.expect("the context was closed").backings.iter().flatten().cloned().collect()
+    }
+
+    /// Returns the events that the other process needs as well, to wake and be woken by the other ranks of this host.
+    ///
+    /// # Panics
+    /// If the context was closed.
+    #[cfg(all(target_os = "linux", feature = "live"))]
+    #[must_use]
+    pub fn events(&self, context: ContextId) -> Vec<Arc<std::os::fd::OwnedFd>> {
+        let rings = self.opened(context).rings.iter();
+        rings.flat_map(|rings| rings.bells.events()).cloned().collect()
     }
 
     async fn ask(
@@ -267,10 +311,19 @@ impl Controller {
         &mut self,
         options: ContextOptions,
     ) -> Result<ContextId, ControlError> {
-        #[cfg_attr(not(target_os = "linux"), expect(clippy::let_unit_value))]
+        self.open_member(options, None).await
+    }
+
+    /// Opens a context as [`open_context`](Self::open_context) does, for a rank with rings.
+    pub(crate) async fn open_member(
+        &mut self,
+        options: ContextOptions,
+        rings: Option<&Rings>,
+    ) -> Result<ContextId, ControlError> {
+        #[cfg_attr(not(all(target_os = "linux", feature = "live")), expect(clippy::let_unit_value))]
         let (memory, backing) = match &self.shared {
             Some((memory, backing)) => (Arc::clone(memory), backing.clone()),
-            None => self.fifos()?,
+            None => self.memory(self.geometry.bytes())?,
         };
         self.next_key = self.next_key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let (key, ranks) = (self.next_key, options.places.len() as u16);
@@ -296,8 +349,12 @@ impl Controller {
         })?;
         let (handle, geometry) = (completion.args[0], self.geometry);
         let memory = Memory::Own(memory);
-        let descriptor = Descriptor { handle, key, memory, geometry, rank, ranks };
-        let opened = Some(Opened { descriptor, backing });
+        let (of_rings, rings) = match rings {
+            Some(rings) => (rings.backing.clone(), Some(rings.rings.clone())),
+            None => (Backing::default(), None),
+        };
+        let descriptor = Descriptor { handle, key, memory, geometry, rank, ranks, rings };
+        let opened = Some(Opened { descriptor, backings: [backing, of_rings] });
         let free = self.contexts.iter().position(Option::is_none);
         let at = free.unwrap_or(self.contexts.len());
         match free {

@@ -70,10 +70,10 @@ impl<H: Host> Daemon<H> {
     /// # Cancel safety
     /// If the future is dropped, its channels are closed; the other daemons wait until this daemon is opened again.
     pub async fn open(host: H, config: DaemonConfig, start: Start<H>) -> Result<Self, DaemonError> {
-        let DaemonConfig { nodes, arity, mode, geometry, channels, costs } = config;
+        let DaemonConfig { nodes, arity, mode, geometry, channels, costs, local_rings } = config;
         let messenger = Messenger::open(&host, nodes).await?;
         let cluster = Cluster { hosts: nodes, slots: 1, arity };
-        let of_contexts = ContextsConfig { cluster, mode, geometry, channels, costs };
+        let of_contexts = ContextsConfig { cluster, mode, geometry, channels, costs, local_rings };
         let contexts = Contexts::open(host.clone(), of_contexts, Controller::open)?;
         let (inbox, steps) = (Inbox::default(), StepQueue::default());
         let executor = Executor::new((host.clone(), config), contexts, start, inbox.clone());

@@ -138,6 +138,7 @@ impl<'a, T: Tags> Cut<'a, T> {
                 from.is_none_or(|from| from == message.from)
                     && tag.is_none_or(|tag| self.tags.tag(message.bytes) == Some(tag))
             }),
+            WaitState::Send { to } if self.has_full_ring(rank, to) => !self.sends(to),
             WaitState::Send { .. } => {
                 let channel = &self.context.ranks[rank.index()];
                 let room = channel.send.len() < channel.geometry.send.messages as usize;
@@ -156,6 +157,16 @@ impl<'a, T: Tags> Cut<'a, T> {
         send.iter().filter(|m| !m.taken).map(|m| m.to).collect()
     }
 
+    /// Returns whether the ring between two ranks has no room for the longest message.
+    fn has_full_ring(&self, from: Rank, to: Rank) -> bool {
+        self.context.ranks.get(to.index()).is_some_and(|context| context.full.contains(&from))
+    }
+
+    /// Returns whether a rank waits for room.
+    fn sends(&self, rank: Rank) -> bool {
+        matches!(self.states.get(rank.index()), Some(WaitState::Send { .. }))
+    }
+
     /// Returns whether a rank accepts messages: its NIC has room, or its process consumes messages.
     fn takes(&self, rank: Rank) -> bool {
         let channel = &self.context.ranks[rank.index()];
@@ -163,7 +174,7 @@ impl<'a, T: Tags> Cut<'a, T> {
         let bytes: usize = channel.receive.iter().map(|m| m.bytes.len()).sum();
         let most = channel.geometry.receive.bytes as usize;
         let has_room = room && bytes + channel.geometry.message as usize <= most;
-        has_room || !matches!(self.states[rank.index()], WaitState::Send { .. })
+        has_room || !self.sends(rank)
     }
 
     /// Returns the ranks that this rank waits for: any of them may free it.
@@ -175,6 +186,7 @@ impl<'a, T: Tags> Cut<'a, T> {
                 others().collect()
             }
             WaitState::Receive { from: Some(from), .. } => vec![from],
+            WaitState::Send { to } if self.has_full_ring(rank, to) => vec![to],
             // A rank that accepts messages of this rank makes room in its send FIFO.
             WaitState::Send { .. } => self.holders(rank).into_iter().collect(),
         }

@@ -133,7 +133,15 @@ fn run(early_wakeup: Duration, pause: Duration) -> Outcome {
         ..Costs::default()
     };
     let (mode, geometry) = (Mode::Resident, Geometry::SMALL);
-    let config = DaemonConfig { nodes: NODES, arity: 2, mode, geometry, channels: 1, costs };
+    let config = DaemonConfig {
+        nodes: NODES,
+        arity: 2,
+        mode,
+        geometry,
+        channels: 1,
+        costs,
+        local_rings: false,
+    };
     let of_ranks = Arc::clone(&seen);
     let start: Start<SimHost> = Arc::new(move |host, launch, descriptor, own| {
         let seen = Arc::clone(&of_ranks);

@@ -120,7 +120,15 @@ impl Case {
         let micros = Duration::from_micros;
         let costs = Costs { stop: micros(5), save: micros(60), ..Costs::default() };
         let Self { nodes, arity, mode, .. } = self;
-        DaemonConfig { nodes, arity, mode, geometry: TIGHT, channels: 2, costs }
+        DaemonConfig {
+            nodes,
+            arity,
+            mode,
+            geometry: TIGHT,
+            channels: 2,
+            costs,
+            local_rings: nodes % 2 == 0,
+        }
     }
 
     fn scheduler(self, root: Daemon<SimHost>) -> Scheduler<SimHost> {

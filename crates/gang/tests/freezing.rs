@@ -24,7 +24,15 @@ const SLICE: Duration = Duration::from_millis(2);
 /// Microseconds of the median freeze of a job of one idle rank a node.
 fn freeze(nodes: u16, arity: u16) -> f64 {
     let (mode, costs) = (Mode::Resident, Costs::default());
-    let config = DaemonConfig { nodes, arity, mode, geometry: GEOMETRY, channels: 1, costs };
+    let config = DaemonConfig {
+        nodes,
+        arity,
+        mode,
+        geometry: GEOMETRY,
+        channels: 1,
+        costs,
+        local_rings: false,
+    };
     let mut world = world(nodes, 5, Faults::NONE);
     world.set_digesting(false);
     let start: Start<SimHost> = Arc::new(move |host, _, _, _| {

@@ -22,7 +22,15 @@ const GEOMETRY: Geometry = Geometry {
 };
 
 fn config(nodes: u16, arity: u16, mode: Mode) -> DaemonConfig {
-    DaemonConfig { nodes, arity, mode, geometry: GEOMETRY, channels: 2, costs: Costs::default() }
+    DaemonConfig {
+        nodes,
+        arity,
+        mode,
+        geometry: GEOMETRY,
+        channels: 2,
+        costs: Costs::default(),
+        local_rings: true,
+    }
 }
 
 struct Outcome {

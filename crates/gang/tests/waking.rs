@@ -82,6 +82,7 @@ fn waits(early_wakeup: Duration) -> Vec<Duration> {
         geometry: Geometry::SMALL,
         channels: 1,
         costs: Costs::default(),
+        local_rings: false,
     };
     let of_ranks = Arc::clone(&desk);
     let start: Start<SimHost> = Arc::new(move |host, launch, descriptor, _| {

@@ -15,7 +15,7 @@ mod shared;
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use thiserror::Error;
 
@@ -367,20 +367,37 @@ impl Port {
     /// # Cancel safety
     /// Dropping the future loses no completion.
     pub async fn completion(&mut self) -> Result<Completion, PortClosed> {
-        poll_fn(|context| {
-            if let Some(completion) = self.spin() {
-                return Poll::Ready(Ok(completion));
+        loop {
+            if let Some(completion) =
+                poll_fn(|context| self.poll_completion(context, || false)).await?
+            {
+                return Ok(completion);
             }
-            self.shared.wait(context.waker());
-            self.shared.rest();
-            // A completion that arrived before the waker was registered has woken no task.
-            match self.take() {
-                Some(completion) => Poll::Ready(Ok(completion)),
-                None if self.is_closed() => Poll::Ready(Err(PortClosed)),
-                None => Poll::Pending,
-            }
-        })
-        .await
+        }
+    }
+
+    /// Takes the next completion, or wakes the task of `context` when there is one. Before it parks, it busy-polls for a
+    /// completion and for `is_ready`, and returns `None` once that is true: for callers that also wait for something in
+    /// shared memory.
+    ///
+    /// # Errors
+    /// [`PortClosed`] once the NIC has stopped and every completion is taken.
+    pub fn poll_completion(
+        &mut self,
+        context: &mut Context<'_>,
+        is_ready: impl FnMut() -> bool,
+    ) -> Poll<Result<Option<Completion>, PortClosed>> {
+        if let Some(found) = self.spin(is_ready) {
+            return Poll::Ready(Ok(found));
+        }
+        self.shared.wait(context.waker());
+        self.shared.rest();
+        // A completion that arrived before the waker was registered has woken no task.
+        match self.take() {
+            Some(completion) => Poll::Ready(Ok(Some(completion))),
+            None if self.is_closed() => Poll::Ready(Err(PortClosed)),
+            None => Poll::Pending,
+        }
     }
 
     /// Waits for the next completion and takes it; blocks the thread. The NIC must run elsewhere: on a runtime
@@ -392,11 +409,15 @@ impl Port {
         pollster::block_on(self.completion())
     }
 
-    /// Busy-polls for a completion, for an adaptive time within what the NIC allows.
-    fn spin(&mut self) -> Option<Completion> {
+    /// Busy-polls for a completion or readiness, for an adaptive time within what the NIC allows.
+    fn spin(&mut self, mut is_ready: impl FnMut() -> bool) -> Option<Option<Completion>> {
         let most = self.shared.spin_nanos();
         let mut spin = std::mem::take(&mut self.spin_state);
-        let found = self.poll().or_else(|| spin.spin(most, || self.poll()));
+        let mut find = || match self.poll() {
+            None => is_ready().then_some(None),
+            completion => Some(completion),
+        };
+        let found = find().or_else(|| spin.spin(most, find));
         self.spin_state = spin;
         found
     }

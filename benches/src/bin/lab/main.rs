@@ -11,6 +11,8 @@ macro_rules! display {
     };
 }
 
+#[cfg(target_os = "linux")]
+mod channel;
 mod collectives;
 mod detector;
 mod fabric;
@@ -45,6 +47,8 @@ struct Lab {
 
 #[derive(Debug, Subcommand)]
 enum Question {
+    #[cfg(target_os = "linux")]
+    Channel(channel::Arguments),
     Collectives(collectives::Arguments),
     Detector(detector::Arguments),
     Fairness(fairness::Arguments),
@@ -66,6 +70,8 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     command_line::main(|lab: &Lab| match &lab.question {
+        #[cfg(target_os = "linux")]
+        Question::Channel(arguments) => channel::run(arguments),
         Question::Collectives(arguments) => collectives::run(arguments),
         Question::Detector(arguments) => detector::run(arguments),
         Question::Fairness(arguments) => fairness::run(arguments),

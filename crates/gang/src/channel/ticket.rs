@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use super::Descriptor;
 use super::geometry::Geometry;
+use super::local_rings::{Bells, Layout, LocalRings};
 use super::memory::Memory;
 use crate::names::Rank;
 
@@ -23,6 +24,8 @@ pub struct Ticket {
     geometry: Geometry,
     rank: Rank,
     ranks: u16,
+    /// The layout of the job's rings on this host, if it has some.
+    rings: Option<Layout>,
 }
 
 /// Errors of reading a ticket.
@@ -40,25 +43,47 @@ pub enum TicketError {
 impl Descriptor {
     /// Returns the ticket that another process needs, along with the file, to attach.
     #[must_use]
-    pub const fn ticket(&self) -> Ticket {
+    pub fn ticket(&self) -> Ticket {
         let Self { handle, key, geometry, rank, ranks, .. } = *self;
-        Ticket { handle, key, geometry, rank, ranks }
+        let rings = self.rings.as_ref().map(|rings| rings.layout.clone());
+        Ticket { handle, key, geometry, rank, ranks, rings }
     }
 }
 
 impl Ticket {
-    /// Maps the FIFOs, and returns the descriptor.
+    /// Maps the FIFOs and the job's rings on this host, and returns the descriptor. `files` are the
+    /// [memory](crate::controller::Controller::files), then the [events](crate::controller::Controller::events).
     ///
     /// # Errors
-    /// [`TicketError::File`] if the file can't be mapped; [`TicketError::Text`] if the geometry is invalid.
-    pub fn open(self, file: &OwnedFd) -> Result<Descriptor, TicketError> {
-        let Self { handle, key, geometry, rank, ranks } = self;
+    /// [`TicketError::File`] if a file can't be mapped; [`TicketError::Text`] if the geometry is invalid, or the files are
+    /// not those of the ticket.
+    pub fn open(self, files: Vec<OwnedFd>) -> Result<Descriptor, TicketError> {
+        let Self { handle, key, geometry, rank, ranks, rings: layout } = self;
         geometry.check().map_err(|_| TicketError::Text)?;
-        let memory = SharedMemory::map(file, geometry.bytes());
-        let memory = memory.map_err(|error| TicketError::File(error.kind()))?;
-        let memory = Memory::Mapped(Arc::new(memory));
-        Ok(Descriptor { handle, key, memory, geometry, rank, ranks })
+        let mut files = files.into_iter();
+        let fifos = files.next().ok_or(TicketError::Text)?;
+        let memory = map(&fifos, geometry.bytes())?;
+        let rings = match layout {
+            Some(layout) if layout.check() && layout.longest() == geometry.message => {
+                let memory = files.next().ok_or(TicketError::Text)?;
+                let memory = map(&memory, layout.bytes())?;
+                let bells = Bells::Far(files.by_ref().map(Arc::new).collect());
+                if bells.events().len() != layout.ranks().len() {
+                    return Err(TicketError::Text);
+                }
+                Some(LocalRings { layout, memory, bells })
+            }
+            Some(_) => return Err(TicketError::Text),
+            None => None,
+        };
+        Ok(Descriptor { handle, key, memory, geometry, rank, ranks, rings })
     }
+}
+
+fn map(file: &OwnedFd, bytes: usize) -> Result<Memory, TicketError> {
+    let memory = SharedMemory::map(file, bytes);
+    let memory = memory.map_err(|error| TicketError::File(error.kind()))?;
+    Ok(Memory::Mapped(Arc::new(memory)))
 }
 
 impl fmt::Display for Ticket {
@@ -88,7 +113,9 @@ mod tests {
     #[test]
     fn a_ticket_is_read_as_it_was_written_and_nothing_else_is_one() {
         let (rank, ranks) = (Rank(3), 5);
-        let ticket = Ticket { handle: 7, key: u64::MAX, geometry: Geometry::PM, rank, ranks };
+        let rings = Layout::plan(Geometry::PM.message, [(Rank(1), 0), (rank, 96)], true);
+        let ticket =
+            Ticket { handle: 7, key: u64::MAX, geometry: Geometry::PM, rank, ranks, rings };
         let text = ticket.to_string();
         assert_eq!(text.parse(), Ok(ticket));
         for wrong in ["", "0", "xy", &text[2..], "\u{e4}\u{e4}"] {

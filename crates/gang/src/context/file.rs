@@ -15,7 +15,7 @@ use thiserror::Error;
 use super::{NetworkContext, Violation};
 
 /// The format that this build writes, and the only one that it reads.
-pub(crate) const FORMAT: u16 = 1;
+pub(crate) const FORMAT: u16 = 2;
 const MAGIC: [u8; 4] = *b"MPNC";
 const HEAD: usize = 20;
 

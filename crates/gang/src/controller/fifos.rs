@@ -78,6 +78,8 @@ pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<
         peers: peers.collect(),
         send,
         receive,
+        local: Vec::new(),
+        full: Vec::new(),
         wait: WaitState::parse(wait),
     })
 }

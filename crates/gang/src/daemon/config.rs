@@ -34,6 +34,8 @@ pub struct DaemonConfig {
     pub channels: u16,
     /// Durations of operations, in virtual time.
     pub costs: Costs,
+    /// True if ranks of one node have rings between them, which bypass the NIC. PM has none.
+    pub local_rings: bool,
 }
 
 /// A job whose ranks are started.

@@ -56,7 +56,8 @@ pub(super) fn start(
 ) -> Result<StepQueue, ControlError> {
     let ChannelOptions { mode, geometry } = options;
     let (channels, costs) = (cluster.slots, Costs::default());
-    let config = ContextsConfig { cluster, mode, geometry, channels, costs };
+    let local_rings = true;
+    let config = ContextsConfig { cluster, mode, geometry, channels, costs, local_rings };
     let contexts = Contexts::open(nic.clone(), config, Controller::open_mapped)?;
     tokio::spawn(report_arrivals(arrival_watcher, events.clone()));
     let ports = Ports::new(host, mode, hold, holders);
@@ -114,9 +115,9 @@ impl<H: Host> Channels<H> {
                     self.woken.insert(launch.job);
                 }
                 let opened = self.contexts.of_job(launch.job);
-                let passes = opened.filter_map(|(rank, controller, context)| {
-                    let file = controller.file(context)?;
-                    Some((rank, Pass { ticket: controller.descriptor(context).ticket(), file }))
+                let passes = opened.map(|(rank, controller, context)| {
+                    let (files, events) = (controller.files(context), controller.events(context));
+                    (rank, Pass { ticket: controller.descriptor(context).ticket(), files, events })
                 });
                 let _ = self.events.send(Event::Opened(launch.job, passes.collect()));
             }

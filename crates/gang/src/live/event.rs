@@ -19,8 +19,10 @@ use crate::node_core::{Read, StepOutcome};
 pub(super) struct Pass {
     /// The channel's ticket, as text.
     pub(super) ticket: Ticket,
-    /// The file of its FIFOs.
-    pub(super) file: Arc<OwnedFd>,
+    /// The memory that goes with the ticket.
+    pub(super) files: Vec<Arc<OwnedFd>>,
+    /// The events that go with it.
+    pub(super) events: Vec<Arc<OwnedFd>>,
 }
 
 /// Events of a daemon.

@@ -3,7 +3,6 @@
 //! A rank that wants a channel [`join`]s; one that wants interfaces [`enter`]s, opens a
 //! [`Nic`] on the host that it gets, and [connects](Member::connect) them to those of other ranks.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use midplane_simhw::id::NodeId;
@@ -18,7 +17,7 @@ use crate::names::{JobId, Rank};
 
 /// The variable that names the daemon's NIC.
 pub const NIC: &str = "GANG_NIC";
-/// The variable with the channel: the number of the FIFOs' file, and the ticket.
+/// The variable with the channel: the numbers of the ticket's files, with commas, and the ticket.
 pub(crate) const CHANNEL: &str = "GANG_CHANNEL";
 /// The variable with the hosts of all ranks, in order: numbers with commas, `n*host` for n in a row.
 pub(crate) const HOSTS: &str = "GANG_HOSTS";
@@ -160,6 +159,17 @@ fn variable(name: &str) -> Result<String, JoinError> {
     std::env::var(name).map_err(|_| JoinError::NoJob)
 }
 
+/// Returns a file that the daemon has left open under a number.
+///
+/// # Errors
+/// The system's.
+pub(super) fn inherited(number: i32) -> std::io::Result<OwnedFd> {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+
+    let own = pidfd_open(getpid(), PidfdFlags::empty())?;
+    Ok(pidfd_getfd(own, number, PidfdGetfdFlags::empty())?)
+}
+
 fn number<T: std::str::FromStr>(name: &'static str) -> Result<T, JoinError> {
     variable(name)?.parse().map_err(|_| JoinError::Damaged(name))
 }
@@ -194,12 +204,14 @@ pub fn enter() -> Result<Member, JoinError> {
 pub async fn join() -> Result<(LiveHost, Channel), JoinError> {
     let (_, channel) = (variable(NIC)?, variable(CHANNEL)?);
     let damaged = || JoinError::Damaged(CHANNEL);
-    let (file, ticket) = channel.split_once(' ').ok_or_else(damaged)?;
-    let file: u32 = file.parse().map_err(|_| damaged())?;
+    let (files, ticket) = channel.split_once(' ').ok_or_else(damaged)?;
+    let files = files.split(',').map(|number| {
+        let number = number.parse().map_err(|_| damaged())?;
+        inherited(number).map_err(JoinError::File)
+    });
+    let files = files.collect::<Result<_, JoinError>>()?;
     let ticket: Ticket = ticket.parse()?;
-    let options = &mut File::options();
-    let file = options.read(true).write(true).open(format!("/proc/self/fd/{file}"));
-    let descriptor = ticket.open(&OwnedFd::from(file.map_err(JoinError::File)?))?;
+    let descriptor = ticket.open(files)?;
     let host = client()?;
     let channel = Channel::attach(&host, descriptor).await?;
     Ok((host, channel))

@@ -21,6 +21,7 @@ use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
+use super::rank::inherited;
 use crate::node_core::message::{RankEvent, Word};
 use crate::node_core::state_chunk::{self, CHUNK_BYTES, ChunkKind, LONGEST_STATE, StateChunk};
 
@@ -72,19 +73,8 @@ impl Snapshots {
     /// [`SnapshotError`].
     pub fn join() -> Result<Self, SnapshotError> {
         let variable = std::env::var(SNAPSHOTS).map_err(|_| SnapshotError::NoJob)?;
-        let number: u32 = variable.parse().map_err(|_| SnapshotError::Variable)?;
-        let end = rustix::process::pidfd_open(
-            rustix::process::getpid(),
-            rustix::process::PidfdFlags::empty(),
-        )
-        .and_then(|own| {
-            rustix::process::pidfd_getfd(
-                own,
-                number as i32,
-                rustix::process::PidfdGetfdFlags::empty(),
-            )
-        })
-        .map_err(|_| SnapshotError::Variable)?;
+        let number = variable.parse().map_err(|_| SnapshotError::Variable)?;
+        let end = inherited(number).map_err(|_| SnapshotError::Variable)?;
         Ok(Self::open(UnixStream::from(end))?)
     }
 

@@ -190,12 +190,15 @@ fn counts(saved: Option<Vec<u8>>, own: u16, ranks: u16, count: u32) -> [Vec<u32>
 /// Sends every other rank so many messages, and takes theirs: all of them, once, in order. Is saved
 /// between any two of them, each rank where it happens to be.
 async fn talk(count: u32) {
+    /// Messages between two pauses.
+    const PAUSE_EACH: u32 = 8;
+
     let (_, mut channel) = join().await.unwrap();
     let mut snapshots = Snapshots::join().unwrap();
     let (own, ranks) = (channel.rank().0, channel.ranks());
     let [mut sent, mut taken] = counts(snapshots.take_restored(), own, ranks, count);
     // One that hangs says why, once.
-    let (mut moved_at, mut is_said) = (now(), false);
+    let (mut moved_at, mut is_said, mut paused) = (now(), false, 0);
     loop {
         let mut moved = false;
         for to in (0..ranks).filter(|to| *to != own) {
@@ -204,6 +207,11 @@ async fn talk(count: u32) {
                 sent[usize::from(to)] += 1;
                 moved = true;
             }
+        }
+        if moved && sent.iter().sum::<u32>() / PAUSE_EACH != paused {
+            // The job lasts, and its messages lie on their way.
+            paused = sent.iter().sum::<u32>() / PAUSE_EACH;
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
         if snapshots.is_asked() {
             let state = sent.iter().chain(&taken).flat_map(|it| it.to_le_bytes());

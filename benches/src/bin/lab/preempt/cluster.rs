@@ -126,6 +126,7 @@ pub(crate) fn run(case: Case, slice: Duration, seed: u64) -> Outcome {
         geometry: Geometry { message, ..Geometry::PM },
         channels: 1,
         costs: Costs::paper(&machine.host),
+        local_rings: false,
     };
     let results = Results::default();
     let ends = Arc::clone(&results);

@@ -148,16 +148,18 @@ impl Processes {
         set(rank::HOSTS, rank::hosts_text(hosts.iter().copied()));
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());
         // This thread alone starts processes, so that no other process inherits this copy.
-        let file = match (self.passes.get(&(launch.job, rank)), &self.nic) {
-            (Some(pass), Some(nic)) => {
-                let file = rustix::io::dup(&pass.file).map_err(|error| failed(error.into()))?;
-                rights.give(&file).map_err(failed)?;
-                set(rank::NIC, nic.name.clone());
-                set(rank::CHANNEL, format!("{} {}", file.as_raw_fd(), pass.ticket));
-                Some(file)
+        let mut files = Vec::new();
+        if let (Some(pass), Some(nic)) = (self.passes.get(&(launch.job, rank)), &self.nic) {
+            for file in &pass.files {
+                rights.give(file).map_err(failed)?;
             }
-            _ => None,
-        };
+            for file in pass.files.iter().chain(&pass.events) {
+                files.push(rustix::io::dup(file).map_err(|error| failed(error.into()))?);
+            }
+            let numbers: Vec<_> = files.iter().map(|file| file.as_raw_fd().to_string()).collect();
+            set(rank::NIC, nic.name.clone());
+            set(rank::CHANNEL, format!("{} {}", numbers.join(","), pass.ticket));
+        }
         let (ours, theirs) = inherited_pair().map_err(failed)?;
         set(snapshot::SNAPSHOTS, theirs.as_raw_fd().to_string());
         let (to_pmi, of_pmi) = inherited_pair().map_err(failed)?;
@@ -176,7 +178,7 @@ impl Processes {
             Some(size) => start_with_terminal(&mut command, rank, size),
             None => start_with_pipes(&mut command, rank),
         };
-        drop((file, theirs, of_pmi));
+        drop((files, theirs, of_pmi));
         let (process, terminal, opened) = started.map_err(failed)?;
         let words = self.listen((launch.job, rank), ours, state);
         self.serve_pmi((launch.job, rank), to_pmi);

@@ -336,7 +336,7 @@ impl JobManager {
         let job = self.admit(now, caller, (request, ranks), (program, true))?;
         let hosts = self.jobs.get(&job)?.hosts.clone();
         let mut chunks = Vec::new();
-        let saved = checkpoint.network.ranks.into_iter().zip(checkpoint.processes);
+        let saved = checkpoint.network.starts().into_iter().zip(checkpoint.processes);
         for ((rank, host), (context, state)) in (0..).zip(hosts).zip(saved) {
             // It was decoded from fewer bytes than the limit.
             let context = wire::encode_long(&context).unwrap_or_default();

@@ -1,0 +1,464 @@
+//! Rings of messages between the ranks of one job on one host. The processes write and read them themselves: nothing
+//! runs between the two, and a process may be stopped or killed at any instruction.
+//!
+//! All rings of a job on a host lie in one memory, which each of its processes maps. Each ordered pair of ranks has a
+//! ring. Each rank may have one more, its past: the messages that had not been received when the job was saved, with
+//! their senders.
+//!
+//! A ring begins with three lines, each written by one side: the position behind the last message (sender), the position
+//! of the first message that is not consumed (receiver), and whether the sender waits for room. Positions count bytes
+//! and only grow. A message is a word with its length, its sender and its bytes, contiguous, from a multiple of 8. The
+//! sender counts a message when it is whole.
+
+mod bells;
+mod layout;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{Ordering, fence};
+use std::task::Context;
+
+use bytes::Bytes;
+use midplane_simhw::region::Payload;
+
+use super::memory::Memory;
+use crate::names::Rank;
+pub(crate) use bells::Bells;
+use bells::OwnBell;
+pub(crate) use layout::{Layout, message_bytes};
+use layout::{Place, WORD};
+
+/// The length that marks the rest of a ring's memory as skipped.
+const SKIPPED: u32 = u32::MAX;
+/// Offsets in a ring's head: the sender's position, the receiver's, and whether the sender waits for room.
+const TAIL: usize = 0;
+const CONSUMED: usize = 64;
+const WANTS_ROOM: usize = 128;
+/// The receiver looks whether the sender waits for room at least once per this part of a ring.
+const OFFER_EACH: u64 = 4;
+
+/// The rings of one job on one host, in memory that all its processes map.
+#[derive(Clone, Debug)]
+pub(crate) struct LocalRings {
+    pub(crate) layout: Layout,
+    pub(crate) memory: Memory,
+    pub(crate) bells: Bells,
+}
+
+/// A message that was sent and not consumed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Found {
+    from: Rank,
+    length: usize,
+    /// Offset of its bytes in the memory.
+    at: usize,
+    /// The position behind the message.
+    next: u64,
+}
+
+/// A ring holds what no correct process writes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Damaged;
+
+fn word(memory: &Memory, offset: usize) -> u64 {
+    let mut bytes = [0; 8];
+    memory.read(offset, &mut bytes).expect("the layout fits the memory");
+    u64::from_le_bytes(bytes)
+}
+
+fn set_word(memory: &Memory, offset: usize, value: u64) {
+    memory.write(offset, &value.to_le_bytes()).expect("the layout fits the memory");
+}
+
+/// The sender's end of one ring.
+#[derive(Debug)]
+struct Sender {
+    place: Place,
+    tail: u64,
+    consumed: u64,
+}
+
+impl Sender {
+    /// Continues where an earlier process of this rank has stopped.
+    fn open(place: Place, memory: &Memory) -> Self {
+        let (tail, consumed) =
+            (word(memory, place.head + TAIL), word(memory, place.head + CONSUMED));
+        Self { place, tail, consumed: consumed.min(tail) }
+    }
+
+    /// Returns where a message of `length` bytes begins; `None` if there is no room.
+    fn position(&mut self, memory: &Memory, length: usize) -> Option<u64> {
+        let bytes = message_bytes(length) as u64;
+        let to_end = self.place.to_end(self.tail);
+        let begin = if bytes > to_end { self.tail + to_end } else { self.tail };
+        let fits = |consumed: u64| begin + bytes - consumed <= self.place.bytes;
+        if !fits(self.consumed) {
+            let consumed = word(memory, self.place.head + CONSUMED);
+            fence(Ordering::Acquire);
+            // The other side may write any count: one that it can't have reached is ignored.
+            if consumed > self.consumed && consumed <= self.tail {
+                self.consumed = consumed;
+            }
+        }
+        fits(self.consumed).then_some(begin)
+    }
+
+    fn push(&mut self, memory: &Memory, from: Rank, parts: [&[u8]; 2]) -> bool {
+        let length = parts[0].len() + parts[1].len();
+        let Some(begin) = self.position(memory, length) else { return false };
+        if begin != self.tail {
+            set_word(memory, self.place.byte(self.tail), header(SKIPPED, from));
+        }
+        let at = self.place.byte(begin);
+        set_word(memory, at, header(length as u32, from));
+        for (at, part) in [(at + WORD, parts[0]), (at + WORD + parts[0].len(), parts[1])] {
+            memory.write(at, part).expect("a message has room in its ring");
+        }
+        self.tail = begin + message_bytes(length) as u64;
+        fence(Ordering::Release);
+        set_word(memory, self.place.head + TAIL, self.tail);
+        true
+    }
+}
+
+const fn header(length: u32, from: Rank) -> u64 {
+    length as u64 | (from.0 as u64) << 32
+}
+
+/// The receiver's end of one ring.
+#[derive(Debug)]
+struct Receiver {
+    place: Place,
+    /// The sender; `None` in the past, whose messages name theirs.
+    from: Option<Rank>,
+    tail: u64,
+    consumed: u64,
+    /// The value of `consumed` when the receiver last looked whether the sender waits for room.
+    offered: u64,
+}
+
+impl Receiver {
+    fn open(place: Place, from: Option<Rank>, memory: &Memory) -> Self {
+        let consumed = word(memory, place.head + CONSUMED);
+        Self { place, from, tail: consumed, consumed, offered: consumed }
+    }
+
+    /// Returns the next message, if one is published.
+    fn next(&mut self, memory: &Memory, longest: u32) -> Result<Option<Found>, Damaged> {
+        if self.consumed == self.tail && !self.see_sent(memory)? {
+            return Ok(None);
+        }
+        let found = self.found(memory, longest, self.consumed)?;
+        Ok(Some(found))
+    }
+
+    fn see_sent(&mut self, memory: &Memory) -> Result<bool, Damaged> {
+        let tail = word(memory, self.place.head + TAIL);
+        fence(Ordering::Acquire);
+        let unread = tail.checked_sub(self.consumed).ok_or(Damaged)?;
+        if unread > self.place.bytes || !tail.is_multiple_of(WORD as u64) {
+            return Err(Damaged);
+        }
+        self.tail = tail;
+        Ok(unread > 0)
+    }
+
+    /// Returns the message at a position, or behind the skipped bytes there.
+    fn found(&self, memory: &Memory, longest: u32, position: u64) -> Result<Found, Damaged> {
+        let head = word(memory, self.place.byte(position));
+        let (length, from) = (head as u32, Rank((head >> 32) as u16));
+        let to_end = self.place.to_end(position);
+        if length == SKIPPED {
+            let begin = position + to_end;
+            if begin >= self.tail || to_end == self.place.bytes {
+                return Err(Damaged);
+            }
+            return self.found(memory, longest, begin);
+        }
+        let next = position + message_bytes(length as usize) as u64;
+        if length > longest || next > self.tail || next - position > to_end {
+            return Err(Damaged);
+        }
+        let (length, at) = (length as usize, self.place.byte(position) + WORD);
+        Ok(Found { from: self.from.unwrap_or(from), length, at, next })
+    }
+
+    /// Consumes all before a position; returns whether the sender waits for the room and must be woken.
+    fn consume(&mut self, memory: &Memory, next: u64) -> bool {
+        self.consumed = next;
+        // The messages have been read.
+        fence(Ordering::Release);
+        set_word(memory, self.place.head + CONSUMED, next);
+        let is_due = (next - self.offered) * OFFER_EACH >= self.place.bytes;
+        is_due && self.offer(memory)
+    }
+
+    /// Returns whether the sender waits for what was consumed since the last call and must be woken.
+    fn offer(&mut self, memory: &Memory) -> bool {
+        if self.offered == self.consumed {
+            return false;
+        }
+        self.offered = self.consumed;
+        fence(Ordering::SeqCst);
+        let is_waiting = word(memory, self.place.head + WANTS_ROOM) != 0;
+        if is_waiting {
+            set_word(memory, self.place.head + WANTS_ROOM, 0);
+        }
+        is_waiting
+    }
+}
+
+/// The next message of a process, and the ring that it lies in.
+#[derive(Clone, Copy, Debug)]
+struct Current {
+    receiver: usize,
+    found: Found,
+}
+
+/// One rank's ends of its job's rings.
+#[derive(Debug)]
+pub(crate) struct RingEnds {
+    rings: LocalRings,
+    rank: Rank,
+    bell: OwnBell,
+    /// Offset of the word that says that this process is parked.
+    parked: usize,
+    senders: Vec<Sender>,
+    /// Those of the pairs, in the order of the layout's ranks, then the past, if there is one.
+    receivers: Vec<Receiver>,
+    /// True while messages of the past may be left: they come first.
+    has_past: bool,
+    /// True if others were asked to wake this process.
+    is_parked: bool,
+    /// The receiver that is looked at first.
+    turn: usize,
+    current: Option<Current>,
+    /// Ranks whose rings had no room.
+    full: BTreeSet<Rank>,
+}
+
+impl RingEnds {
+    /// Opens a rank's ends, where an earlier process of the rank has stopped; `None` if the rank has none.
+    ///
+    /// # Errors
+    /// The system's.
+    ///
+    /// # Panics
+    /// If the ranks are processes, and the current runtime's I/O is not enabled.
+    pub(crate) fn open(rings: LocalRings, rank: Rank) -> std::io::Result<Option<Self>> {
+        let LocalRings { layout, memory, bells } = &rings;
+        let Some((parked, own)) = layout.parked(rank).zip(layout.index(rank)) else {
+            return Ok(None);
+        };
+        let bell = OwnBell::open(bells, own)?;
+        let ends = || layout.ranks().iter().copied().filter(|_| layout.has_pairs());
+        let senders = ends().map(|to| Sender::open(layout.pair(rank, to), memory)).collect();
+        let receivers =
+            ends().map(|from| Receiver::open(layout.pair(from, rank), Some(from), memory));
+        let past = layout.past(rank).map(|place| Receiver::open(place, None, memory));
+        let has_past = past.is_some();
+        let receivers = receivers.chain(past).collect();
+        let (is_parked, turn, current, full) = (false, 0, None, BTreeSet::new());
+        Ok(Some(Self {
+            rings,
+            rank,
+            bell,
+            parked,
+            senders,
+            receivers,
+            has_past,
+            is_parked,
+            turn,
+            current,
+            full,
+        }))
+    }
+
+    /// Returns whether messages to `to` go into a ring.
+    pub(crate) fn leads_to(&self, to: Rank) -> bool {
+        self.rings.layout.has_pairs() && self.rings.layout.index(to).is_some()
+    }
+
+    /// Puts a message into the ring to `to`; returns whether there was room.
+    ///
+    /// # Panics
+    /// If no ring [leads](Self::leads_to) there.
+    pub(crate) fn push(&mut self, to: Rank, parts: [&[u8]; 2]) -> bool {
+        let at = self.rings.layout.index(to).expect("a ring leads there");
+        if !self.senders[at].push(&self.rings.memory, self.rank, parts) {
+            self.full.insert(to);
+            return false;
+        }
+        self.full.remove(&to);
+        fence(Ordering::SeqCst);
+        let (memory, parked) = (&self.rings.memory, self.rings.layout.parked(to));
+        if let Some(parked) = parked.filter(|parked| word(memory, *parked) != 0) {
+            set_word(memory, parked, 0);
+            self.rings.bells.ring(at);
+        }
+        true
+    }
+
+    /// Finds the next message, and keeps to it until it is consumed.
+    ///
+    /// # Errors
+    /// [`Damaged`].
+    pub(crate) fn find(&mut self) -> Result<bool, Damaged> {
+        if self.current.is_some() {
+            return Ok(true);
+        }
+        self.unpark();
+        let (longest, memory) = (self.rings.layout.longest(), &self.rings.memory);
+        let count = self.receivers.len();
+        if self.has_past {
+            let receiver = count - 1;
+            if let Some(found) = self.receivers[receiver].next(memory, longest)? {
+                self.current = Some(Current { receiver, found });
+                return Ok(true);
+            }
+            self.has_past = false;
+        }
+        for step in 0..count {
+            let receiver = (self.turn + step) % count;
+            if let Some(found) = self.receivers[receiver].next(memory, longest)? {
+                self.current = Some(Current { receiver, found });
+                return Ok(true);
+            }
+        }
+        self.offer();
+        Ok(false)
+    }
+
+    /// Wakes the ranks that wait for room.
+    fn offer(&mut self) {
+        let LocalRings { layout, memory, bells } = &self.rings;
+        for receiver in &mut self.receivers {
+            if receiver.offer(memory) {
+                let from = receiver.from.and_then(|from| layout.index(from));
+                from.into_iter().for_each(|at| bells.ring(at));
+            }
+        }
+    }
+
+    /// Returns whether messages of the past may be left, which come before all others.
+    pub(crate) const fn has_past(&self) -> bool {
+        self.has_past
+    }
+
+    /// Returns the message that [`RingEnds::find`] has found.
+    pub(crate) fn current(&self) -> Option<(Rank, Payload<'_>)> {
+        let Found { from, length, at, .. } = self.current?.found;
+        Some((from, self.rings.memory.view(at, length)?))
+    }
+
+    /// Consumes the message that [`RingEnds::find`] has found.
+    pub(crate) fn consume(&mut self) {
+        let Some(Current { receiver, found }) = self.current.take() else { return };
+        self.turn = receiver + 1;
+        let LocalRings { layout, memory, bells } = &self.rings;
+        let end = &mut self.receivers[receiver];
+        let is_waited_for = end.consume(memory, found.next);
+        if let Some(from) = end.from.filter(|_| is_waited_for).and_then(|from| layout.index(from)) {
+            bells.ring(from);
+        }
+    }
+
+    /// Returns whether a message has come, or, with `room`, there may be room where there was none.
+    pub(crate) fn has_news(&mut self, room: bool) -> bool {
+        let memory = &self.rings.memory;
+        let unread = |receiver: &Receiver| {
+            receiver.consumed != receiver.tail
+                || word(memory, receiver.place.head + TAIL) != receiver.consumed
+        };
+        if self.current.is_some() || self.receivers.iter().any(unread) {
+            return true;
+        }
+        let (layout, before) = (&self.rings.layout, self.full.len());
+        if room {
+            self.full.retain(|to| {
+                let sender = layout.index(*to).and_then(|at| self.senders.get_mut(at));
+                sender.is_some_and(|it| it.position(memory, layout.longest() as usize).is_none())
+            });
+        }
+        self.full.len() < before
+    }
+
+    /// Has the other ranks wake the task of `context` when a message has come, and, with `room`, when there is room again.
+    /// Returns `false` if that may be so already.
+    pub(crate) fn park(&mut self, context: &mut Context<'_>, room: bool) -> bool {
+        self.offer();
+        let has_rung = self.bell.hears(context);
+        self.is_parked = true;
+        let LocalRings { layout, memory, .. } = &self.rings;
+        set_word(memory, self.parked, 1);
+        for to in self.full.iter().filter(|_| room) {
+            set_word(memory, layout.pair(self.rank, *to).head + WANTS_ROOM, 1);
+        }
+        fence(Ordering::SeqCst);
+        let has_news = has_rung || self.has_news(room);
+        if has_news {
+            self.unpark();
+        }
+        !has_news
+    }
+
+    /// Takes back what [`RingEnds::park`] has armed.
+    fn unpark(&mut self) {
+        if std::mem::take(&mut self.is_parked) {
+            set_word(&self.rings.memory, self.parked, 0);
+        }
+    }
+}
+
+/// The messages in a rank's rings that it has not consumed.
+#[derive(Debug, Default)]
+pub(crate) struct Unreceived {
+    /// Senders and bytes; those of one sender in order.
+    pub(crate) messages: Vec<(Rank, Bytes)>,
+    /// Ranks whose ring to this one has no room for the longest message.
+    pub(crate) full: Vec<Rank>,
+}
+
+impl LocalRings {
+    /// Reads what a rank has not consumed. No process may use its rings meanwhile.
+    ///
+    /// # Errors
+    /// [`Damaged`].
+    pub(crate) fn unreceived(&self, rank: Rank) -> Result<Unreceived, Damaged> {
+        let Self { layout, memory, .. } = self;
+        let mut all = Unreceived::default();
+        let pairs = layout.ranks().iter().map(|from| (layout.pair(*from, rank), Some(*from)));
+        let past = layout.past(rank).map(|place| (place, None));
+        for (place, from) in past.into_iter().chain(pairs.filter(|_| layout.has_pairs())) {
+            let mut receiver = Receiver::open(place, from, memory);
+            while let Some(found) = receiver.next(memory, layout.longest())? {
+                let view = memory.view(found.at, found.length).ok_or(Damaged)?;
+                all.messages.push((found.from, Bytes::from(view.to_vec())));
+                receiver.consumed = found.next;
+            }
+            let longest = layout.longest() as usize;
+            let is_full = |from: &Rank| {
+                Sender::open(layout.pair(*from, rank), memory).position(memory, longest).is_none()
+            };
+            all.full.extend(from.filter(is_full));
+        }
+        Ok(all)
+    }
+
+    /// Fills a rank's past, whose place the layout has for these messages.
+    ///
+    /// # Errors
+    /// [`Damaged`] if they don't fit it.
+    pub(crate) fn fill_past<'a>(
+        &self,
+        rank: Rank,
+        messages: impl IntoIterator<Item = (Rank, &'a [u8])>,
+    ) -> Result<(), Damaged> {
+        let mut sender = self.layout.past(rank).map(|place| Sender::open(place, &self.memory));
+        let mut push = |(from, bytes)| {
+            sender.as_mut().is_some_and(|it| it.push(&self.memory, from, [bytes, &[]]))
+        };
+        if messages.into_iter().all(&mut push) { Ok(()) } else { Err(Damaged) }
+    }
+}

@@ -1,0 +1,119 @@
+//! Wakes the ranks of one host: tasks of one process by their wakers, other processes by events of the system.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Waker};
+
+#[cfg(all(target_os = "linux", feature = "live"))]
+use std::os::fd::OwnedFd;
+
+/// The bells of all ranks of a job on one host, in the order of its layout.
+#[derive(Clone, Debug)]
+pub(crate) enum Bells {
+    /// The ranks are tasks of this process.
+    Near(Arc<[Mutex<Option<Waker>>]>),
+    /// The ranks are processes.
+    #[cfg(all(target_os = "linux", feature = "live"))]
+    Far(Arc<[Arc<OwnedFd>]>),
+}
+
+impl Bells {
+    /// Creates bells for so many tasks of this process.
+    pub(crate) fn near(ranks: usize) -> Self {
+        Self::Near((0..ranks).map(|_| Mutex::default()).collect())
+    }
+
+    /// Creates bells for so many processes.
+    ///
+    /// # Errors
+    /// The system's.
+    #[cfg(all(target_os = "linux", feature = "live"))]
+    pub(crate) fn far(ranks: usize) -> std::io::Result<Self> {
+        use rustix::event::{EventfdFlags, eventfd};
+
+        let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
+        let events = (0..ranks).map(|_| Ok(Arc::new(eventfd(0, flags)?)));
+        Ok(Self::Far(events.collect::<std::io::Result<_>>()?))
+    }
+
+    /// Returns the events of processes.
+    #[cfg(all(target_os = "linux", feature = "live"))]
+    pub(crate) fn events(&self) -> &[Arc<OwnedFd>] {
+        match self {
+            Self::Near(_) => &[],
+            Self::Far(events) => events,
+        }
+    }
+
+    /// Wakes a rank.
+    pub(super) fn ring(&self, rank: usize) {
+        match self {
+            Self::Near(wakers) => {
+                let waker = wakers[rank].lock().unwrap_or_else(PoisonError::into_inner).take();
+                waker.into_iter().for_each(Waker::wake);
+            }
+            #[cfg(all(target_os = "linux", feature = "live"))]
+            Self::Far(events) => {
+                // It fails only if the event is rung already.
+                let _ = rustix::io::write(&*events[rank], &1_u64.to_ne_bytes());
+            }
+        }
+    }
+}
+
+/// A rank's own bell.
+#[derive(Debug)]
+pub(super) enum OwnBell {
+    Near(Arc<[Mutex<Option<Waker>>]>, usize),
+    #[cfg(all(target_os = "linux", feature = "live"))]
+    Far(tokio::io::unix::AsyncFd<Arc<OwnedFd>>),
+}
+
+impl OwnBell {
+    /// Opens the bell of a rank.
+    ///
+    /// # Errors
+    /// The system's.
+    ///
+    /// # Panics
+    /// If the rank is a process, and the current runtime's I/O is not enabled.
+    pub(super) fn open(bells: &Bells, rank: usize) -> std::io::Result<Self> {
+        Ok(match bells {
+            Bells::Near(wakers) => Self::Near(Arc::clone(wakers), rank),
+            #[cfg(all(target_os = "linux", feature = "live"))]
+            Bells::Far(events) => Self::Far(watch(Arc::clone(&events[rank]))?),
+        })
+    }
+
+    /// Has the task of `context` woken when the bell rings; returns whether it has rung.
+    pub(super) fn hears(&self, context: &mut Context<'_>) -> bool {
+        match self {
+            Self::Near(wakers, rank) => {
+                let mut waker = wakers[*rank].lock().unwrap_or_else(PoisonError::into_inner);
+                waker.replace(context.waker().clone());
+                false
+            }
+            #[cfg(all(target_os = "linux", feature = "live"))]
+            Self::Far(event) => has_rung(event, context),
+        }
+    }
+}
+
+#[cfg(all(target_os = "linux", feature = "live"))]
+// Not all versions of tokio that will do deprecate it.
+#[allow(deprecated, reason = "the event stays open; the replacement is unsafe")]
+fn watch(event: Arc<OwnedFd>) -> std::io::Result<tokio::io::unix::AsyncFd<Arc<OwnedFd>>> {
+    tokio::io::unix::AsyncFd::with_interest(event, tokio::io::Interest::READABLE)
+}
+
+#[cfg(all(target_os = "linux", feature = "live"))]
+fn has_rung(event: &tokio::io::unix::AsyncFd<Arc<OwnedFd>>, context: &mut Context<'_>) -> bool {
+    use std::task::Poll;
+
+    while let Poll::Ready(Ok(mut ready)) = event.poll_read_ready(context) {
+        if rustix::io::read(&**event.get_ref(), &mut [0; 8]).is_ok() {
+            return true;
+        }
+        ready.clear_ready();
+    }
+    false
+}

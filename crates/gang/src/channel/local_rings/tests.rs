@@ -1,0 +1,215 @@
+//! Tests of the rings: against queues, with hostile words, with processes that follow others, and with threads that park.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::sim::World;
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::LineRate;
+use midplane_simhw::topology::Topology;
+use proptest::prelude::*;
+
+use super::*;
+
+const LONGEST: u32 = 100;
+
+/// Returns rings of ranks 0, 2, 4 and so on, each with so many bytes for its past.
+fn rings(past: &[usize]) -> LocalRings {
+    let ranks = past.iter().enumerate().map(|(at, bytes)| (Rank(2 * at as u16), *bytes));
+    let layout = Layout::plan(LONGEST, ranks, true).unwrap();
+    let link = LinkProfile::plain(LineRate::mbps(1000), std::time::Duration::ZERO);
+    let star = Topology::star(1, link, SwitchProfile::new(Buffer::Bytes(1 << 16)));
+    let world = World::new(&star, NicProfile::FREE, 1, |_, _| Unit::default());
+    let mut port = world.host(NodeId(0)).open_port().unwrap();
+    let memory = Memory::Own(std::sync::Arc::new(port.register(layout.bytes()).unwrap()));
+    let bells = Bells::near(past.len());
+    LocalRings { layout, memory, bells }
+}
+
+fn open(rings: &LocalRings, rank: u16) -> RingEnds {
+    RingEnds::open(rings.clone(), Rank(rank)).unwrap().unwrap()
+}
+
+fn take(ends: &mut RingEnds) -> Option<(Rank, Vec<u8>)> {
+    ends.find().unwrap().then(|| {
+        let (from, payload) = ends.current().unwrap();
+        let message = (from, payload.to_vec());
+        ends.consume();
+        message
+    })
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Send(u16, u16, usize),
+    Take(u16),
+    /// The rank's process ends, and another one opens its ends.
+    Follow(u16),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let rank = || (0_u16..3).prop_map(|at| 2 * at);
+    prop_oneof![
+        4 => (rank(), rank(), 0..=LONGEST as usize).prop_map(|(a, b, length)| Op::Send(a, b, length)),
+        3 => rank().prop_map(Op::Take),
+        1 => rank().prop_map(Op::Follow),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn rings_are_queues_that_outlive_their_processes(ops in proptest::collection::vec(op(), 0..800)) {
+        let rings = rings(&[0, 0, 0]);
+        let mut ends: Vec<RingEnds> = [0, 2, 4].map(|rank| open(&rings, rank)).into();
+        let mut model: BTreeMap<(u16, u16), VecDeque<Vec<u8>>> = BTreeMap::new();
+        for (number, op) in ops.into_iter().enumerate() {
+            match op {
+                Op::Send(from, to, length) => {
+                    let bytes = vec![number as u8; length];
+                    let (head, rest) = bytes.split_at(length / 3);
+                    let has_room = ends[usize::from(from / 2)].push(Rank(to), [head, rest]);
+                    let queue = model.entry((from, to)).or_default();
+                    prop_assert!(has_room || !queue.is_empty(), "an empty ring has room");
+                    if has_room {
+                        queue.push_back(bytes);
+                    }
+                }
+                Op::Take(rank) => match take(&mut ends[usize::from(rank / 2)]) {
+                    Some((from, bytes)) => {
+                        let expected = model.get_mut(&(from.0, rank)).and_then(VecDeque::pop_front);
+                        prop_assert_eq!(Some(bytes), expected);
+                    }
+                    None => {
+                        let mut to_it = model.iter().filter(|((_, to), _)| *to == rank);
+                        prop_assert!(to_it.all(|(_, queue)| queue.is_empty()));
+                    }
+                },
+                Op::Follow(rank) => {
+                    ends[usize::from(rank / 2)] = open(&rings, rank);
+                }
+            }
+        }
+        // What is saved is what is left, and it comes first where it is restored.
+        let saved: Vec<Unreceived> =
+            [0, 2, 4].map(|rank| rings.unreceived(Rank(rank)).unwrap()).into();
+        let bytes = |all: &Unreceived| all.messages.iter().map(|(_, it)| message_bytes(it.len())).sum();
+        let restored = self::rings(&saved.iter().map(bytes).collect::<Vec<_>>());
+        for (rank, all) in [0, 2, 4].into_iter().zip(&saved) {
+            let messages = all.messages.iter().map(|(from, bytes)| (*from, &bytes[..]));
+            restored.fill_past(Rank(rank), messages).unwrap();
+        }
+        for rank in [0, 2, 4] {
+            let (mut end, mut other) = (open(&restored, rank), open(&restored, 4 - rank));
+            prop_assert!(other.push(Rank(rank), [b"new", &[]]));
+            while let Some((from, bytes)) = take(&mut end) {
+                let expected = model.get_mut(&(from.0, rank)).and_then(VecDeque::pop_front);
+                prop_assert_eq!(bytes, expected.unwrap_or_else(|| b"new".to_vec()));
+            }
+        }
+        prop_assert!(model.values().all(VecDeque::is_empty));
+    }
+
+    #[test]
+    fn damaged_rings_are_found_and_never_read_beyond(
+        writes in proptest::collection::vec((any::<u16>(), any::<u64>(), any::<bool>()), 1..20),
+    ) {
+        let rings = rings(&[0, 200]);
+        let (mut a, mut b) = (open(&rings, 0), open(&rings, 2));
+        let words = rings.layout.bytes() / WORD;
+        for (at, value, is_near) in writes {
+            let _ = a.push(Rank(2), [b"message", &[]]);
+            let value = if is_near { value % 1_024 * 8 } else { value };
+            set_word(&rings.memory, usize::from(at) % words * WORD, value);
+            for end in [&mut a, &mut b] {
+                for _ in 0..100 {
+                    let Ok(true) = end.find() else { break };
+                    let (_, payload) = end.current().unwrap();
+                    prop_assert!(payload.len() <= LONGEST as usize);
+                    end.consume();
+                }
+            }
+            let _ = rings.unreceived(Rank(2));
+        }
+    }
+
+    #[test]
+    fn any_layout_is_refused_or_fits_its_memory(
+        ranks in proptest::collection::vec(0_u16..9, 0..4), pair_bytes in 0_u32..2_000,
+        longest in 0_u32..300, past in proptest::collection::vec(0_u32..300, 0..4),
+    ) {
+        let words = (ranks, pair_bytes, longest, past);
+        let bytes = midplane_simhw::wire::encode(&words).unwrap();
+        let layout: Layout = midplane_simhw::wire::decode(&bytes).unwrap();
+        if layout.check() {
+            for from in layout.ranks() {
+                let pairs = layout.ranks().iter().map(|to| layout.pair(*from, *to));
+                let pairs = pairs.filter(|_| layout.has_pairs());
+                for place in pairs.chain(layout.past(*from)) {
+                    prop_assert!(place.byte(place.bytes - 1) < layout.bytes());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn too_many_ranks_have_no_rings_but_keep_their_past() {
+    let ranks = |past| (0..100).map(move |rank| (Rank(rank), past));
+    assert_eq!(Layout::plan(LONGEST, ranks(0), true), None);
+    let layout = Layout::plan(LONGEST, ranks(8), true).unwrap();
+    assert!(!layout.has_pairs() && layout.past(Rank(99)).is_some());
+    assert_eq!(Layout::plan(LONGEST, [(Rank(0), 0)], true), None, "a rank alone needs none");
+}
+
+/// Sends numbers to the other rank and receives its numbers, and parks whenever it can do neither.
+async fn exchange(rings: LocalRings, rank: u16, count: u32) {
+    let (mut ends, to) = (open(&rings, rank), Rank(2 - rank));
+    let (mut sent, mut received) = (0, 0);
+    while sent < count || received < count {
+        let is_full = sent < count && !ends.push(to, [&sent.to_le_bytes(), &[7; 90]]);
+        sent += u32::from(sent < count && !is_full);
+        if let Some((_, bytes)) = take(&mut ends) {
+            assert_eq!(bytes[..4], received.to_le_bytes());
+            received += 1;
+        } else if is_full || sent == count && received < count {
+            let mut was_parked = false;
+            poll_fn(|context| {
+                if std::mem::replace(&mut was_parked, true) || !ends.park(context, is_full) {
+                    return Poll::Ready(());
+                }
+                Poll::Pending
+            })
+            .await;
+        }
+    }
+    ends.offer();
+}
+
+/// If a wake-up is lost, both sides wait for ever.
+#[test]
+fn no_wake_up_is_lost_between_two_threads() {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let rings = rings(&[0, 0]);
+    let run = |rings: LocalRings, rank| {
+        let waker = Waker::from(std::sync::Arc::new(Unpark(std::thread::current())));
+        let mut task = std::pin::pin!(exchange(rings, rank, 20_000));
+        while task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+            std::thread::park();
+        }
+    };
+    let other = rings.clone();
+    let thread = std::thread::spawn(move || run(other, 2));
+    run(rings, 0);
+    thread.join().unwrap();
+}
