@@ -88,6 +88,7 @@ fn daemon(socket: &str, host: &str, of: &str, peers: &str) -> Result<(), String>
             channels: ChannelOptions { mode, geometry },
         }),
         freezer: Freezer::Auto,
+        memory: None,
         checkpoint_bytes: CHECKPOINT_BYTES,
     };
     let slice = Duration::from_secs_f64(of.slice_ms / 1e3);
@@ -109,6 +110,7 @@ async fn run(socket: &str, ranks: &str, command: &[&str]) -> Result<Over, String
         terminal: None,
         keep_going: false,
         woken: false,
+        memory: None,
         adopts: None,
     };
     let (ranks, output) = (number(ranks)?, Output::default());

@@ -83,7 +83,14 @@ impl<H: Host> Daemon<H> {
         }));
         let node = host.node().0;
         let (patience, has_channels, takes_over) = (PATIENCE, true, false);
-        let config = NodeConfig { host: node, cluster, patience, has_channels, takes_over };
+        let config = NodeConfig {
+            host: node,
+            cluster,
+            patience,
+            has_channels,
+            memory: u64::MAX,
+            takes_over,
+        };
         let mut daemon = Self {
             host,
             config,

@@ -8,6 +8,7 @@
 //! - [`rank`]: a rank's own side: its channel on the daemon's NIC, and its Virtual Interfaces there;
 //!   [`channels`]: the daemon's side
 //! - [`snapshot`]: a rank's part in checkpoints
+//! - `reclaimer`: takes memory from suspended jobs while the host is short of it; `host_memory`: what the host has
 //! - `adopted`: control groups of jobs that something else has started
 //! - `rights`: users, and the rights of their jobs
 //! - `pmi`: the server by which MPI programs of MPICH start as ranks
@@ -35,6 +36,7 @@ pub mod daemon;
 mod event;
 mod event_loop;
 pub mod exec_shim;
+mod host_memory;
 mod job_cgroup;
 pub mod link;
 mod pmi;
@@ -43,6 +45,7 @@ pub mod process;
 mod processes;
 mod quiesce;
 pub mod rank;
+mod reclaimer;
 mod record;
 mod refusals;
 mod rights;

@@ -14,6 +14,7 @@ pub(crate) mod order;
 mod relay;
 pub(crate) mod replica;
 mod requests;
+pub(crate) mod size;
 pub(crate) mod state_chunk;
 mod takeover;
 pub(crate) mod user;
@@ -104,6 +105,8 @@ pub(crate) struct NodeConfig {
     pub(crate) patience: Duration,
     /// True if ranks have channels.
     pub(crate) has_channels: bool,
+    /// Bytes of memory that jobs may claim on this host.
+    pub(crate) memory: u64,
     /// True if another host can take over from the root; else host 0 is the root, and its end is that of all jobs.
     pub(crate) takes_over: bool,
 }
@@ -162,7 +165,7 @@ pub(crate) struct NodeCore {
 impl NodeCore {
     /// Creates the daemon of a node, with what it has recorded before. Each that can be the root has its configuration.
     pub(crate) fn new(config: NodeConfig, root: Option<RootConfig>, durable: Durable) -> Self {
-        let NodeConfig { host, cluster, has_channels, takes_over, patience } = config;
+        let NodeConfig { host, cluster, takes_over, patience, .. } = config;
         let (manager, standby) = match takes_over {
             true => (None, root),
             false => (root.map(|root| JobManager::new(cluster, root)), None),
@@ -172,7 +175,7 @@ impl NodeCore {
             tree: Tree::new(cluster.hosts, cluster.arity),
             relay: Relay::new([]),
             order_began: Instant::ZERO,
-            agent: Agent::new(host, cluster, has_channels),
+            agent: Agent::new(&config),
             manager,
             election: takes_over.then(|| Election::new(host, cluster.hosts, patience)),
             standby,

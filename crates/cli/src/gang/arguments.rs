@@ -147,6 +147,23 @@ fn parse_step(text: &str) -> Result<(u32, Option<String>), String> {
     Ok((job, step.map(str::to_owned)))
 }
 
+/// Parses a number of bytes, in units of 2^10 (K), 2^20 (M), 2^30 (G) or 2^40 (T).
+pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|unit: char| unit.is_ascii_alphabetic());
+    let shift = match &text[digits.len()..].to_ascii_uppercase()[..] {
+        "" => 0,
+        "K" | "KIB" => 10,
+        "M" | "MIB" => 20,
+        "G" | "GIB" => 30,
+        "T" | "TIB" => 40,
+        _ => return Err("its unit is none of K, M, G and T (of 1024)".to_owned()),
+    };
+    let wrong = "it is no number of bytes from 1 to 16 EiB, such as 512M or 2G";
+    let count: u64 = digits.parse().map_err(|_| wrong)?;
+    let bytes = count.checked_mul(1 << shift).filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| wrong.to_owned())
+}
+
 /// Save a job to a folder, at its next step
 ///
 /// The program has to take part, as `lab nas` does.
@@ -196,6 +213,12 @@ pub(crate) struct Run {
     /// slices are shorter by what it runs early, and it runs at most one slice ahead of its turn; then it waits for that.
     #[arg(long)]
     pub(crate) woken: bool,
+    /// Memory that each rank needs, such as 512M or 2G
+    ///
+    /// A host that has less left beside the needs of other jobs refuses the job, with the numbers. Where control groups have
+    /// the memory controller, the job's ranks on a host may use as much together, and the kernel ends them if they need more.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) memory: Option<u64>,
     /// Give rank 0 a terminal
     #[arg(long)]
     pub(crate) terminal: bool,
@@ -211,4 +234,21 @@ pub(crate) struct Run {
     /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<std::ffi::OsString>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_bytes;
+
+    #[test]
+    fn bytes_have_units_of_1024() {
+        for (text, bytes) in
+            [("4096", 4_096), ("3k", 3 << 10), ("512M", 512 << 20), ("2GiB", 2 << 30)]
+        {
+            assert_eq!(parse_bytes(text), Ok(bytes));
+        }
+        for text in ["", "0", "0G", "G", "-1", "1.5G", "2 G", "2X", "2GG", "16777216T", "é"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
 }

@@ -162,6 +162,12 @@ pub(crate) struct Arguments {
     /// Choose how the processes of a job are stopped
     #[arg(long, value_enum, default_value_t = FreezerName::Auto)]
     freezer: FreezerName,
+    /// Memory that jobs may claim on this host by `gang run --memory`, such as 48G
+    ///
+    /// Nine tenths of what the host has unless given, or of the lowest limit of the daemon's control groups. More than the host
+    /// has needs swap: suspended jobs are swapped out.
+    #[arg(long, value_name = "BYTES", value_parser = super::arguments::parse_bytes)]
+    memory: Option<u64>,
     /// Most memory of the root for checkpoints that are written or read, in units of 2^20 bytes
     ///
     /// The checkpoint of a job that needs more is refused, and the job continues.
@@ -287,6 +293,7 @@ fn options(arguments: &Arguments, socket: &Path) -> Result<DaemonOptions, String
             FreezerName::Cgroup => Freezer::Cgroup,
             FreezerName::Signals => Freezer::Signals,
         },
+        memory: arguments.memory,
         checkpoint_bytes: arguments.checkpoint_mib << 20,
     })
 }

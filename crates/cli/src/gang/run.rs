@@ -55,6 +55,7 @@ pub(crate) fn program(options: &Run) -> Result<Program, Failure> {
         terminal: options.terminal.then(|| terminal_size().unwrap_or(NO_TERMINAL)),
         keep_going: options.keep_going,
         woken: options.woken,
+        memory: options.memory,
         adopts: None,
     })
 }

@@ -23,10 +23,12 @@ use super::clock::now;
 use super::event::Event;
 use super::event_loop::{EventLoop, RootChanges};
 use super::exec_shim::Reaper;
+use super::host_memory::HostMemory;
 use super::job_cgroup::JobCgroups;
 use super::link::Credentials;
 use super::priority;
 use super::processes::{Processes, RanksNic};
+use super::reclaimer::Reclaimer;
 use super::record::Record;
 use super::refusals::Right;
 use super::rights::Users;
@@ -70,7 +72,8 @@ pub async fn serve(
     let mut reaper = Reaper::start();
     reaper.hold_file(&options.socket);
     let users = Users::of_this_process();
-    let cells = open_cells((options.freezer, &users), &mut reaper)?;
+    let (cells, reclaimer) = open_cells((options.freezer, &users), &mut reaper)?;
+    let memory = options.memory.or_else(|| HostMemory::find().for_jobs()).unwrap_or(u64::MAX);
     // How long naps are beyond what was asked for; nobody else's.
     let _ = set_current_timer_slack(NonZeroU64::new(1_000));
     let signals = Signals::open()?;
@@ -86,7 +89,7 @@ pub async fn serve(
     }
     let (patience, has_channels) = (options.patience, nic.channels.is_some());
     let takes_over = cluster.takes_over();
-    let config = NodeConfig { host, cluster, patience, has_channels, takes_over };
+    let config = NodeConfig { host, cluster, patience, has_channels, memory, takes_over };
     let (record, durable) = open_record(&options)?;
     // Where only host 0 can be the root, nothing is to be elected.
     let tree = Tree::new(cluster.hosts, cluster.arity);
@@ -98,7 +101,7 @@ pub async fn serve(
     let ranks_nic = ranks_nic(&options, &nic);
     let processes = Processes::new(
         (host, cluster, users.clone()),
-        (reaper, cells),
+        (reaper, cells, reclaimer),
         (ranks_nic, process_groups),
         events.clone(),
     );
@@ -197,22 +200,35 @@ pub fn probe_control_groups() -> io::Result<PathBuf> {
     JobCgroups::open().map(|cells| cells.folder().to_owned())
 }
 
-/// The control groups that jobs are stopped by, if they are to be; gone when the reaper is.
+/// Tests whether jobs' control groups can have the memory controller, as a daemon that starts in this process's group gives
+/// them; leaves nothing behind.
+///
+/// # Errors
+/// The reason why they can't: no control groups can be made, the controller is not there, or other processes run in this
+/// process's group.
+pub fn probe_memory_controller() -> io::Result<()> {
+    JobCgroups::open()?.can_have_memory()
+}
+
+/// The control groups that jobs are stopped by, if they are to be; gone when the reaper is. With the memory controller, also what
+/// takes memory from suspended jobs.
 fn open_cells(
     (freezer, users): (Freezer, &Users),
     reaper: &mut Reaper,
-) -> Result<Option<JobCgroups>, StartError> {
-    let cells = match freezer {
+) -> Result<(Option<JobCgroups>, Option<Reclaimer>), StartError> {
+    let mut cells = match freezer {
         Freezer::Signals => None,
         Freezer::Auto => JobCgroups::open()
             .inspect_err(|error| Right::ControlGroups(users.has_all()).report_lack(error))
             .ok(),
         Freezer::Cgroup => Some(JobCgroups::open().map_err(|_| StartError::NoCgroup)?),
     };
-    if let Some(cells) = &cells {
+    let reclaimer = cells.as_mut().and_then(|cells| {
         reaper.hold_cells(cells.folder());
-    }
-    Ok(cells)
+        let taken = cells.take_memory().inspect_err(|error| Right::Memory.report_lack(error));
+        taken.ok().map(|()| Reclaimer::start(HostMemory::find()))
+    });
+    Ok((cells, reclaimer))
 }
 
 /// The signals that a daemon hears.

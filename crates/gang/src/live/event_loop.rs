@@ -18,7 +18,7 @@ use super::rights::Users;
 use super::routes::Routes;
 use super::streams::{self, Opened, Outlet};
 use crate::names::JobId;
-use crate::node_core::message::{Down, RankEvent, Reply, Request, Up};
+use crate::node_core::message::{Down, Reply, Request, Up};
 use crate::node_core::user::Caller;
 use crate::node_core::{ClientId, Effect, NodeCore, Peer, Step, StepOutcome, Transmit};
 use crate::steps::StepQueue;
@@ -192,8 +192,8 @@ impl EventLoop {
     pub(super) fn turn(&mut self) -> Option<Instant> {
         self.core.handle_timeout(now());
         loop {
-            for (job, rank, end) in self.processes.ended() {
-                self.core.handle_rank(now(), job, rank, RankEvent::Ended(end));
+            for (job, rank, event) in self.processes.ended() {
+                self.core.handle_rank(now(), job, rank, event);
             }
             if let Some((step, outcome)) = self.processes.poll_done() {
                 self.core.handle_step_done(now(), step, Ok(outcome.into()));

@@ -243,6 +243,7 @@ fn keep() -> ! {
             }
             std::thread::park_timeout(AGAIN);
         }
+        job_cgroup::step_back(&folder);
     }
     std::process::exit(0)
 }

@@ -1,6 +1,16 @@
 //! Where a job's processes on a host stand still: a control group of their own (Linux's version 2), if
 //! this process may make some. What runs in it, whoever started it and when, stops and ends together, and
 //! the system says when all of it stands.
+//!
+//! ```text
+//! the daemon's own group      no processes, once jobs have the memory controller
+//!   gangd-PID.self            the daemon, and what it has started besides jobs
+//!   gangd-PID                 no processes
+//!     job-1                   the processes of a job, with memory.max
+//! ```
+//!
+//! A group with processes can't hand controllers down, so the daemon leaves its own group first. It hands the memory controller
+//! down and not that of processors, which would let the daemon wait for its share while ranks compute.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,6 +25,21 @@ const PROCESSES: &str = "cgroup.procs";
 const FREEZE: &str = "cgroup.freeze";
 const EVENTS: &str = "cgroup.events";
 const KILL: &str = "cgroup.kill";
+/// The controllers that a group has, and those that it hands down.
+const CONTROLLERS: &str = "cgroup.controllers";
+const HANDED_DOWN: &str = "cgroup.subtree_control";
+/// Every group has this file but the topmost, which may have processes and hand controllers down.
+const TYPE: &str = "cgroup.type";
+const MEMORY: &str = "memory";
+const MEMORY_MAX: &str = "memory.max";
+const MEMORY_EVENTS: &str = "memory.events";
+const SWAP_MAX: &str = "memory.swap.max";
+/// Ends all processes of a group when one is to end for want of memory.
+const END_TOGETHER: &str = "memory.oom.group";
+/// Linux has it since 5.19.
+const RECLAIM: &str = "memory.reclaim";
+/// Ending of the group of the daemon itself.
+const SELF: &str = ".self";
 /// The folder of a daemon's groups begins with that.
 const FOLDER: &str = "gangd-";
 /// Seconds after which an adopted group is read again, whether or not the system has reported a change.
@@ -66,6 +91,12 @@ impl HostCgroups {
         Ok(Self { mount, own })
     }
 
+    /// Returns the groups that this process is in, from its own to the topmost.
+    pub(super) fn above(&self) -> Vec<PathBuf> {
+        let is_below = |group: &&Path| group.starts_with(&self.mount);
+        self.own.ancestors().take_while(is_below).map(Path::to_owned).collect()
+    }
+
     /// Opens a group that something else has made, to stop and resume what runs in it.
     ///
     /// # Errors
@@ -100,6 +131,8 @@ fn named(path: &Path, error: &io::Error) -> io::Error {
 #[derive(Debug)]
 pub(super) struct JobCgroups {
     folder: PathBuf,
+    /// True if jobs' groups have the memory controller.
+    has_memory: bool,
 }
 
 impl JobCgroups {
@@ -110,7 +143,7 @@ impl JobCgroups {
     pub(super) fn open() -> io::Result<Self> {
         let folder = own_group()?.join(format!("{FOLDER}{}", std::process::id()));
         fs::create_dir(&folder).map_err(|error| named(&folder, &error))?;
-        let cgroups = Self { folder };
+        let cgroups = Self { folder, has_memory: false };
         // Neither file is older than Linux 5.14.
         for name in [FREEZE, KILL] {
             let file = cgroups.folder.join(name);
@@ -123,6 +156,60 @@ impl JobCgroups {
         &self.folder
     }
 
+    /// Tests whether jobs' groups can have the memory controller.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub(super) fn can_have_memory(&self) -> io::Result<()> {
+        let own = parent(&self.folder);
+        let has = |file: &str| {
+            let path = own.join(file);
+            let text = fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
+            io::Result::Ok(text.split_whitespace().any(|it| it == MEMORY))
+        };
+        let refused = |why: String| Err(io::Error::other(format!("{}: {why}", own.display())));
+        if !has(CONTROLLERS)? {
+            return refused("it has no memory controller".to_owned());
+        }
+        let path = own.join(HANDED_DOWN);
+        access(&path, Access::WRITE_OK).map_err(|error| named(&path, &error.into()))?;
+        let others = match own.join(TYPE).exists() && !has(HANDED_DOWN)? {
+            true => processes_of(own)?.into_iter().find(|pid| !is_below_this_process(*pid)),
+            false => None,
+        };
+        match others {
+            Some(pid) => refused(format!("another process, {pid}, runs in it")),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives jobs' groups the memory controller. Moves this process and all that it has started out of its group, which hands the
+    /// controller down.
+    ///
+    /// # Errors
+    /// The reason why that can't be; all is as before then.
+    pub(super) fn take_memory(&mut self) -> io::Result<()> {
+        self.can_have_memory()?;
+        let own = parent(&self.folder);
+        let taken =
+            self.step_aside().and_then(|()| hand_down(own)).and_then(|()| hand_down(&self.folder));
+        if taken.is_err() {
+            step_back(&self.folder);
+        }
+        self.has_memory = taken.is_ok();
+        taken
+    }
+
+    /// Moves this process and all that it has started out of its group, unless that is the topmost.
+    fn step_aside(&self) -> io::Result<()> {
+        let (own, aside) = (parent(&self.folder), aside(&self.folder));
+        let processes = if own.join(TYPE).exists() { processes_of(own)? } else { Vec::new() };
+        if !processes.is_empty() {
+            fs::create_dir(&aside).map_err(|error| named(&aside, &error))?;
+        }
+        processes.into_iter().try_for_each(|pid| put(&aside, PROCESSES, &pid.to_string()))
+    }
+
     /// One for a job.
     ///
     /// # Errors
@@ -132,6 +219,77 @@ impl JobCgroups {
         fs::create_dir(&folder)?;
         JobCgroup::open(folder)
     }
+
+    /// Returns whether jobs' groups have the memory controller.
+    pub(super) const fn has_memory(&self) -> bool {
+        self.has_memory
+    }
+}
+
+fn parent(folder: &Path) -> &Path {
+    folder.parent().unwrap_or(folder)
+}
+
+/// Returns the group of the daemon itself, beside the folder of its jobs' groups.
+fn aside(folder: &Path) -> PathBuf {
+    let mut name = folder.as_os_str().to_owned();
+    name.push(SELF);
+    name.into()
+}
+
+/// Writes to a file of a group, which must be there.
+fn put(group: &Path, file: &str, text: &str) -> io::Result<()> {
+    let path = group.join(file);
+    let opened = File::options().write(true).truncate(true).open(&path);
+    opened.and_then(|mut it| it.write_all(text.as_bytes())).map_err(|error| named(&path, &error))
+}
+
+fn hand_down(group: &Path) -> io::Result<()> {
+    put(group, HANDED_DOWN, "+memory")
+}
+
+fn processes_of(group: &Path) -> io::Result<Vec<u32>> {
+    let path = group.join(PROCESSES);
+    let text = fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
+    Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+}
+
+/// Returns whether a process is this one, or was started by it or below it.
+fn is_below_this_process(pid: u32) -> bool {
+    let started_by = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok().filter(|pid| *pid > 0)
+    };
+    std::iter::successors(Some(pid), started_by).any(|pid| pid == std::process::id())
+}
+
+/// Returns this process to the group that the daemon has left, if it has, and removes what the daemon was in.
+pub(super) fn step_back(folder: &Path) {
+    let (own, aside) = (parent(folder), aside(folder));
+    if !aside.exists() {
+        return;
+    }
+    let _ = put(own, HANDED_DOWN, "-memory");
+    for pid in processes_of(&aside).into_iter().flatten() {
+        let _ = put(own, PROCESSES, &pid.to_string());
+    }
+    let _ = fs::remove_dir(aside);
+}
+
+/// Takes up to so many bytes of memory from a group whose processes are suspended, to files and swap.
+///
+/// # Errors
+/// What the system says. It could take less, or the group or the file is not there.
+pub(super) fn reclaim(group: &Path, bytes: u64, has_limit: bool) -> io::Result<()> {
+    // With a limit, the group may use swap while it is suspended, and at no other time.
+    if has_limit {
+        let _ = put(group, SWAP_MAX, "max");
+    }
+    let reclaimed = put(group, RECLAIM, &bytes.to_string());
+    if has_limit {
+        let _ = put(group, SWAP_MAX, "0");
+    }
+    reclaimed
 }
 
 impl Drop for JobCgroups {
@@ -200,13 +358,15 @@ pub(super) struct JobCgroup {
     folder: PathBuf,
     freeze: File,
     events: File,
+    /// Most bytes of memory that its processes may use, if they are limited.
+    limit: Option<u64>,
 }
 
 impl JobCgroup {
     fn open(folder: PathBuf) -> io::Result<Self> {
         let freeze = File::options().write(true).open(folder.join(FREEZE))?;
         let events = File::open(folder.join(EVENTS))?;
-        Ok(Self { freeze, events, folder })
+        Ok(Self { freeze, events, limit: None, folder })
     }
 
     pub(super) fn folder(&self) -> &Path {
@@ -238,6 +398,30 @@ impl JobCgroup {
         self.events.read_at(&mut text, 0).map_or(true, |read| has_line(&text[..read], b"frozen 1"))
     }
 
+    /// Limits its memory, without swap. All of it ends when it needs more.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn limit(&mut self, bytes: u64) -> io::Result<()> {
+        put(&self.folder, END_TOGETHER, "1")?;
+        // A system without swap may not have it.
+        let _ = put(&self.folder, SWAP_MAX, "0");
+        put(&self.folder, MEMORY_MAX, &bytes.to_string())?;
+        self.limit = Some(bytes);
+        Ok(())
+    }
+
+    pub(super) const fn memory_limit(&self) -> Option<u64> {
+        self.limit
+    }
+
+    /// Returns whether the kernel has ended processes of it for want of memory.
+    pub(super) fn has_run_out(&self) -> bool {
+        let events = fs::read_to_string(self.folder.join(MEMORY_EVENTS)).unwrap_or_default();
+        let ended = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        ended.is_some_and(|count| count != "0")
+    }
+
     /// Kills all of it.
     pub(super) fn kill(&self) {
         let _ = fs::write(self.folder.join(KILL), "1");
@@ -265,5 +449,95 @@ mod tests {
         assert_eq!(own.as_deref(), Some(Path::new("/sys/fs/cgroup/user.slice/a.scope")));
         assert_eq!(group_folder(mounts, "1:cpu:/old\n"), None);
         assert_eq!(group_folder("24 1 0:21 / /proc rw - proc proc rw\n", "0::/\n"), None);
+    }
+
+    /// A tree of ordinary files in the place of control groups, as it is while this process runs in the daemon's own group.
+    fn fake(controllers: &str, processes: &str) -> (tempfile::TempDir, JobCgroups) {
+        let own = tempfile::tempdir().unwrap();
+        let folder = own.path().join("gangd-1");
+        let aside = own.path().join("gangd-1.self");
+        fs::create_dir_all(folder.join("job-1")).unwrap();
+        for (file, text) in [
+            (own.path().join(TYPE), "domain\n"),
+            (own.path().join(CONTROLLERS), controllers),
+            (own.path().join(HANDED_DOWN), ""),
+            (own.path().join(PROCESSES), processes),
+            (folder.join(HANDED_DOWN), ""),
+        ] {
+            fs::write(file, text).unwrap();
+        }
+        for file in [FREEZE, EVENTS, END_TOGETHER, SWAP_MAX, MEMORY_MAX, RECLAIM] {
+            fs::write(folder.join("job-1").join(file), "").unwrap();
+        }
+        assert!(!aside.exists());
+        (own, JobCgroups { folder, has_memory: false })
+    }
+
+    fn read(folder: &Path, file: &str) -> String {
+        fs::read_to_string(folder.join(file)).unwrap()
+    }
+
+    #[test]
+    fn memory_is_handed_down_to_jobs_where_it_is_there() {
+        let (own, mut cgroups) = fake("cpu memory pids\n", "");
+        cgroups.take_memory().unwrap();
+        assert!(cgroups.has_memory);
+        assert_eq!(read(own.path(), HANDED_DOWN), "+memory");
+        assert_eq!(read(&cgroups.folder, HANDED_DOWN), "+memory");
+        assert!(!aside(&cgroups.folder).exists(), "no process was in the way");
+    }
+
+    #[test]
+    fn a_group_that_can_t_hand_memory_down_stays_as_it_is() {
+        for (controllers, processes, why) in [
+            ("cpu pids\n", "", "it has no memory controller"),
+            ("memory\n", "1\n", "another process, 1, runs in it"),
+        ] {
+            let (own, mut cgroups) = fake(controllers, processes);
+            let error = cgroups.take_memory().unwrap_err().to_string();
+            assert!(error.ends_with(why), "{error}");
+            assert_eq!(read(own.path(), HANDED_DOWN), "");
+            assert!(!cgroups.has_memory && !aside(&cgroups.folder).exists());
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_can_t_be_moved_returns_to_its_group() {
+        // The new group has no file that takes processes.
+        let (own, mut cgroups) = fake("memory\n", &format!("{}\n", std::process::id()));
+        assert!(cgroups.take_memory().is_err());
+        assert_eq!(read(own.path(), HANDED_DOWN), "-memory");
+        assert!(!aside(&cgroups.folder).exists());
+    }
+
+    #[test]
+    fn a_job_is_limited_to_its_claim_and_has_swap_only_while_it_stands_still() {
+        let (_own, cgroups) = fake("memory\n", "");
+        let folder = cgroups.folder.join("job-1");
+        let mut cgroup = JobCgroup::open(folder.clone()).unwrap();
+        cgroup.limit(2 << 30).unwrap();
+        let values = [END_TOGETHER, SWAP_MAX, MEMORY_MAX].map(|file| read(&folder, file));
+        assert_eq!(values, ["1", "0", "2147483648"]);
+        reclaim(&folder, 4_096, true).unwrap();
+        assert_eq!([RECLAIM, SWAP_MAX].map(|file| read(&folder, file)), ["4096", "0"]);
+        fs::remove_file(folder.join(RECLAIM)).unwrap();
+        assert!(reclaim(&folder, 4_096, true).is_err());
+        assert_eq!(read(&folder, SWAP_MAX), "0");
+        assert!(!folder.join(RECLAIM).exists(), "no file is made");
+        fs::write(folder.join(SWAP_MAX), "of its owner").unwrap();
+        let _ = reclaim(&folder, 4_096, false);
+        assert_eq!(read(&folder, SWAP_MAX), "of its owner");
+    }
+
+    #[test]
+    fn a_job_has_run_out_of_memory_once_the_kernel_has_ended_a_process() {
+        let (_own, cgroups) = fake("memory\n", "");
+        let cgroup = JobCgroup::open(cgroups.folder.join("job-1")).unwrap();
+        assert!(!cgroup.has_run_out(), "there is no controller");
+        for (count, has) in [(0, false), (1, true), (12, true)] {
+            let text = format!("low 0\nmax 7\noom 3\noom_kill {count}\noom_group_kill 0\n");
+            fs::write(cgroup.folder.join(MEMORY_EVENTS), text).unwrap();
+            assert_eq!(cgroup.has_run_out(), has);
+        }
     }
 }

@@ -18,11 +18,13 @@ use super::job_cgroup::{JobCgroup, JobCgroups};
 use super::pmi::PmiJob;
 use super::process::Process;
 use super::quiesce::descendants_are_stopped;
+use super::reclaimer::Reclaimer;
 use super::rights::Users;
 use crate::contexts::Mode;
 use crate::names::JobId;
-use crate::node_core::message::{Cluster, End, Pairs, Word};
+use crate::node_core::message::{Cluster, End, Pairs, RankEvent, Word};
 use crate::node_core::order::Outcome;
+use crate::node_core::size::Size;
 
 /// How often processes are checked before the daemon waits for a signal instead.
 const CHECKS: usize = 30;
@@ -33,6 +35,21 @@ const HURRY: usize = 3;
 /// time, 64 processes took half as long again if they waited, and more than twice as long if they computed.
 const FIRST_CHECK: i64 = 20_000;
 const LAST_CHECK: i64 = 100_000;
+
+const KILLED: End = End::Killed(Signal::KILL.as_raw());
+
+/// Says why the kernel has ended processes of a job that may use so much memory.
+fn want_of_memory(limit: Option<u64>) -> String {
+    match limit {
+        Some(limit) => format!(
+            "its processes there needed more than the {} of their --memory, and the kernel ended them",
+            Size(limit)
+        ),
+        None => "no memory was left there, and the kernel ended processes of the job; with --memory, jobs that do not fit are \
+                 refused"
+            .to_owned(),
+    }
+}
 
 /// A job's rank on this host.
 type Member = (JobId, u16);
@@ -96,6 +113,8 @@ pub(super) struct Processes {
     events: mpsc::UnboundedSender<Event>,
     /// Makes control groups, if this process may.
     groups: Option<JobCgroups>,
+    /// Takes memory from suspended jobs, where control groups have the memory controller.
+    reclaimer: Option<Reclaimer>,
     cgroups: BTreeMap<JobId, JobCgroup>,
     /// Control groups that something else has made, and whose processes run in the slices of jobs.
     adopted: BTreeMap<JobId, JobCgroup>,
@@ -113,7 +132,7 @@ impl Processes {
     /// Creates a host without processes. `reaper` kills processes that this one can't.
     pub(super) fn new(
         (host, cluster, users): (u16, Cluster, Users),
-        (reaper, groups): (Reaper, Option<JobCgroups>),
+        (reaper, groups, reclaimer): (Reaper, Option<JobCgroups>, Option<Reclaimer>),
         (nic, process_groups): (Option<RanksNic>, ProcessGroups),
         events: mpsc::UnboundedSender<Event>,
     ) -> Self {
@@ -129,6 +148,7 @@ impl Processes {
             process_groups,
             events,
             groups,
+            reclaimer,
             cgroups: BTreeMap::new(),
             adopted: BTreeMap::new(),
             guests: BTreeMap::new(),
@@ -177,6 +197,23 @@ impl Processes {
             nap = LAST_CHECK.min(2 * nap);
         }
         self.waits = Some(waits);
+        for cgroup in self.cgroups_of(jobs) {
+            self.reclaimer
+                .iter()
+                .for_each(|it| it.suspended(cgroup.folder(), cgroup.memory_limit().is_some()));
+        }
+    }
+
+    /// Returns the control groups of jobs, and those that they have adopted.
+    fn cgroups_of(&self, jobs: &[JobId]) -> impl Iterator<Item = &JobCgroup> {
+        jobs.iter().flat_map(|job| self.cgroups.get(job).into_iter().chain(self.adopted.get(job)))
+    }
+
+    /// Has no more memory taken from jobs, which are to go on or to end.
+    fn keep_memory(&self, jobs: &[JobId]) {
+        for cgroup in self.cgroups_of(jobs) {
+            self.reclaimer.iter().for_each(|it| it.left(cgroup.folder()));
+        }
     }
 
     /// Raises the priority of processes that are to stop: they stop once they have a processor, and do nothing else.
@@ -190,6 +227,7 @@ impl Processes {
 
     /// Resumes the processes of jobs.
     pub(super) fn resume(&mut self, jobs: &[JobId]) {
+        self.keep_memory(jobs);
         for job in jobs {
             for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
                 held.process.relax();
@@ -206,6 +244,7 @@ impl Processes {
 
     /// Begins to kill the processes of jobs.
     pub(super) fn kill(&mut self, step: u64, jobs: &[JobId]) {
+        self.keep_memory(jobs);
         for job in jobs {
             self.pmi.remove(job);
             if let Some(cgroup) = self.cgroups.remove(job) {
@@ -311,8 +350,8 @@ impl Processes {
         self.have_changed = true;
     }
 
-    /// Returns the ranks that have ended, each once.
-    pub(super) fn ended(&mut self) -> Vec<(JobId, u16, End)> {
+    /// Returns the ranks that have ended, each once, and which jobs the kernel has ended for want of memory.
+    pub(super) fn ended(&mut self) -> Vec<(JobId, u16, RankEvent)> {
         let mut ended = Vec::new();
         if !std::mem::take(&mut self.have_changed) {
             return ended;
@@ -324,7 +363,12 @@ impl Processes {
             if let Some(end) = held.process.end() {
                 held.is_reported = true;
                 self.reaper.release(held.process.pid());
-                ended.push((*job, *rank, end));
+                let cgroup = self.cgroups.get(job).filter(|_| end == KILLED);
+                if let Some(cgroup) = cgroup.filter(|cgroup| cgroup.has_run_out()) {
+                    let why = want_of_memory(cgroup.memory_limit());
+                    ended.push((*job, *rank, RankEvent::OutOfMemory { why }));
+                }
+                ended.push((*job, *rank, RankEvent::Ended(end)));
             }
         }
         // No step waits for those any longer.

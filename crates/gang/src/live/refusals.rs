@@ -44,6 +44,8 @@ pub(super) enum Right {
     Priority,
     /// Control groups for jobs. True if the daemon serves other users.
     ControlGroups(bool),
+    /// The memory controller for jobs' control groups.
+    Memory,
 }
 
 impl Right {
@@ -62,6 +64,11 @@ impl Right {
                 "no control groups; signals stop the ranks, whose users can resume them out of turn, and leave processes \
                  behind. Cure: mount cgroup2 writable (in a container: a control group namespace of its own), or set \
                  Delegate=yes in its unit"
+            }
+            Self::Memory => {
+                "no memory controller for jobs; `gang run --memory` is counted, but no job is held to it, and suspended jobs \
+                 keep their memory. Cure: start it in a control group of its own with that controller: systemd-run --user \
+                 --scope -p Delegate=yes midplane gang daemon, or Delegate=yes in its unit"
             }
         };
         eprintln!("midplane gang daemon: {error}: {text}");

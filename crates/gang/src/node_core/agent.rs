@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
-use super::message::{Cluster, Held, Inventory, Pairs, RankEvent};
+use super::NodeConfig;
+use super::message::{Cluster, Held, Inventory, Pairs, Program, RankEvent};
 use super::order::{Action, Launch, Outcome};
+use super::size::Size;
 use super::state_chunk::{RankState, StateChunk};
 use crate::context::ChannelContext;
 use crate::names::{Epoch, JobId};
@@ -116,6 +118,8 @@ struct Local {
     awaits_arrival: bool,
     /// True if arrivals wake it.
     woken: bool,
+    /// Bytes of memory that its ranks here claim.
+    claim: u64,
     /// For a root that takes over.
     held: Held,
 }
@@ -129,6 +133,8 @@ pub(super) struct Agent {
     host: u16,
     cluster: Cluster,
     has_channels: bool,
+    /// Bytes of memory that jobs may claim here.
+    memory: u64,
     /// Jobs that have ranks here, until they are closed.
     jobs: BTreeMap<JobId, Local>,
     /// True if the root is lost, and what it has begun to stop is to run on.
@@ -148,11 +154,13 @@ pub(super) struct Agent {
 }
 
 impl Agent {
-    pub(super) fn new(host: u16, cluster: Cluster, has_channels: bool) -> Self {
+    pub(super) fn new(config: &NodeConfig) -> Self {
+        let NodeConfig { host, cluster, has_channels, memory, .. } = *config;
         Self {
             host,
             cluster,
             has_channels,
+            memory,
             jobs: BTreeMap::new(),
             is_orphan: false,
             is_joining: false,
@@ -254,16 +262,25 @@ impl Agent {
         // Jobs are launched in the order of their numbers: an earlier one with states has ended before its launch.
         let later = self.states.split_off(&(JobId(job.0.saturating_add(1)), 0));
         let mut own = std::mem::replace(&mut self.states, later).split_off(&(job, 0));
-        let is_here = self.cluster.places(&launch).iter().any(|place| place.node.0 == self.host);
-        if !is_here {
+        let places = self.cluster.places(&launch);
+        let ranks = places.iter().filter(|place| place.node.0 == self.host).count();
+        if ranks == 0 {
             return Vec::new();
         }
+        let claim = match self.claim(&launch.program, ranks as u64) {
+            Ok(claim) => claim,
+            Err(why) => {
+                self.outcome.failed.push((job, self.host, why));
+                return Vec::new();
+            }
+        };
         let local = Local {
             phase: Phase::Away,
             is_moving: false,
             is_dropped: false,
             awaits_arrival: false,
             woken: launch.program.woken,
+            claim,
             held: Held { job, ..Held::default() },
         };
         self.jobs.insert(job, local);
@@ -272,6 +289,31 @@ impl Agent {
         let open = Step::Open(launch.clone(), contexts.collect());
         let states = own.iter_mut().filter_map(|((_, rank), of)| Some((*rank, of.take_state()?)));
         vec![open, Step::Start(launch, states.collect())]
+    }
+
+    /// Returns the bytes that a job's ranks here claim together.
+    ///
+    /// # Errors
+    /// The jobs here leave less than that, with the numbers.
+    fn claim(&self, program: &Program, ranks: u64) -> Result<u64, String> {
+        let Some(each) = program.memory else { return Ok(0) };
+        let claim = each.saturating_mul(ranks);
+        let others = self.jobs.values().map(|local| local.claim).filter(|claim| *claim > 0);
+        let (jobs, given) = others.fold((0, 0_u64), |(jobs, sum), it| (jobs + 1, sum + it));
+        if claim <= self.memory.saturating_sub(given) {
+            return Ok(claim);
+        }
+        let plural = |count: u64| if count == 1 { "" } else { "s" };
+        let given = match jobs {
+            0 => String::new(),
+            _ => format!(", of which {} are given to {jobs} job{}", Size(given), plural(jobs)),
+        };
+        Err(format!(
+            "it has {} for jobs{given}: --memory {} for {ranks} rank{} does not fit",
+            Size(self.memory),
+            Size(each),
+            plural(ranks)
+        ))
     }
 
     /// Gives the order under way up, and ends everything that this node runs.
@@ -327,7 +369,7 @@ impl Agent {
             RankEvent::Aborted { code, message } => {
                 held.aborted.get_or_insert_with(|| (rank, *code, message.clone()));
             }
-            RankEvent::Chunk(_) => {}
+            RankEvent::Chunk(_) | RankEvent::OutOfMemory { .. } => {}
         }
         !*is_dropped
     }

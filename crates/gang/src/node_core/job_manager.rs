@@ -51,6 +51,8 @@ struct Job {
     /// Hosts whose ranks' output may not have been received completely.
     open: BTreeSet<u16>,
     is_launched: bool,
+    /// True if a host could not start it: none of its ranks runs.
+    is_refused: bool,
     /// True if it has been removed from all hosts.
     is_removed: bool,
     /// Its streams are given up at this time.
@@ -332,6 +334,13 @@ impl JobManager {
         }
         self.scheduler_core.handle_outcome(now, outcome);
         for (job, host, why) in &outcome.failed {
+            // A host that refuses a job may carry no streams of it.
+            if self.launching == Some(*job)
+                && let Some(it) = self.jobs.get_mut(job)
+            {
+                it.open.remove(host);
+                it.is_refused = true;
+            }
             let why = format!("host {host} ({}): {why}", self.name(*host));
             self.end(now, *job, Some(why));
         }

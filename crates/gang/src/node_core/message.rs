@@ -58,6 +58,8 @@ pub struct Program {
     /// True if input for the job, and data that arrives at ports of its suspended ranks, wake it before its turn
     /// ([`SchedulerConfig::early_wakeup`](crate::scheduler_core::SchedulerConfig::early_wakeup)).
     pub woken: bool,
+    /// Bytes of memory that each rank claims, and may use at most; `None` for a job without a claim and without a limit.
+    pub memory: Option<u64>,
     /// The processes that run in the job's slices. `command` is not run then, only shown: a rank waits until the group is
     /// empty.
     pub adopts: Option<Adopted>,
@@ -90,6 +92,8 @@ struct Recorded {
     keep_going: bool,
     #[serde(default)]
     woken: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    memory: Option<u64>,
 }
 
 impl Program {
@@ -112,6 +116,7 @@ impl Program {
             terminal: self.terminal,
             keep_going: self.keep_going,
             woken: self.woken,
+            memory: self.memory,
         };
         serde_json::to_string(&recorded).ok()
     }
@@ -121,12 +126,13 @@ impl Program {
     /// # Errors
     /// The parser's error, with its position.
     pub fn from_json(json: &str) -> Result<Self, serde_json::Error> {
-        let Recorded { command, environment, folder, terminal, keep_going, woken } =
+        let Recorded { command, environment, folder, terminal, keep_going, woken, memory } =
             serde_json::from_str(json)?;
         let bytes = |texts: Vec<String>| texts.into_iter().map(String::into_bytes).collect();
         let (command, environment) = (bytes(command), bytes(environment));
         let folder = folder.into_bytes();
-        Ok(Self { command, environment, folder, terminal, keep_going, woken, adopts: None })
+        let adopts = None;
+        Ok(Self { command, environment, folder, terminal, keep_going, woken, memory, adopts })
     }
 }
 
@@ -302,6 +308,8 @@ pub(crate) enum RankEvent {
     BarrierIn(Pairs),
     /// It ends its job, and exits with this code.
     Aborted { code: i32, message: String },
+    /// The kernel has ended processes of its job on its host for want of memory.
+    OutOfMemory { why: String },
 }
 
 /// Requests of front ends.

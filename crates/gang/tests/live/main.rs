@@ -12,6 +12,8 @@ mod choice;
 #[cfg(target_os = "linux")]
 mod keys;
 #[cfg(target_os = "linux")]
+mod memory;
+#[cfg(target_os = "linux")]
 mod mpi;
 #[cfg(target_os = "linux")]
 mod parts;
@@ -103,6 +105,9 @@ const TESTS: &[choice::Scene] = &[
     ("a_rank_that_ends_unsaved_lets_the_others_go_on", saved::a_rank_ends_instead),
     ("what_can_t_be_saved_or_restored_is_refused_with_what_and_where", saved::refusals),
     ("a_job_that_is_deadlocked_or_has_terminated_is_listed_with_the_reason", stuck::is_listed),
+    ("a_claim_of_memory_that_does_not_fit_is_refused_with_numbers", memory::claims_that_do_not_fit),
+    ("a_job_that_needs_more_memory_than_it_claims_is_ended_by_itself", memory::over_the_claim),
+    ("suspended_jobs_give_memory_that_others_need", memory::suspended_jobs_give_theirs),
     ("what_arrives_wakes_a_job", woken::by_input),
     ("a_job_of_another_user_has_that_user_s_rights_and_no_others", rights::of_a_job),
     ("users_control_their_own_jobs_and_root_controls_all", rights::of_front_ends),

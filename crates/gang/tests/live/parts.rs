@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{adopted, arrivals, mpi, rights, stuck, tcp, vis};
+use crate::{adopted, arrivals, memory, mpi, rights, stuck, tcp, vis};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
@@ -53,6 +53,7 @@ pub(crate) fn play() -> bool {
         ["--ask", socket, request] => rights::ask(socket, request),
         ["--feed", socket, job, text] => runtime().block_on(rights::feed(socket, job, text)),
         ["--checkpoint", socket, job, folder] => rights::checkpoint(socket, job, folder),
+        ["--fill", mebibytes, seconds] => memory::fill(mebibytes, seconds),
         ["--tick", folder, seconds] => tick(folder, seconds),
         ["--tick-in-session", folder, seconds] => {
             let _ = rustix::process::setsid().unwrap();
@@ -106,6 +107,9 @@ fn daemon(
     (network, freezer): (&str, &str),
 ) {
     end_with_test();
+    if let Some(group) = freezer.strip_prefix("auto in ") {
+        memory::enter(group);
+    }
     let peers: Vec<String> = peers.split_terminator(',').map(str::to_owned).collect();
     let hosts = peers.len().max(1) as u16;
     let slots = slots.parse().unwrap();
@@ -120,6 +124,7 @@ fn daemon(
         fabric: fabric(network, socket),
         socket_group: freezer.strip_prefix("auto for ").map(str::to_owned),
         freezer: if freezer == "signals" { Freezer::Signals } else { Freezer::Auto },
+        memory: freezer.strip_prefix("auto with ").map(|bytes| bytes.parse().unwrap()),
         checkpoint_bytes: CHECKPOINT_BYTES,
     };
     let policy = Box::new(QueueTree::new(hosts * slots, Placing::LeastLoaded));
@@ -265,6 +270,7 @@ fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
         terminal: (terminal == "terminal").then_some((24, 80)),
         keep_going: false,
         woken: terminal == "woken",
+        memory: terminal.strip_prefix("memory ").map(|mib| mib.parse::<u64>().unwrap() << 20),
         adopts: None,
     };
     let (ranks, output) = (ranks.parse().unwrap(), Output::default());

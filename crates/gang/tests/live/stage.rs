@@ -52,7 +52,7 @@ pub(crate) struct Stage {
     slots: u16,
     slice_ms: u32,
     network: String,
-    freezer: &'static str,
+    freezer: String,
     /// The user of the daemons, if it is another than this process's.
     user: Option<u32>,
 }
@@ -83,7 +83,7 @@ impl Stage {
         hosts: u16,
         slots: u16,
         slice_ms: u32,
-        (network, freezer): (&'static str, &'static str),
+        (network, freezer): (&'static str, &str),
     ) -> Self {
         // Over UDP, each has an address of its own.
         let sockets: Vec<_> =
@@ -137,13 +137,13 @@ impl Stage {
     fn empty(
         hosts: u16,
         (slots, slice_ms): (u16, u32),
-        (network, freezer): (String, &'static str),
+        (network, freezer): (String, &str),
     ) -> Self {
         let bound: Vec<_> =
             (0..hosts).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses = bound.iter().map(|it| it.local_addr().unwrap().to_string()).collect();
         let (folder, daemons) = (tempfile::tempdir().unwrap(), Vec::new());
-        let user = None;
+        let (freezer, user) = (freezer.to_owned(), None);
         Self { folder, daemons, addresses, slots, slice_ms, network, freezer, user }
     }
 
@@ -161,11 +161,14 @@ impl Stage {
             if self.addresses.len() == 1 { String::new() } else { self.addresses.join(",") };
         let errors = std::fs::File::create(self.errors_file(host)).unwrap();
         let mut daemon = self.user.map_or_else(itself, itself_as);
+        // They are the same unless there is one for each host.
+        let mut freezers = self.freezer.split(';').cycle();
+        let freezer = freezers.nth(host.into()).unwrap_or_default();
         let mut daemon = daemon
             .arg("--daemon")
             .arg(self.socket(host))
             .args([host.to_string(), self.slots.to_string(), self.slice_ms.to_string()])
-            .args([&peers, key, &self.network, self.freezer])
+            .args([&peers, key, &self.network, freezer])
             .stdout(Stdio::piped())
             .stderr(errors)
             .spawn()

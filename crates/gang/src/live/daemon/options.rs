@@ -40,6 +40,9 @@ pub struct DaemonOptions {
     pub fabric: Option<FabricOptions>,
     /// The way to suspend processes.
     pub freezer: Freezer,
+    /// Bytes of memory that jobs may claim on this host ([`Program::memory`](crate::live::message::Program::memory)). `None` for nine
+    /// tenths of what the host has, or of the lowest limit of the daemon's control groups. More than the host has needs swap.
+    pub memory: Option<u64>,
     /// Most bytes of ranks' states and channels' contexts that the root holds in memory: of all checkpoints that are yet
     /// to be written, and of each that is read. [`CHECKPOINT_BYTES`] suits most clusters.
     pub checkpoint_bytes: u64,

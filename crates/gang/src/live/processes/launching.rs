@@ -19,7 +19,7 @@ use crate::contexts::Mode;
 use crate::live::adopted;
 use crate::live::event::Event;
 use crate::live::exec_shim::Image;
-use crate::live::job_cgroup::JobCgroup;
+use crate::live::job_cgroup::{JobCgroup, JobCgroups};
 use crate::live::link::Stream;
 use crate::live::pmi::{self, PmiJob};
 use crate::live::process::Process;
@@ -42,13 +42,13 @@ impl Processes {
         let job = launch.job;
         let places = self.cluster.places(launch);
         let hosts: Vec<u16> = places.iter().map(|place| place.node.0).collect();
+        let (mut opened, mut outcome) = (Vec::new(), Outcome::default());
+        let own = (0_u16..).zip(&hosts).filter(|(_, host)| **host == self.host);
+        let own: Vec<u16> = own.map(|(rank, _)| rank).collect();
         if let Some(groups) = &self.groups {
             let cgroup = groups.cgroup(&format!("job-{job}"));
             self.cgroups.extend(cgroup.ok().map(|cgroup| (job, cgroup)));
         }
-        let (mut opened, mut outcome) = (Vec::new(), Outcome::default());
-        let own = (0_u16..).zip(&hosts).filter(|(_, host)| **host == self.host);
-        let own: Vec<u16> = own.map(|(rank, _)| rank).collect();
         let rights = match own.is_empty() {
             true => None,
             false => {
@@ -56,6 +56,7 @@ impl Processes {
                 let ready = rights.and_then(|rights| {
                     self.adopt(launch)?;
                     self.admit(job, &rights)?;
+                    self.limit(launch, own.len())?;
                     Ok(rights)
                 });
                 ready.map_err(|why| outcome.failed.push((job, self.host, why))).ok()
@@ -98,6 +99,15 @@ impl Processes {
         nic.admitted.add(user);
         self.guests.insert(job, user);
         Ok(())
+    }
+
+    /// Limits the memory of a job's ranks here to what they claim.
+    fn limit(&mut self, launch: &Launch, ranks: usize) -> Result<(), String> {
+        let has_memory = self.groups.as_ref().is_some_and(JobCgroups::has_memory);
+        let (Some(each), true) = (launch.program.memory, has_memory) else { return Ok(()) };
+        let Some(cgroup) = self.cgroups.get_mut(&launch.job) else { return Ok(()) };
+        let limited = cgroup.limit(each.saturating_mul(ranks as u64));
+        limited.map_err(|error| format!("its memory can't be limited: {error}"))
     }
 
     /// Stops the processes that a job adopts here, until its first slice.

@@ -66,6 +66,7 @@ impl JobManager {
             hosts,
             ends: vec![None; ranks.into()],
             is_launched: false,
+            is_refused: false,
             is_removed: false,
             linger_until: None,
             why: None,

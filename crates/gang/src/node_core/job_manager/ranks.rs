@@ -32,13 +32,20 @@ impl JobManager {
                 self.abort(now, job, rank, (code, &message));
                 false
             }
+            RankEvent::OutOfMemory { why } => {
+                self.out_of_memory(now, job, rank, &why);
+                false
+            }
         }
     }
 
     fn rank_ended(&mut self, now: Instant, job: JobId, rank: u16, end: End) -> bool {
         let Some(it) = self.jobs.get_mut(&job) else { return false };
         let Some(slot) = it.ends.get_mut(usize::from(rank)) else { return false };
-        slot.get_or_insert(end);
+        // A rank that was killed before its first slice has not started.
+        if !it.is_refused {
+            slot.get_or_insert(end);
+        }
         if self.takeover.is_some() {
             return false;
         }
@@ -64,6 +71,15 @@ impl JobManager {
             let why = (failed && !all)
                 .then(|| format!("rank {rank} on host {host} ({}) {what}", self.name(host)));
             self.end(now, job, why);
+        }
+    }
+
+    /// Ends a job of which the kernel has ended processes for want of memory.
+    fn out_of_memory(&mut self, now: Instant, job: JobId, rank: u16, why: &str) {
+        if self.takeover.is_none()
+            && let Some(host) = self.host_of(job, rank)
+        {
+            self.end(now, job, Some(format!("host {host} ({}): {why}", self.name(host))));
         }
     }
 

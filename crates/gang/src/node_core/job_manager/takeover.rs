@@ -58,6 +58,7 @@ impl JobManager {
                 ends: entry.ends.clone(),
                 open,
                 is_launched: entry.stage != Stage::Admitted,
+                is_refused: false,
                 is_removed: false,
                 linger_until: None,
                 why: entry.why.clone(),

@@ -27,6 +27,8 @@ use crate::schedule::{Placing, QueueTree};
 use crate::scheduler_core::SchedulerConfig;
 
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
+/// Bytes of memory for each slot of a host.
+pub(super) const MEMORY: u64 = 12;
 /// Interval at which an orphan dials.
 const DIAL: Duration = Duration::from_millis(10);
 
@@ -97,6 +99,8 @@ pub(super) struct Cluster {
     pub(super) dice: Rng,
     pub(super) shape: Shape,
     config: SchedulerConfig,
+    /// Bytes of memory that jobs may claim on each host; `None` if they claim none.
+    pub(super) memory: Option<u64>,
     /// True if every host can be the root.
     takes_over: bool,
     /// The host that has given orders in each term.
@@ -141,6 +145,7 @@ impl Cluster {
             dice: Rng::new(seed, "cluster"),
             shape,
             config,
+            memory: (seed % 7 == 3).then_some(MEMORY * u64::from(shape.slots)),
             takes_over,
             orders: BTreeMap::new(),
             resumed_at: Instant::ZERO,
@@ -216,8 +221,8 @@ impl Cluster {
     /// Starts a host's daemon.
     pub(super) fn boot(&mut self, host: u16) {
         let (cluster, takes_over) = (self.shape, self.takes_over);
-        let config =
-            NodeConfig { host, cluster, patience: PATIENCE, has_channels: true, takes_over };
+        let (patience, memory) = (PATIENCE, self.memory.unwrap_or(u64::MAX));
+        let config = NodeConfig { host, cluster, patience, has_channels: true, memory, takes_over };
         let slots = self.shape.hosts * self.shape.slots;
         let root = (takes_over || host == 0).then(|| RootConfig {
             policy: Box::new(QueueTree::new(slots, Placing::LeastLoaded)),
@@ -680,7 +685,14 @@ impl Cluster {
             }
             _ => Vec::new(),
         };
-        self.hosts[usize::from(host)].node.carry_out(step, &own)
+        let node = &mut self.hosts[usize::from(host)].node;
+        let done = node.carry_out(step, &own);
+        let claimed = node.claimed();
+        assert!(
+            self.memory.is_none_or(|most| claimed <= most),
+            "host {host} gives {claimed} bytes"
+        );
+        done
     }
 
     /// A context that is saved while another is active in the same epoch loses the messages that are under way.

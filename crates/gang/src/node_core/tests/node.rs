@@ -31,6 +31,8 @@ pub(super) struct Process {
     /// PMI barriers that it has entered.
     pub(super) barriers: u32,
     pub(super) end: Option<End>,
+    /// Bytes of memory that it claims.
+    claim: u64,
     /// Grows with each change.
     pub(super) turn: u32,
 }
@@ -87,6 +89,11 @@ fn work_of(program: &Program) -> Duration {
 }
 
 impl Node {
+    /// Returns the bytes of memory that the processes claim together.
+    pub(super) fn claimed(&self) -> u64 {
+        self.processes.values().map(|process| process.claim).sum()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.processes.is_empty() && self.contexts.is_empty()
     }
@@ -170,6 +177,7 @@ impl Node {
             is_inside: false,
             barriers: 0,
             end: None,
+            claim: program.memory.unwrap_or(0),
             turn: 0,
         };
         assert!(self.processes.insert(member, process).is_none(), "{member:?}: started twice");

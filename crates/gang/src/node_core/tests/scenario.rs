@@ -6,11 +6,11 @@ use std::time::Duration;
 use midplane_simhw::rng::Rng;
 use midplane_simhw::time::Instant;
 
-use super::cluster::{Cluster, Event, PATIENCE};
+use super::cluster::{Cluster, Event, MEMORY, PATIENCE};
 
 use super::node::program;
 use crate::names::JobId;
-use crate::node_core::message::{Cluster as Shape, End, Over, Reply, Request};
+use crate::node_core::message::{Cluster as Shape, End, Over, Program, Reply, Request};
 use crate::node_core::{ClientId, NodeCore};
 use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 
@@ -23,6 +23,8 @@ pub(super) struct Report {
     pub(super) restored: u64,
     pub(super) faults: u64,
     pub(super) lost_messages: u64,
+    /// Jobs whose claims did not fit.
+    pub(super) too_large: u64,
     pub(super) events: u64,
 }
 
@@ -34,6 +36,7 @@ impl Report {
         self.restored += other.restored;
         self.faults += other.faults;
         self.lost_messages += other.lost_messages;
+        self.too_large += other.too_large;
         self.events += other.events;
     }
 }
@@ -273,7 +276,9 @@ impl Scenario {
         let ranks = self.cluster.dice.between(1, slots) as u16;
         let work = Duration::from_micros(self.cluster.dice.below(60_000));
         let weight = self.cluster.dice.between(1, 3) as u8;
-        let client = self.cluster.request(Request::Run { ranks, weight, program: program(work) });
+        let claim = work.as_micros() as u64 % (MEMORY + 2);
+        let program = Program { memory: self.cluster.memory.map(|_| claim), ..program(work) };
+        let client = self.cluster.request(Request::Run { ranks, weight, program });
         self.owned.push(client);
         // Its ranks can be saved once they run.
         if let Some(Reply::Accepted(job)) = self.cluster.clients[&client].replies.first() {
@@ -310,8 +315,12 @@ impl Scenario {
             if matches!(it.request, Request::Restore { .. }) {
                 self.report.restored += u64::from(all);
             }
+            let is_refused = why.as_ref().is_some_and(|why| why.contains("does not fit"))
+                && ranks.iter().all(|(_, end)| end.is_none());
+            self.report.too_large += u64::from(is_refused);
             assert!(
-                all || self.cluster.harmed.contains(&client),
+                all || self.cluster.harmed.contains(&client)
+                    || is_refused && self.cluster.memory.is_some(),
                 "{:?} was not harmed, and did not complete: {ranks:?}, {why:?}",
                 it.request
             );
@@ -321,7 +330,9 @@ impl Scenario {
     /// A job on all slots completes.
     fn cluster_works(&mut self) {
         let ranks = self.cluster.shape.hosts * self.cluster.shape.slots;
-        let program = program(millis(20));
+        // The jobs before have left all memory.
+        let memory = self.cluster.memory.map(|_| MEMORY);
+        let program = Program { memory, ..program(millis(20)) };
         let client = self.cluster.request(Request::Run { ranks, weight: 1, program });
         self.cluster.run_until(self.cluster.now + PATIENCE * 20);
         let last = self.cluster.clients[&client].replies.last();

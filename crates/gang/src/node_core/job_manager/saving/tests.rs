@@ -19,6 +19,7 @@ fn program() -> Program {
         terminal: Some((24, 80)),
         keep_going: false,
         woken: true,
+        memory: None,
         adopts: None,
     }
 }
