@@ -4,7 +4,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
-use midplane::gang::live::daemon::probe_control_groups;
+use midplane::gang::live::daemon::{probe_control_groups, probe_memory_controller};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -51,7 +51,7 @@ fn abstract_socket() -> io::Result<String> {
     Ok("a process can connect by name".into())
 }
 
-pub(super) fn rights() -> [Row; 3] {
+pub(super) fn rights() -> [Row; 4] {
     let sets = capabilities(None);
     let is_capable = sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE));
     [
@@ -72,6 +72,12 @@ pub(super) fn rights() -> [Row; 3] {
             works(control_groups()),
             "freezing a job with every process that it has started; without, `gang daemon` sends signals to its ranks",
             "systemd-run --user --scope -p Delegate=yes midplane gang daemon, or the unit in crates/cli/systemd",
+        ),
+        Row::new(
+            "memory of jobs",
+            works(memory_controller()),
+            "holding jobs to what they claim by `gang run --memory`, and taking memory from suspended ones",
+            "the same, where cgroup.controllers names memory; a daemon in a shell's own control group has none",
         ),
     ]
 }
@@ -99,6 +105,10 @@ fn files(limit: Rlimit) -> (State, String) {
 fn control_groups() -> io::Result<String> {
     let folder = probe_control_groups()?;
     Ok(format!("groups can be made as {}", folder.display()))
+}
+
+fn memory_controller() -> io::Result<String> {
+    probe_memory_controller().map(|()| "jobs' groups can have the memory controller".into())
 }
 
 #[cfg(test)]
