@@ -22,9 +22,9 @@ const AT_ONCE: u64 = 8 << 20;
 /// A change of a job's control group.
 #[derive(Debug)]
 enum Change {
-    /// Its processes stand still. True if its memory is limited.
+    /// Its processes are suspended. True if its memory is limited.
     Suspended(PathBuf, bool),
-    /// They do not any longer.
+    /// They are suspended no longer.
     Left(PathBuf),
 }
 
@@ -46,7 +46,7 @@ impl Reclaimer {
         Self { changes }
     }
 
-    /// Notes that the processes of a group stand still.
+    /// Notes that the processes of a group are suspended.
     pub(super) fn suspended(&self, group: &Path, has_limit: bool) {
         let _ = self.changes.send(Change::Suspended(group.to_owned(), has_limit));
     }
