@@ -112,6 +112,7 @@ async fn run(socket: &str, ranks: &str, command: &[&str]) -> Result<Over, String
         woken: false,
         memory: None,
         adopts: None,
+        images: false,
     };
     let (ranks, output) = (number(ranks)?, Output::default());
     let options = RunOptions { ranks, weight: 1, program, output };

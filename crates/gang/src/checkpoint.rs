@@ -14,8 +14,10 @@ use thiserror::Error;
 use crate::context::{NetworkContext, ReadError};
 use crate::names::{Epoch, JobId};
 
-/// The format that this build writes and reads.
+/// The format of states that ranks have handed over. This build writes and reads it.
 pub(crate) const FORMAT: u16 = 1;
+/// The format of images of processes, which `live` writes and reads.
+pub(crate) const IMAGES: u16 = 2;
 pub(crate) const MANIFEST: &str = "manifest.json";
 const NETWORK: &str = "network.bin";
 
@@ -32,21 +34,21 @@ pub struct Checkpoint {
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Manifest {
-    format: u16,
-    job: JobId,
-    epoch: Epoch,
-    ranks: usize,
-    program: String,
-    parts: Vec<Part>,
+pub(crate) struct Manifest {
+    pub(crate) format: u16,
+    pub(crate) job: JobId,
+    pub(crate) epoch: Epoch,
+    pub(crate) ranks: usize,
+    pub(crate) program: String,
+    pub(crate) parts: Vec<Part>,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Part {
-    name: String,
-    bytes: u64,
-    crc32: u32,
+pub(crate) struct Part {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) crc32: u32,
 }
 
 /// Errors of writing or reading a [`Checkpoint`].
@@ -142,6 +144,32 @@ fn process_name(rank: usize) -> String {
     format!("process-{rank}.bin")
 }
 
+impl Manifest {
+    /// Writes it to a folder with all of its parts, which becomes a checkpoint by that.
+    pub(crate) fn write_to(&self, folder: &Path) -> Result<(), CheckpointError> {
+        let manifest = folder.join(MANIFEST);
+        let text = serde_json::to_vec_pretty(self).expect("a manifest can be written as JSON");
+        let unfinished = folder.join("manifest.part");
+        write(&unfinished, &text)?;
+        fs::rename(&unfinished, &manifest).map_err(at(&manifest))?;
+        // Makes the renamed entry durable.
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder))
+    }
+
+    /// Reads it from a checkpoint of any format.
+    pub(crate) fn read_from(folder: &Path) -> Result<Self, CheckpointError> {
+        let path = folder.join(MANIFEST);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(CheckpointError::Unfinished { path: folder.to_owned() });
+            }
+            Err(error) => return Err(CheckpointError::File { path, error }),
+        };
+        serde_json::from_slice(&text).map_err(|error| CheckpointError::Manifest { path, error })
+    }
+}
+
 impl Checkpoint {
     /// Returns whether a folder holds a checkpoint, intact or damaged.
     #[must_use]
@@ -172,20 +200,15 @@ impl Checkpoint {
             let (length, crc32) = (bytes.len() as u64, crc32fast::hash(bytes));
             parts.push(Part { name, bytes: length, crc32 });
         }
-        let text = serde_json::to_vec_pretty(&Manifest {
+        let manifest = Manifest {
             format: FORMAT,
             job: self.network.job,
             epoch: self.network.epoch,
             ranks: self.network.ranks.len(),
             program: self.program.clone(),
             parts,
-        })
-        .expect("a manifest can be written as JSON");
-        let unfinished = folder.join("manifest.part");
-        write(&unfinished, &text)?;
-        fs::rename(&unfinished, &manifest).map_err(at(&manifest))?;
-        // Makes the renamed entry durable.
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder))
+        };
+        manifest.write_to(folder)
     }
 
     /// Reads a checkpoint, and checks all of its parts.
@@ -194,15 +217,7 @@ impl Checkpoint {
     /// [`CheckpointError`], which names the file.
     pub fn read_from(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(MANIFEST);
-        let text = match fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(CheckpointError::Unfinished { path: folder.to_owned() });
-            }
-            Err(error) => return Err(CheckpointError::File { path, error }),
-        };
-        let manifest: Manifest = serde_json::from_slice(&text)
-            .map_err(|error| CheckpointError::Manifest { path: path.clone(), error })?;
+        let manifest = Manifest::read_from(folder)?;
         if manifest.format != FORMAT {
             return Err(CheckpointError::Format { path, found: manifest.format });
         }

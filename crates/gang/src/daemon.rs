@@ -240,6 +240,7 @@ impl<H: Host> Daemon<H> {
                 Effect::Say(..) | Effect::BarrierOut(..) | Effect::Signal(..) => {}
                 Effect::Resize(..) => {}
                 Effect::Write(_) | Effect::Read { .. } | Effect::Refused(_) => {}
+                Effect::Collect(_) | Effect::Serve(..) => {}
                 Effect::Seek(_) | Effect::Root(_) | Effect::Deposed => {}
             }
         }

@@ -33,7 +33,8 @@ use agent::Agent;
 pub(crate) use agent::{Step, StepOutcome};
 use children::Child;
 use election::{Ballot, Election};
-pub(crate) use job_manager::{JobManager, Read, RootConfig, Write};
+use job_manager::Restored;
+pub(crate) use job_manager::{Collect, Contents, JobManager, Read, RootConfig, Write};
 pub(crate) use message::ClientId;
 use message::{Cluster, Down, Pairs, Program, RankEvent, Reply, Request, Up, Word};
 use order::{Action, Order};
@@ -81,6 +82,11 @@ pub(crate) enum Effect {
     Write(Write),
     /// Reads a checkpoint of at most `most` bytes with the caller's rights, and reports [`NodeCore::handle_read`].
     Read { caller: Caller, folder: Vec<u8>, weight: u8, most: u64 },
+    /// Takes the images that hosts send, and reports [`NodeCore::handle_dumped`] for each host as its images begin to arrive, and
+    /// [`NodeCore::handle_written`]. [`NodeCore::collects`] says how long.
+    Collect(Collect),
+    /// Sends the images of a folder to the hosts of a job that ask for them, as long as there is the job.
+    Serve(JobId, Vec<u8>),
     /// Closes a connection, once all messages to it are sent.
     Disconnect(Peer),
     /// A daemon claims to be this host, which is connected. Its connection is closed.
@@ -262,7 +268,7 @@ impl NodeCore {
     }
 
     /// Takes the result of [`Effect::Write`].
-    pub(crate) fn handle_written(&mut self, now: Instant, job: JobId, done: Result<(), String>) {
+    pub(crate) fn handle_written(&mut self, now: Instant, job: JobId, done: Result<u64, String>) {
         let manager = self.manager.as_mut();
         if manager.is_some_and(|manager| manager.handle_written(now, job, done)) {
             self.everywhere(now, Down::Say(job, Word::Go));
@@ -270,13 +276,33 @@ impl NodeCore {
         self.settle(now);
     }
 
+    /// Takes the notice that a host has dumped its ranks of a job: [`Effect::Collect`].
+    pub(crate) fn handle_dumped(&mut self, now: Instant, job: JobId, host: u16) {
+        let manager = self.manager.as_mut();
+        if manager.is_some_and(|manager| manager.handle_dumped(job, host)) {
+            self.everywhere(now, Down::Say(job, Word::Go));
+        }
+        self.settle(now);
+    }
+
+    /// Returns whether images of a job are collected, on the root.
+    pub(crate) fn collects(&self, job: JobId) -> bool {
+        self.manager.as_ref().is_some_and(|manager| manager.collects(job))
+    }
+
     /// Takes the result of [`Effect::Read`]: admits the job, or refuses it.
     pub(crate) fn handle_read(&mut self, now: Instant, read: Read) {
         let manager = self.manager.as_mut();
-        if let Some((job, chunks)) = manager.and_then(|manager| manager.restore(now, read)) {
-            for (host, rank, chunk) in chunks {
-                self.forward_chunk(host, (job, rank), chunk);
+        match manager.and_then(|manager| manager.restore(now, read)) {
+            Some(Restored::States(job, chunks)) => {
+                for (host, rank, chunk) in chunks {
+                    self.forward_chunk(host, (job, rank), chunk);
+                }
             }
+            Some(Restored::Images(job, folder)) => {
+                self.effects.push_back(Effect::Serve(job, folder));
+            }
+            None => {}
         }
         self.settle(now);
     }
@@ -425,6 +451,11 @@ impl NodeCore {
         }
         for (job, number, pairs) in news.barriers {
             self.everywhere(now, Down::BarrierOut(job, number, pairs));
+        }
+        for collect in news.collects {
+            let (job, epoch) = (collect.job, collect.epoch);
+            self.effects.push_back(Effect::Collect(collect));
+            self.everywhere(now, Down::Say(job, Word::Dump(epoch)));
         }
         for write in news.writes {
             if write.go {

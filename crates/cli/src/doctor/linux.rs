@@ -4,7 +4,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
-use midplane::gang::live::daemon::{probe_control_groups, probe_memory_controller};
+use midplane::gang::live::daemon::{probe_control_groups, probe_criu, probe_memory_controller};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -51,7 +51,7 @@ fn abstract_socket() -> io::Result<String> {
     Ok("a process can connect by name".into())
 }
 
-pub(super) fn rights() -> [Row; 4] {
+pub(super) fn rights() -> [Row; 5] {
     let sets = capabilities(None);
     let is_capable = sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE));
     [
@@ -78,6 +78,12 @@ pub(super) fn rights() -> [Row; 4] {
             works(memory_controller()),
             "holding jobs to what they claim by `gang run --memory`, and taking memory from suspended ones",
             "the same, where cgroup.controllers names memory; a daemon in a shell's own control group has none",
+        ),
+        Row::new(
+            "criu",
+            works(probe_criu()),
+            "saving and restoring jobs whose programs take no part in checkpoints",
+            "install a criu that is as new as the kernel, and run the daemon, and this, as root",
         ),
     ]
 }

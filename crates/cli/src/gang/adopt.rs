@@ -26,6 +26,7 @@ pub(crate) async fn main(socket: &Path, options: &Adopt, json: bool) -> Result<u
         folder: b"/".to_vec(),
         keep_going: true,
         adopts: Some(adopted),
+        images: false,
         ..Program::default()
     };
     let output = Output { label: false, to_error: json };

@@ -57,6 +57,7 @@ pub(crate) fn program(options: &Run) -> Result<Program, Failure> {
         woken: options.woken,
         memory: options.memory,
         adopts: None,
+        images: false,
     })
 }
 

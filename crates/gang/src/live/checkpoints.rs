@@ -9,13 +9,14 @@ use std::thread;
 
 use tokio::sync::mpsc;
 
+use super::collections;
 use super::event::Event;
 use super::priority;
 use super::rights::{Places, Users};
-use crate::checkpoint::{Checkpoint, MANIFEST};
+use crate::checkpoint::{Checkpoint, IMAGES, MANIFEST, Manifest};
 use crate::node_core::message::{Program, Request};
 use crate::node_core::user::{Caller, User};
-use crate::node_core::{Read, Write};
+use crate::node_core::{Contents, Read, Write};
 
 /// Most checkpoints of another user that are read or written at a time, each in a thread.
 const MOST: usize = 4;
@@ -80,7 +81,7 @@ impl Checkpoints {
         let Write { job, checkpoint, folder, user, .. } = write;
         let work =
             move |_: &Users| checkpoint.write_to(&path(&folder)).map_err(|error| error.to_string());
-        self.with_rights_of(user, work, move |done| Event::Written(job, done));
+        self.with_rights_of(user, work, move |done| Event::Written(job, done.map(|()| 0)));
     }
 
     /// Reads and checks a checkpoint of at most `most` bytes, with the caller's rights. [`Event::Read`] follows.
@@ -90,7 +91,16 @@ impl Checkpoints {
             if users.has_all() && is_root {
                 is_of_root(&folder)?;
             }
-            read_from(&folder, most)
+            // What can't be read is reported by the reader.
+            match Manifest::read_from(&folder) {
+                Ok(manifest) if manifest.format == IMAGES => {
+                    if !(users.has_all() && is_root) {
+                        return Err(images_are_for_root(&folder));
+                    }
+                    read_images(&folder)
+                }
+                _ => read_from(&folder, most),
+            }
         };
         self.with_rights_of(caller.user.clone(), work, move |read| {
             Event::Read(Box::new(Read { caller, weight, read }))
@@ -98,12 +108,27 @@ impl Checkpoints {
     }
 }
 
-fn read_from(folder: &Path, most: u64) -> Result<(Program, Checkpoint), String> {
+fn images_are_for_root(folder: &Path) -> String {
+    format!(
+        "{}: it has images of processes, which say which users these run as: only root restores them, by a daemon of root",
+        folder.display()
+    )
+}
+
+fn read_images(folder: &Path) -> Result<(Program, Contents), String> {
+    let manifest = collections::read(folder)?;
+    let wrong = |error| format!("{}: its program: {error}", folder.display());
+    let program = Program::from_json(&manifest.program).map_err(wrong)?;
+    let ranks = manifest.ranks as u16;
+    Ok((program, Contents::Images(ranks, folder.as_os_str().as_encoded_bytes().to_vec())))
+}
+
+fn read_from(folder: &Path, most: u64) -> Result<(Program, Contents), String> {
     is_at_most(most, folder)?;
     let checkpoint = Checkpoint::read_from(folder).map_err(|error| error.to_string())?;
     let wrong = |error| format!("{}: its program: {error}", folder.display());
     let program = Program::from_json(&checkpoint.program).map_err(wrong)?;
-    Ok((program, checkpoint))
+    Ok((program, Contents::States(checkpoint)))
 }
 
 /// Refuses a checkpoint that another user has made: its program would run as root.

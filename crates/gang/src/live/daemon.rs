@@ -20,6 +20,7 @@ use tokio::time::{sleep, timeout};
 
 use super::channels::ProcessGroups;
 use super::clock::now;
+use super::criu;
 use super::event::Event;
 use super::event_loop::{EventLoop, RootChanges};
 use super::exec_shim::Reaper;
@@ -208,6 +209,16 @@ pub fn probe_control_groups() -> io::Result<PathBuf> {
 /// process's group.
 pub fn probe_memory_controller() -> io::Result<()> {
     JobCgroups::open()?.can_have_memory()
+}
+
+/// Tests whether this host can save and restore jobs whose programs take no part in checkpoints, with CRIU. Returns whose
+/// jobs it does that for.
+///
+/// # Errors
+/// The reason why it can't: CRIU is not installed, is older than the kernel needs, or this process is not root's.
+pub fn probe_criu() -> io::Result<String> {
+    criu::probe().map_err(io::Error::other)?;
+    Ok("criu check passes, for daemons of root".into())
 }
 
 /// The control groups that jobs are stopped by, if they are to be; gone when the reaper is. With the memory controller, also what

@@ -8,7 +8,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::link::{Frame, Receiver, Sender};
 use super::refusals::Refusal;
 use crate::channel::Ticket;
-use crate::names::JobId;
+use crate::checkpoint::Part;
+use crate::names::{Epoch, JobId};
 use crate::node_core::election::Ballot;
 use crate::node_core::message::{ClientId, Down, RankEvent, Request, Up};
 use crate::node_core::user::{Caller, User};
@@ -70,7 +71,21 @@ pub(super) enum Event {
     /// A rank here has sent a message about checkpoints.
     Rank(JobId, u16, RankEvent),
     /// A job's checkpoint is written, or can't be.
-    Written(JobId, Result<(), String>),
+    Written(JobId, Result<u64, String>),
+    /// News of images of processes.
+    Images(ImageEvent),
     /// A checkpoint is read for a front end, or can't be.
     Read(Box<Read>),
+}
+
+/// Events of images of jobs' processes.
+pub(super) enum ImageEvent {
+    /// A host opens a connection for the images of a job, of the cut of an epoch.
+    Link { host: u16, job: JobId, epoch: Epoch, link: Box<(Sender, Receiver)> },
+    /// A host has dumped its ranks of a job in an epoch.
+    Dumped(u16, JobId, Epoch),
+    /// The images of a host's ranks of a job are here, or never will be.
+    Collected((u16, JobId, Epoch), Result<Vec<Part>, String>),
+    /// CRIU is done with the ranks of a job here.
+    DumpEnded(JobId),
 }

@@ -8,7 +8,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::checkpoints::Checkpoints;
 use super::clock::now;
-use super::event::Event;
+use super::collections::Collections;
+use super::event::{Event, ImageEvent};
 use super::link::{Frame, Receiver, Sender};
 use super::pmi;
 use super::processes::Processes;
@@ -18,7 +19,7 @@ use super::rights::Users;
 use super::routes::Routes;
 use super::streams::{self, Opened, Outlet};
 use crate::names::JobId;
-use crate::node_core::message::{Down, Reply, Request, Up};
+use crate::node_core::message::{Down, Reply, Request, Up, Word};
 use crate::node_core::user::Caller;
 use crate::node_core::{ClientId, Effect, NodeCore, Peer, Step, StepOutcome, Transmit};
 use crate::steps::StepQueue;
@@ -64,6 +65,7 @@ pub(super) struct EventLoop {
     streams: BTreeMap<JobId, JobStreams>,
     refusals: Refusals,
     checkpoints: Checkpoints,
+    collections: Collections,
     events: mpsc::UnboundedSender<Event>,
     routes: Routes,
     changes: RootChanges,
@@ -104,6 +106,7 @@ impl EventLoop {
             streams: BTreeMap::new(),
             refusals: Refusals::default(),
             checkpoints: Checkpoints::new(users, routes.events.clone()),
+            collections: Collections::new(routes.events.clone()),
             events: routes.events.clone(),
             routes,
             changes,
@@ -169,7 +172,25 @@ impl EventLoop {
             Event::StepDone(number, done) => self.core.handle_step_done(now, number, done),
             Event::Rank(job, rank, event) => self.core.handle_rank(now, job, rank, event),
             Event::Written(job, done) => self.core.handle_written(now, job, done),
+            Event::Images(event) => self.handle_images(event),
             Event::Read(read) => self.core.handle_read(now, *read),
+        }
+    }
+
+    fn handle_images(&mut self, event: ImageEvent) {
+        match event {
+            ImageEvent::Link { host, job, epoch, link } => {
+                let ranks = self.core.ranks_on(job, host).into_iter().collect();
+                self.collections.take((host, job, epoch), ranks, *link);
+            }
+            ImageEvent::Dumped(host, job, epoch) => {
+                // Else another request is under way.
+                if self.collections.has(job, epoch) {
+                    self.core.handle_dumped(now(), job, host);
+                }
+            }
+            ImageEvent::Collected(of, received) => self.collections.collected(of, received),
+            ImageEvent::DumpEnded(job) => self.processes.dump_ended(job),
         }
     }
 
@@ -209,6 +230,8 @@ impl EventLoop {
             let Some(effect) = self.core.poll_effect() else { break };
             self.carry_out(effect);
         }
+        let core = &self.core;
+        self.collections.retain(|job| core.collects(job), |job| core.host_of(job, 0).is_some());
         let check = self.processes.is_polling().then(|| now() + CHECK_AGAIN);
         self.core.poll_timeout().into_iter().chain(check).min()
     }
@@ -230,6 +253,7 @@ impl EventLoop {
         match effect {
             Effect::Step(number, step) => self.step(number, step),
             Effect::Reply(client, reply) => self.reply(client, &reply),
+            Effect::Say(job, Word::Dump(epoch)) => self.processes.dump(job, epoch, &self.routes),
             Effect::Say(job, word) => self.processes.say(job, word),
             Effect::BarrierOut(job, pairs) => self.processes.barrier_out(job, pairs),
             Effect::Signal(job, signal) => self.processes.signal(job, signal),
@@ -238,6 +262,8 @@ impl EventLoop {
             Effect::Read { caller, folder, weight, most } => {
                 self.checkpoints.read((caller, weight), &folder, most);
             }
+            Effect::Collect(collect) => self.collections.collect(collect),
+            Effect::Serve(job, folder) => self.collections.serve(job, folder),
             Effect::Disconnect(Peer::Parent) => self.parent = None,
             Effect::Disconnect(Peer::Child(connection)) => {
                 self.children.remove(&connection);
@@ -246,7 +272,11 @@ impl EventLoop {
             // The root orders it in virtual time alone; a real daemon ends by a signal.
             Effect::Quit => {}
             Effect::Seek(above) => drop(self.changes.above.send_replace(above)),
-            Effect::Root(root) => drop(self.changes.root.send_replace(root)),
+            Effect::Root(root) => {
+                // A root that is lost lets no job continue.
+                self.processes.release_all();
+                let _ = self.changes.root.send_replace(root);
+            }
             Effect::Deposed => {
                 self.clients.clear();
                 self.streams.clear();
@@ -257,7 +287,7 @@ impl EventLoop {
     fn step(&mut self, number: u64, step: Step) {
         match step {
             Step::Start(launch, states) => {
-                let opened = self.processes.launch(number, &launch, states);
+                let opened = self.processes.launch(number, &launch, (states, &self.routes));
                 self.carry(launch.job, opened);
             }
             Step::Suspend(jobs) => self.processes.suspend(number, &jobs),

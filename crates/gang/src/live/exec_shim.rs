@@ -7,8 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, Write};
+use std::io::{BufRead, Write, stderr, stdin, stdout};
 use std::num::NonZeroU64;
+use std::os::fd::IntoRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -17,6 +18,7 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::dup;
 use rustix::process::{
     Pid, Signal, geteuid, getpid, getppid, ioctl_tiocsctty, kill_process, kill_process_group,
     set_parent_process_death_signal, setpgid, setsid,
@@ -24,11 +26,13 @@ use rustix::process::{
 use rustix::thread::{set_current_timer_slack, set_no_new_privs};
 
 use super::rights::{self, Rights};
-use super::{job_cgroup, priority};
+use super::{criu, job_cgroup, priority};
 
 const BECOME_RANK: &str = "--become-rank";
 const BECOME_KEEPER: &str = "--become-keeper";
 const BECOME_HOLDER: &str = "--become-holder";
+const BECOME_TOOL: &str = "--become-tool";
+const BECOME_RESTORED: &str = "--become-restored";
 /// This program, whatever its file is called by now.
 const SELF: &str = "/proc/self/exe";
 /// Stands before the names of a program's variables until it starts: the dynamic loader and the libraries of the shim, which has
@@ -52,6 +56,8 @@ pub fn play_part() {
         Some(part) if part == BECOME_RANK => std::process::exit(become_rank(arguments)),
         Some(part) if part == BECOME_KEEPER => keep(),
         Some(part) if part == BECOME_HOLDER => std::process::exit(hold(arguments.next())),
+        Some(part) if part == BECOME_TOOL => std::process::exit(become_tool(arguments)),
+        Some(part) if part == BECOME_RESTORED => std::process::exit(become_restored(arguments)),
         _ => {}
     }
 }
@@ -86,6 +92,78 @@ impl Image<'_> {
         command.env_clear().envs(self.environment.iter().map(prefixed));
         command
     }
+}
+
+/// Returns a command that becomes another program, and dies with the thread that starts it.
+pub(super) fn tool(program: &str) -> Command {
+    let mut command = Command::new(SELF);
+    command.arg(BECOME_TOOL).arg(getpid().as_raw_nonzero().to_string()).arg(program);
+    command
+}
+
+fn become_tool(mut arguments: impl Iterator<Item = OsString>) -> i32 {
+    let (daemon, program) =
+        (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
+    if die_with(&daemon).is_ok() {
+        let _ = Command::new(program).args(arguments).exec();
+    }
+    CANNOT_START
+}
+
+/// A rank that CRIU restores.
+#[derive(Debug)]
+pub(super) struct RestoredImage<'a> {
+    /// The folder of its images.
+    pub(super) folder: &'a Path,
+    /// The control group that it is in.
+    pub(super) group: &'a Path,
+    /// The number of a pipe that ends once the images are there. What it holds says why they never are.
+    pub(super) arrived: String,
+    /// The numbers of its sockets for snapshots and PMI.
+    pub(super) sockets: [String; 2],
+}
+
+impl RestoredImage<'_> {
+    /// Returns a command that becomes CRIU once it has been resumed and the images are there. The restored process is a child of
+    /// this one's parent.
+    pub(super) fn command(&self) -> Command {
+        let mut command = Command::new(SELF);
+        command.arg(BECOME_RESTORED).arg(getpid().as_raw_nonzero().to_string());
+        command.arg(self.group).arg(self.folder).arg(&self.arrived).args(&self.sockets);
+        command
+    }
+}
+
+/// Becomes CRIU, in the job's own slice. Returns the exit code of one that could not be started.
+fn become_restored(mut arguments: impl Iterator<Item = OsString>) -> i32 {
+    let mut next = || arguments.next().unwrap_or_default();
+    let (daemon, group, folder) = (next(), PathBuf::from(next()), PathBuf::from(next()));
+    let (arrived, snapshots, pmi) = (next(), next(), next());
+    let sockets = [snapshots, pmi].map(|number| number.to_string_lossy().into_owned());
+    let begun = job_cgroup::enter(&group).map_err(|error| format!("{}: {error}", group.display()));
+    priority::lower_this_thread();
+    let _ = set_current_timer_slack(NonZeroU64::new(USUAL_SLACK_NS));
+    let begun = begun.and_then(|()| stop(&daemon, false).map_err(|error| error.to_string()));
+    let arguments = begun.and_then(|()| {
+        let pipe = Path::new("/proc/self/fd").join(&arrived);
+        let why = std::fs::read_to_string(&pipe).map_err(|error| error.to_string())?;
+        if !why.is_empty() {
+            return Err(why);
+        }
+        let standard = [dup(stdin()), dup(stdout()), dup(stderr())].map(|copy| {
+            // It stays open, for the restored process.
+            copy.map_or_else(|_| String::new(), |copy| copy.into_raw_fd().to_string())
+        });
+        criu::restore_arguments(&folder, standard, sockets)
+    });
+    match arguments {
+        Ok(arguments) => {
+            let error = Command::new(criu::PROGRAM).args(arguments).exec();
+            eprintln!("{}: {error}", criu::PROGRAM);
+        }
+        Err(why) => eprintln!("{why}"),
+    }
+    CANNOT_START
 }
 
 /// Returns the program and the arguments of the holder of an adopted control group: it waits until the group is empty. Without a
@@ -187,12 +265,7 @@ fn take_rights(rights: &OsStr) -> std::io::Result<()> {
 /// Ties this process to its daemon, and stops it until its first slice. The rights must have been taken: the system unties a process
 /// whose user changes.
 fn stop(daemon: &OsStr, has_terminal: bool) -> rustix::io::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))?;
-    // It may have died before it was asked for.
-    let parent = getppid().map(|pid| pid.as_raw_nonzero().to_string());
-    if parent.is_none_or(|parent| daemon != &*parent) {
-        return Err(rustix::io::Errno::SRCH);
-    }
+    die_with(daemon)?;
     if has_terminal {
         let _ = setsid()?;
         ioctl_tiocsctty(std::io::stdin())?;
@@ -204,10 +277,22 @@ fn stop(daemon: &OsStr, has_terminal: bool) -> rustix::io::Result<()> {
     kill_process(getpid(), Signal::STOP)
 }
 
+/// Has the system kill this process when its daemon dies.
+fn die_with(daemon: &OsStr) -> rustix::io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It may have died before it was asked for.
+    let parent = getppid().map(|pid| pid.as_raw_nonzero().to_string());
+    match parent.is_none_or(|parent| daemon != &*parent) {
+        true => Err(rustix::io::Errno::SRCH),
+        false => Ok(()),
+    }
+}
+
 /// The reaper's part: notes what is said on standard input, and ends it all once nothing more is.
 fn keep() -> ! {
     let mut groups = BTreeSet::new();
     let (mut files, mut cells, mut adopted) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let mut folders = BTreeSet::new();
     let _ = setsid();
     priority::lower_this_thread();
     for line in std::io::stdin().lock().lines() {
@@ -217,6 +302,7 @@ fn keep() -> ! {
             Some(("-", group)) => drop(group.parse::<i32>().map(|group| groups.remove(&group))),
             Some(("f", named)) => drop(files.insert(named.to_owned())),
             Some(("c", folder)) => drop(cells.insert(PathBuf::from(folder))),
+            Some(("d", folder)) => drop(folders.insert(PathBuf::from(folder))),
             Some(("a", folder)) => drop(adopted.insert(PathBuf::from(folder))),
             Some(("r", folder)) => drop(adopted.remove(Path::new(folder))),
             _ => {}
@@ -245,6 +331,9 @@ fn keep() -> ! {
         }
         job_cgroup::step_back(&folder);
     }
+    for folder in folders {
+        let _ = std::fs::remove_dir_all(folder);
+    }
     std::process::exit(0)
 }
 
@@ -266,6 +355,7 @@ pub struct Reaper {
     files: BTreeSet<String>,
     cells: BTreeSet<PathBuf>,
     adopted: BTreeSet<PathBuf>,
+    folders: BTreeSet<PathBuf>,
 }
 
 impl Reaper {
@@ -273,7 +363,8 @@ impl Reaper {
     #[must_use]
     pub fn start() -> Self {
         let (groups, files, cells) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        let mut reaper = Self { said: None, groups, files, cells, adopted: BTreeSet::new() };
+        let (adopted, folders) = (BTreeSet::new(), BTreeSet::new());
+        let mut reaper = Self { said: None, groups, files, cells, adopted, folders };
         reaper.restart();
         reaper
     }
@@ -287,7 +378,8 @@ impl Reaper {
         let files = self.files.iter().map(|file| format!("f{file}\n"));
         let cells = self.cells.iter().map(|folder| format!("c{}\n", folder.display()));
         let adopted = self.adopted.iter().map(|folder| format!("a{}\n", folder.display()));
-        let all: String = groups.chain(files).chain(cells).chain(adopted).collect();
+        let folders = self.folders.iter().map(|folder| format!("d{}\n", folder.display()));
+        let all: String = groups.chain(files).chain(cells).chain(adopted).chain(folders).collect();
         if let Some(said) = &mut self.said {
             let _ = said.write_all(all.as_bytes());
         }
@@ -324,6 +416,12 @@ impl Reaper {
     pub(crate) fn hold_cells(&mut self, folder: &Path) {
         self.cells.insert(folder.to_owned());
         self.say(&format!("c{}\n", folder.display()));
+    }
+
+    /// Has this folder removed, with all that is in it, when the daemon is gone.
+    pub(crate) fn hold_folder(&mut self, folder: &Path) {
+        self.folders.insert(folder.to_owned());
+        self.say(&format!("d{}\n", folder.display()));
     }
 
     /// Has the adopted processes of this control group continue when the daemon is gone.

@@ -161,7 +161,7 @@ impl JobCgroups {
     /// # Errors
     /// The reason why not.
     pub(super) fn can_have_memory(&self) -> io::Result<()> {
-        let own = parent(&self.folder);
+        let own = group_above(&self.folder);
         let has = |file: &str| {
             let path = own.join(file);
             let text = fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
@@ -174,7 +174,7 @@ impl JobCgroups {
         let path = own.join(HANDED_DOWN);
         access(&path, Access::WRITE_OK).map_err(|error| named(&path, &error.into()))?;
         let others = match own.join(TYPE).exists() && !has(HANDED_DOWN)? {
-            true => processes_of(own)?.into_iter().find(|pid| !is_below_this_process(*pid)),
+            true => processes(own)?.into_iter().find(|pid| !is_below_this_process(*pid)),
             false => None,
         };
         match others {
@@ -190,7 +190,7 @@ impl JobCgroups {
     /// The reason why that can't be; all is as before then.
     pub(super) fn take_memory(&mut self) -> io::Result<()> {
         self.can_have_memory()?;
-        let own = parent(&self.folder);
+        let own = group_above(&self.folder);
         let taken =
             self.step_aside().and_then(|()| hand_down(own)).and_then(|()| hand_down(&self.folder));
         if taken.is_err() {
@@ -202,12 +202,12 @@ impl JobCgroups {
 
     /// Moves this process and all that it has started out of its group, unless that is the topmost.
     fn step_aside(&self) -> io::Result<()> {
-        let (own, aside) = (parent(&self.folder), aside(&self.folder));
-        let processes = if own.join(TYPE).exists() { processes_of(own)? } else { Vec::new() };
+        let (own, aside) = (group_above(&self.folder), aside(&self.folder));
+        let processes = if own.join(TYPE).exists() { processes(own)? } else { Vec::new() };
         if !processes.is_empty() {
             fs::create_dir(&aside).map_err(|error| named(&aside, &error))?;
         }
-        processes.into_iter().try_for_each(|pid| put(&aside, PROCESSES, &pid.to_string()))
+        processes.into_iter().try_for_each(|pid| write_to(&aside, PROCESSES, &pid.to_string()))
     }
 
     /// One for a job.
@@ -226,7 +226,7 @@ impl JobCgroups {
     }
 }
 
-fn parent(folder: &Path) -> &Path {
+fn group_above(folder: &Path) -> &Path {
     folder.parent().unwrap_or(folder)
 }
 
@@ -238,40 +238,31 @@ fn aside(folder: &Path) -> PathBuf {
 }
 
 /// Writes to a file of a group, which must be there.
-fn put(group: &Path, file: &str, text: &str) -> io::Result<()> {
+fn write_to(group: &Path, file: &str, text: &str) -> io::Result<()> {
     let path = group.join(file);
     let opened = File::options().write(true).truncate(true).open(&path);
     opened.and_then(|mut it| it.write_all(text.as_bytes())).map_err(|error| named(&path, &error))
 }
 
 fn hand_down(group: &Path) -> io::Result<()> {
-    put(group, HANDED_DOWN, "+memory")
-}
-
-fn processes_of(group: &Path) -> io::Result<Vec<u32>> {
-    let path = group.join(PROCESSES);
-    let text = fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
-    Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+    write_to(group, HANDED_DOWN, "+memory")
 }
 
 /// Returns whether a process is this one, or was started by it or below it.
-fn is_below_this_process(pid: u32) -> bool {
-    let started_by = |pid: &u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok().filter(|pid| *pid > 0)
-    };
-    std::iter::successors(Some(pid), started_by).any(|pid| pid == std::process::id())
+fn is_below_this_process(pid: i32) -> bool {
+    let started_by = |pid: &i32| parent_of(*pid).filter(|pid| *pid > 0);
+    std::iter::successors(Some(pid), started_by).any(|pid| pid as u32 == std::process::id())
 }
 
 /// Returns this process to the group that the daemon has left, if it has, and removes what the daemon was in.
 pub(super) fn step_back(folder: &Path) {
-    let (own, aside) = (parent(folder), aside(folder));
+    let (own, aside) = (group_above(folder), aside(folder));
     if !aside.exists() {
         return;
     }
-    let _ = put(own, HANDED_DOWN, "-memory");
-    for pid in processes_of(&aside).into_iter().flatten() {
-        let _ = put(own, PROCESSES, &pid.to_string());
+    let _ = write_to(own, HANDED_DOWN, "-memory");
+    for pid in processes(&aside).into_iter().flatten() {
+        let _ = write_to(own, PROCESSES, &pid.to_string());
     }
     let _ = fs::remove_dir(aside);
 }
@@ -283,11 +274,11 @@ pub(super) fn step_back(folder: &Path) {
 pub(super) fn reclaim(group: &Path, bytes: u64, has_limit: bool) -> io::Result<()> {
     // With a limit, the group may use swap while it is suspended, and at no other time.
     if has_limit {
-        let _ = put(group, SWAP_MAX, "max");
+        let _ = write_to(group, SWAP_MAX, "max");
     }
-    let reclaimed = put(group, RECLAIM, &bytes.to_string());
+    let reclaimed = write_to(group, RECLAIM, &bytes.to_string());
     if has_limit {
-        let _ = put(group, SWAP_MAX, "0");
+        let _ = write_to(group, SWAP_MAX, "0");
     }
     reclaimed
 }
@@ -301,12 +292,57 @@ impl Drop for JobCgroups {
 /// Kills all that is in the groups of a folder, and removes them as far as they are empty.
 pub(super) fn clear(folder: &Path) {
     let _ = fs::write(folder.join(KILL), "1");
+    remove_with_all_below(folder);
+}
+
+/// Removes a group and those below it, as far as they are empty.
+fn remove_with_all_below(folder: &Path) {
     for group in fs::read_dir(folder).into_iter().flatten().flatten() {
         if group.path().is_dir() {
-            let _ = fs::remove_dir(group.path());
+            remove_with_all_below(&group.path());
         }
     }
     let _ = fs::remove_dir(folder);
+}
+
+/// Freezes a group.
+///
+/// # Errors
+/// What the system says.
+pub(super) fn freeze(folder: &Path) -> io::Result<()> {
+    fs::write(folder.join(FREEZE), "1")
+}
+
+/// Returns the processes of a group, without those of groups below it.
+///
+/// # Errors
+/// What the system says.
+pub(super) fn processes(folder: &Path) -> io::Result<Vec<i32>> {
+    let path = folder.join(PROCESSES);
+    let text = fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
+    Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+}
+
+/// Puts a process into a group.
+///
+/// # Errors
+/// What the system says.
+pub(super) fn put(pid: i32, group: &Path) -> io::Result<()> {
+    fs::write(group.join(PROCESSES), pid.to_string())
+}
+
+/// Puts all processes of a frozen group into another.
+///
+/// # Errors
+/// What the system says.
+pub(super) fn put_all(from: &Path, to: &Path) -> io::Result<()> {
+    processes(from)?.into_iter().try_for_each(|pid| put(pid, to))
+}
+
+/// Returns the process that has started a process, or has inherited it; `None` if there is no such process.
+pub(super) fn parent_of(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
 }
 
 /// Lets all of a group go on, if it is still there.
@@ -403,10 +439,10 @@ impl JobCgroup {
     /// # Errors
     /// What the system says.
     pub(super) fn limit(&mut self, bytes: u64) -> io::Result<()> {
-        put(&self.folder, END_TOGETHER, "1")?;
+        write_to(&self.folder, END_TOGETHER, "1")?;
         // A system without swap may not have it.
-        let _ = put(&self.folder, SWAP_MAX, "0");
-        put(&self.folder, MEMORY_MAX, &bytes.to_string())?;
+        let _ = write_to(&self.folder, SWAP_MAX, "0");
+        write_to(&self.folder, MEMORY_MAX, &bytes.to_string())?;
         self.limit = Some(bytes);
         Ok(())
     }

@@ -48,6 +48,22 @@ impl Process {
         Ok((Self { pid, handle, state: State::Runs, own_nice: None }, child))
     }
 
+    /// Takes over a child of this process that another program has started.
+    ///
+    /// # Errors
+    /// There is no such child.
+    pub(crate) fn adopt(pid: Pid) -> std::io::Result<Self> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let _ = waitid(WaitId::Pid(pid), options)?;
+        let handle = pidfd_open(pid, PidfdFlags::empty())?;
+        Ok(Self { pid, handle, state: State::Runs, own_nice: None })
+    }
+
+    /// Waits for a child of this number, if there is one and it has ended.
+    pub(crate) fn reap(pid: Pid) {
+        let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+    }
+
     /// Its number, and that of its group.
     #[must_use]
     pub const fn pid(&self) -> Pid {

@@ -1,9 +1,11 @@
 //! The jobs' processes on this host: started, suspended, resumed, signalled and killed.
 
+mod imaging;
 mod launching;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 
 use midplane_simhw::nicd::Admitted;
 use rustix::process::Signal;
@@ -12,6 +14,7 @@ use rustix::thread::{Timespec, nanosleep};
 use tokio::sync::mpsc;
 
 use super::channels::ProcessGroups;
+use super::criu::SharedFiles;
 use super::event::{Event, Pass};
 use super::exec_shim::Reaper;
 use super::job_cgroup::{JobCgroup, JobCgroups};
@@ -25,6 +28,7 @@ use crate::names::JobId;
 use crate::node_core::message::{Cluster, End, Pairs, RankEvent, Word};
 use crate::node_core::order::Outcome;
 use crate::node_core::size::Size;
+use imaging::{Hold, Restoring};
 
 /// How often processes are checked before the daemon waits for a signal instead.
 const CHECKS: usize = 30;
@@ -61,6 +65,10 @@ struct Held {
     terminal: Option<OwnedFd>,
     /// Sends words to its [`Snapshots`](super::snapshot::Snapshots).
     words: mpsc::UnboundedSender<Word>,
+    /// The files that it shares with this process.
+    files: SharedFiles,
+    /// Set while the process is CRIU.
+    restoring: Option<Restoring>,
     /// True once its end was returned.
     is_reported: bool,
 }
@@ -122,6 +130,10 @@ pub(super) struct Processes {
     guests: BTreeMap<JobId, u32>,
     /// The PMI servers of jobs.
     pmi: BTreeMap<JobId, PmiJob>,
+    /// Jobs that are kept still while they are dumped.
+    holds: BTreeMap<JobId, Hold>,
+    /// The folder for images of processes, once one was made.
+    images: Option<PathBuf>,
     /// Control groups of jobs that have ended, to be removed.
     emptied: Vec<JobCgroup>,
     /// True if a child has changed since the last [`Local::ended`].
@@ -153,6 +165,8 @@ impl Processes {
             adopted: BTreeMap::new(),
             guests: BTreeMap::new(),
             pmi: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            images: None,
             emptied: Vec::new(),
             have_changed: true,
         }
@@ -171,11 +185,13 @@ impl Processes {
             if self.adopted.get(job).is_some_and(|cgroup| cgroup.freeze().is_ok()) {
                 waits.adopted.push(*job);
             }
-            // If a job's control group can't be frozen, the job is stopped by signals.
-            if self.cgroups.get(job).is_some_and(|cgroup| cgroup.freeze().is_ok()) {
-                waits.cgroups.push(*job);
-            } else {
-                waits.members.extend(self.of_job(*job));
+            let begun =
+                self.cgroups.get(job).map(|cgroup| cgroup.begin_freeze(self.holds.get_mut(job)));
+            match begun {
+                Some(Ok(true)) => waits.cgroups.push(*job),
+                Some(Ok(false)) => {}
+                // If a job's control group can't be frozen, the job is stopped by signals.
+                Some(Err(_)) | None => waits.members.extend(self.of_job(*job)),
             }
             let of_job = self.members.range((*job, 0)..=(*job, u16::MAX));
             self.process_groups.set(*job, of_job.map(|(_, held)| held.process.pid()).collect());
@@ -229,6 +245,10 @@ impl Processes {
     pub(super) fn resume(&mut self, jobs: &[JobId]) {
         self.keep_memory(jobs);
         for job in jobs {
+            if let Some(hold) = self.holds.get_mut(job) {
+                hold.runs = true;
+                continue;
+            }
             for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
                 held.process.relax();
             }
@@ -247,6 +267,9 @@ impl Processes {
         self.keep_memory(jobs);
         for job in jobs {
             self.pmi.remove(job);
+            // What was dumped is not sent.
+            let _ = self.let_go(*job);
+            self.holds.remove(job);
             if let Some(cgroup) = self.cgroups.remove(job) {
                 cgroup.kill();
                 self.emptied.push(cgroup);
@@ -283,7 +306,7 @@ impl Processes {
     fn settle(&mut self, waits: &mut Waits) -> bool {
         while let Some(member) = waits.members.last() {
             let is_through = self.members.get_mut(member).is_none_or(|held| match waits.is_kill {
-                true => held.process.end().is_some(),
+                true => held.restoring.is_none() && held.process.end().is_some(),
                 false => held.process.is_still(),
             });
             if !is_through {
@@ -331,8 +354,11 @@ impl Processes {
         Some((waits.step, waits.outcome))
     }
 
-    /// Sends a word to all ranks of a job here.
-    pub(super) fn say(&self, job: JobId, word: Word) {
+    /// Sends a word to all ranks of a job here, or lets them continue if they were dumped.
+    pub(super) fn say(&mut self, job: JobId, word: Word) {
+        if word == Word::Go && self.let_go(job) {
+            return;
+        }
         for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
             let _ = held.words.send(word);
         }
@@ -350,12 +376,13 @@ impl Processes {
         self.have_changed = true;
     }
 
-    /// Returns the ranks that have ended, each once, and which jobs the kernel has ended for want of memory.
+    /// Returns the ranks that have ended, each once, before it the reason if it could not be restored, and which jobs the kernel
+    /// has ended for want of memory.
     pub(super) fn ended(&mut self) -> Vec<(JobId, u16, RankEvent)> {
-        let mut ended = Vec::new();
         if !std::mem::take(&mut self.have_changed) {
-            return ended;
+            return Vec::new();
         }
+        let mut ended = self.take_restored();
         for ((job, rank), held) in &mut self.members {
             if held.is_reported {
                 continue;

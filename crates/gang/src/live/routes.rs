@@ -7,10 +7,10 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
-use super::event::Event;
+use super::event::{Event, ImageEvent};
 use super::link::{self, Credentials, Frame, Receiver, Sender};
 use super::streams;
-use crate::names::JobId;
+use crate::names::{Epoch, JobId};
 use crate::node_core::election::Ballot;
 use crate::node_core::message::Hello;
 
@@ -82,6 +82,22 @@ impl Routes {
                 sleep(AGAIN).await;
             }
         });
+    }
+
+    /// Connects to the root, to send or to fetch the images of a job's ranks here.
+    pub(super) async fn open_images(
+        &mut self,
+        job: JobId,
+        epoch: Epoch,
+    ) -> Option<(Sender, Receiver)> {
+        let (root, host) = (self.find_root().await?, self.host);
+        if root != host {
+            return self.dial(root, Hello::Images { host, job, epoch }).await;
+        }
+        let (ours, theirs) = UnixStream::pair().ok()?;
+        let link = Box::new(link::local(theirs));
+        self.events.send(Event::Images(ImageEvent::Link { host, job, epoch, link })).ok()?;
+        Some(link::local(ours))
     }
 
     async fn open_streams(&mut self, job: JobId) -> Option<(Sender, Receiver)> {

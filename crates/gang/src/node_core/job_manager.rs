@@ -3,6 +3,7 @@
 mod admission;
 mod barrier;
 mod checking;
+mod imaging;
 mod listing;
 mod ranks;
 mod saving;
@@ -25,8 +26,9 @@ use crate::schedule::Policy;
 use crate::scheduler_core::{Event, SchedulerConfig, SchedulerCore, Switch};
 use barrier::Barrier;
 use checking::{Checks, Purpose};
+pub(crate) use imaging::Collect;
 use saving::Saves;
-pub(crate) use saving::{Read, Write};
+pub(crate) use saving::{Contents, Read, Restored, Write};
 use takeover::Takeover;
 
 /// Number of switches that are remembered.
@@ -93,6 +95,8 @@ impl Job {
 pub(super) struct News {
     /// Checkpoints to be written.
     pub(super) writes: Vec<Write>,
+    /// Images to be collected.
+    pub(super) collects: Vec<Collect>,
     /// Jobs whose ranks continue, though they are not saved.
     pub(super) go: Vec<JobId>,
     /// Jobs of which a host is lost.
@@ -169,6 +173,8 @@ pub(crate) struct JobManager {
     has_lost_a_host: bool,
     /// Jobs of which a host is lost.
     abandoned: Vec<JobId>,
+    /// Jobs whose ranks continue, because the front end that wanted their images has left.
+    released: Vec<JobId>,
     /// Jobs whose ranks have all entered the PMI barrier, with what they have put.
     barriers: Vec<(JobId, u64, Pairs)>,
     /// Each follows a number of changes.
@@ -204,6 +210,7 @@ impl JobManager {
             quitting: Quitting::No,
             has_lost_a_host: false,
             abandoned: Vec::new(),
+            released: Vec::new(),
             barriers: Vec::new(),
             replies: VecDeque::new(),
         }
@@ -357,7 +364,8 @@ impl JobManager {
     pub(super) fn drain(&mut self, now: Instant) -> News {
         let abandoned = std::mem::take(&mut self.abandoned);
         let barriers = std::mem::take(&mut self.barriers);
-        let mut news = News { abandoned, barriers, ..News::default() };
+        let go = std::mem::take(&mut self.released);
+        let mut news = News { abandoned, barriers, go, ..News::default() };
         while let Some(event) = self.scheduler_core.poll_event() {
             match event {
                 Event::Switched(switch) => self.switched(switch),
@@ -378,6 +386,9 @@ impl JobManager {
                 Event::Cut(job, epoch) => {
                     match self.jobs.get_mut(&job).and_then(|it| it.checks.complete()) {
                         Some(Purpose::Check) => self.check(job, epoch),
+                        Some(Purpose::Images) => {
+                            news.collects.extend(self.begin_images(job, epoch));
+                        }
                         _ => match self.cut(job, epoch) {
                             Some(write) => news.writes.push(write),
                             None => news.go.push(job),

@@ -63,6 +63,8 @@ pub struct Program {
     /// The processes that run in the job's slices. `command` is not run then, only shown: a rank waits until the group is
     /// empty.
     pub adopts: Option<Adopted>,
+    /// True if its ranks are restored from images of processes, which the root has. A front end can't ask for that.
+    pub images: bool,
 }
 
 /// A control group of processes that something else has started.
@@ -131,8 +133,9 @@ impl Program {
         let bytes = |texts: Vec<String>| texts.into_iter().map(String::into_bytes).collect();
         let (command, environment) = (bytes(command), bytes(environment));
         let folder = folder.into_bytes();
-        let adopts = None;
-        Ok(Self { command, environment, folder, terminal, keep_going, woken, memory, adopts })
+        let found =
+            Self { command, environment, folder, terminal, keep_going, woken, ..Self::default() };
+        Ok(Self { memory, ..found })
     }
 }
 
@@ -202,6 +205,15 @@ pub enum Hello {
         /// The sender's host.
         host: u16,
     },
+    /// The connection carries images of a job's processes on one host: to the root if they are being saved, else from it.
+    Images {
+        /// The sender's host.
+        host: u16,
+        /// The job.
+        job: JobId,
+        /// The epoch of the cut that they were made in.
+        epoch: Epoch,
+    },
 }
 
 /// Messages for all ranks of a job on their hosts.
@@ -209,8 +221,10 @@ pub enum Hello {
 pub(crate) enum Word {
     /// Asks them for their states.
     Ask,
-    /// Lets those that have handed their states over continue.
+    /// Lets those that have handed their states over, or have been dumped, continue.
     Go,
+    /// Keeps them still, and makes images of their processes, for the cut of this epoch.
+    Dump(Epoch),
 }
 
 /// A job on a host whose root was lost.

@@ -272,6 +272,7 @@ fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
         woken: terminal == "woken",
         memory: terminal.strip_prefix("memory ").map(|mib| mib.parse::<u64>().unwrap() << 20),
         adopts: None,
+        images: false,
     };
     let (ranks, output) = (ranks.parse().unwrap(), Output::default());
     let options = RunOptions { ranks, weight: 1, program, output };

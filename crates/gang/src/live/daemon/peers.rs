@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
 
-use super::super::event::Event;
+use super::super::event::{Event, ImageEvent};
 use super::super::link::{self, Frame, Receiver, Sender};
 use super::super::refusals::Refusal;
 use super::super::routes::Routes;
@@ -42,6 +42,14 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
                 Hello::Streams { host, job } => {
                     let _ = events.send(Event::Streams { host, job, link: Box::new(link) });
                 }
+                Hello::Images { host, job, epoch } => {
+                    let _ = events.send(Event::Images(ImageEvent::Link {
+                        host,
+                        job,
+                        epoch,
+                        link: Box::new(link),
+                    }));
+                }
                 Hello::Ballot { host } => {
                     let (_, mut receiver) = link;
                     if let Ok(Ok(Some(ballot))) = timeout(AGAIN, receiver.message()).await {
@@ -67,7 +75,7 @@ async fn admit(
     let (host, fits) = match &hello {
         // A daemon of another cluster or version does not count as an attempt.
         Hello::Child { host, cluster: theirs } => (*host, *theirs == cluster),
-        Hello::Streams { host, .. } => (*host, true),
+        Hello::Streams { host, .. } | Hello::Images { host, .. } => (*host, true),
         Hello::Front { host, user } => {
             (*host, cluster.takes_over() && user.name.len() <= User::MOST_BYTES)
         }

@@ -14,9 +14,10 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::sync::mpsc;
 
-use super::{Held, Member, Processes, Waits};
+use super::{Held, Member, Processes, Waits, imaging};
 use crate::contexts::Mode;
 use crate::live::adopted;
+use crate::live::criu::SharedFiles;
 use crate::live::event::Event;
 use crate::live::exec_shim::Image;
 use crate::live::job_cgroup::{JobCgroup, JobCgroups};
@@ -24,6 +25,7 @@ use crate::live::link::Stream;
 use crate::live::pmi::{self, PmiJob};
 use crate::live::process::Process;
 use crate::live::rights::Rights;
+use crate::live::routes::Routes;
 use crate::live::streams::Opened;
 use crate::live::{exec_shim, rank, snapshot};
 use crate::names::JobId;
@@ -37,7 +39,7 @@ impl Processes {
         &mut self,
         step: u64,
         launch: &Launch,
-        mut states: BTreeMap<u16, Vec<u8>>,
+        (mut states, routes): (BTreeMap<u16, Vec<u8>>, &Routes),
     ) -> Vec<Opened> {
         let job = launch.job;
         let places = self.cluster.places(launch);
@@ -67,8 +69,14 @@ impl Processes {
         let name =
             name.map_or_else(|| format!("gang-{job}").into(), |(_, name)| name.to_string_lossy());
         self.pmi.insert(job, PmiJob::new(&name, &hosts));
+        if launch.program.images && rights.is_some() {
+            match self.restore(launch, &own, routes) {
+                Ok(restored) => opened = restored,
+                Err(why) => outcome.failed.push((job, self.host, why)),
+            }
+        }
         for (local, &rank) in own.iter().enumerate() {
-            let Some(rights) = &rights else { break };
+            let Some(rights) = rights.as_ref().filter(|_| !launch.program.images) else { break };
             let place = (rank, local, own.len());
             match self.start(launch, &hosts, place, (rights, states.remove(&rank))) {
                 Ok((held, files)) => {
@@ -174,6 +182,8 @@ impl Processes {
         set(snapshot::SNAPSHOTS, theirs.as_raw_fd().to_string());
         let (to_pmi, of_pmi) = inherited_pair().map_err(failed)?;
         set(pmi::FD, of_pmi.as_raw_fd().to_string());
+        let snapshots = imaging::name("socket", &theirs).map_err(failed)?;
+        let pmi = imaging::name("socket", &of_pmi).map_err(failed)?;
         let image = Image {
             program: &path,
             arguments,
@@ -190,9 +200,12 @@ impl Processes {
         };
         drop((files, theirs, of_pmi));
         let (process, terminal, opened) = started.map_err(failed)?;
+        let standard = imaging::standard_of(&opened).map_err(failed)?;
+        let files = SharedFiles { standard, snapshots, pmi };
         let words = self.listen((launch.job, rank), ours, state);
         self.serve_pmi((launch.job, rank), to_pmi);
-        Ok((Held { process, terminal, words, is_reported: false }, opened))
+        let restoring = None;
+        Ok((Held { process, terminal, words, files, restoring, is_reported: false }, opened))
     }
 
     /// Returns the variables that a rank's front end has sent, and the rank's numbers.
@@ -219,7 +232,7 @@ impl Processes {
     }
 
     /// Starts the task that answers a rank's MPI library.
-    fn serve_pmi(&self, (job, rank): Member, end: OwnedFd) {
+    pub(super) fn serve_pmi(&self, (job, rank): Member, end: OwnedFd) {
         let Some(pmi) = self.pmi.get(&job) else { return };
         let events = self.events.clone();
         let said = move |event| drop(events.send(Event::Rank(job, rank, event)));
@@ -227,7 +240,7 @@ impl Processes {
     }
 
     /// Starts the task that carries a rank's messages about checkpoints.
-    fn listen(
+    pub(super) fn listen(
         &self,
         member: Member,
         end: OwnedFd,
@@ -265,7 +278,7 @@ fn find(program: &Program, rights: &Rights) -> Result<PathBuf, String> {
 }
 
 /// Connected sockets: the daemon's, and one that processes inherit which are started while it is open.
-fn inherited_pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
+pub(super) fn inherited_pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = UnixStream::pair()?;
     Ok((ours.into(), rustix::io::dup(theirs)?))
 }
@@ -273,7 +286,7 @@ fn inherited_pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
 /// A process, the daemon's side of its terminal, and its streams.
 type Started = (Process, Option<OwnedFd>, Opened);
 
-fn start_with_pipes(command: &mut Command, rank: u16) -> std::io::Result<Started> {
+pub(super) fn start_with_pipes(command: &mut Command, rank: u16) -> std::io::Result<Started> {
     command.stdin(if rank == 0 { Stdio::piped() } else { Stdio::null() });
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let (process, mut child) = Process::start(command)?;

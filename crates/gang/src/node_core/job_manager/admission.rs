@@ -36,6 +36,7 @@ impl JobManager {
         (request, ranks): (Request, u16),
         (program, is_restored): (Program, bool),
     ) -> Option<JobId> {
+        let program = Program { images: program.images && is_restored, ..program };
         let job = match self.scheduler_core.submit(request, ranks, (program, user)) {
             Ok(job) => job,
             Err(AdmitError::TooLarge { there, .. }) => {

@@ -27,6 +27,11 @@ pub(super) struct Barrier {
 }
 
 impl Barrier {
+    /// Returns whether a rank has entered it.
+    pub(super) fn was_entered(&self) -> bool {
+        self.left > 0 || !self.inside.is_empty()
+    }
+
     /// Takes what a rank has put. Returns false if that is too much.
     fn enter(&mut self, rank: u16, pairs: Pairs) -> bool {
         for (key, value) in &pairs {

@@ -21,6 +21,8 @@ use crate::wait::WaitState;
 pub(super) enum Purpose {
     Check,
     Save,
+    /// Images of the processes are to be made.
+    Images,
 }
 
 /// The checks of a job.

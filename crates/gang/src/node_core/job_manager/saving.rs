@@ -7,6 +7,7 @@ use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
 use super::checking::Purpose;
+use super::imaging;
 use super::{Job, JobManager};
 use crate::checkpoint::Checkpoint;
 use crate::context::NetworkContext;
@@ -29,19 +30,21 @@ pub(super) struct Saves {
     /// True if the states are too long: they are dropped, and the ranks continue once all have handed theirs over.
     is_void: bool,
     states: BTreeMap<u16, RankState>,
-    wanted: Option<Wanted>,
+    pub(super) wanted: Option<Wanted>,
+    /// While images of the processes are made: the hosts that have not dumped theirs.
+    pub(super) images: Option<BTreeSet<u16>>,
     /// A host on which the job has Virtual Interfaces while it is cut.
-    interfaces: Option<u16>,
+    pub(super) interfaces: Option<u16>,
 }
 
 /// A front end's request to save a job.
 #[derive(Debug)]
-struct Wanted {
-    caller: Caller,
-    folder: Vec<u8>,
-    end: bool,
+pub(super) struct Wanted {
+    pub(super) caller: Caller,
+    pub(super) folder: Vec<u8>,
+    pub(super) end: bool,
     /// Set while the checkpoint is being written.
-    saved: Option<Saved>,
+    pub(super) saved: Option<Saved>,
 }
 
 impl Saves {
@@ -52,7 +55,8 @@ impl Saves {
 
     /// Notes that the job has Virtual Interfaces on a host while it is stopped.
     pub(super) fn has_interfaces(&mut self, host: u16) {
-        self.interfaces = self.is_due.then_some(host);
+        let is_cut = self.is_due || (self.wanted.is_some() && self.able.is_empty());
+        self.interfaces = is_cut.then_some(host);
     }
 
     /// Gives the checkpoint up because the job has ended. Returns the reply for the front end that wants it.
@@ -133,7 +137,25 @@ pub(crate) struct Write {
 pub(crate) struct Read {
     pub(crate) caller: Caller,
     pub(crate) weight: u8,
-    pub(crate) read: Result<(Program, Checkpoint), String>,
+    pub(crate) read: Result<(Program, Contents), String>,
+}
+
+/// The contents of a checkpoint.
+#[derive(Debug)]
+pub(crate) enum Contents {
+    /// States that they have handed over.
+    States(Checkpoint),
+    /// Images of the processes of so many ranks, in a folder.
+    Images(u16, Vec<u8>),
+}
+
+/// A restored job, and how its ranks get what they start from.
+#[derive(Debug)]
+pub(crate) enum Restored {
+    /// In chunks, before the job is launched.
+    States(JobId, Vec<Addressed>),
+    /// The hosts fetch images from a folder of the root's.
+    Images(JobId, Vec<u8>),
 }
 
 impl JobManager {
@@ -174,21 +196,27 @@ impl JobManager {
         caller: Caller,
         (folder, end): (Vec<u8>, bool),
     ) -> Result<bool, String> {
-        if self.geometry.is_none() {
-            return Err("the daemons have no --fabric: nothing is known of what ranks send".into());
-        }
         let Some(it) = self.jobs.get_mut(&job) else {
             return Err(format!("there is no job {job}"));
         };
+        let is_busy = it.saves.wanted.is_some() || it.saves.is_void;
+        let wanted = Wanted { caller, folder, end, saved: None };
+        if it.saves.able.is_empty() && !is_busy && it.launch.program.to_json().is_some() {
+            return self.save_images(job, wanted).map(|()| false);
+        }
+        if self.geometry.is_none() {
+            return Err("the daemons have no --fabric: nothing is known of what ranks send".into());
+        }
         if let Some(why) = it.saves.refusal(job, it) {
             return Err(why);
         }
-        it.saves.wanted = Some(Wanted { caller, folder, end, saved: None });
+        it.saves.wanted = Some(wanted);
         Ok(!std::mem::replace(&mut it.saves.is_asked, true))
     }
 
     /// Cancels a front end's requests to save jobs that are not cut yet.
     pub(super) fn give_up_saving(&mut self, client: ClientId) {
+        self.give_up_images(client);
         for it in self.jobs.values_mut().filter(|it| !it.saves.is_due) {
             it.saves.wanted.take_if(|wanted| wanted.caller.client == client);
         }
@@ -287,12 +315,13 @@ impl JobManager {
         Some(Write { job, checkpoint, folder, user, go })
     }
 
-    /// Takes the result of writing a job's checkpoint. Returns true if the ranks still wait, and continue.
+    /// Takes the result of writing a job's checkpoint: the bytes of images in it. Returns true if the ranks still wait, and
+    /// continue.
     pub(in crate::node_core) fn handle_written(
         &mut self,
         now: Instant,
         job: JobId,
-        written: Result<(), String>,
+        written: Result<u64, String>,
     ) -> bool {
         let Some(it) = self.jobs.get_mut(&job) else { return false };
         let Some(Wanted { caller, folder, end, saved }) = it.saves.wanted.take() else {
@@ -300,9 +329,16 @@ impl JobManager {
         };
         let client = caller.client;
         it.saves.is_due = false;
+        let (stands, written) = match it.saves.images.take() {
+            Some(missing) => {
+                (end || !missing.is_empty(), written.map_err(|why| imaging::unable(job, &why)))
+            }
+            None => (end, written),
+        };
         match (written, saved) {
-            (Ok(()), Some(saved)) => {
-                self.reply(client, Reply::Saved(saved));
+            (Ok(images), Some(saved)) => {
+                let state_bytes = saved.state_bytes + images;
+                self.reply(client, Reply::Saved(Saved { state_bytes, ..saved }));
                 if end {
                     let folder = String::from_utf8_lossy(&folder);
                     self.end(now, job, Some(format!("it was saved in {folder}")));
@@ -311,20 +347,24 @@ impl JobManager {
             }
             (Err(why), _) => {
                 self.refuse(client, why);
-                end
+                stands
             }
-            (Ok(()), None) => false,
+            (Ok(_), None) => false,
         }
     }
 
-    /// Admits a job that was saved. Returns the states and contexts that its ranks start from.
-    pub(in crate::node_core) fn restore(
-        &mut self,
-        now: Instant,
-        read: Read,
-    ) -> Option<(JobId, Vec<Addressed>)> {
+    /// Admits a job that was saved. Returns what its ranks start from.
+    pub(in crate::node_core) fn restore(&mut self, now: Instant, read: Read) -> Option<Restored> {
         let Read { caller, weight, read } = read;
-        let (program, checkpoint) = match read.and_then(|read| self.fits(read)) {
+        let fit = match read {
+            Ok((program, Contents::Images(ranks, folder))) => {
+                let job = self.restore_images(now, (caller, weight), (program, ranks))?;
+                return Some(Restored::Images(job, folder));
+            }
+            Ok((program, Contents::States(checkpoint))) => self.fits((program, checkpoint)),
+            Err(why) => Err(why),
+        };
+        let (program, checkpoint) = match fit {
             Ok(read) => read,
             Err(why) => {
                 self.refuse(caller.client, why);
@@ -345,7 +385,7 @@ impl JobManager {
                 chunks.extend(of_kind.map(|chunk| (host, rank, chunk)));
             }
         }
-        Some((job, chunks))
+        Some(Restored::States(job, chunks))
     }
 
     /// Checks that a checkpoint's channels fit these daemons.

@@ -21,7 +21,7 @@ use crate::node_core::replica::Durable;
 use crate::node_core::state_chunk::{self, ChunkKind};
 use crate::node_core::user::{Caller, User};
 use crate::node_core::{
-    ClientId, Effect, NodeConfig, NodeCore, Peer, Read, RootConfig, Step, Transmit,
+    ClientId, Contents, Effect, NodeConfig, NodeCore, Peer, Read, RootConfig, Step, Transmit,
 };
 use crate::schedule::{Placing, QueueTree};
 use crate::scheduler_core::SchedulerConfig;
@@ -403,10 +403,11 @@ impl Cluster {
             }
             Event::Attach(client) => self.attach(client),
             Event::Written(host, job) => {
-                self.call(host, |core, now| core.handle_written(now, job, Ok(())));
+                self.call(host, |core, now| core.handle_written(now, job, Ok(0)));
             }
             Event::Read(host, caller, folder, weight) => {
                 let read = self.disk.get(&folder).cloned().ok_or_else(|| "nothing there".into());
+                let read = read.map(|(program, saved)| (program, Contents::States(saved)));
                 self.call(host, |core, now| core.handle_read(now, Read { caller, weight, read }));
             }
             Event::Script(_) => unreachable!("the script takes it"),
@@ -613,6 +614,7 @@ impl Cluster {
             Effect::Disconnect(Peer::Child(number)) => self.close(number, End::Parent),
             Effect::Refused(_) => {}
             Effect::Quit => unreachable!("nothing orders it"),
+            Effect::Collect(_) | Effect::Serve(..) => unreachable!("the user is not root"),
         }
     }
 
@@ -726,6 +728,7 @@ impl Cluster {
             match word {
                 Word::Ask => process.is_asked = true,
                 Word::Go => process.waits = false,
+                Word::Dump(_) => unreachable!("the user is not root"),
             }
             process.update(self.now);
             self.schedule_rank(host, member);

@@ -21,6 +21,7 @@ fn program() -> Program {
         woken: true,
         memory: None,
         adopts: None,
+        images: false,
     }
 }
 
@@ -205,7 +206,7 @@ fn a_rank_that_leaves_while_its_checkpoint_is_written_is_in_it() {
     assert!(write.go);
     assert!(!scene.root.left(scene.job, 1));
     assert_eq!(scene.replies(), []);
-    scene.root.handle_written(NOW, scene.job, Ok(()));
+    scene.root.handle_written(NOW, scene.job, Ok(0));
     assert!(matches!(scene.replies()[..], [Reply::Saved(Saved { ranks: RANKS, .. })]));
 }
 

@@ -1,0 +1,214 @@
+//! Images of jobs, at the root: those that hosts send to be saved, and those that hosts fetch to restore jobs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use tokio::sync::{mpsc, watch};
+
+use super::event::{Event, ImageEvent};
+use super::link::{Receiver, Sender};
+use super::{criu, image_link, priority};
+use crate::checkpoint::{IMAGES, Manifest, Part};
+use crate::names::{Epoch, JobId};
+use crate::node_core::Collect;
+
+/// Images that are being saved.
+struct Collection {
+    wanted: Collect,
+    /// Hosts whose images have not begun to arrive.
+    missing: BTreeSet<u16>,
+    /// Hosts whose images are not complete.
+    incomplete: BTreeSet<u16>,
+    parts: Vec<Part>,
+    folder: Arc<Unfinished>,
+    /// Ends the connections when it is dropped.
+    canceled: watch::Sender<()>,
+}
+
+/// A checkpoint without its manifest. What it has is removed when this is dropped.
+struct Unfinished {
+    folder: PathBuf,
+    ranks: u16,
+    /// True if the folder was made for it.
+    is_new: bool,
+}
+
+impl Unfinished {
+    fn create(folder: PathBuf, ranks: u16) -> Result<Self, String> {
+        let is_new = !folder.exists();
+        let made = fs::create_dir_all(&folder);
+        made.map_err(|error| format!("{}: {error}", folder.display()))?;
+        Ok(Self { folder, ranks, is_new })
+    }
+
+    fn is_finished(&self) -> bool {
+        self.folder.join(crate::checkpoint::MANIFEST).exists()
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if self.is_finished() {
+            return;
+        }
+        for rank in 0..self.ranks {
+            let _ = fs::remove_dir_all(criu::of_rank(&self.folder, rank));
+        }
+        if self.is_new {
+            let _ = fs::remove_dir(&self.folder);
+        }
+    }
+}
+
+/// The images of all jobs, at the root.
+pub(super) struct Collections {
+    saved: BTreeMap<JobId, Collection>,
+    restored: BTreeMap<JobId, PathBuf>,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+impl Collections {
+    pub(super) const fn new(events: mpsc::UnboundedSender<Event>) -> Self {
+        Self { saved: BTreeMap::new(), restored: BTreeMap::new(), events }
+    }
+
+    /// Begins to collect the images of a job.
+    pub(super) fn collect(&mut self, wanted: Collect) {
+        let folder = PathBuf::from(OsString::from_vec(wanted.folder.clone()));
+        let (job, hosts) = (wanted.job, wanted.hosts.clone());
+        match Unfinished::create(folder, wanted.ranks) {
+            Err(why) => drop(self.events.send(Event::Written(job, Err(why)))),
+            Ok(folder) => {
+                let collection = Collection {
+                    wanted,
+                    missing: hosts.clone(),
+                    incomplete: hosts,
+                    parts: Vec::new(),
+                    folder: Arc::new(folder),
+                    canceled: watch::Sender::new(()),
+                };
+                self.saved.insert(job, collection);
+            }
+        }
+    }
+
+    /// Sends the images of a folder to the hosts of a job that ask for them.
+    pub(super) fn serve(&mut self, job: JobId, folder: Vec<u8>) {
+        self.restored.insert(job, PathBuf::from(OsString::from_vec(folder)));
+    }
+
+    /// Gives jobs up that are not saved, or restored, any longer.
+    pub(super) fn retain(&mut self, saves: impl Fn(JobId) -> bool, has: impl Fn(JobId) -> bool) {
+        self.saved.retain(|job, _| saves(*job));
+        self.restored.retain(|job, _| has(*job));
+    }
+
+    /// Takes the connection of a host with these ranks of a job.
+    pub(super) fn take(
+        &mut self,
+        (host, job, epoch): (u16, JobId, Epoch),
+        ranks: Vec<u16>,
+        (mut sender, mut receiver): (Sender, Receiver),
+    ) {
+        let (events, runtime) = (self.events.clone(), tokio::runtime::Handle::current());
+        if let Some(it) = self.saved.get_mut(&job).filter(|it| it.wanted.epoch == epoch) {
+            if !it.missing.remove(&host) {
+                return;
+            }
+            let (folder, mut canceled) = (Arc::clone(&it.folder), it.canceled.subscribe());
+            thread::spawn(move || {
+                priority::lower_this_thread();
+                let dumped =
+                    || drop(events.send(Event::Images(ImageEvent::Dumped(host, job, epoch))));
+                let receiving = image_link::receive(&mut receiver, &folder.folder, &ranks, dumped);
+                let received = runtime.block_on(async {
+                    tokio::select! {
+                        received = receiving => Some(received),
+                        _ = canceled.changed() => None,
+                    }
+                });
+                if let Some(received) = received {
+                    let received = received.map_err(|why| format!("host {host}: {why}"));
+                    let _ = events
+                        .send(Event::Images(ImageEvent::Collected((host, job, epoch), received)));
+                }
+            });
+        } else if let Some(folder) = self.restored.get(&job).cloned() {
+            thread::spawn(move || {
+                priority::lower_this_thread();
+                runtime.block_on(async {
+                    let files = image_link::list(&folder, ranks.into_iter());
+                    let manifest = read(&folder);
+                    match files.and_then(|files| Ok((files, manifest?.parts))) {
+                        Ok((files, parts)) => {
+                            let _ =
+                                image_link::send(&mut sender, &folder, &files, Some(&parts)).await;
+                        }
+                        Err(why) => image_link::send_failure(&mut sender, why).await,
+                    }
+                });
+            });
+        }
+    }
+
+    /// Returns whether the images of this cut of a job are being saved.
+    pub(super) fn has(&self, job: JobId, epoch: Epoch) -> bool {
+        self.saved.get(&job).is_some_and(|it| it.wanted.epoch == epoch)
+    }
+
+    /// Takes the files of a host, or the reason why there are none. [`Event::Written`] follows once all hosts' are there.
+    pub(super) fn collected(
+        &mut self,
+        (host, job, epoch): (u16, JobId, Epoch),
+        received: Result<Vec<Part>, String>,
+    ) {
+        if !self.has(job, epoch) {
+            return;
+        }
+        let Some(it) = self.saved.get_mut(&job) else { return };
+        match received {
+            Ok(parts) => it.parts.extend(parts),
+            Err(why) => {
+                self.saved.remove(&job);
+                return drop(self.events.send(Event::Written(job, Err(why))));
+            }
+        }
+        it.incomplete.remove(&host);
+        if !it.incomplete.is_empty() {
+            return;
+        }
+        let Some(Collection { wanted, parts, folder, .. }) = self.saved.remove(&job) else {
+            return;
+        };
+        let events = self.events.clone();
+        thread::spawn(move || {
+            let bytes = parts.iter().map(|part| part.bytes).sum();
+            let Collect { ranks, program, .. } = wanted;
+            let ranks = ranks.into();
+            let manifest = Manifest { format: IMAGES, job, epoch, ranks, program, parts };
+            let written = manifest.write_to(&folder.folder).map_err(|error| error.to_string());
+            let _ = events.send(Event::Written(job, written.map(|()| bytes)));
+        });
+    }
+}
+
+/// Reads the manifest of images, and checks that only this user could have written it.
+///
+/// # Errors
+/// The reason, with the path.
+pub(super) fn read(folder: &Path) -> Result<Manifest, String> {
+    for path in [folder, &folder.join(crate::checkpoint::MANIFEST)] {
+        let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+        image_link::check_owner(path, &fs::symlink_metadata(path).map_err(failed)?)?;
+    }
+    let manifest = Manifest::read_from(folder).map_err(|error| error.to_string())?;
+    if manifest.format != IMAGES || u16::try_from(manifest.ranks).is_err() {
+        return Err(format!("{}: it has no images of processes", folder.display()));
+    }
+    Ok(manifest)
+}

@@ -1,0 +1,316 @@
+//! Saves and restores processes that know nothing of checkpoints, by the program `criu`, which runs as a process of its own.
+//!
+//! A dump is a folder for each rank: CRIU's images, and a description of what the daemon has at the other ends of the rank's
+//! files. The job is suspended meanwhile. CRIU lets the processes that it dumps run its own code, so that their control group
+//! is not frozen then: it holds one rank at a time, and another group the rest, frozen.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+
+use super::{exec_shim, job_cgroup};
+
+/// The program, which is looked up in the daemon's `PATH`.
+pub(super) const PROGRAM: &str = "criu";
+/// Describes a rank in its folder of images.
+const DESCRIPTION: &str = "gang.json";
+/// CRIU's notes, which stay on this host.
+pub(super) const LOG: &str = "criu.log";
+/// Options of CRIU for both directions: the session is the daemon's, and so is the control group.
+const BOTH: [&str; 3] = ["--shell-job", "--manage-cgroups=ignore", "--file-locks"];
+/// Most bytes of an error of CRIU that are shown.
+const SHOWN_BYTES: usize = 300;
+
+/// The files that a rank shares with its daemon, by their names in the kernel, such as `pipe:[31]`.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(super) struct SharedFiles {
+    /// Standard input, output and error, as far as they are pipes of the daemon's.
+    pub(super) standard: [Option<String>; 3],
+    pub(super) snapshots: String,
+    pub(super) pmi: String,
+}
+
+/// A rank that was dumped.
+#[derive(Debug, Deserialize, Serialize)]
+struct Description {
+    /// The number of its first process. Its processes have the same numbers again.
+    pid: i32,
+    files: SharedFiles,
+}
+
+/// A rank to be dumped.
+#[derive(Debug)]
+pub(super) struct DumpedRank {
+    pub(super) rank: u16,
+    pub(super) pid: i32,
+    pub(super) files: SharedFiles,
+}
+
+/// A folder of the daemon's that is removed when this is dropped.
+#[derive(Debug)]
+pub(super) struct ImageFolder(PathBuf);
+
+impl ImageFolder {
+    /// Creates a folder that only this user can access.
+    ///
+    /// # Errors
+    /// The system's, with the path.
+    pub(super) fn new(base: &Path) -> Result<Self, String> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let folder = base.join(NEXT.fetch_add(1, Ordering::Relaxed).to_string());
+        create(&folder)?;
+        Ok(Self(folder))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for ImageFolder {
+    fn drop(&mut self) {
+        let folder = std::mem::take(&mut self.0);
+        // It may have gigabytes. The reaper removes what the daemon's end leaves.
+        thread::spawn(move || fs::remove_dir_all(folder));
+    }
+}
+
+/// Returns the folder of a rank's images.
+pub(super) fn of_rank(folder: &Path, rank: u16) -> PathBuf {
+    folder.join(format!("rank-{rank}"))
+}
+
+/// Creates a folder that only this user can access.
+///
+/// # Errors
+/// The system's, with the path.
+pub(super) fn create(folder: &Path) -> Result<(), String> {
+    let created = fs::DirBuilder::new().mode(0o700).create(folder);
+    created.map_err(|error| format!("{}: {error}", folder.display()))
+}
+
+/// Tests whether CRIU works on this host; asks it once. Blocks for about a second.
+///
+/// # Errors
+/// The reason, and the cure.
+pub(super) fn probe() -> Result<(), String> {
+    static KNOWN: OnceLock<Result<(), String>> = OnceLock::new();
+    let known = KNOWN.get_or_init(|| {
+        let output = Command::new(PROGRAM).arg("check").stdin(Stdio::null()).output();
+        match output {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(format!("{PROGRAM} is not installed: install the package criu"))
+            }
+            Err(error) => Err(format!("{PROGRAM}: {error}")),
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => {
+                let why = last_error(&output.stderr[..]).unwrap_or_else(|| output.status.to_string());
+                Err(format!(
+                    "{PROGRAM} check fails: {why}; install a criu that is as new as the kernel, and run the daemon as root"
+                ))
+            }
+        }
+    });
+    known.clone()
+}
+
+/// Returns the last line with an error in CRIU's notes, without the place in its source.
+fn last_error(log: impl io::Read) -> Option<String> {
+    let lines = BufReader::new(log).lines().map_while(Result::ok);
+    let errors = lines.filter_map(|line| {
+        let (_, error) = line.split_once("Error (")?;
+        let (place, text) = error.split_once("): ")?;
+        // The last line says only that it has failed.
+        (!place.is_empty() && !text.contains("FAILED")).then(|| text.to_owned())
+    });
+    let mut last = errors.last()?;
+    let end = (0..=SHOWN_BYTES.min(last.len())).rev().find(|end| last.is_char_boundary(*end));
+    last.truncate(end.unwrap_or_default());
+    Some(last)
+}
+
+/// Returns why CRIU has failed, by its notes in a folder.
+pub(super) fn failure(folder: &Path) -> String {
+    let log = File::open(folder.join(LOG)).ok();
+    let why = log.and_then(last_error).unwrap_or_else(|| "it has given no reason".into());
+    format!("{PROGRAM}: {why}")
+}
+
+/// Dumps ranks of a job, which are frozen in its control group, and are again afterwards. Blocks.
+///
+/// # Errors
+/// The reason: CRIU's, or the system's.
+pub(super) fn dump(group: &Path, ranks: &[DumpedRank], folder: &Path) -> Result<(), String> {
+    probe()?;
+    let failed = |error: io::Error| format!("{}: {error}", group.display());
+    let parted = Parted::new(group).map_err(failed)?;
+    let roots: Vec<i32> = ranks.iter().map(|it| it.pid).collect();
+    let trees = trees(&job_cgroup::processes(&parted.rest).map_err(failed)?, &roots)?;
+    for it in ranks {
+        let folder = of_rank(folder, it.rank);
+        create(&folder)?;
+        let tree = trees.get(&it.pid).map_or(&[][..], Vec::as_slice);
+        tree.iter().try_for_each(|pid| job_cgroup::put(*pid, &parted.one)).map_err(failed)?;
+        let dumped = dump_rank(&parted.one, it, &folder);
+        job_cgroup::put_all(&parted.one, &parted.rest).map_err(failed)?;
+        // CRIU has left them stopped, so that none has run since. In their frozen group they still don't run.
+        tree.iter().filter_map(|pid| Pid::from_raw(*pid)).for_each(|pid| {
+            let _ = kill_process(pid, Signal::CONT);
+        });
+        dumped.map_err(|why| format!("rank {}: {why}", it.rank))?;
+    }
+    Ok(())
+}
+
+fn dump_rank(group: &Path, it: &DumpedRank, folder: &Path) -> Result<(), String> {
+    let text = serde_json::to_vec(&Description { pid: it.pid, files: it.files.clone() });
+    let text = text.expect("a description can be written as JSON");
+    let file = folder.join(DESCRIPTION);
+    fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+    let mut command = exec_shim::tool(PROGRAM);
+    command.arg("dump").args(BOTH).arg("--leave-stopped");
+    command.args(["--tree", &it.pid.to_string(), "--log-file", LOG, "-v2", "--images-dir"]);
+    command.arg(folder).arg("--freeze-cgroup").arg(group);
+    for socket in [&it.files.snapshots, &it.files.pmi] {
+        command.arg("--external").arg(external(socket));
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let status = command.status().map_err(|error| format!("{PROGRAM}: {error}"))?;
+    if status.success() { Ok(()) } else { Err(failure(folder)) }
+}
+
+/// Returns CRIU's name of a socket whose other end is outside: `unix[7]` for `socket:[7]`.
+fn external(socket: &str) -> String {
+    socket.replace("socket:", "unix")
+}
+
+/// Returns the processes of each rank: those below its first process.
+fn trees(all: &[i32], roots: &[i32]) -> Result<BTreeMap<i32, Vec<i32>>, String> {
+    let parents: BTreeMap<i32, i32> =
+        all.iter().filter_map(|pid| Some((*pid, job_cgroup::parent_of(*pid)?))).collect();
+    let mut trees: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+    for pid in all {
+        let mut above = *pid;
+        while !roots.contains(&above) {
+            above = *parents.get(&above).ok_or_else(|| {
+                format!("process {pid} has left the process that started it: {PROGRAM} saves only a rank and its children")
+            })?;
+        }
+        trees.entry(above).or_default().push(*pid);
+    }
+    Ok(trees)
+}
+
+/// The control groups of a job of which one rank at a time is not frozen.
+#[derive(Debug)]
+struct Parted {
+    job: PathBuf,
+    /// The rank that is dumped.
+    one: PathBuf,
+    /// All other ranks.
+    rest: PathBuf,
+}
+
+impl Parted {
+    /// Parts a frozen group.
+    fn new(job: &Path) -> io::Result<Self> {
+        let parted = Self { job: job.into(), one: job.join("one"), rest: job.join("rest") };
+        for group in [&parted.one, &parted.rest] {
+            fs::create_dir(group)?;
+            job_cgroup::freeze(group)?;
+        }
+        job_cgroup::put_all(job, &parted.rest)?;
+        job_cgroup::thaw(job);
+        Ok(parted)
+    }
+}
+
+impl Drop for Parted {
+    fn drop(&mut self) {
+        // The job may have been killed.
+        let _ = job_cgroup::freeze(&self.job);
+        for group in [&self.one, &self.rest] {
+            let _ = job_cgroup::put_all(group, &self.job);
+            let _ = fs::remove_dir(group);
+        }
+    }
+}
+
+/// Returns the arguments with which CRIU restores a rank from a folder. `standard` are the numbers of further descriptors of the
+/// standard streams, which CRIU closes, and `sockets` those of the snapshots' and PMI's sockets.
+///
+/// # Errors
+/// The reason why the folder describes no rank.
+pub(super) fn restore_arguments(
+    folder: &Path,
+    standard: [String; 3],
+    sockets: [String; 2],
+) -> Result<Vec<OsString>, String> {
+    let Description { files, .. } = description(folder)?;
+    let mut arguments: Vec<OsString> = vec!["restore".into()];
+    arguments.extend(BOTH.map(Into::into));
+    let rest =
+        ["--restore-detached", "--restore-sibling", "--log-file", LOG, "-v2", "--images-dir"];
+    arguments.extend(rest.map(Into::into));
+    arguments.push(folder.into());
+    let mut named = Vec::new();
+    for (number, name) in standard.into_iter().zip(&files.standard) {
+        named.extend(name.as_ref().map(|name| (name, number)));
+    }
+    for (number, socket) in sockets.into_iter().zip([&files.snapshots, &files.pmi]) {
+        arguments.extend(["--external".into(), external(socket).into()]);
+        named.push((socket, number));
+    }
+    for (name, number) in named {
+        arguments.extend(["--inherit-fd".into(), format!("fd[{number}]:{name}").into()]);
+    }
+    Ok(arguments)
+}
+
+/// Returns the number of the first process of a rank that was restored from a folder.
+///
+/// # Errors
+/// The reason why the folder describes no rank.
+pub(super) fn pid_of(folder: &Path) -> Result<i32, String> {
+    description(folder).map(|it| it.pid)
+}
+
+fn description(folder: &Path) -> Result<Description, String> {
+    let file = folder.join(DESCRIPTION);
+    let text = fs::read(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+    serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_error_of_criu_is_shown_without_its_place() {
+        let log = "(00.1) Warn  (criu/kerndat.c:9): no\n\
+                   (00.2) Error (criu/sk-inet.c:187): inet: Connected TCP socket, consider using --tcp-established option.\n\
+                   (00.3) Error (criu/cr-dump.c:1781): Dumping FAILED.\n";
+        let shown = "inet: Connected TCP socket, consider using --tcp-established option.";
+        assert_eq!(last_error(log.as_bytes()).as_deref(), Some(shown));
+        assert_eq!(last_error(&b"Looks good.\n"[..]), None);
+        let long = format!("Error (a:1): {}", "\u{e4}".repeat(SHOWN_BYTES));
+        assert!(last_error(long.as_bytes()).is_some_and(|shown| shown.len() <= SHOWN_BYTES));
+    }
+
+    #[test]
+    fn a_process_that_has_left_its_rank_is_named() {
+        let own = std::process::id() as i32;
+        assert_eq!(trees(&[own], &[own]).unwrap()[&own], [own]);
+        assert!(trees(&[own], &[1 << 30]).unwrap_err().contains("has left"));
+    }
+}

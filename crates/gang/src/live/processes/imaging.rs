@@ -1,0 +1,353 @@
+//! Images of jobs' processes on this host: made while a job is kept still, and restored.
+
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Pid;
+use tokio::time::sleep;
+
+use super::launching::{inherited_pair, start_with_pipes};
+use super::{Held, Member, Processes};
+use crate::live::criu::{self, DumpedRank, ImageFolder, SharedFiles};
+use crate::live::event::{Event, ImageEvent};
+use crate::live::exec_shim::RestoredImage;
+use crate::live::job_cgroup::JobCgroup;
+use crate::live::process::Process;
+use crate::live::routes::Routes;
+use crate::live::streams::Opened;
+use crate::live::{image_link, priority};
+use crate::names::{Epoch, JobId};
+use crate::node_core::message::{End, RankEvent};
+use crate::node_core::order::Launch;
+
+/// Number of attempts to dial the root with images, and the interval between them.
+const DIALS: usize = 100;
+const AGAIN: Duration = Duration::from_millis(50);
+/// The folder for images, unless `TMPDIR` names another: a disk, where `/tmp` may be memory.
+const DISK: &str = "/var/tmp";
+
+/// A job that is kept still, whatever its turn, until it is dumped and the root lets it continue.
+#[derive(Debug)]
+pub(super) struct Hold {
+    /// True if it would run now.
+    pub(super) runs: bool,
+    is_dumped: bool,
+    /// Set once the root lets it continue. Images that are not sent by then are not wanted.
+    goes: Arc<AtomicBool>,
+}
+
+/// A rank that CRIU restores, until it has.
+#[derive(Debug)]
+pub(super) struct Restoring {
+    folder: PathBuf,
+    /// Removed with the last rank that is restored from it.
+    _images: Arc<ImageFolder>,
+}
+
+/// Returns the kernel's name of the file behind a descriptor.
+pub(super) fn name(kind: &str, file: impl AsFd) -> std::io::Result<String> {
+    Ok(format!("{kind}:[{}]", rustix::fs::fstat(file)?.st_ino))
+}
+
+/// Returns the kernel's names of a rank's standard streams, by the daemon's ends of their pipes.
+pub(super) fn standard_of(opened: &Opened) -> std::io::Result<[Option<String>; 3]> {
+    let mut names = [const { None }; 3];
+    names[0] = opened.input.as_ref().map(|pipe| name("pipe", pipe)).transpose()?;
+    for (stream, pipe) in &opened.outputs {
+        names[*stream as usize] = Some(name("pipe", pipe)?);
+    }
+    Ok(names)
+}
+
+impl Processes {
+    /// Keeps a frozen job frozen, and begins to dump its ranks here. The images are sent to the root.
+    pub(in crate::live) fn dump(&mut self, job: JobId, epoch: Epoch, routes: &Routes) {
+        let mut routes = routes.clone();
+        let (Some(first), false) =
+            (self.of_job(job).first().copied(), self.holds.contains_key(&job))
+        else {
+            // Either nothing of it is here, or an earlier dump has not ended.
+            if !self.of_job(job).is_empty() {
+                let why =
+                    "an earlier checkpoint of the job is still being given up: try again".into();
+                tokio::spawn(async move { refuse(&mut routes, job, epoch, why).await });
+            }
+            return;
+        };
+        debug_assert_eq!(first.0, job);
+        let prepared = self.prepare(job);
+        let goes = Arc::new(AtomicBool::new(false));
+        self.holds.insert(job, Hold { runs: false, is_dumped: false, goes: Arc::clone(&goes) });
+        let (events, runtime) = (self.events.clone(), tokio::runtime::Handle::current());
+        thread::spawn(move || {
+            priority::lower_this_thread();
+            let dumped = prepared.and_then(|(group, ranks, folder)| {
+                criu::dump(&group, &ranks, folder.path())?;
+                Ok((ranks, folder))
+            });
+            let _ = events.send(Event::Images(ImageEvent::DumpEnded(job)));
+            if goes.load(Ordering::Relaxed) {
+                return;
+            }
+            runtime.block_on(async {
+                match dumped {
+                    Err(why) => refuse(&mut routes, job, epoch, why).await,
+                    Ok((ranks, folder)) => {
+                        send(&mut routes, (job, epoch), (&ranks, folder.path())).await;
+                    }
+                }
+            });
+        });
+    }
+
+    /// Returns what a dump needs: the job's control group, its ranks, and a folder.
+    fn prepare(&mut self, job: JobId) -> Result<(PathBuf, Vec<DumpedRank>, ImageFolder), String> {
+        let own = "the host's daemon is not root's, and CRIU needs root";
+        if !self.users.has_all() {
+            return Err(own.into());
+        }
+        let Some(group) = self.cgroups.get(&job).map(|group| group.folder().to_owned()) else {
+            return Err(
+                "the host's daemon has no control groups: `midplane doctor` says why".into()
+            );
+        };
+        let members = self.members.range((job, 0)..=(job, u16::MAX));
+        let ranks = members.map(|((_, rank), held)| {
+            let pid = held.process.pid().as_raw_nonzero().get();
+            match held.restoring {
+                None => Ok(DumpedRank { rank: *rank, pid, files: held.files.clone() }),
+                Some(_) => Err(format!("rank {rank} is not restored yet")),
+            }
+        });
+        let ranks = ranks.collect::<Result<_, String>>()?;
+        Ok((group, ranks, self.image_folder()?))
+    }
+
+    /// Creates a folder for images.
+    fn image_folder(&mut self) -> Result<ImageFolder, String> {
+        let base = match &self.images {
+            Some(base) => base.clone(),
+            None => {
+                let disk = std::env::var_os("TMPDIR").map_or_else(|| DISK.into(), PathBuf::from);
+                let base = disk.join(format!("gangd-{}", std::process::id()));
+                criu::create(&base)?;
+                self.reaper.hold_folder(&base);
+                self.images.insert(base).clone()
+            }
+        };
+        ImageFolder::new(&base)
+    }
+
+    /// Notes that a job's dump has ended.
+    pub(in crate::live) fn dump_ended(&mut self, job: JobId) {
+        if let Some(hold) = self.holds.get_mut(&job) {
+            hold.is_dumped = true;
+            self.release(job);
+        }
+    }
+
+    /// Lets a job that was dumped continue, once CRIU is done with it. Returns false if it was not.
+    pub(super) fn let_go(&mut self, job: JobId) -> bool {
+        let Some(hold) = self.holds.get(&job) else { return false };
+        hold.goes.store(true, Ordering::Relaxed);
+        self.release(job);
+        true
+    }
+
+    fn release(&mut self, job: JobId) {
+        let is_over = |hold: &Hold| hold.is_dumped && hold.goes.load(Ordering::Relaxed);
+        if !self.holds.get(&job).is_some_and(is_over) {
+            return;
+        }
+        let runs = self.holds.remove(&job).is_some_and(|hold| hold.runs);
+        if runs {
+            self.resume(&[job]);
+        } else if let Some(cgroup) = self.cgroups.get(&job) {
+            // CRIU leaves it as it was.
+            let _ = cgroup.freeze();
+        }
+    }
+
+    /// Lets all jobs continue that are kept still.
+    pub(in crate::live) fn release_all(&mut self) {
+        for job in self.holds.keys().copied().collect::<Vec<_>>() {
+            let _ = self.let_go(job);
+        }
+    }
+
+    /// Begins to restore the ranks of a job here from images, which are fetched from the root.
+    pub(super) fn restore(
+        &mut self,
+        launch: &Launch,
+        own: &[u16],
+        routes: &Routes,
+    ) -> Result<Vec<Opened>, String> {
+        if !self.users.has_all() || launch.user.uid != 0 {
+            return Err("only root restores images of processes, by a daemon of root".into());
+        }
+        let group = self.cgroups.get(&launch.job).map(|group| group.folder().to_owned());
+        let group =
+            group.ok_or("the host's daemon has no control groups: `midplane doctor` says why")?;
+        let images = Arc::new(self.image_folder()?);
+        let (mut all, mut waiting) = (Vec::new(), Vec::new());
+        for rank in own {
+            let folder = criu::of_rank(images.path(), *rank);
+            let (mut held, opened, arrived) = self
+                .start_restored((launch.job, *rank), &folder, &group)
+                .map_err(|error| format!("{}: {error}", criu::PROGRAM))?;
+            held.restoring = Some(Restoring { folder, _images: Arc::clone(&images) });
+            self.reaper.hold(held.process.pid());
+            self.members.insert((launch.job, *rank), held);
+            all.push(opened);
+            waiting.push(arrived);
+        }
+        let (ranks, job) = (own.to_vec(), launch.job);
+        let (mut routes, runtime) = (routes.clone(), tokio::runtime::Handle::current());
+        thread::spawn(move || {
+            priority::lower_this_thread();
+            let fetched = criu::probe();
+            let fetched = fetched
+                .and_then(|()| runtime.block_on(fetch(&mut routes, job, (&ranks, images.path()))));
+            if let Err(why) = fetched {
+                for pipe in &mut waiting {
+                    // A rank that was killed reads it no longer.
+                    let _ = pipe.write_all(format!("it can't be restored: {why}").as_bytes());
+                }
+            }
+        });
+        Ok(all)
+    }
+
+    /// Starts what becomes CRIU, suspended, and then a rank. Returns the pipe that it waits for too.
+    fn start_restored(
+        &self,
+        (job, rank): Member,
+        folder: &Path,
+        group: &Path,
+    ) -> std::io::Result<(Held, Opened, std::io::PipeWriter)> {
+        let (arrived, arrives) = std::io::pipe()?;
+        let arrived = rustix::io::dup(&arrived)?;
+        let (ours, theirs) = inherited_pair()?;
+        let (to_pmi, of_pmi) = inherited_pair()?;
+        let image = RestoredImage {
+            folder,
+            group,
+            arrived: arrived.as_raw_fd().to_string(),
+            sockets: [&theirs, &of_pmi].map(|socket| socket.as_raw_fd().to_string()),
+        };
+        let mut command = image.command();
+        command.stdin(Stdio::null());
+        let (process, terminal, opened) = start_with_pipes(&mut command, rank)?;
+        let files = SharedFiles {
+            standard: standard_of(&opened)?,
+            snapshots: name("socket", &theirs)?,
+            pmi: name("socket", &of_pmi)?,
+        };
+        drop((arrived, theirs, of_pmi));
+        let words = self.listen((job, rank), ours, None);
+        self.serve_pmi((job, rank), to_pmi);
+        let held = Held { process, terminal, words, files, restoring: None, is_reported: false };
+        Ok((held, opened, arrives))
+    }
+
+    /// Takes over the processes that CRIU has restored. Returns why others could not be.
+    pub(super) fn take_restored(&mut self) -> Vec<(JobId, u16, RankEvent)> {
+        let mut failed = Vec::new();
+        for ((job, rank), held) in &mut self.members {
+            let Some(end) = held.restoring.as_ref().and_then(|_| held.process.end()) else {
+                continue;
+            };
+            let Some(Restoring { folder, _images }) = held.restoring.take() else { continue };
+            let pid = criu::pid_of(&folder).ok().and_then(Pid::from_raw);
+            let before = held.process.pid();
+            match (end, pid) {
+                (End::Exited(0), Some(pid)) => match Process::adopt(pid) {
+                    Ok(process) => {
+                        held.process = process;
+                        self.reaper.release(before);
+                        self.reaper.hold(pid);
+                    }
+                    Err(error) => {
+                        let message = format!("the restored process: {error}");
+                        failed.push((*job, *rank, RankEvent::Aborted { code: 1, message }));
+                    }
+                },
+                (End::Exited(code), pid) if folder.join(criu::LOG).exists() => {
+                    pid.into_iter().for_each(Process::reap);
+                    let message = criu::failure(&folder);
+                    failed.push((*job, *rank, RankEvent::Aborted { code, message }));
+                }
+                // It was killed, or has said why on its standard error.
+                (_, pid) => pid.into_iter().for_each(Process::reap),
+            }
+        }
+        failed
+    }
+}
+
+impl JobCgroup {
+    /// Freezes it, unless it is kept frozen anyway. Returns whether it is to be waited for.
+    pub(super) fn begin_freeze(&self, hold: Option<&mut Hold>) -> std::io::Result<bool> {
+        match hold {
+            Some(hold) => {
+                hold.runs = false;
+                Ok(false)
+            }
+            None => self.freeze().map(|()| true),
+        }
+    }
+}
+
+/// Sends the images of a job's ranks here to the root.
+async fn send(
+    routes: &mut Routes,
+    (job, epoch): (JobId, Epoch),
+    (ranks, folder): (&[DumpedRank], &Path),
+) {
+    let Some((mut sender, _receiver)) = open(routes, job, epoch).await else { return };
+    match image_link::list(folder, ranks.iter().map(|it| it.rank)) {
+        Err(why) => image_link::send_failure(&mut sender, why).await,
+        Ok(files) => {
+            if image_link::send_dumped(&mut sender).await.is_ok() {
+                // The root knows what it has received.
+                let _ = image_link::send(&mut sender, folder, &files, None).await;
+            }
+        }
+    }
+}
+
+async fn refuse(routes: &mut Routes, job: JobId, epoch: Epoch, why: String) {
+    let Some((mut sender, _receiver)) = open(routes, job, epoch).await else { return };
+    image_link::send_failure(&mut sender, why).await;
+}
+
+async fn open(
+    routes: &mut Routes,
+    job: JobId,
+    epoch: Epoch,
+) -> Option<(crate::live::link::Sender, crate::live::link::Receiver)> {
+    for _ in 0..DIALS {
+        if let Some(link) = routes.open_images(job, epoch).await {
+            return Some(link);
+        }
+        sleep(AGAIN).await;
+    }
+    None
+}
+
+/// Fetches the images of a job's ranks here from the root.
+async fn fetch(
+    routes: &mut Routes,
+    job: JobId,
+    (ranks, folder): (&[u16], &Path),
+) -> Result<(), String> {
+    let link = open(routes, job, Epoch(0)).await;
+    let (_sender, mut receiver) = link.ok_or("the root can't be reached")?;
+    image_link::receive(&mut receiver, folder, ranks, || ()).await.map(drop)
+}

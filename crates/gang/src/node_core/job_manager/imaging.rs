@@ -1,0 +1,136 @@
+//! Checkpoints of jobs whose ranks hand no state over: each host makes images of its ranks' processes.
+//!
+//! The job is cut. Its hosts keep it still from then on, whatever its turn, and dump it outside of the orders, so that no order
+//! waits for a disk. The ranks continue once all hosts have dumped theirs, or, if the job is to end, if it can't be saved.
+
+use std::collections::BTreeSet;
+
+use midplane_simhw::time::Instant;
+
+use super::saving::Wanted;
+use super::{Job, JobManager};
+use crate::names::{Epoch, JobId};
+use crate::node_core::message::Saved;
+use crate::node_core::user::{Caller, User};
+
+/// Images that the hosts of a job are about to send to the root, for the checkpoint in a folder.
+#[derive(Clone, Debug)]
+pub(crate) struct Collect {
+    pub(crate) job: JobId,
+    /// Tells these images from those of an earlier request.
+    pub(crate) epoch: Epoch,
+    pub(crate) hosts: BTreeSet<u16>,
+    pub(crate) ranks: u16,
+    pub(crate) folder: Vec<u8>,
+    /// The program, as JSON.
+    pub(crate) program: String,
+}
+
+impl JobManager {
+    /// Takes a front end's request to save a job whose ranks hand no state over. The job is cut next.
+    ///
+    /// # Errors
+    /// The reason why the job can't be saved.
+    pub(super) fn save_images(&mut self, job: JobId, wanted: Wanted) -> Result<(), String> {
+        let Some(it) = self.jobs.get_mut(&job) else {
+            return Err(format!("there is no job {job}"));
+        };
+        if let Some(why) = refusal(it, &wanted.caller.user) {
+            return Err(unable(job, &why));
+        }
+        it.saves.wanted = Some(wanted);
+        it.checks.order(super::Purpose::Images);
+        self.scheduler_core.cut(job);
+        Ok(())
+    }
+
+    /// Begins to collect the images of a job that was cut. Returns `None` if no front end waits for them any longer.
+    pub(super) fn begin_images(&mut self, job: JobId, epoch: Epoch) -> Option<Collect> {
+        // A front end that has left has left its cut behind.
+        let it = self.jobs.get_mut(&job).filter(|it| it.saves.images.is_none())?;
+        let interfaces = it.saves.interfaces.take();
+        let wanted = it.saves.wanted.as_mut()?;
+        if let Some(host) = interfaces {
+            let client = wanted.caller.client;
+            it.saves.wanted = None;
+            self.refuse(
+                client,
+                format!("job {job}: its ranks on host {host} have Virtual Interfaces open, which are in no image"),
+            );
+            return None;
+        }
+        let (hosts, ranks): (BTreeSet<u16>, _) =
+            (it.hosts.iter().copied().collect(), it.ends.len() as u16);
+        wanted.saved = Some(Saved { job, ranks, state_bytes: 0, messages: 0 });
+        it.saves.images = Some(hosts.clone());
+        let (folder, program) = (wanted.folder.clone(), it.launch.program.to_json()?);
+        Some(Collect { job, epoch, hosts, ranks, folder, program })
+    }
+
+    /// Notes that a host has dumped its ranks of a job. Returns true if the ranks continue.
+    pub(in crate::node_core) fn handle_dumped(&mut self, job: JobId, host: u16) -> bool {
+        let Some(saves) = self.jobs.get_mut(&job).map(|it| &mut it.saves) else { return false };
+        let Some(missing) = &mut saves.images else { return false };
+        let ends = saves.wanted.as_ref().is_some_and(|wanted| wanted.end);
+        missing.remove(&host) && missing.is_empty() && !ends
+    }
+
+    /// Returns whether images of a job are collected.
+    pub(in crate::node_core) fn collects(&self, job: JobId) -> bool {
+        self.jobs.get(&job).is_some_and(|it| !it.is_removed && it.saves.images.is_some())
+    }
+
+    /// Gives up collecting images for a front end. Its job continues.
+    pub(super) fn give_up_images(&mut self, client: crate::node_core::ClientId) {
+        for (job, it) in &mut self.jobs {
+            let is_its = |wanted: &Wanted| wanted.caller.client == client;
+            if it.saves.images.is_some() && it.saves.wanted.as_ref().is_some_and(is_its) {
+                (it.saves.images, it.saves.wanted) = (None, None);
+                self.released.push(*job);
+            }
+        }
+    }
+
+    /// Admits a job whose ranks start from images.
+    pub(super) fn restore_images(
+        &mut self,
+        now: Instant,
+        (caller, weight): (Caller, u8),
+        (mut program, ranks): (crate::node_core::message::Program, u16),
+    ) -> Option<JobId> {
+        program.images = true;
+        let request = crate::schedule::Request { nodes: ranks, weight };
+        self.admit(now, caller, (request, ranks), (program, true))
+    }
+}
+
+/// Describes why a job is not saved as images either.
+pub(super) fn unable(job: JobId, why: &str) -> String {
+    format!(
+        "job {job}: rank 0 can't be saved: its program takes no part in checkpoints, or has not begun; {why}"
+    )
+}
+
+/// Returns why the processes of a job can't be saved as they are.
+fn refusal(it: &Job, user: &User) -> Option<String> {
+    let program = &it.launch.program;
+    let why = if user.uid != 0 {
+        "root can save it as it is, with CRIU"
+    } else if !it.is_launched || (it.ran.is_zero() && it.runs_since.is_none()) {
+        "save it once it runs"
+    } else if it.ends.iter().any(Option::is_some) {
+        "a rank has ended, and only whole jobs are saved"
+    } else if program.terminal.is_some() {
+        "CRIU saves no terminal: run it without --terminal"
+    } else if program.adopts.is_some() {
+        "another program has started its processes: have that one save them"
+    } else if it.barrier.was_entered() {
+        "its ranks have met in PMI, as MPI programs do: messages under way between them are in no image"
+    } else {
+        return None;
+    };
+    Some(why.into())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::node_core::job_manager::RootConfig;
+use crate::node_core::message::{Cluster, Program, Reply};
+use crate::schedule::{Request, RoundRobin};
+use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
+
+const HOSTS: u16 = 3;
+const NOW: Instant = Instant::ZERO;
+
+fn caller(client: u64, uid: u32) -> Caller {
+    Caller { client, user: User { name: "a".into(), uid } }
+}
+
+/// A root with a job that has a rank on each host, has run, and whose program takes no part in checkpoints.
+fn scene(program: Program) -> (JobManager, JobId) {
+    let scheduler = SchedulerConfig {
+        slice: Duration::from_millis(10),
+        phases: Phases::Two,
+        preempt_when_alone: PreemptWhenAlone::Never,
+        early_wakeup: Duration::ZERO,
+    };
+    let config = RootConfig {
+        policy: Box::new(RoundRobin::new(HOSTS)),
+        scheduler,
+        geometry: None,
+        most_saved: 0,
+        check_every: Duration::from_secs(5),
+        names: Vec::new(),
+        has_streams: false,
+    };
+    let mut root = JobManager::new(Cluster { hosts: HOSTS, slots: 1, arity: 2 }, config);
+    root.hosts_here(NOW, &[1, 2]);
+    let request = Request { nodes: HOSTS, weight: 1 };
+    let job = root.submit(NOW, caller(1, 0), (request, HOSTS), program).unwrap();
+    let it = root.jobs.get_mut(&job).unwrap();
+    (it.is_launched, it.ran) = (true, Duration::from_millis(1));
+    (root, job)
+}
+
+fn save(root: &mut JobManager, job: JobId, client: u64, end: bool) -> Result<bool, String> {
+    root.save(job, caller(client, 0), (b"/saved".to_vec(), end))
+}
+
+#[test]
+fn jobs_that_images_would_damage_are_refused_with_the_cure() {
+    let (mut root, job) = scene(Program::default());
+    let why = root.save(job, caller(2, 1000), (Vec::new(), false)).unwrap_err();
+    assert!(why.contains("rank 0 can't be saved") && why.contains("root can save it"), "{why}");
+    root.barrier_in(NOW, job, 0, Vec::new());
+    assert!(save(&mut root, job, 2, false).unwrap_err().contains("PMI"));
+    let (mut root, job) = scene(Program { terminal: Some((24, 80)), ..Program::default() });
+    assert!(save(&mut root, job, 2, false).unwrap_err().contains("without --terminal"));
+    root.jobs.get_mut(&job).unwrap().ran = Duration::ZERO;
+    assert!(save(&mut root, job, 2, false).unwrap_err().contains("once it runs"));
+}
+
+#[test]
+fn a_front_end_can_t_start_ranks_from_images_that_it_has_not_restored() {
+    let (root, job) = scene(Program { images: true, ..Program::default() });
+    assert!(!root.jobs[&job].launch.program.images);
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Save(bool),
+    Cut,
+    Dumped(u16),
+    Written(bool),
+    FrontEndLeaves,
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        any::<bool>().prop_map(Act::Save),
+        Just(Act::Cut),
+        (0..HOSTS).prop_map(Act::Dumped),
+        any::<bool>().prop_map(Act::Written),
+        Just(Act::FrontEndLeaves),
+    ];
+    prop::collection::vec(act, 1..60)
+}
+
+/// A job that is kept still, as its hosts know it.
+#[derive(Default)]
+struct Kept {
+    ends: bool,
+    /// Some host has failed, or nobody wants the checkpoint any longer.
+    is_void: bool,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// The ranks continue once all hosts have dumped theirs, or the checkpoint is given up, and never twice; a front end that
+    /// stays has exactly one reply.
+    #[test]
+    fn a_job_is_kept_still_no_longer_than_it_is_dumped(acts in acts()) {
+        let (mut root, job) = scene(Program::default());
+        while root.poll_reply().is_some() {}
+        let (mut client, mut wants, mut kept, mut is_cut_due) = (1, None, None::<Kept>, 0);
+        let mut dumped = BTreeSet::new();
+        let mut replies: BTreeMap<u64, usize> = BTreeMap::new();
+        for (step, act) in acts.into_iter().enumerate() {
+            let mut goes = false;
+            match act {
+                Act::Save(end) => {
+                    client += 1;
+                    let saves = save(&mut root, job, client, end);
+                    prop_assert_eq!(saves.is_ok(), wants.is_none(), "{:?}", saves);
+                    if saves.is_ok() {
+                        wants = Some((client, end));
+                        is_cut_due += 1;
+                    }
+                }
+                Act::Cut if is_cut_due > 0 => {
+                    is_cut_due -= 1;
+                    let begins = wants.is_some() && !root.collects(job);
+                    let collect = root.begin_images(job, Epoch(step as u32));
+                    prop_assert_eq!(collect.is_some(), begins);
+                    if let (true, Some((_, ends))) = (begins, wants) {
+                        kept = Some(Kept { ends, ..Kept::default() });
+                        dumped.clear();
+                    }
+                }
+                Act::Dumped(host) if root.collects(job) => {
+                    goes = root.handle_dumped(job, host);
+                    dumped.insert(host);
+                }
+                // All images are there only after all hosts have dumped.
+                Act::Written(is_ok) if root.collects(job) => {
+                    let all = dumped.len() == usize::from(HOSTS);
+                    let is_ok = is_ok && all && !wants.unwrap().1;
+                    let written = if is_ok { Ok(7) } else { Err("the disk is full".into()) };
+                    if let (false, Some(kept)) = (is_ok, &mut kept) {
+                        kept.is_void = true;
+                    }
+                    goes = root.handle_written(NOW, job, written);
+                    wants = None;
+                }
+                Act::FrontEndLeaves => {
+                    if let Some((client, _)) = wants.take() {
+                        root.handle_client_gone(NOW, client);
+                        replies.insert(client, 1);
+                        if let Some(kept) = &mut kept {
+                            kept.is_void = true;
+                        }
+                    }
+                    goes = !std::mem::take(&mut root.released).is_empty();
+                }
+                _ => {}
+            }
+            // The hosts ignore what they are told twice.
+            if goes && let Some(it) = kept.take() {
+                prop_assert!(it.is_void || (!it.ends && dumped.len() == usize::from(HOSTS)));
+            }
+            prop_assert!(kept.is_none() || root.collects(job), "nothing lets the job continue");
+            while let Some((client, reply)) = root.poll_reply() {
+                prop_assert!(matches!(reply, Reply::Saved(_) | Reply::Refused(_)));
+                *replies.entry(client).or_default() += 1;
+            }
+        }
+        prop_assert!(replies.values().all(|count| *count == 1), "{:?}", replies);
+        prop_assert!(root.jobs.contains_key(&job));
+    }
+}
