@@ -8,14 +8,17 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use rustix::event::poll;
+use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
 
 use super::{exec_shim, job_cgroup};
@@ -28,6 +31,11 @@ const DESCRIPTION: &str = "gang.json";
 pub(super) const LOG: &str = "criu.log";
 /// Options of CRIU for both directions: the session is the daemon's, and so is the control group.
 const BOTH: [&str; 3] = ["--shell-job", "--manage-cgroups=ignore", "--file-locks"];
+/// Times that a daemon looks whether it has read what a suspended rank has written, and the time between two.
+const MOST_LOOKS: u32 = 2_000;
+const LOOK_EACH: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// Flag of the system's `open`.
+const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
 /// Most bytes of an error of CRIU that are shown.
 const SHOWN_BYTES: usize = 300;
 
@@ -157,6 +165,7 @@ pub(super) fn dump(group: &Path, ranks: &[DumpedRank], folder: &Path) -> Result<
     let roots: Vec<i32> = ranks.iter().map(|it| it.pid).collect();
     let trees = trees(&job_cgroup::processes(&parted.rest).map_err(failed)?, &roots)?;
     for it in ranks {
+        wait_for_output(it).map_err(|why| format!("rank {}: {why}", it.rank))?;
         let folder = of_rank(folder, it.rank);
         create(&folder)?;
         let tree = trees.get(&it.pid).map_or(&[][..], Vec::as_slice);
@@ -168,6 +177,33 @@ pub(super) fn dump(group: &Path, ranks: &[DumpedRank], folder: &Path) -> Result<
             let _ = kill_process(pid, Signal::CONT);
         });
         dumped.map_err(|why| format!("rank {}: {why}", it.rank))?;
+    }
+    Ok(())
+}
+
+/// Waits until the daemon has read what a rank has written: CRIU saves what lies in the rank's pipes, and the restored rank would
+/// have written it again.
+fn wait_for_output(it: &DumpedRank) -> Result<(), String> {
+    let mut looks = 0;
+    for number in [1, 2] {
+        let path = format!("/proc/{}/fd/{number}", it.pid);
+        let found = fs::read_link(&path).ok();
+        let ours = it.files.standard[number].as_ref().map(PathBuf::from);
+        if ours.is_none() || found != ours {
+            continue;
+        }
+        let failed = |error: io::Error| format!("{path}: {error}");
+        let pipe = File::options().read(true).custom_flags(NONBLOCK).open(&path).map_err(failed)?;
+        while ioctl_fionread(&pipe).map_err(|error| failed(error.into()))? > 0 {
+            looks += 1;
+            if looks > MOST_LOOKS {
+                return Err(
+                    "its front end does not read what it has written; read on, and save it again"
+                        .into(),
+                );
+            }
+            poll(&mut [], Some(&LOOK_EACH)).map_err(|error| failed(error.into()))?;
+        }
     }
     Ok(())
 }

@@ -267,9 +267,10 @@ impl Processes {
         self.keep_memory(jobs);
         for job in jobs {
             self.pmi.remove(job);
-            // What was dumped is not sent.
-            let _ = self.let_go(*job);
-            self.holds.remove(job);
+            // What was dumped is not sent. The processes do not run again before they end: they may be restored elsewhere.
+            if let Some(hold) = self.holds.remove(job) {
+                hold.give_up();
+            }
             if let Some(cgroup) = self.cgroups.remove(job) {
                 cgroup.kill();
                 self.emptied.push(cgroup);

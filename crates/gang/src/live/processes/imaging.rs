@@ -42,6 +42,13 @@ pub(super) struct Hold {
     goes: Arc<AtomicBool>,
 }
 
+impl Hold {
+    /// Has the images not sent, if they are not yet.
+    pub(super) fn give_up(&self) {
+        self.goes.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A rank that CRIU restores, until it has.
 #[derive(Debug)]
 pub(super) struct Restoring {
@@ -155,7 +162,7 @@ impl Processes {
     /// Lets a job that was dumped continue, once CRIU is done with it. Returns false if it was not.
     pub(super) fn let_go(&mut self, job: JobId) -> bool {
         let Some(hold) = self.holds.get(&job) else { return false };
-        hold.goes.store(true, Ordering::Relaxed);
+        hold.give_up();
         self.release(job);
         true
     }
