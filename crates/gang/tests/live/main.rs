@@ -10,6 +10,8 @@ mod arrivals;
 #[cfg(target_os = "linux")]
 mod choice;
 #[cfg(target_os = "linux")]
+mod images;
+#[cfg(target_os = "linux")]
 mod keys;
 #[cfg(target_os = "linux")]
 mod memory;
@@ -101,6 +103,7 @@ const TESTS: &[choice::Scene] = &[
     ("a_job_that_finds_no_room_for_its_interfaces_ends_and_no_other", scenes_vis::no_room),
     ("a_job_with_interfaces_is_in_no_checkpoint", scenes_vis::no_checkpoint),
     ("a_job_that_was_saved_ends_elsewhere_with_every_message", saved::ends_elsewhere),
+    ("programs_that_take_no_part_in_checkpoints_count_on_elsewhere", images::count_on_elsewhere),
     ("a_job_goes_on_after_it_was_saved", saved::goes_on),
     ("a_rank_that_ends_unsaved_lets_the_others_go_on", saved::a_rank_ends_instead),
     ("what_can_t_be_saved_or_restored_is_refused_with_what_and_where", saved::refusals),

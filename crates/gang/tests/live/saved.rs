@@ -33,7 +33,7 @@ pub(crate) fn checkpoint_soon(stage: &Stage, job: u32, folder: &Path, end: bool)
     saved.expect("it was saved")
 }
 
-fn restore(stage: &Stage, folder: &Path) -> Child {
+pub(crate) fn restore(stage: &Stage, folder: &Path) -> Child {
     let mut front = itself();
     front.arg("--restore").arg(stage.socket(0)).arg(folder);
     front.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
