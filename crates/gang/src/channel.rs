@@ -8,8 +8,10 @@ mod ack;
 pub(crate) mod command;
 pub(crate) mod config;
 pub(crate) mod endpoint;
+mod errors;
 pub(crate) mod frame;
 pub mod geometry;
+mod local;
 pub(crate) mod local_rings;
 pub(crate) mod memory;
 #[cfg(all(target_os = "linux", feature = "live"))]
@@ -19,15 +21,15 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Context, Poll};
 
-use midplane_simhw::host::{Host, OpenError};
+use midplane_simhw::host::Host;
 use midplane_simhw::port::{Command, Completion, Port, PortClosed, PortOptions, Status};
 use midplane_simhw::region::Payload;
-use thiserror::Error;
 
 use crate::names::Rank;
 use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
 pub use ack::Timeouts;
 use command::{ATTACH, GANG, NOTIFY, WAIT, WANTS_ROOM};
+pub use errors::{AttachError, Closed, SendError};
 use geometry::{ByteRing, CONSUMED, Geometry, RECORD_BYTES, Record, SENT};
 use local_rings::{LocalRings, RingEnds};
 #[cfg(all(target_os = "linux", feature = "live"))]
@@ -35,8 +37,6 @@ pub use ticket::{Ticket, TicketError};
 
 /// Most commands of a process that may be outstanding.
 const DEPTH: usize = 64;
-/// Messages of the host's own ranks after which those of other hosts are looked for.
-const LOCAL_IN_A_ROW: u32 = 16;
 
 /// A capability to attach to a context, as a file descriptor is to a file. One process may be attached at a time.
 #[derive(Clone, Debug)]
@@ -56,65 +56,6 @@ impl Descriptor {
     #[must_use]
     pub const fn rank(&self) -> Rank {
         self.rank
-    }
-}
-
-/// Errors of [`Channel::attach`].
-#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-#[non_exhaustive]
-pub enum AttachError {
-    /// The NIC has no free port.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The NIC has stopped.
-    #[error(transparent)]
-    Closed(#[from] PortClosed),
-    /// Another process is attached, or the context is closed.
-    #[error(
-        "the context is closed, or another process is attached to it: ask its daemon for another"
-    )]
-    Refused,
-    /// The system refuses to watch for the host's other ranks.
-    #[error("the system refuses a watch for messages of the host's other ranks: {0}")]
-    System(std::io::ErrorKind),
-}
-
-/// Errors of sending a message.
-#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-#[non_exhaustive]
-pub enum SendError {
-    /// The send FIFO is full until its oldest message is accepted; [`Channel::room`] waits for that.
-    #[error("the send FIFO is full: wait for room, or send with `send`")]
-    Full,
-    /// The message is too long; send it in parts.
-    #[error("a message has at most {most} bytes, not {length}")]
-    TooLong {
-        /// The message's length, in bytes.
-        length: usize,
-        /// The channel's longest message, in bytes.
-        most: u32,
-    },
-    /// The job has no such rank.
-    #[error("the job has no rank {to}: it has {ranks}, numbered from 0")]
-    Rank {
-        /// The rank that was named.
-        to: Rank,
-        /// The number of ranks of the job.
-        ranks: u16,
-    },
-    /// The NIC has stopped, or the context was closed.
-    #[error("the channel is closed")]
-    Closed,
-}
-
-/// The channel is closed: its NIC has stopped, or its context was closed.
-#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-#[error("the channel is closed")]
-pub struct Closed;
-
-impl From<PortClosed> for Closed {
-    fn from(_: PortClosed) -> Self {
-        Self
     }
 }
 
@@ -277,18 +218,6 @@ impl Channel {
         self.ring_bell()
     }
 
-    /// Puts a message into the ring to a rank on this host.
-    fn push(&mut self, to: Rank, parts: [&[u8]; 2]) -> Result<(), SendError> {
-        if self.port.is_closed() {
-            return Err(SendError::Closed);
-        }
-        let Some(rings) = &mut self.rings else { return Err(SendError::Closed) };
-        if !rings.push(to, parts) {
-            return Err(SendError::Full);
-        }
-        Ok(())
-    }
-
     /// Returns a position for a message. If there is none, asks the NIC to report room, then tries again.
     fn place(&mut self, length: u32) -> Option<u64> {
         let place = |channel: &Self| {
@@ -362,28 +291,6 @@ impl Channel {
         let at = geometry.receive_byte(record.position);
         let payload = self.descriptor.memory.view(at, record.length as usize)?;
         Some((record.peer, payload))
-    }
-
-    /// Returns whether the next message lies in a ring. Those in the receive FIFO take turns with them.
-    fn is_local_next(&mut self) -> bool {
-        let Some(rings) = &mut self.rings else { return false };
-        let is_turn_of_nic = self.in_a_row >= LOCAL_IN_A_ROW && !rings.has_past();
-        if self.is_from_nic || is_turn_of_nic && self.received > self.consumed {
-            return false;
-        }
-        let found = rings.find();
-        self.is_closed |= found.is_err();
-        found.unwrap_or(false)
-    }
-
-    /// Consumes the message in a ring that was returned last.
-    fn consume_local(&mut self) {
-        let Some(rings) = &mut self.rings else { return };
-        rings.consume();
-        self.in_a_row += 1;
-        if self.in_a_row.is_multiple_of(LOCAL_IN_A_ROW) {
-            self.poll();
-        }
     }
 
     /// Consumes the next message, and releases its space.
@@ -548,12 +455,6 @@ impl Channel {
             }
             Poll::Pending => Poll::Pending,
         }
-    }
-
-    /// Returns whether a message has arrived that is not consumed, as far as the NIC has reported.
-    pub(crate) fn has_message(&mut self) -> bool {
-        self.received > self.consumed
-            || self.rings.as_mut().is_some_and(|rings| rings.has_news(false))
     }
 
     /// Returns whether the receivers have accepted all messages sent.

@@ -14,7 +14,7 @@ use super::{job_cgroup, priority};
 
 /// Interval at which the thread looks whether the host is short of memory, while jobs are suspended.
 const LOOKS_EACH: Duration = Duration::from_millis(250);
-/// The same after a look at which no job could give anything.
+/// The same after a look that found no job with anything to give.
 const LOOKS_LATER: Duration = Duration::from_secs(5);
 /// Most bytes that are taken at once: a resumed job competes for so much at most.
 const AT_ONCE: u64 = 8 << 20;
