@@ -163,7 +163,8 @@ impl Controller {
 
     /// Opens the controller of a channel whose FIFOs other processes map. The NIC must be in this process.
     ///
-    /// The other processes attach with a [`Ticket`](crate::channel::Ticket) and the context's [file](Self::file).
+    /// The other processes attach with a [`Ticket`](crate::channel::Ticket), the context's [files](Self::files) and its
+    /// [events](Self::events).
     ///
     /// # Errors
     /// As for [`Controller::open`].
