@@ -221,7 +221,11 @@ impl<H: Host> Contexts<H> {
         let longest = self.config.geometry.message;
         let layout = Layout::plan(longest, ranks, self.config.local_rings);
         let Some((layout, controller)) = layout.zip(self.controllers.first_mut()) else {
-            return Ok(());
+            // Saved messages are never dropped.
+            return match contexts.values().all(|context| context.local.is_empty()) {
+                true => Ok(()),
+                false => Err(ControlError::Saved("its messages have no room")),
+            };
         };
         let rings = controller.rings(layout)?;
         for (rank, context) in contexts {

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use super::job_cgroup::HostCgroups;
 
-/// Where the numbers of this host are.
+/// The file with the numbers of this host.
 const MEMINFO: &str = "/proc/meminfo";
 /// One part of this many is kept free of claims, and free by suspended jobs.
 const RESERVED_PART: u64 = 10;
 
-/// Where to read the memory of this host.
+/// The files that say how much memory this host has.
 #[derive(Clone, Debug)]
 pub(super) struct HostMemory {
     meminfo: PathBuf,

@@ -89,7 +89,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 #[derive(Default)]
 struct Kept {
     ends: bool,
-    /// Some host has failed, or nobody wants the checkpoint any longer.
+    /// Some host has failed, or no front end waits for the checkpoint any longer.
     is_void: bool,
 }
 
@@ -154,7 +154,7 @@ proptest! {
                 }
                 _ => {}
             }
-            // The hosts ignore what they are told twice.
+            // The hosts ignore an order that comes twice.
             if goes && let Some(it) = kept.take() {
                 prop_assert!(it.is_void || (!it.ends && dumped.len() == usize::from(HOSTS)));
             }
