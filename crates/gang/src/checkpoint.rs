@@ -17,6 +17,7 @@ use crate::names::{Epoch, JobId};
 /// The format of states that ranks have handed over. This build writes and reads it.
 pub(crate) const FORMAT: u16 = 1;
 /// The format of images of processes, which `live` writes and reads.
+#[cfg_attr(not(feature = "live"), expect(dead_code, reason = "only real processes have images"))]
 pub(crate) const IMAGES: u16 = 2;
 pub(crate) const MANIFEST: &str = "manifest.json";
 const NETWORK: &str = "network.bin";

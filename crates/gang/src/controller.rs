@@ -8,7 +8,7 @@ use midplane_simhw::host::{Host, OpenError};
 use midplane_simhw::port::{
     Completion, Port, PortClosed, PortOptions, PostError, RegisterError, Status,
 };
-use midplane_simhw::region::{Region, RegionOptions};
+use midplane_simhw::region::Region;
 use midplane_simhw::wire;
 use thiserror::Error;
 
@@ -137,6 +137,10 @@ pub struct Controller {
     /// The FIFOs of all contexts, which use them one at a time.
     shared: Option<(Arc<Region>, Backing)>,
     /// True if other processes map the FIFOs.
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "live")),
+        expect(dead_code, reason = "no other process maps them there")
+    )]
     is_mapped: bool,
     contexts: Vec<Option<Opened>>,
     next_key: u64,
@@ -232,7 +236,9 @@ impl Controller {
     fn memory(&mut self, bytes: usize) -> Result<(Arc<Region>, Backing), RegisterError> {
         #[cfg(all(target_os = "linux", feature = "live"))]
         if self.is_mapped {
-            let region = self.port.register_shared(bytes, RegionOptions::default())?;
+            let region = self
+                .port
+                .register_shared(bytes, midplane_simhw::region::RegionOptions::default())?;
             let file = region.file().cloned();
             return Ok((Arc::new(region), file));
         }

@@ -33,8 +33,10 @@ use agent::Agent;
 pub(crate) use agent::{Step, StepOutcome};
 use children::Child;
 use election::{Ballot, Election};
+#[cfg(feature = "live")]
+pub(crate) use job_manager::Contents;
 use job_manager::Restored;
-pub(crate) use job_manager::{Collect, Contents, JobManager, Read, RootConfig, Write};
+pub(crate) use job_manager::{Collect, JobManager, Read, RootConfig, Write};
 pub(crate) use message::ClientId;
 use message::{Cluster, Down, Pairs, Program, RankEvent, Reply, Request, Up, Word};
 use order::{Action, Order};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "live"))]
 use midplane_simhw::region::SharedMemory;
 use midplane_simhw::region::{Payload, Region, RegionError};
 
@@ -12,7 +12,7 @@ pub(crate) enum Memory {
     /// The controller is in this process.
     Own(Arc<Region>),
     /// The controller is in another process; its memory is mapped here.
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", feature = "live"))]
     Mapped(Arc<SharedMemory>),
 }
 
@@ -20,7 +20,7 @@ impl Memory {
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), RegionError> {
         match self {
             Self::Own(region) => region.write(offset, bytes),
-            #[cfg(target_os = "linux")]
+            #[cfg(all(target_os = "linux", feature = "live"))]
             Self::Mapped(memory) => memory.write(offset, bytes),
         }
     }
@@ -28,7 +28,7 @@ impl Memory {
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RegionError> {
         match self {
             Self::Own(region) => region.read(offset, out),
-            #[cfg(target_os = "linux")]
+            #[cfg(all(target_os = "linux", feature = "live"))]
             Self::Mapped(memory) => memory.read(offset, out),
         }
     }
@@ -36,7 +36,7 @@ impl Memory {
     pub(crate) fn view(&self, offset: usize, length: usize) -> Option<Payload<'_>> {
         match self {
             Self::Own(region) => region.view(offset, length),
-            #[cfg(target_os = "linux")]
+            #[cfg(all(target_os = "linux", feature = "live"))]
             Self::Mapped(memory) => memory.view(offset, length),
         }
     }

@@ -27,8 +27,10 @@ use crate::scheduler_core::{Event, SchedulerConfig, SchedulerCore, Switch};
 use barrier::Barrier;
 use checking::{Checks, Purpose};
 pub(crate) use imaging::Collect;
+#[cfg(feature = "live")]
+pub(crate) use saving::Contents;
 use saving::Saves;
-pub(crate) use saving::{Contents, Read, Restored, Write};
+pub(crate) use saving::{Read, Restored, Write};
 use takeover::Takeover;
 
 /// Number of switches that are remembered.
