@@ -20,6 +20,8 @@ mod mpi;
 #[cfg(target_os = "linux")]
 mod parts;
 #[cfg(target_os = "linux")]
+mod random;
+#[cfg(target_os = "linux")]
 mod rights;
 #[cfg(target_os = "linux")]
 mod root;
@@ -135,8 +137,10 @@ const TESTS: &[choice::Scene] = &[
 
 /// With `--ignored`.
 #[cfg(target_os = "linux")]
-const IGNORED: &[choice::Scene] =
-    &[("interfaces_lose_nothing_over_thousands_of_preemptions", scenes_vis::thousands)];
+const IGNORED: &[choice::Scene] = &[
+    ("interfaces_lose_nothing_over_thousands_of_preemptions", scenes_vis::thousands),
+    ("reports_of_200_random_programs_are_true", random::reports_are_true),
+];
 
 #[cfg(target_os = "linux")]
 mod scenes;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{adopted, arrivals, memory, mpi, rights, stuck, tcp, vis};
+use crate::{adopted, arrivals, memory, mpi, random, rights, stuck, tcp, vis};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
@@ -72,6 +72,9 @@ pub(crate) fn play() -> bool {
         ["--wait-for-ever"] => runtime().block_on(stuck::for_ever()),
         ["--wait-in-a-ring"] => runtime().block_on(stuck::in_a_ring()),
         ["--receive-from-the-next"] => runtime().block_on(stuck::receives()),
+        ["--random", folder, seed] => {
+            runtime().block_on(random::run(folder, seed.parse().unwrap()));
+        }
         ["--sum-for-ever"] => runtime().block_on(stuck::sums()),
         ["--pmi", rounds] => mpi::talk(rounds.parse().unwrap()),
         [part @ ("--pmi-leaves" | "--pmi-aborts" | "--pmi-babbles")] => mpi::fail(part),
