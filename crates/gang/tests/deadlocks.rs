@@ -265,9 +265,8 @@ fn verdicts_over_jobs_that_run_are_true_at_the_pinned_seeds() {
     assert!(terminated > 5 && terminated < 50, "{terminated} of 60 terminated: this shows little");
 }
 
-/// Takes minutes.
 #[test]
-#[ignore = "10,000 jobs in virtual time"]
+#[ignore = "10,000 jobs in virtual time take some seconds"]
 fn verdicts_over_10_000_jobs_that_run_are_true() {
     for seed in 100..10_100 {
         verdicts_are_true(seed);
