@@ -96,7 +96,7 @@ fn a_lane_passes_whole_headers_in_order() {
             }
             let header = Header::parse_alone(&receiver.header()).unwrap();
             assert_eq!(header, Header { sequence: number, ..Header::default() });
-            receiver.give_back(0);
+            receiver.release(0);
         }
         writer.join().unwrap();
     });
@@ -116,7 +116,7 @@ fn no_wake_is_lost_between_the_last_look_and_sleep() {
             }
         });
         // As the engine does: sets the flag, fences, polls once more, waits.
-        receiver.fall_asleep();
+        receiver.arm_wakeup();
         fence(Ordering::SeqCst);
         // A wait may end spuriously; loom reports one that never ends.
         while !receiver.has_frame() {
@@ -135,7 +135,7 @@ fn no_wake_is_lost_between_the_last_try_and_waiting_for_room() {
         let event = Arc::new(Notify::new());
         let rings = Arc::clone(&event);
         let reader = thread::spawn(move || {
-            assert!(receiver.has_frame() && receiver.give_back(0), "a quarter of four slots");
+            assert!(receiver.has_frame() && receiver.release(0), "a quarter of four slots");
             fence(Ordering::SeqCst);
             if receiver.takes_wake() {
                 rings.notify();

@@ -18,7 +18,6 @@ mod config;
 mod core;
 mod driver;
 mod engine;
-mod inlets;
 mod lane;
 pub mod lanes;
 mod link;
@@ -28,6 +27,7 @@ pub mod measure;
 mod rendezvous;
 mod retry;
 pub mod rings;
+mod rx_links;
 
 use std::sync::Arc;
 

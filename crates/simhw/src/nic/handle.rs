@@ -89,7 +89,7 @@ impl Host for LiveHost {
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     fn open_peer_rings(&self) -> Option<Box<dyn PeerRings>> {
         let _inside = self.tasks.enter();
-        let rings = crate::shm::lanes::Lanes::beside_nic(self.rings.as_deref()?).ok()?;
+        let rings = crate::shm::lanes::Lanes::bypassing_nic(self.rings.as_deref()?).ok()?;
         Some(Box::new(rings))
     }
 }

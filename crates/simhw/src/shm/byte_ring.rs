@@ -130,7 +130,7 @@ pub struct RingReceiver {
     returned: u64,
 }
 
-/// A published record.
+/// A published record, without its payload.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Record {
     /// The words that the sender passed with it.
@@ -139,7 +139,7 @@ pub struct Record {
     pub length: usize,
 }
 
-/// The error of a ring whose peer has written what no correct process writes; it cannot be read further.
+/// The error of a ring into which the peer has written an invalid record; it cannot be read further.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Corrupt;
 
@@ -176,7 +176,7 @@ impl RingSender {
         Some((self.free() - LINE - HEAD).min(most))
     }
 
-    /// Returns the bytes that are known to be free.
+    /// Returns the number of bytes known to be free.
     #[expect(clippy::cast_possible_truncation, reason = "at most the capacity")]
     const fn free(&self) -> usize {
         self.place.capacity - (self.tail - self.returned) as usize

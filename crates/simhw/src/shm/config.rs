@@ -16,11 +16,12 @@ const SLOTS: &str = "the number of slots or areas";
 pub const DEFAULT_MTU: usize = 16 << 10;
 /// Default number of slots a direction: 64 frames in 8 KiB.
 pub const DEFAULT_SLOTS: usize = 64;
-/// Default memory for longer frames a direction: 2 MiB. It is more than a core's own cache, so that memory that
-/// is written next has left the reader's cache. A line that is still there must be taken from it first: with
+/// Default memory for longer frames a direction: 2 MiB. It is more than a core's own cache, so that an area has left
+/// the reader's cache before it is written again: a line that is still there must be fetched from that cache. With
 /// 256 KiB, frames of 64 KiB take twice as long (Zen 4, 1 MiB a core). With 8 MiB they take longer again.
 pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
-/// Default memory for longer frames to all peers together: 16 MiB. With more than eight peers, each has less.
+/// Default memory for longer frames to all peers together: 16 MiB. With more than eight peers, each has less than
+/// [`DEFAULT_AREA_BYTES`].
 pub const DEFAULT_AREA_BYTES_OF_ALL: usize = 16 << 20;
 /// Least number of longer frames a direction, unless fewer are configured.
 pub const MIN_AREAS: usize = 16;
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn areas_pass_a_cores_own_cache_and_many_peers_share_what_there_is() {
+    fn areas_exceed_a_cores_own_cache_and_many_peers_share_the_memory() {
         let areas = |nodes, mtu| ShmConfig::new("test", NodeId(0), nodes).mtu(mtu).shape().areas;
         assert_eq!(areas(2, DEFAULT_MTU), 128);
         assert_eq!(areas(9, DEFAULT_MTU), 128);

@@ -25,7 +25,7 @@ enum PeerEvent {
     Left(NodeId),
 }
 
-/// The connected peers.
+/// The connected peers, and their published copy.
 struct Peers {
     joined: Mutex<Vec<NodeId>>,
     shown: watch::Sender<Vec<NodeId>>,
@@ -69,7 +69,7 @@ pub(super) struct Core<F> {
 /// The driver's next step.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Next {
-    /// Take another turn.
+    /// Take another turn at once.
     Again,
     /// Wait for an event, or until this instant.
     Wait(Instant),
@@ -105,7 +105,7 @@ impl<F: Firmware> Core<F> {
         self.peers.shown.subscribe()
     }
 
-    /// Wakes the driver.
+    /// Wakes the task of the driver.
     fn signal(&self) {
         self.wakes.signal();
     }
@@ -167,12 +167,12 @@ impl<F: Firmware> Core<F> {
             // The driver may wait for what this turn did.
             self.signal();
         }
-        if engine.is_polled_asleep() {
+        if engine.is_polled_while_armed() {
             // If the application stops polling without parking, the driver notices.
             if !self.is_watched.swap(true, Ordering::Relaxed) {
                 self.signal();
             }
-            engine.stay_awake();
+            engine.disarm_wakeup();
         }
         was_any
     }
@@ -202,7 +202,7 @@ impl<F: Firmware> Core<F> {
             self.is_watched.store(false, Ordering::Relaxed);
         }
         // An engine that has armed its wake-up already may have been woken: a peer does so only once.
-        if !engine.fall_asleep() {
+        if !engine.arm_wakeup() {
             return Next::Again;
         }
         self.wait(engine.next_alarm())
@@ -217,7 +217,7 @@ impl<F: Firmware> Core<F> {
     fn settle_down(&self) {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return };
-        if !engine.is_asleep() && !engine.fall_asleep() {
+        if !engine.is_armed() && !engine.arm_wakeup() {
             // Frames may keep arriving; the application gives no more than one further turn.
             engine.turn();
             self.signal();
@@ -228,7 +228,7 @@ impl<F: Firmware> Core<F> {
     /// Makes the driver wake by the next alarm of an engine that no application polls.
     fn set_driver(&self, engine: &Engine<F>) {
         let (alarm, wakes) = (engine.next_alarm().as_nanos(), &self.driver_wakes);
-        if engine.is_asleep() && alarm < wakes.load(Ordering::Relaxed) {
+        if engine.is_armed() && alarm < wakes.load(Ordering::Relaxed) {
             // Until the driver runs, later doorbells need not signal again.
             wakes.store(alarm, Ordering::Relaxed);
             self.signal();

@@ -1,4 +1,4 @@
-//! The task that runs a NIC when no application does; peers, alarms and changes of peers wake it.
+//! The task that runs a NIC when no application does. Frames, alarms, and peers that connect or disconnect wake it.
 
 use std::future::poll_fn;
 use std::io;

@@ -1,9 +1,9 @@
-//! A NIC and its firmware, and one turn of them: whoever has the engine's lock runs it.
+//! A NIC with its firmware, and its turns. The thread that holds the engine's lock runs them.
 
-use super::inlets::{Inlet, Inlets};
 use super::lane::{Extent, Receiver};
 use super::link::ShmLink;
 use super::rendezvous::Link;
+use super::rx_links::{RxLink, RxLinks};
 use crate::drops::DropCause;
 use crate::frame::{Frame, Header};
 use crate::hardware::Firmware;
@@ -14,28 +14,28 @@ use crate::time::Instant;
 
 type Nic = nic::Nic<ShmLink>;
 
-/// Frames of one peer that one turn handles: other peers wait no longer than they take.
+/// Most frames of one peer that one turn handles: it bounds how long other peers wait.
 const FRAMES_PER_TURN: usize = 32;
 /// Frames and doorbells between two readings of the clock: they take some 10 us.
 const EVENTS_PER_READING: u32 = 64;
-/// Polls of one visit.
-const LOOKS: u32 = 4;
-/// Visits in vain between two readings of the clock: they take half a microsecond.
-const LOOKS_PER_READING: u32 = 8;
-/// Visits in vain after which whoever looks is taken to go on looking.
-const LOOKS_OF_A_POLLER: u32 = 8;
+/// Most polls of one visit.
+const POLLS_PER_VISIT: u32 = 4;
+/// Idle visits between two readings of the clock: they take half a microsecond.
+const IDLE_VISITS_PER_READING: u32 = 8;
+/// Idle visits in a row after which an application is assumed to keep polling.
+const POLLER_VISITS: u32 = 8;
 
 /// A NIC with its firmware and the receiving halves of its links.
 pub(super) struct Engine<F> {
     pub(super) unit: nic::Engine<F, ShmLink>,
-    inlets: Inlets,
-    /// Peers wake this NIC: no thread polls for it.
-    is_asleep: bool,
-    /// Polls without a result since the last that had one.
-    vain_looks: u32,
-    /// Turns that applications have given the NIC.
+    rx_links: RxLinks,
+    /// True while the wake-up is armed: peers signal this NIC, because no thread polls it.
+    is_armed: bool,
+    /// Visits in a row that found nothing.
+    idle_visits: u32,
+    /// Visits of applications since the start.
     pub(super) visits: u64,
-    /// Frames and doorbells since the last reading of the clock for their sake.
+    /// Frames and doorbells since they last caused a reading of the clock.
     events: u32,
 }
 
@@ -44,9 +44,9 @@ impl<F: Firmware> Engine<F> {
         let unit = nic::Engine::new(firmware, nic, port_depth);
         Self {
             unit,
-            inlets: Inlets::default(),
-            is_asleep: false,
-            vain_looks: 0,
+            rx_links: RxLinks::default(),
+            is_armed: false,
+            idle_visits: 0,
             visits: 0,
             events: 0,
         }
@@ -54,14 +54,14 @@ impl<F: Firmware> Engine<F> {
 
     pub(super) fn join(&mut self, link: Link) {
         let from = link.node;
-        // What the node's former life has published is still its own.
+        // Frames of the node's earlier incarnation are handled first.
         self.end(from);
         let receiver = self.unit.nic.link.join(link);
-        if self.is_asleep {
-            receiver.fall_asleep();
+        if self.is_armed {
+            receiver.arm_wakeup();
             fence(Ordering::SeqCst);
         }
-        self.inlets.add(from, receiver);
+        self.rx_links.add(from, receiver);
     }
 
     pub(super) fn leave(&mut self, node: NodeId) {
@@ -69,15 +69,15 @@ impl<F: Firmware> Engine<F> {
         self.unit.nic.link.leave(node);
     }
 
-    /// The inlet of `node` ends, after what it holds is handled: its sender is gone.
+    /// Removes the receiving half of a link whose sender is disconnected, after its frames are handled.
     fn end(&mut self, node: NodeId) {
-        let Self { unit: nic::Engine { firmware, nic, .. }, inlets, .. } = self;
-        if let Some(mut inlet) = inlets.remove(node)
-            && inlet.receiver.has_frame()
+        let Self { unit: nic::Engine { firmware, nic, .. }, rx_links, .. } = self;
+        if let Some(mut rx_link) = rx_links.remove(node)
+            && rx_link.receiver.has_frame()
         {
-            // No more than it can hold: whoever still writes is no peer.
-            let slots = inlet.receiver.slots();
-            receive(firmware, nic, &mut inlet, slots);
+            // At most as many as there are slots: a process that still writes is no longer a peer.
+            let slots = rx_link.receiver.slots();
+            receive(firmware, nic, &mut rx_link, slots);
         }
         nic.wake();
     }
@@ -99,7 +99,7 @@ impl<F: Firmware> Engine<F> {
         }
     }
 
-    /// Handles what has arrived and what is due. Whether there was anything.
+    /// Runs one turn: handles arrived frames and due alarms. Returns whether there were any.
     #[inline]
     pub(super) fn turn(&mut self) -> bool {
         let mut was_any = self.receive();
@@ -114,80 +114,83 @@ impl<F: Firmware> Engine<F> {
         was_any
     }
 
-    /// A turn that an application has time for. It looks a few times, for the next look costs less than
-    /// coming back; but once after something has come, when whoever has it waits for this to return.
+    /// Runs turns on an application's thread, until one of them finds something. Runs up to `POLLS_PER_VISIT`,
+    /// because another turn costs less than another call. After a visit that found something it runs one, because
+    /// the caller has an event to handle.
     #[inline]
     pub(super) fn visit(&mut self) -> bool {
         self.visits += 1;
-        let looks = if self.vain_looks == 0 { 1 } else { LOOKS };
-        for look in 0..looks {
-            if look > 0 {
+        let polls = if self.idle_visits == 0 { 1 } else { POLLS_PER_VISIT };
+        for poll in 0..polls {
+            if poll > 0 {
                 std::hint::spin_loop();
             }
             if self.turn() {
-                self.vain_looks = 0;
+                self.idle_visits = 0;
                 return true;
             }
         }
-        self.vain_looks = self.vain_looks.saturating_add(1);
-        // Read when nothing hurries, and not at every look: frames and alarms find it read.
-        if self.vain_looks.is_multiple_of(LOOKS_PER_READING) {
+        self.idle_visits = self.idle_visits.saturating_add(1);
+        // Reads the clock while there is nothing to do, so that frames and alarms need not.
+        if self.idle_visits.is_multiple_of(IDLE_VISITS_PER_READING) {
             self.unit.nic.time.read();
         }
         false
     }
 
-    /// Whether an application has begun to look again and again while peers still wake this NIC.
-    pub(super) const fn is_polled_asleep(&self) -> bool {
-        self.is_asleep && self.vain_looks >= LOOKS_OF_A_POLLER
+    /// Returns whether an application keeps polling although the wake-up is armed.
+    pub(super) const fn is_polled_while_armed(&self) -> bool {
+        self.is_armed && self.idle_visits >= POLLER_VISITS
     }
 
     /// Handles the frames that peers have published.
     #[inline]
     fn receive(&mut self) -> bool {
-        let Self { unit: nic::Engine { firmware, nic, .. }, inlets, .. } = self;
+        let Self { unit: nic::Engine { firmware, nic, .. }, rx_links, .. } = self;
         let mut frames = 0;
-        let was_any = inlets.poll(|inlet| frames += receive(firmware, nic, inlet, FRAMES_PER_TURN));
+        let was_any =
+            rx_links.poll(|rx_link| frames += receive(firmware, nic, rx_link, FRAMES_PER_TURN));
         self.count(frames);
         was_any
     }
 
-    /// Peers wake this NIC from now on; `false` if something has come meanwhile, and they do not.
-    pub(super) fn fall_asleep(&mut self) -> bool {
-        for inlet in self.inlets.iter() {
-            inlet.receiver.fall_asleep();
+    /// Arms the wake-up: peers signal this NIC from now on. Returns `false`, and does not arm it, if a frame or an
+    /// alarm is already there.
+    pub(super) fn arm_wakeup(&mut self) -> bool {
+        for rx_link in self.rx_links.iter() {
+            rx_link.receiver.arm_wakeup();
         }
         fence(Ordering::SeqCst);
-        self.is_asleep = true;
-        self.vain_looks = 0;
+        self.is_armed = true;
+        self.idle_visits = 0;
         self.unit.nic.time.read();
-        if self.inlets.has_frame() || self.unit.nic.has_work() {
-            self.stay_awake();
+        if self.rx_links.has_frame() || self.unit.nic.has_work() {
+            self.disarm_wakeup();
             return false;
         }
         true
     }
 
-    /// Peers need not wake this NIC: somebody looks.
-    pub(super) fn stay_awake(&mut self) {
-        if std::mem::take(&mut self.is_asleep) {
-            for inlet in self.inlets.iter() {
-                inlet.receiver.stay_awake();
+    /// Disarms the wake-up: peers need not signal this NIC, because a thread polls it.
+    pub(super) fn disarm_wakeup(&mut self) {
+        if std::mem::take(&mut self.is_armed) {
+            for rx_link in self.rx_links.iter() {
+                rx_link.receiver.disarm_wakeup();
             }
         }
     }
 
-    pub(super) const fn is_asleep(&self) -> bool {
-        self.is_asleep
+    pub(super) const fn is_armed(&self) -> bool {
+        self.is_armed
     }
 
-    /// Returns when the engine has to do something by itself: the firmware, or its end.
+    /// Returns when the engine needs a turn without an event: for an alarm, or to end.
     pub(super) fn next_alarm(&self) -> Instant {
         self.unit.stopping().unwrap_or(Instant::FAR_FUTURE).min(self.unit.nic.next_alarm())
     }
 
-    /// Returns whether the NIC may end: its peers have received what the firmware sent them, or are waited for no
-    /// longer.
+    /// Returns whether the NIC may end: its peers have received what the firmware sent them, or the time to wait for
+    /// them is over.
     pub(super) fn may_stop(&mut self) -> bool {
         self.unit.stop().is_none()
     }
@@ -201,12 +204,12 @@ impl<F> std::fmt::Debug for Engine<F> {
 
 /// Handles the frames of a peer that has one, up to `most`; returns how many there were.
 #[inline]
-fn receive(firmware: &mut impl Firmware, nic: &mut Nic, inlet: &mut Inlet, most: usize) -> u32 {
+fn receive(firmware: &mut impl Firmware, nic: &mut Nic, rx_link: &mut RxLink, most: usize) -> u32 {
     let mut frames = 0;
     loop {
-        deliver(firmware, nic, inlet.from, &mut inlet.receiver);
+        deliver(firmware, nic, rx_link.from, &mut rx_link.receiver);
         frames += 1;
-        if frames as usize == most || !inlet.receiver.has_frame() {
+        if frames as usize == most || !rx_link.receiver.has_frame() {
             return frames;
         }
     }
@@ -219,7 +222,7 @@ fn deliver(firmware: &mut impl Firmware, nic: &mut Nic, from: NodeId, receiver: 
     let found = header.and_then(|h| Some((h, receiver.extent(h.length.into())?)));
     let Some((header, extent)) = found else {
         nic.counters.drops.add(DropCause::Malformed);
-        receiver.give_back(0);
+        receiver.release(0);
         return;
     };
     if header.source != from {
@@ -232,7 +235,7 @@ fn deliver(firmware: &mut impl Firmware, nic: &mut Nic, from: NodeId, receiver: 
         nic.link.begin_frame(from, extent);
         nic.hand(firmware, Frame { header, payload: receiver.payload(extent) });
     }
-    receiver.give_back(extent.length);
+    receiver.release(extent.length);
 }
 
 /// Returns whether the next frame, whose payload lies at `extent`, is handled now: faults may drop or delay it.

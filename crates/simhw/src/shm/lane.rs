@@ -1,11 +1,12 @@
-//! One direction between two NICs: frames in slots of two cache lines, longer ones in areas beside.
+//! One direction between two processes: a ring of frames in shared memory.
 //!
-//! A slot's first line has the sequence number, the header, and the payload's bytes where they are
-//! at most eight; its second line has those of up to 64. What is longer lies in the next of the
-//! direction's areas. The far lines are written first and the sequence number last, with release, so
-//! that the consumer, which polls that word, sees a whole frame or none, and a producer that is
-//! killed at any instruction leaves no half of one. A header is copied out once, and is what whoever
-//! uses the lane makes of it; the payload's length is whatever it says.
+//! A frame takes a slot of two cache lines. The first line has the sequence number, the header, and a payload of up
+//! to 8 bytes. The second line has a payload of up to 64 bytes. A longer payload lies in an area of the MTU's size,
+//! of which the direction has a second ring.
+//!
+//! The producer writes the payload and the header first, and the sequence number last, with release order. The
+//! consumer polls that word, and therefore sees a whole frame or none. A producer that is killed at any instruction
+//! leaves no half frame. The caller defines the header, and passes the payload's length on both sides.
 
 use std::sync::Arc;
 
@@ -18,19 +19,19 @@ use crate::sync::Ordering;
 const HEADER_WORDS: usize = HEADER_BYTES / 8;
 /// Bytes of a slot.
 const SLOT: usize = 2 * LINE;
-/// The word of a slot's first line that has the payload of a very short frame.
-const NEAR_WORD: usize = 7;
+/// The word of a slot's first line that has the payload of a shortest frame.
+const INLINE_WORD: usize = 7;
 /// Most bytes of a payload in that word.
-const NEAR_BYTES: usize = 8;
-/// Lines before the slots: the count of slots given back, and whether the consumer sleeps.
+const INLINE_BYTES: usize = 8;
+/// Bytes before the slots: a line with the count of released slots, and a line with the park flags.
 const HEAD: usize = 2 * LINE;
 
-/// How large a direction is.
+/// The size of a direction.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Shape {
-    /// Frames that may be under way; a power of two.
+    /// Frames that may be in flight; a power of two.
     pub(super) slots: usize,
-    /// Frames with more than 64 bytes that may be under way; a power of two.
+    /// Frames of more than 64 bytes that may be in flight; a power of two.
     pub(super) areas: usize,
     /// Most bytes of a payload.
     pub(super) mtu: usize,
@@ -41,13 +42,13 @@ impl Shape {
         self.mtu.next_multiple_of(LINE)
     }
 
-    /// Bytes of one direction.
+    /// Returns the bytes of memory of one direction.
     pub(super) const fn lane_bytes(self) -> usize {
         HEAD + self.slots * SLOT + self.areas * self.area_bytes()
     }
 }
 
-/// Where a direction lies in its segment.
+/// The position of a direction in its segment.
 #[derive(Clone, Debug)]
 struct Place {
     segment: Arc<Segment>,
@@ -70,11 +71,11 @@ impl Place {
         self.offset + HEAD + self.shape.slots * SLOT + index * self.shape.area_bytes()
     }
 
-    /// Where a payload of `length` lies; the number of its area is that of the areas before it.
+    /// Returns the offset of a payload of `length` bytes. It uses area number `area` if it fits in no slot.
     #[inline]
     const fn payload(&self, slot: usize, area: u64, length: usize) -> usize {
-        if length <= NEAR_BYTES {
-            slot + NEAR_WORD * 8
+        if length <= INLINE_BYTES {
+            slot + INLINE_WORD * 8
         } else if length <= LINE {
             slot + LINE
         } else {
@@ -87,9 +88,9 @@ impl Place {
         self.segment.line(self.offset)
     }
 
-    /// Word 0: the consumer sleeps. Word 1: the producer waits for slots.
+    /// Word 0: the consumer has parked. Word 1: the producer waits for slots.
     #[inline]
-    fn sleepers(&self) -> &Line {
+    fn parked(&self) -> &Line {
         self.segment.line(self.offset + LINE)
     }
 }
@@ -97,36 +98,36 @@ impl Place {
 const CONSUMER: usize = 0;
 const PRODUCER: usize = 1;
 
-/// Whether that side has gone to sleep; it is told once.
+/// Takes the park flag of a side: returns true once for each park.
 #[inline]
-fn takes(sleepers: &Line, side: usize) -> bool {
-    let word = &sleepers[side];
+fn takes(parked: &Line, side: usize) -> bool {
+    let word = &parked[side];
     word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0
 }
 
-/// The direction has no room for a frame now.
+/// The error of a direction that has no space for a frame now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Full;
 
-/// The sending end.
+/// The producer's end of a direction.
 #[derive(Debug)]
 pub(super) struct Sender {
     place: Place,
-    /// Frames that are published.
+    /// Count of published frames.
     published: u64,
-    /// Frames that are written, published or not.
+    /// Count of written frames, published or not.
     staged: u64,
-    /// Areas that they have taken.
+    /// Count of areas that the published frames have used.
     areas_published: u64,
     areas_staged: u64,
-    /// Slots and areas that have come back.
+    /// Counts of slots and areas that the consumer has released.
     returned: u64,
     areas_returned: u64,
-    /// For each slot, the areas that had been taken once it was written.
+    /// For each slot, the value of `areas_staged` after its frame was staged.
     marks: Box<[u64]>,
 }
 
-/// The receiving end.
+/// The consumer's end of a direction.
 #[derive(Debug)]
 pub(super) struct Receiver {
     place: Place,
@@ -136,7 +137,7 @@ pub(super) struct Receiver {
     areas_returned: u64,
 }
 
-/// Where a payload lies in the direction's segment.
+/// The position of a payload in the direction's segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
     pub(super) offset: usize,
@@ -157,7 +158,7 @@ impl Sender {
         }
     }
 
-    /// Writes one frame that nobody sees before [`Sender::publish`].
+    /// Writes one frame, which the consumer does not see before [`Sender::publish`].
     #[inline]
     pub(super) fn stage(
         &mut self,
@@ -169,7 +170,7 @@ impl Sender {
         self.stage_parts(words, payload.len(), std::iter::once(payload))
     }
 
-    /// The same with a header that is words, and a payload of `length` bytes that is gathered from `parts`.
+    /// Stages a frame with a header of words, and a payload of `length` bytes that is gathered from `parts`.
     #[inline]
     pub(super) fn stage_parts<'a>(
         &mut self,
@@ -177,22 +178,22 @@ impl Sender {
         length: usize,
         parts: impl Iterator<Item = View<'a>>,
     ) -> Result<(), Full> {
-        self.make_room(length > LINE)?;
+        self.ensure_room(length > LINE)?;
         let slot = self.place.slot(self.staged);
         let at = self.place.payload(slot, self.areas_staged, length);
         let line = self.place.segment.line(slot);
-        if length > NEAR_BYTES {
+        if length > INLINE_BYTES {
             let mut at = at;
             for part in parts {
                 self.place.segment.store(at, part).expect("at most the MTU");
                 at += part.len();
             }
         } else if length > 0 {
-            let (mut near, mut filled) = ([0; NEAR_BYTES], 0);
+            let (mut inline, mut filled) = ([0; INLINE_BYTES], 0);
             for part in parts {
-                filled += part.copy_to(&mut near[filled..]);
+                filled += part.copy_to(&mut inline[filled..]);
             }
-            line[NEAR_WORD].store(u64::from_le_bytes(near), Ordering::Relaxed);
+            line[INLINE_WORD].store(u64::from_le_bytes(inline), Ordering::Relaxed);
         }
         for (word, value) in line[1..].iter().zip(header) {
             word.store(value, Ordering::Relaxed);
@@ -206,26 +207,26 @@ impl Sender {
         Ok(())
     }
 
-    /// Whether a frame of `length` bytes would be taken now.
+    /// Returns whether a frame with a payload of `length` bytes can be staged now.
     pub(super) fn has_room_for(&mut self, length: usize) -> bool {
-        self.make_room(length > LINE).is_ok()
+        self.ensure_room(length > LINE).is_ok()
     }
 
-    /// The consumer wakes this side when slots come back, once. A fence and another look must follow.
+    /// Requests one wake-up when the consumer releases slots. A fence and another attempt must follow.
     pub(super) fn await_room(&self) {
-        self.place.sleepers()[PRODUCER].store(1, Ordering::Relaxed);
+        self.place.parked()[PRODUCER].store(1, Ordering::Relaxed);
     }
 
-    /// Whether the next frame has a slot, and an area if it needs one.
+    /// Checks that there is a slot for the next frame, and an area if it needs one.
     #[inline]
-    fn make_room(&mut self, needs_area: bool) -> Result<(), Full> {
+    fn ensure_room(&mut self, needs_area: bool) -> Result<(), Full> {
         if self.has_room(needs_area) {
             return Ok(());
         }
         let returned = self.place.returned()[0].load(Ordering::Acquire);
-        // The other side may write anything: what it can't have taken, it has not.
-        let came_back = returned.wrapping_sub(self.returned);
-        if came_back == 0 || came_back > self.published - self.returned {
+        // The other side may write any count: one that it cannot have reached is ignored.
+        let newly_returned = returned.wrapping_sub(self.returned);
+        if newly_returned == 0 || newly_returned > self.published - self.returned {
             return Err(Full);
         }
         let slots = self.marks.len() as u64;
@@ -243,7 +244,7 @@ impl Sender {
                 || self.areas_staged - self.areas_returned < self.place.shape.areas as u64)
     }
 
-    /// Publishes all that is staged, the oldest last: the consumer sees all of it or nothing.
+    /// Publishes all staged frames, the oldest last: the consumer sees all of them or none.
     #[inline]
     pub(super) fn publish(&mut self) {
         for number in (self.published..self.staged).rev() {
@@ -254,22 +255,22 @@ impl Sender {
         self.areas_published = self.areas_staged;
     }
 
-    /// What is staged never was.
+    /// Discards the staged frames.
     pub(super) const fn abort(&mut self) {
         self.staged = self.published;
         self.areas_staged = self.areas_published;
     }
 
-    /// Whether the consumer went to sleep and has to be woken; it is told once. A fence must lie
-    /// between publishing and this.
+    /// Returns whether the consumer has parked and must be woken now; true once for each park. A fence must lie
+    /// between publishing and this call.
     #[inline]
     pub(super) fn takes_wake(&self) -> bool {
-        takes(self.place.sleepers(), CONSUMER)
+        takes(self.place.parked(), CONSUMER)
     }
 
-    /// Frames that have been published, and the consumer has not been known to take.
+    /// Returns the count of published frames that the consumer is not known to have released.
     #[cfg(all(test, not(midplane_loom)))]
-    const fn under_way(&self) -> u64 {
+    const fn in_flight(&self) -> u64 {
         self.published - self.returned
     }
 }
@@ -280,16 +281,16 @@ impl Receiver {
         Self { place, next: 0, areas: 0, returned: 0, areas_returned: 0 }
     }
 
-    /// Whether a frame is published.
+    /// Returns whether the next frame is published.
     #[inline]
     pub(super) fn has_frame(&self) -> bool {
         let slot = self.place.slot(self.next);
-        // The second line is fetched while nothing hurries, and is there when the frame comes.
+        // Fetches the second line while the consumer is idle, so that it is in the cache when a frame arrives.
         let _ = self.place.segment.line(slot + LINE)[0].load(Ordering::Relaxed);
         self.place.segment.line(slot)[0].load(Ordering::Acquire) == self.next + 1
     }
 
-    /// The header of the next frame, which [`Receiver::has_frame`] has seen.
+    /// Returns the header of the next frame. Call it after [`Receiver::has_frame`] has returned true.
     #[inline]
     pub(super) fn header(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
@@ -300,15 +301,14 @@ impl Receiver {
         bytes
     }
 
-    /// The same as words.
+    /// Returns the header of the next frame as words.
     #[inline]
     pub(super) fn words(&self) -> [u64; HEADER_WORDS] {
         let line = self.place.segment.line(self.place.slot(self.next));
         std::array::from_fn(|at| line[1 + at].load(Ordering::Relaxed))
     }
 
-    /// Where the payload of the next frame lies, if it has `length` bytes; `None` if the direction
-    /// carries none so long.
+    /// Returns the position of the next frame's payload of `length` bytes; `None` if that exceeds the MTU.
     #[inline]
     pub(super) fn extent(&self, length: usize) -> Option<Extent> {
         let slot = self.place.slot(self.next);
@@ -316,58 +316,57 @@ impl Receiver {
         (length <= self.place.shape.mtu).then_some(Extent { offset, length })
     }
 
-    /// A payload that was not [given back](Receiver::give_back) yet.
+    /// Returns a payload whose frame is not [released](Receiver::release) yet.
     #[inline]
     pub(super) fn payload(&self, extent: Extent) -> Payload<'_> {
         let view = self.place.segment.view(extent.offset, extent.length);
         Payload::from(view.expect("its area is as long as the MTU"))
     }
 
-    /// The frame, with a payload of `length` bytes, is done with: its slot may be used again. Whether
-    /// the producer can see that now.
+    /// Releases the next frame, which has a payload of `length` bytes. The producer sees released slots in batches:
+    /// returns whether it sees this one now.
     #[inline]
-    pub(super) fn give_back(&mut self, length: usize) -> bool {
+    pub(super) fn release(&mut self, length: usize) -> bool {
         self.next += 1;
         self.areas += u64::from(length > LINE);
         let shape = self.place.shape;
-        let tells = self.next - self.returned >= (shape.slots as u64).div_ceil(4)
+        let publishes = self.next - self.returned >= (shape.slots as u64).div_ceil(4)
             || self.areas - self.areas_returned >= (shape.areas as u64).div_ceil(4);
-        if tells {
+        if publishes {
             self.returned = self.next;
             self.areas_returned = self.areas;
             self.place.returned()[0].store(self.next, Ordering::Release);
         }
-        tells
+        publishes
     }
 
-    /// Whether the producer waits for slots and has to be woken; it is told once. A fence must lie
-    /// between giving back and this.
+    /// Returns whether the producer waits for slots and must be woken now; true once for each wait. A fence must lie
+    /// between the release and this call.
     #[inline]
     pub(super) fn takes_wake(&self) -> bool {
-        takes(self.place.sleepers(), PRODUCER)
+        takes(self.place.parked(), PRODUCER)
     }
 
-    /// From now on the producer wakes this side when it publishes. A fence and another look must
-    /// follow.
-    pub(super) fn fall_asleep(&self) {
-        let asleep = &self.place.sleepers()[CONSUMER];
-        if asleep.load(Ordering::Relaxed) == 0 {
-            asleep.store(1, Ordering::Relaxed);
+    /// Requests one wake-up at the next published frame. A fence and another poll must follow.
+    pub(super) fn arm_wakeup(&self) {
+        let flag = &self.place.parked()[CONSUMER];
+        if flag.load(Ordering::Relaxed) == 0 {
+            flag.store(1, Ordering::Relaxed);
         }
     }
 
-    /// The producer need not wake this side.
-    pub(super) fn stay_awake(&self) {
-        self.place.sleepers()[CONSUMER].store(0, Ordering::Relaxed);
+    /// Withdraws the request for a wake-up.
+    pub(super) fn disarm_wakeup(&self) {
+        self.place.parked()[CONSUMER].store(0, Ordering::Relaxed);
     }
 
-    /// Frames that it can hold.
+    /// Returns the number of slots.
     #[inline]
     pub(super) const fn slots(&self) -> usize {
         self.place.shape.slots
     }
 
-    /// The segment that payloads lie in.
+    /// Returns the segment that contains the payloads.
     pub(super) const fn segment(&self) -> &Arc<Segment> {
         &self.place.segment
     }

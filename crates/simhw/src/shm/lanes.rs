@@ -1,12 +1,11 @@
-//! Lanes between the processes of one host, and no NIC: what a process sends lies in the other's
-//! reach as soon as it is written, and nothing runs between the two.
+//! Rings between the processes of one host, without a NIC: the receiver can read a frame as soon as the sender has
+//! written it, and nothing runs between the two.
 //!
-//! The same slots, the same meeting place and the same ways of sleeping and being woken as under a
-//! [`ShmNic`](super::ShmNic), but no firmware: nothing admits, counts or schedules what goes here, no
-//! extension hears of it, and it can't be stopped and saved.
+//! They use the slots, the rendezvous and the wake-ups of a [`ShmNic`](super::ShmNic), but no firmware. Nothing
+//! admits, counts or schedules their frames, no extension handles them, and they cannot be suspended or saved.
 
 mod awaited;
-mod door;
+mod inbox;
 #[cfg(all(test, not(midplane_loom)))]
 mod tests;
 
@@ -28,41 +27,41 @@ use crate::region::{Payload, Region, SharedMemory};
 use crate::sync::{Ordering, fence};
 use crate::wakes::Wakes;
 use awaited::Awaited;
-use door::{Door, Inbox, Tidings};
+use inbox::{EventQueue, PeerEvent, PeerInbox};
 
 pub use crate::peer_rings::{News, PeerRings, SendRefused, WORDS};
 
-/// Another process.
+/// The state of another process.
 #[derive(Debug, Default)]
 enum Peer {
     #[default]
     Expected,
-    Here(Box<Here>),
+    Connected(Box<Connection>),
     Gone,
 }
 
 #[derive(Debug)]
-struct Here {
+struct Connection {
     link: Link,
-    /// Its connection has ended, or it breaks the rules: what it has published is all.
+    /// True once the connection has ended; frames published before are still handled.
     is_leaving: bool,
-    /// A frame was refused since it last had room.
+    /// Bytes of the payload that was refused last, until there is space for it.
     was_full: Option<usize>,
-    /// The process that is there in its place, once it has left.
+    /// The connection of a later process with the same number, used once this one has left.
     successor: Option<Box<Link>>,
 }
 
-impl Here {
+impl Connection {
     fn new(link: Link) -> Box<Self> {
         Box::new(Self { link, is_leaving: false, was_full: None, successor: None })
     }
 }
 
-/// Whose memory, what it calls it, and the memory.
+/// Memory that a peer shares: the peer, the peer's name for it, and the memory.
 type Shown = (NodeId, [u64; 2], SharedMemory);
 
-/// A process's lanes to all others of a fabric. Frames from one process come in order, each once, and
-/// what a process has sent before it ended still comes. Dropping it ends them.
+/// The rings between this process and all others of a fabric. Frames of one process arrive in order, each once,
+/// including those that it sent before it exited. Dropping this value disconnects from all of them.
 #[derive(Debug)]
 pub struct Lanes {
     node: NodeId,
@@ -70,41 +69,42 @@ pub struct Lanes {
     spin: u32,
     peers: Vec<Peer>,
     awaited: Awaited,
-    /// Who is looked at first.
-    turn: usize,
-    /// The frame that was handed out last: whose, and its length.
-    lent: Option<(usize, usize)>,
+    /// Index of the peer that is polled first.
+    next: usize,
+    /// The frame that the last poll returned: the index of its sender, and the bytes of its payload.
+    unreleased: Option<(usize, usize)>,
     spin_state: AdaptiveSpin,
-    /// Some may be leaving, have returned, or have shown memory.
-    has_tidings: bool,
+    /// True if a peer may be leaving, or `returned` or `shown` may have entries.
+    has_pending_events: bool,
     /// Processes that have returned and that no poll has reported yet.
     returned: VecDeque<NodeId>,
-    /// Memory that others show and nobody has polled for.
+    /// Memory that peers share and that no poll has returned yet.
     shown: VecDeque<Shown>,
-    /// The last poll gave some of it out.
+    /// True if the last poll returned shared memory.
     has_just_shown: bool,
-    /// Memory of ours found no room since this was last armed: nobody tells when there is some.
+    /// True if a socket had no space for shared memory since the last [`Lanes::arm_wakeup`]. No wake-up reports
+    /// that it has space again.
     has_refused_memory: bool,
-    inbox: Arc<Inbox>,
+    events: Arc<EventQueue>,
     wakes: AsyncFd<Arc<Wakes>>,
     _rendezvous: Rendezvous,
 }
 
 impl Lanes {
-    /// Searches for the other processes of the fabric that `config` names; no NIC may have the name.
+    /// Connects to the other processes of the fabric that `config` names, as they start. No NIC may use the name.
     ///
     /// # Errors
-    /// [`StartError`] says what to do about it.
+    /// [`StartError`] says how to fix it.
     ///
     /// # Panics
-    /// If the current runtime's I/O is not enabled; [`Lanes::arm_wakeup`], if its timers are not.
+    /// If the current runtime's I/O is not enabled. [`Lanes::arm_wakeup`] panics if its timers are not.
     pub fn open(config: &ShmConfig) -> Result<Self, StartError> {
         config.check()?;
         Self::open_checked(config)
     }
 
-    /// Opens the rings that processes use beside their NICs of the fabric in `config`.
-    pub(crate) fn beside_nic(config: &ShmConfig) -> Result<Self, StartError> {
+    /// Opens the rings over which processes bypass their NICs of the fabric in `config`.
+    pub(crate) fn bypassing_nic(config: &ShmConfig) -> Result<Self, StartError> {
         let name = format!("{}/rings", config.name);
         Self::open_checked(&ShmConfig { name, ..config.clone() })
     }
@@ -113,10 +113,10 @@ impl Lanes {
         Handle::try_current().map_err(|_| StartError::NoRuntime)?;
         let failed = |error: std::io::Error| StartError::System(error.kind());
         let wakes = Wakes::new().map_err(failed)?;
-        let inbox = Arc::new(Inbox::default());
-        let door = Door { inbox: Arc::clone(&inbox), wakes: Arc::clone(&wakes) };
-        let rendezvous = Rendezvous::open(config, Incarnation::FIRST, Arc::new(door))?;
-        // Not all versions of tokio that will do deprecate it.
+        let events = Arc::new(EventQueue::default());
+        let inbox = PeerInbox { queue: Arc::clone(&events), wakes: Arc::clone(&wakes) };
+        let rendezvous = Rendezvous::open(config, Incarnation::FIRST, Arc::new(inbox))?;
+        // Some supported versions of tokio deprecate it.
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
         let wakes = AsyncFd::with_interest(wakes, Interest::READABLE).map_err(failed)?;
         Ok(Self {
@@ -125,39 +125,39 @@ impl Lanes {
             spin: config.nic.spin_nanos(),
             peers: (0..config.nodes).map(|_| Peer::default()).collect(),
             awaited: Awaited::new(config.join_timeout),
-            turn: 0,
-            lent: None,
+            next: 0,
+            unreleased: None,
             spin_state: AdaptiveSpin::default(),
-            has_tidings: false,
+            has_pending_events: false,
             returned: VecDeque::new(),
             shown: VecDeque::new(),
             has_just_shown: false,
             has_refused_memory: false,
-            inbox,
+            events,
             wakes,
             _rendezvous: rendezvous,
         })
     }
 
-    /// The process that this is.
+    /// Returns the node number of this process.
     #[must_use]
     pub const fn node(&self) -> NodeId {
         self.node
     }
 
-    /// Processes of the fabric, this one included.
+    /// Returns the number of processes of the fabric, including this one.
     #[must_use]
     pub fn nodes(&self) -> u16 {
         u16::try_from(self.peers.len()).expect("it was a u16")
     }
 
-    /// Most bytes of a payload.
+    /// Returns the most bytes of a payload.
     #[must_use]
     pub const fn mtu(&self) -> usize {
         self.mtu
     }
 
-    /// Sends a frame: copied, and in the other's reach when this returns.
+    /// Sends a frame: copies it, and the peer can read it when this returns.
     ///
     /// # Errors
     /// [`SendRefused`]; nothing is sent then.
@@ -171,7 +171,7 @@ impl Lanes {
         self.send_parts(to, words, &[Payload::from(payload)])
     }
 
-    /// The same with a payload that is gathered from `parts`.
+    /// Sends a frame whose payload is gathered from `parts`.
     ///
     /// # Errors
     /// [`SendRefused`]; nothing is sent then.
@@ -187,35 +187,35 @@ impl Lanes {
         if bytes > mtu {
             return Err(SendRefused::TooLong { bytes, mtu });
         }
-        let here = self.here(to)?;
-        let sender = &mut here.link.sender;
+        let peer = self.connected(to)?;
+        let sender = &mut peer.link.sender;
         let views = parts.iter().map(Payload::view);
         if sender.stage_parts(header_of(words, bytes), bytes, views).is_err() {
-            here.was_full = Some(bytes);
+            peer.was_full = Some(bytes);
             return Err(SendRefused::Full);
         }
-        here.was_full = None;
+        peer.was_full = None;
         sender.publish();
-        // The sleeper has one between going to sleep and its last look.
+        // A parking peer has the matching fence between setting its flag and its last poll.
         fence(Ordering::SeqCst);
         if sender.takes_wake() {
-            here.link.channel.wake();
+            peer.link.channel.wake();
         }
         Ok(())
     }
 
-    /// Shows another process memory of this one: it may read and write it from then on, until the region is dropped.
-    /// It comes beside the frames, earlier or later than those that are sent at the same time.
+    /// Shares a region with another process, which may read and write it until the region is dropped. The peer
+    /// receives it as [`News::Shown`], earlier or later than frames that are sent at the same time.
     ///
     /// # Errors
-    /// [`SendRefused`], as of a frame; nothing is shown then.
+    /// [`SendRefused`], as of a frame; nothing is shared then.
     ///
     /// # Panics
-    /// If others can't map the region: see [`Region::file`].
+    /// If other processes cannot map the region: see [`Region::file`].
     pub fn show(&mut self, to: NodeId, name: [u64; 2], region: &Region) -> Result<(), SendRefused> {
         let file = region.file().expect("the region was registered to be shared");
-        let here = self.here(to)?;
-        match pass(&here.link.socket, name, region.len(), file.as_fd()) {
+        let peer = self.connected(to)?;
+        match pass(&peer.link.socket, name, region.len(), file.as_fd()) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 self.has_refused_memory = true;
@@ -225,99 +225,99 @@ impl Lanes {
         }
     }
 
-    /// From now on that process is waited for, as if a frame for it were: if it does not come in time it is gone.
-    /// Nothing happens if it is there, was, or can't be.
+    /// Starts the timeout of a process that has not connected, as sending to it does. If it does not connect
+    /// [in time](ShmConfig::join_timeout), it counts as exited. Has no effect on any other process.
     pub fn await_node(&mut self, node: NodeId) {
         if node != self.node && matches!(self.peers.get(node.index()), Some(Peer::Expected)) {
             self.awaited.begin(node);
         }
     }
 
-    /// Another process that is there.
+    /// Returns the connection of a process, or why a frame to it is refused.
     #[inline]
-    fn here(&mut self, node: NodeId) -> Result<&mut Here, SendRefused> {
+    fn connected(&mut self, node: NodeId) -> Result<&mut Connection, SendRefused> {
         match self.peers.get_mut(node.index()) {
-            Some(Peer::Here(here)) if !here.is_leaving => Ok(here),
+            Some(Peer::Connected(peer)) if !peer.is_leaving => Ok(peer),
             Some(Peer::Expected) if node != self.node => {
                 self.awaited.begin(node);
                 Err(SendRefused::Full)
             }
-            Some(Peer::Here(_) | Peer::Gone) => Err(SendRefused::Gone(node)),
+            Some(Peer::Connected(_) | Peer::Gone) => Err(SendRefused::Gone(node)),
             Some(Peer::Expected) | None => Err(SendRefused::NoRing(node)),
         }
     }
 
-    /// What has come next, if anything has. Frames of several processes take turns.
-    // Not a call: its caller makes something else of the news, and a copy of one that was written in parts a moment ago
-    // waits for them, some 20 ns.
+    /// Takes the next event, if there is one. Frames of several processes take turns.
+    // Inlined so that the caller converts the event without a copy in memory: a copy right after the event's parts
+    // were stored stalls until the stores complete, some 20 ns.
     #[inline(always)]
     pub fn poll(&mut self) -> Option<News<'_>> {
-        self.take_back();
-        self.take_news();
-        // Before what others send: they may send without end.
-        if self.has_tidings
+        self.release_frame();
+        self.handle_events();
+        // Before frames: peers may send frames without end.
+        if self.has_pending_events
             && let Some((from, name, memory)) = self.next_shown()
         {
             return Some(News::Shown { from, name, memory });
         }
-        if self.has_tidings
-            && let Some((node, returns)) = self.leaver()
+        if self.has_pending_events
+            && let Some((node, returns)) = self.take_leaver()
         {
             return Some(if returns { News::Restarted(node) } else { News::Left(node) });
         }
         if let Some(node) = self.returned.pop_front() {
             return Some(News::Returned(node));
         }
-        if let Some(node) = self.missed() {
+        if let Some(node) = self.take_overdue() {
             return Some(News::Left(node));
         }
-        let at = self.find()?;
-        self.lend(at)
+        let at = self.next_sender()?;
+        self.hand_out(at)
     }
 
-    /// A process that has not come in time.
+    /// Takes a process that did not connect in time; it counts as exited.
     #[inline]
-    fn missed(&mut self) -> Option<NodeId> {
+    fn take_overdue(&mut self) -> Option<NodeId> {
         let node = self.awaited.overdue()?;
         self.peers[node.index()] = Peer::Gone;
         Some(node)
     }
 
-    /// Lets a process in; `false` if the system has no room for its channel: the process learns so from the end of
-    /// its connection, and tries again.
+    /// Connects a process. Returns `false` if the system has no resources for its wake-ups: closes the connection,
+    /// and the process tries again.
     fn admit(wakes: &Wakes, peer: &mut Peer, link: Link) -> bool {
         let is_in = wakes.add(link.node.0.into(), Arc::clone(&link.channel)).is_ok();
         if is_in {
-            *peer = Peer::Here(Here::new(link));
+            *peer = Peer::Connected(Connection::new(link));
         } else {
             link.refuse();
         }
         is_in
     }
 
-    /// Ends what is there of a process.
-    fn part(&mut self, at: usize) -> Peer {
+    /// Removes the connection of a process, and returns it.
+    fn disconnect(&mut self, at: usize) -> Peer {
         self.wakes.get_ref().remove(at as u64);
         std::mem::replace(&mut self.peers[at], Peer::Gone)
     }
 
-    /// Memory that somebody shows, every other time: frames take turns with it.
+    /// Takes the next shared memory, at most in every other poll, so that frames take turns with it.
     fn next_shown(&mut self) -> Option<Shown> {
         self.has_just_shown = !self.has_just_shown && !self.shown.is_empty();
         if self.has_just_shown { self.shown.pop_front() } else { None }
     }
 
-    /// Who has a frame.
+    /// Returns the index of the next peer that has sent a frame.
     #[inline]
-    fn find(&mut self) -> Option<usize> {
+    fn next_sender(&mut self) -> Option<usize> {
         let count = self.peers.len();
         for step in 0..count {
-            let at = self.turn + step;
+            let at = self.next + step;
             let at = if at < count { at } else { at - count };
-            if let Peer::Here(here) = &self.peers[at]
-                && here.link.receiver.has_frame()
+            if let Peer::Connected(peer) = &self.peers[at]
+                && peer.link.receiver.has_frame()
             {
-                self.turn = if at + 1 < count { at + 1 } else { 0 };
+                self.next = if at + 1 < count { at + 1 } else { 0 };
                 return Some(at);
             }
         }
@@ -325,121 +325,122 @@ impl Lanes {
     }
 
     #[inline(always)]
-    fn lend(&mut self, at: usize) -> Option<News<'_>> {
-        let Peer::Here(here) = &mut self.peers[at] else { return None };
-        let receiver = &mut here.link.receiver;
+    fn hand_out(&mut self, at: usize) -> Option<News<'_>> {
+        let Peer::Connected(peer) = &mut self.peers[at] else { return None };
+        let receiver = &mut peer.link.receiver;
         let (words, length) = words_of(receiver.words());
         let Some(extent) = receiver.extent(length) else {
-            // Nobody of ours writes that: from here on nothing can be believed.
-            let node = here.link.node;
-            self.part(at);
+            // No correct process writes this length: no later frame of the peer can be trusted.
+            let node = peer.link.node;
+            self.disconnect(at);
             return Some(News::Left(node));
         };
-        self.lent = Some((at, length));
-        let Peer::Here(here) = &self.peers[at] else { return None };
-        let payload = here.link.receiver.payload(extent);
-        Some(News::Frame { from: here.link.node, words, payload })
+        self.unreleased = Some((at, length));
+        let Peer::Connected(peer) = &self.peers[at] else { return None };
+        let payload = peer.link.receiver.payload(extent);
+        Some(News::Frame { from: peer.link.node, words, payload })
     }
 
-    /// The frame that was handed out last is done with.
+    /// Releases the slot of the frame that the last poll returned.
     #[inline]
-    fn take_back(&mut self) {
-        let Some((at, length)) = self.lent.take() else { return };
-        let Peer::Here(here) = &mut self.peers[at] else { return };
-        if here.link.receiver.give_back(length) {
+    fn release_frame(&mut self) {
+        let Some((at, length)) = self.unreleased.take() else { return };
+        let Peer::Connected(peer) = &mut self.peers[at] else { return };
+        if peer.link.receiver.release(length) {
             fence(Ordering::SeqCst);
-            if here.link.receiver.takes_wake() {
-                here.link.channel.wake();
+            if peer.link.receiver.takes_wake() {
+                peer.link.channel.wake();
             }
         }
     }
 
-    /// Takes in who has come and gone.
+    /// Handles the events of the rendezvous.
     #[inline]
-    fn take_news(&mut self) {
-        if self.inbox.has_news.load(Ordering::Relaxed) {
-            self.take_all_news();
+    fn handle_events(&mut self) {
+        if self.events.is_pending.load(Ordering::Relaxed) {
+            self.handle_all_events();
         }
     }
 
-    fn take_all_news(&mut self) {
-        if !self.inbox.has_news.swap(false, Ordering::Acquire) {
+    fn handle_all_events(&mut self) {
+        if !self.events.is_pending.swap(false, Ordering::Acquire) {
             return;
         }
-        let mut news = self.inbox.news.lock().unwrap_or_else(PoisonError::into_inner);
-        for (node, tidings) in news.drain(..) {
+        let mut events = self.events.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        for (node, event) in events.drain(..) {
             let peer = &mut self.peers[node.index()];
-            match (tidings, &mut *peer) {
-                (Tidings::Joined(link), Peer::Expected) => {
+            match (event, &mut *peer) {
+                (PeerEvent::Joined(link), Peer::Expected) => {
                     if Self::admit(self.wakes.get_ref(), peer, *link) {
                         self.awaited.end(node);
                     }
                 }
-                (Tidings::Joined(link), Peer::Gone) => {
+                (PeerEvent::Joined(link), Peer::Gone) => {
                     if Self::admit(self.wakes.get_ref(), peer, *link) {
                         self.returned.push_back(node);
-                        self.has_tidings = true;
+                        self.has_pending_events = true;
                     }
                 }
-                (Tidings::Joined(link), Peer::Here(here)) => {
-                    here.is_leaving = true;
-                    here.successor = Some(link);
-                    self.has_tidings = true;
+                (PeerEvent::Joined(link), Peer::Connected(peer)) => {
+                    peer.is_leaving = true;
+                    peer.successor = Some(link);
+                    self.has_pending_events = true;
                 }
-                (Tidings::Shown(name, memory), Peer::Here(_)) => {
+                (PeerEvent::Shown(name, memory), Peer::Connected(_)) => {
                     self.shown.push_back((node, name, memory));
-                    self.has_tidings = true;
+                    self.has_pending_events = true;
                 }
-                (Tidings::Shown(..), _) => {}
-                // Its own end, or that of the one that was to take its place.
-                (Tidings::Left, Peer::Here(here)) => {
-                    here.successor = None;
-                    here.is_leaving = true;
-                    self.has_tidings = true;
+                (PeerEvent::Shown(..), _) => {}
+                // The end of this process, or of its successor.
+                (PeerEvent::Left, Peer::Connected(peer)) => {
+                    peer.successor = None;
+                    peer.is_leaving = true;
+                    self.has_pending_events = true;
                 }
-                (Tidings::Left, Peer::Expected | Peer::Gone) => {}
+                (PeerEvent::Left, Peer::Expected | Peer::Gone) => {}
             }
         }
     }
 
-    /// A process that has left and of which nothing is left; whether another one is there in its place.
-    fn leaver(&mut self) -> Option<(NodeId, bool)> {
-        let leaving = |peer: &Peer| matches!(peer, Peer::Here(here) if here.is_leaving);
+    /// Removes a leaving process whose frames are all handled. Returns its number, and whether its successor has
+    /// connected.
+    fn take_leaver(&mut self) -> Option<(NodeId, bool)> {
+        let leaving = |peer: &Peer| matches!(peer, Peer::Connected(peer) if peer.is_leaving);
         let others = !self.shown.is_empty() || !self.returned.is_empty();
-        self.has_tidings = others || self.peers.iter().any(leaving);
-        let empty = |peer: &Peer| matches!(peer, Peer::Here(here) if here.is_leaving && !here.link.receiver.has_frame());
+        self.has_pending_events = others || self.peers.iter().any(leaving);
+        let empty = |peer: &Peer| matches!(peer, Peer::Connected(peer) if peer.is_leaving && !peer.link.receiver.has_frame());
         let at = self.peers.iter().position(empty)?;
-        let Peer::Here(here) = self.part(at) else { return None };
-        let node = here.link.node;
-        let returns = here
+        let Peer::Connected(peer) = self.disconnect(at) else { return None };
+        let node = peer.link.node;
+        let returns = peer
             .successor
             .is_some_and(|link| Self::admit(self.wakes.get_ref(), &mut self.peers[at], *link));
         Some((node, returns))
     }
 
-    /// Whether there is anything to see: frames, news, room where there was none.
+    /// Returns whether a poll may find an event, or a refused frame now has space.
     fn has_any(&mut self) -> bool {
         std::mem::take(&mut self.has_refused_memory)
-            || self.inbox.has_news.load(Ordering::Relaxed)
+            || self.events.is_pending.load(Ordering::Relaxed)
             || !self.shown.is_empty()
             || !self.returned.is_empty()
             || self.peers.iter_mut().any(|peer| match peer {
-                Peer::Here(here) => {
-                    let has_room = |bytes| here.link.sender.has_room_for(bytes);
-                    let may_send = here.was_full.is_some_and(has_room);
-                    // That is news once: the frame may never be sent again.
-                    here.was_full = here.was_full.filter(|_| !may_send);
-                    may_send || here.is_leaving || here.link.receiver.has_frame()
+                Peer::Connected(peer) => {
+                    let has_room = |bytes| peer.link.sender.has_room_for(bytes);
+                    let may_send = peer.was_full.is_some_and(has_room);
+                    // Reported once: the caller may never send the frame again.
+                    peer.was_full = peer.was_full.filter(|_| !may_send);
+                    may_send || peer.is_leaving || peer.link.receiver.has_frame()
                 }
                 Peer::Expected | Peer::Gone => false,
             })
     }
 
-    /// Busy-polls for as long as that pays; then arms `waker`, which is woken once a frame has arrived, or there is
-    /// space where a frame was refused. `false` if that is so already, and nothing is armed; also now and
-    /// then where it is not.
+    /// Busy-polls for an adaptive time, then arms `waker`, which is woken at the next event, or once there is space
+    /// where a frame was refused. Returns `false` if that may be so already; then poll again, because `waker` may
+    /// not be woken.
     pub fn arm_wakeup(&mut self, waker: &Waker) -> bool {
-        self.take_back();
+        self.release_frame();
         let mut spin = std::mem::take(&mut self.spin_state);
         let found = self.has_any().then_some(());
         let found = found.or_else(|| spin.spin(self.spin, || self.has_any().then_some(())));
@@ -447,13 +448,13 @@ impl Lanes {
         if found.is_some() {
             return false;
         }
-        self.fall_asleep();
+        self.request_wakeups();
         let mut context = Context::from_waker(waker);
         if self.awaited.is_over(&mut context) {
             return false;
         }
         if let Poll::Ready(Ok(mut ready)) = self.wakes.poll_read_ready(&mut context) {
-            // In this order: what comes after the last was taken is told anew.
+            // In this order: a wake-up that comes after `take` makes the descriptor ready again.
             ready.clear_ready();
             self.wakes.get_ref().take();
             return false;
@@ -461,13 +462,13 @@ impl Lanes {
         !self.has_any()
     }
 
-    /// Others wake this side, each once; whoever polls meanwhile takes nothing from who waits.
-    fn fall_asleep(&self) {
+    /// Requests one wake-up from each peer. Polling does not withdraw the requests.
+    fn request_wakeups(&self) {
         for peer in &self.peers {
-            let Peer::Here(here) = peer else { continue };
-            here.link.receiver.fall_asleep();
-            if here.was_full.is_some() {
-                here.link.sender.await_room();
+            let Peer::Connected(peer) = peer else { continue };
+            peer.link.receiver.arm_wakeup();
+            if peer.was_full.is_some() {
+                peer.link.sender.await_room();
             }
         }
         fence(Ordering::SeqCst);
@@ -481,7 +482,7 @@ impl PeerRings for Lanes {
 
     fn has_peer(&self, node: NodeId) -> bool {
         let peer = self.peers.get(node.index());
-        matches!(peer, Some(Peer::Here(here)) if !here.is_leaving)
+        matches!(peer, Some(Peer::Connected(peer)) if !peer.is_leaving)
     }
 
     #[inline]
@@ -508,7 +509,7 @@ impl PeerRings for Lanes {
     }
 }
 
-/// A frame's header: its length, then its words.
+/// Returns the header of a frame: the payload's length, then the words.
 #[inline]
 const fn header_of([a, b, c, d, e]: [u64; WORDS], length: usize) -> [u64; 1 + WORDS] {
     [length as u64, a, b, c, d, e]

@@ -24,11 +24,11 @@ struct Peer {
     sender: Sender,
     /// The memory of the payloads of its frames.
     segment: Arc<Segment>,
-    /// Wakes the NIC.
+    /// Channel on which the peer's NIC is woken.
     channel: Arc<Socket>,
-    /// True if a frame is staged for it, or was published and it was not woken since.
+    /// True if a frame is staged for the peer, or was published and the peer not woken since.
     is_touched: bool,
-    /// Polls of full slots.
+    /// The schedule of polls while the slots are full.
     retry: Retry,
 }
 
@@ -37,9 +37,9 @@ struct Peer {
 pub(super) struct ShmLink {
     rate: LineRate,
     peers: Vec<Option<Peer>>,
-    /// The peers that are touched.
+    /// The peers whose `is_touched` is true.
     touched: Vec<NodeId>,
-    /// Sender and place of the payload of the frame that is being handled.
+    /// The frame that is being handled: its sender, and the range of its payload in the segment.
     current: Option<(NodeId, Range<usize>)>,
     staged: Counts,
 }
@@ -70,7 +70,7 @@ impl ShmLink {
         link.receiver
     }
 
-    /// Removes a peer.
+    /// Removes the sending half of a connection.
     pub(super) fn leave(&mut self, node: NodeId) {
         self.peers[node.index()] = None;
         self.touched.retain(|touched| *touched != node);
@@ -81,7 +81,7 @@ impl ShmLink {
         self.current = Some((from, payload.offset..payload.offset + payload.length));
     }
 
-    /// Puts a frame into an unpublished slot. A frame for which there is no peer is counted.
+    /// Stages a frame. A frame for which there is no peer is dropped and counted.
     fn stage(
         &mut self,
         time: &TurnTime,

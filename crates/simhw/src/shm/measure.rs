@@ -1,4 +1,4 @@
-//! For benches: the slots without a NIC, and a NIC with many peers in one process.
+//! Types for benches: slots without a NIC, and a NIC with many peers in one process.
 
 use std::sync::mpsc::{self, Receiver as Inbox, Sender as Outbox};
 use std::sync::{Arc, Mutex};
@@ -39,7 +39,7 @@ impl PeerListener for PeerInbox {
 }
 
 impl Bare {
-    /// Waits for the other one of the fabric's two nodes; blocks for 20 s at most.
+    /// Connects to the other of the fabric's two nodes; blocks for 20 s at most.
     ///
     /// # Errors
     /// [`StartError`] if this side cannot open its socket, or the other does not connect.
@@ -71,7 +71,7 @@ impl Bare {
         let header = Header::parse_alone(&self.link.receiver.header()).ok()?;
         let extent = self.link.receiver.extent(header.length.into())?;
         let length = self.link.receiver.payload(extent).copy_to(out);
-        self.link.receiver.give_back(length);
+        self.link.receiver.release(length);
         Some(length)
     }
 }
@@ -87,7 +87,7 @@ pub struct Crowd<F> {
 }
 
 impl<F: Firmware> Crowd<F> {
-    /// Creates the NIC of node 0 with so many peers.
+    /// Creates the NIC of node 0 with `peers` peers.
     ///
     /// # Panics
     /// If the system has no socket.
@@ -116,7 +116,7 @@ impl<F: Firmware> Crowd<F> {
     /// Gives the NIC a turn with a frame from each of the first `busy` peers.
     ///
     /// # Panics
-    /// If the NIC has not taken earlier frames.
+    /// If the NIC has not handled earlier frames.
     pub fn turn(&mut self, busy: u16, header: &Header, payload: &[u8]) {
         for (source, sender) in (1..=busy).map(NodeId).zip(&mut self.senders) {
             let header = Header { source, ..*header };

@@ -1,14 +1,14 @@
-//! Schedules polls of a peer whose slots are full: a peer does not notify when it returns one.
+//! Schedules polls of a peer whose slots are full, because a peer does not notify a NIC when it releases slots.
 
 use crate::time::Instant;
 
 /// Nanoseconds until the first poll.
 const FIRST_NANOS: u64 = 2_000;
-/// Each failed poll doubles the time, up to this: the process that is to empty the slots may need the core on
-/// which the polls run.
+/// Most nanoseconds between two polls. Each failed poll doubles the time up to this, because the process that must
+/// empty the slots may need the core on which the polls run.
 const LONGEST_NANOS: u64 = 64_000;
 
-/// The polls of one peer.
+/// The schedule of one peer's polls.
 #[derive(Debug)]
 pub(super) struct Retry {
     at: Instant,
@@ -42,17 +42,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_stands_still_is_looked_at_some_20_times_in_a_millisecond() {
-        let (mut retry, mut now, mut looks) = (Retry::default(), Instant::from_nanos(5), 0);
+    fn a_stalled_peer_is_polled_about_20_times_in_a_millisecond() {
+        let (mut retry, mut now, mut polls) = (Retry::default(), Instant::from_nanos(5), 0);
         let until = now.plus_nanos(1_000_000);
         while now < until {
             // Several frames may find the slots full at the same instant.
             let at = retry.on_full(now);
             assert_eq!((retry.on_full(now), at > now), (at, true));
             now = at;
-            looks += 1;
+            polls += 1;
         }
-        assert!((15..25).contains(&looks), "{looks}");
+        assert!((15..25).contains(&polls), "{polls}");
         retry.on_room();
         assert_eq!(retry.on_full(now), now.plus_nanos(FIRST_NANOS));
     }

@@ -3,7 +3,7 @@
 //! A process listens at a name in the abstract namespace of Unix sockets, which leaves nothing in a file system
 //! however the process ends. Another process connects, makes the memory of both rings and passes it on, with
 //! one end of a channel on which the two wake each other. Only processes of the same user are admitted, as
-//! identified by the system. The connection is then closed; the end of the channel is the end of the peer.
+//! identified by the system. The connection is then closed. When the peer exits, its end of the channel closes.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -133,7 +133,7 @@ impl RingRequest {
     /// passed.
     ///
     /// # Errors
-    /// `WouldBlock` if the greeting has not come; `InvalidData` if it is malformed. Another error if its memory
+    /// `WouldBlock` if the greeting has not arrived; `InvalidData` if it is malformed. Another error if its memory
     /// cannot be mapped as described.
     pub fn accept(&self) -> io::Result<(RingPair, u64)> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidData);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_crosses_in_each_direction_and_the_end_is_told() {
+    fn a_record_crosses_in_each_direction_and_a_disconnect_is_reported() {
         let name = name();
         let mut listener = RingListener::bind(name.as_bytes()).unwrap();
         let mut one = connect(name.as_bytes(), MIN_CAPACITY, 7).unwrap();
@@ -236,15 +236,15 @@ mod tests {
         let wakes = WakeSet::new().unwrap();
         wakes.add(3, &other).unwrap();
         one.wake();
-        let mut told = Vec::new();
-        wakes.take(|number, is_gone| told.push((number, is_gone)));
+        let mut reports = Vec::new();
+        wakes.take(|number, is_gone| reports.push((number, is_gone)));
         drop(one);
-        wakes.take(|number, is_gone| told.push((number, is_gone)));
-        assert_eq!(told, [(3, false), (3, true)]);
+        wakes.take(|number, is_gone| reports.push((number, is_gone)));
+        assert_eq!(reports, [(3, false), (3, true)]);
     }
 
     #[test]
-    fn a_greeting_that_is_none_is_refused() {
+    fn an_invalid_greeting_is_refused() {
         let name = name();
         let mut listener = RingListener::bind(name.as_bytes()).unwrap();
         assert!(connect(b"midplane/test/nobody", MIN_CAPACITY, 0).is_err());

@@ -65,7 +65,7 @@ fn drive(core: &Core<Owed>) -> Next {
 }
 
 #[test]
-fn a_nic_that_ends_has_all_that_it_waits_for_from_a_peer_that_is_gone() {
+fn an_ending_nic_handles_the_owed_frame_of_a_disconnected_peer() {
     let (core, mut peer) = joined();
     assert_eq!(drive(&core), Next::Wait(Instant::FAR_FUTURE));
     core.end(true);
@@ -77,7 +77,7 @@ fn a_nic_that_ends_has_all_that_it_waits_for_from_a_peer_that_is_gone() {
 }
 
 #[test]
-fn a_nic_that_ends_waits_no_longer_than_its_patience() {
+fn an_ending_nic_waits_no_longer_than_the_stop_timeout() {
     let (core, _peer) = joined();
     core.end(true);
     let asked = Clock::now();

@@ -28,7 +28,7 @@ fn take(receiver: &mut Receiver) -> Option<(Header, Vec<u8>)> {
     let header = Header::parse_alone(&receiver.header()).unwrap();
     let extent = receiver.extent(header.length.into()).unwrap();
     let payload = receiver.payload(extent).to_vec();
-    receiver.give_back(extent.length);
+    receiver.release(extent.length);
     Some((header, payload))
 }
 
@@ -62,7 +62,7 @@ proptest! {
                     let areas = held().filter(|(_, payload): &&(Header, Vec<u8>)| payload.len() > 64).count();
                     let slots = held().count();
                     let took = sender.stage(&header(number, length).emit(), View::from(&payload[..])).is_ok();
-                    // Both come back in batches of a quarter.
+                    // Slots and areas are released in batches of a quarter.
                     prop_assert!(took || slots + 2 > 8 || (length > 64 && areas + 1 > 4));
                     prop_assert!(!took || (slots < 8 && (length <= 64 || areas < 4)));
                     if took {
@@ -115,7 +115,7 @@ fn two_threads_pass_every_frame_whole_and_in_order() {
 #[test]
 fn a_peer_that_writes_nonsense_harms_only_itself() {
     let (mut sender, mut receiver) = pair();
-    // More given back than was ever sent.
+    // More slots released than frames were sent.
     for nonsense in [1, 9, u64::MAX] {
         sender.place.returned()[0].store(nonsense, Ordering::Relaxed);
         let mut took = 0;
@@ -125,32 +125,32 @@ fn a_peer_that_writes_nonsense_harms_only_itself() {
         assert_eq!(took, 8);
         sender.abort();
     }
-    assert_eq!(sender.under_way(), 0);
-    // A payload that is longer than any, and a frame after it.
+    assert_eq!(sender.in_flight(), 0);
+    // Two frames with payloads longer than the MTU.
     for number in [0, 1] {
         sender.place.segment.line(sender.place.slot(number))[0]
             .store(number + 1, Ordering::Release);
         assert!(receiver.has_frame());
         assert!(receiver.extent(201).is_none() && receiver.extent(usize::MAX).is_none());
-        receiver.give_back(0);
+        receiver.release(0);
     }
     assert!(!receiver.has_frame());
 }
 
 #[test]
-fn a_sleeper_is_woken_once() {
+fn a_parked_consumer_is_woken_once() {
     let (sender, receiver) = pair();
     assert!(!sender.takes_wake());
-    receiver.fall_asleep();
+    receiver.arm_wakeup();
     assert!(sender.takes_wake());
     assert!(!sender.takes_wake());
-    receiver.fall_asleep();
-    receiver.stay_awake();
+    receiver.arm_wakeup();
+    receiver.disarm_wakeup();
     assert!(!sender.takes_wake());
 }
 
 #[test]
-fn a_producer_without_room_is_woken_once_when_slots_come_back() {
+fn a_waiting_producer_is_woken_once_when_slots_are_released() {
     let (mut sender, mut receiver) = pair();
     while sender.stage(&header(0, 65).emit(), View::from(&[7; 65][..])).is_ok() {}
     sender.publish();

@@ -1,4 +1,4 @@
-//! Processes that are waited for, and have not come yet.
+//! Deadlines of the processes that must connect.
 
 use std::pin::Pin;
 use std::task::Context;
@@ -10,29 +10,29 @@ use crate::id::NodeId;
 use crate::live::clock::Clock;
 use crate::time::Instant;
 
-/// Who is waited for, and how long still.
+/// The processes that must connect, each with its deadline.
 #[derive(Debug)]
 pub(super) struct Awaited {
-    patience: Duration,
-    /// In the order of their ends.
+    timeout: Duration,
+    /// Sorted by deadline.
     nodes: Vec<(NodeId, Instant)>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl Awaited {
-    pub(super) const fn new(patience: Duration) -> Self {
-        Self { patience, nodes: Vec::new(), timer: None }
+    pub(super) const fn new(timeout: Duration) -> Self {
+        Self { timeout, nodes: Vec::new(), timer: None }
     }
 
-    /// Waits for `node` from now on, unless it is waited for already.
+    /// Sets the deadline of `node`, unless it has one already.
     #[cold]
     pub(super) fn begin(&mut self, node: NodeId) {
         if !self.nodes.iter().any(|(awaited, _)| *awaited == node) {
-            self.nodes.push((node, Clock::now() + self.patience));
+            self.nodes.push((node, Clock::now() + self.timeout));
         }
     }
 
-    /// It is there.
+    /// Removes the deadline of `node`, which has connected.
     pub(super) fn end(&mut self, node: NodeId) {
         self.nodes.retain(|(awaited, _)| *awaited != node);
         if self.nodes.is_empty() {
@@ -40,7 +40,7 @@ impl Awaited {
         }
     }
 
-    /// Who has not come in time; waited for no longer.
+    /// Removes and returns a process that has missed its deadline.
     #[inline]
     pub(super) fn overdue(&mut self) -> Option<NodeId> {
         let (node, until) = *self.nodes.first()?;
@@ -51,7 +51,7 @@ impl Awaited {
         Some(node)
     }
 
-    /// Whether somebody is overdue; wakes the context's task once somebody is.
+    /// Returns whether the first deadline has passed; if not, the context's task is woken when it does.
     pub(super) fn is_over(&mut self, context: &mut Context<'_>) -> bool {
         let Some((_, until)) = self.nodes.first() else { return false };
         let left = until.since(Clock::now());

@@ -1,9 +1,9 @@
-//! Nothing that a process sends over lanes, or shows, is believed.
+//! Tests that a process checks all that a hostile peer sends or shares.
 
 use super::*;
 use crate::segment::{Kind, Segment};
 
-/// Two ends, the second one of which has sent the first a frame.
+/// Returns the rings of two processes, the second of which has sent the first a frame.
 fn pair(name: &str) -> (Lanes, Lanes) {
     let fabric = format!("midplane-lanes-{name}-{}", std::process::id());
     let open = |node| Lanes::open(&ShmConfig::new(&fabric, NodeId(node), 2)).unwrap();
@@ -20,12 +20,12 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 fn link(lanes: &mut Lanes, node: usize) -> &mut Link {
-    let Peer::Here(here) = &mut lanes.peers[node] else { panic!("it was sent something") };
-    &mut here.link
+    let Peer::Connected(peer) = &mut lanes.peers[node] else { panic!("it was sent something") };
+    &mut peer.link
 }
 
 #[test]
-fn what_is_no_memory_ends_its_sender() {
+fn a_peer_that_shares_an_invalid_file_is_disconnected() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let bytes = 5_000;
@@ -45,7 +45,7 @@ fn what_is_no_memory_ends_its_sender() {
                 }
             };
             assert_eq!((from, name, memory.len()), (NodeId(1), [5, 6], bytes));
-            // So many bytes it does not have.
+            // More bytes than the file has.
             pass(socket, [5, 6], 2 * bytes, file).unwrap();
         } else {
             pass(socket, [5, 6], bytes, file).unwrap();
@@ -61,7 +61,7 @@ fn what_is_no_memory_ends_its_sender() {
 }
 
 #[test]
-fn a_frame_longer_than_any_ends_its_sender() {
+fn a_peer_that_sends_a_frame_longer_than_the_mtu_is_disconnected() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let (mut honest, mut liar) = pair("nonsense");

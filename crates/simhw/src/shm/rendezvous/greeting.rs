@@ -64,7 +64,7 @@ impl Greeting {
 /// The kind of a message that passes memory.
 const MEMORY: u64 = 3;
 
-/// Passes memory of `bytes`, under a name of two words.
+/// Passes memory of `bytes` bytes, under a name of two words.
 pub(in crate::shm) fn pass(
     socket: &Socket,
     [first, second]: [u64; 2],
@@ -108,11 +108,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_greeting_survives_and_any_bytes_are_one_or_none(
-            node: u16, life: u32, slots: u32, areas: u32, mtu: u32, at in 0_usize..WORDS, word: u64,
+        fn a_greeting_is_parsed_as_emitted_and_changed_words_parse_or_are_refused(
+            node: u16, number: u32, slots: u32, areas: u32, mtu: u32, at in 0_usize..WORDS, word: u64,
         ) {
             let shape = Shape { slots: slots as usize, areas: areas as usize, mtu: mtu as usize };
-            let (node, incarnation) = (NodeId(node), Incarnation(life));
+            let (node, incarnation) = (NodeId(node), Incarnation(number));
             let greeting = Greeting { kind: Kind::Welcome, node, incarnation, shape };
             let mut words = greeting.emit();
             prop_assert_eq!(Greeting::parse(words), Some(greeting));

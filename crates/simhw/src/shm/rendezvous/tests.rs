@@ -21,7 +21,7 @@ const HONEST: NodeId = NodeId(1);
 const HOSTILE: NodeId = NodeId(2);
 /// Longer than any answer takes.
 const LONG: Duration = Duration::from_secs(10);
-/// Number of rounds without the hostile peer and with it: ten seconds with it.
+/// Number of rounds without the hostile peer, and as many with it.
 const ROUNDS: usize = 10;
 const CALM: Duration = Duration::from_millis(300);
 const HELD: Duration = Duration::from_secs(1);
@@ -86,16 +86,16 @@ fn answer(socket: &Socket) -> Option<Greeting> {
 fn run(attack: Attack, name: &str, stop: &AtomicBool) {
     let (ours, theirs) = Socket::pair().unwrap();
     let (socket, segment, shape) = greet(name, &theirs);
-    assert!(answer(&socket).is_some(), "it is a peer");
+    assert!(answer(&socket).is_some(), "the victim accepts the peer");
     let theirs = Socket::new(theirs);
     let mut receiver = Receiver::new(segment, shape.lane_bytes(), shape);
     while !stop.load(Ordering::Relaxed) {
-        // It has made both ends itself.
+        // The hostile peer has made both ends of the channel itself.
         abuse(&ours, attack);
         abuse(&theirs, attack);
-        receiver.fall_asleep();
+        receiver.arm_wakeup();
         while receiver.has_frame() {
-            receiver.give_back(0);
+            receiver.release(0);
         }
         pause();
     }
@@ -145,7 +145,7 @@ fn a_hostile_peer_harms_itself_alone() {
 }
 
 #[test]
-fn a_peer_that_passes_what_may_block_is_refused() {
+fn a_peer_that_passes_a_channel_that_may_block_is_refused() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let name = format!("hostile greeting {}", std::process::id());
@@ -161,8 +161,8 @@ fn a_peer_that_passes_what_may_block_is_refused() {
         let other = crate::passing::seqpacket().unwrap();
         for channel in [inet.into(), other, pipe] {
             let (socket, segment, shape) = greet(&name, &channel);
-            Receiver::new(segment, shape.lane_bytes(), shape).fall_asleep();
-            assert_eq!(answer(&socket), None, "it is no channel");
+            Receiver::new(segment, shape.lane_bytes(), shape).arm_wakeup();
+            assert_eq!(answer(&socket), None, "the descriptor is no channel");
         }
         // The victim still takes turns.
         let mut port = honest.host().open_port().unwrap();

@@ -1,0 +1,61 @@
+//! Passes events of peers from the rendezvous's thread to the task that polls the rings.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::id::NodeId;
+use crate::region::SharedMemory;
+use crate::shm::rendezvous::{Link, PeerListener};
+use crate::sync::Ordering;
+use crate::wakes::Wakes;
+
+/// Most pending events of all peers together. A peer that shares memory while so many are pending is disconnected.
+const MAX_PENDING: usize = 1024;
+
+/// The events that no poll has handled yet.
+#[derive(Debug, Default)]
+pub(super) struct EventQueue {
+    pub(super) pending: Mutex<Vec<(NodeId, PeerEvent)>>,
+    pub(super) is_pending: AtomicBool,
+}
+
+/// An event of one peer.
+#[derive(Debug)]
+pub(super) enum PeerEvent {
+    Joined(Box<Link>),
+    Shown([u64; 2], SharedMemory),
+    Left,
+}
+
+/// Receives the rendezvous's events: queues each and wakes the polling task.
+pub(super) struct PeerInbox {
+    pub(super) queue: Arc<EventQueue>,
+    pub(super) wakes: Arc<Wakes>,
+}
+
+impl PeerInbox {
+    fn push(&self, node: NodeId, event: PeerEvent) -> bool {
+        let mut pending = self.queue.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(event, PeerEvent::Shown(..)) && pending.len() >= MAX_PENDING {
+            return false;
+        }
+        pending.push((node, event));
+        self.queue.is_pending.store(true, Ordering::Release);
+        self.wakes.signal();
+        true
+    }
+}
+
+impl PeerListener for PeerInbox {
+    fn joined(&self, link: Link) {
+        self.push(link.node, PeerEvent::Joined(Box::new(link)));
+    }
+
+    fn left(&self, node: NodeId) {
+        self.push(node, PeerEvent::Left);
+    }
+
+    fn shown(&self, node: NodeId, name: [u64; 2], memory: SharedMemory) -> bool {
+        self.push(node, PeerEvent::Shown(name, memory))
+    }
+}
