@@ -14,7 +14,7 @@ use crate::time::Instant;
 use crate::wakes::Wakes;
 
 /// Longest time that a connection may take for its handshake.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connection and its state.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(crate) struct Visitor<S> {
 impl<S> Visitor<S> {
     /// Begins a handshake.
     pub(crate) fn new(socket: Socket, state: S, now: Instant) -> Self {
-        Self { socket: Arc::new(socket), state, until: now + PATIENCE }
+        Self { socket: Arc::new(socket), state, until: now + TIMEOUT }
     }
 }
 
@@ -205,15 +205,15 @@ mod tests {
         let listener = Listener::start(name, acceptor, OneWord).unwrap();
         let connect = || Socket::connect(&address).unwrap();
         let [silent, polite, chatty, surplus] = [connect(), connect(), connect(), connect()];
-        assert!(is_closed_within(&surplus, PATIENCE / 2), "a process has at most three");
+        assert!(is_closed_within(&surplus, TIMEOUT / 2), "a process has at most three");
         polite.send(&[1], &[]).unwrap();
         chatty.send(&[1], &[]).unwrap();
         chatty.send(&[2], &[]).unwrap();
-        assert!(is_closed_within(&chatty, PATIENCE / 2));
+        assert!(is_closed_within(&chatty, TIMEOUT / 2));
         assert!(!is_closed_within(&silent, Duration::ZERO), "it has its time");
-        assert!(is_closed_within(&silent, 10 * PATIENCE));
+        assert!(is_closed_within(&silent, 10 * TIMEOUT));
         assert!(!is_closed_within(&polite, Duration::ZERO), "it has greeted");
         drop(listener);
-        assert!(is_closed_within(&polite, 10 * PATIENCE), "all end with the listener");
+        assert!(is_closed_within(&polite, 10 * TIMEOUT), "all end with the listener");
     }
 }

@@ -1,21 +1,20 @@
-//! A NIC in one process whose ports are in others, on one host; Linux only.
+//! A NIC in one process with ports in other processes of the same host; Linux only.
 //!
-//! The rings and the registered memory of such a port lie in segments that both processes map; its
-//! commands, completions and bytes take no system call while both sides look. The process of the
-//! NIC, a daemon mostly, [serves](PortServer) ports from any live fabric; whoever wants one is its
-//! [`Client`], and has with that a [`Host`](crate::host::Host) as good as the NIC's own. So a
-//! process may be stopped at any instruction while its NIC goes on: what arrives for it is taken in,
-//! acknowledged and kept.
+//! The rings and the registered memory of such a port lie in segments that both processes map. While both sides poll,
+//! its commands, completions and bytes need no system call. The NIC's process, usually a daemon,
+//! [serves](PortServer) ports of any live fabric. A process that uses them is a [`Client`], and gets a
+//! [`Host`](crate::host::Host) like that of the NIC's own process. A client may therefore be suspended at any
+//! instruction while its NIC continues: the NIC receives, acknowledges and keeps the data for its ports.
 //!
-//! - A client that ends, however it ends, closes its port: what it had posted whole is still carried
-//!   out, what it had half written is never seen, and its memory is the system's again.
-//! - A daemon that ends closes the ports of its clients: they are told, and nothing completes any
-//!   more.
-//! - Neither side believes the other: whatever a client writes into its rings, no port but its own
-//!   is touched. Clients are processes of the daemon's user, and of those that it admits (peer
-//!   credentials); nothing here has a name in the file system.
-//! - Neither side waits for the other: each port has a channel of its own for wake-ups, on which no call blocks. What
-//!   a client is lent in all its ports is [bounded](ServerConfig::loan), and so are [its ports](ServerConfig::connections).
+//! - A client that exits, in whatever way, closes its ports. The NIC executes the commands that were posted whole, and
+//!   never sees half-written ones. The system frees the memory.
+//! - A daemon that exits closes the ports of its clients: they are notified, and no further command completes.
+//! - Neither side trusts the other: whatever a client writes to its rings, it affects its own ports only. Clients are
+//!   processes of the daemon's user, and of the users that it admits (peer credentials). Nothing here has a name in
+//!   the file system.
+//! - Neither side waits for the other: each port has a channel of its own for wake-ups, on which no call blocks. The
+//!   memory that a client gets for all its ports is [bounded](ServerConfig::loan), and so is the
+//!   [number of its ports](ServerConfig::connections).
 
 mod client;
 mod holders;
@@ -31,22 +30,22 @@ pub use client::{Client, ClientConfig, ConnectError};
 pub use holders::PortHolders;
 pub use server::{DEFAULT_CONNECTIONS, DEFAULT_LOAN, PortServer, ServeError, ServerConfig};
 
-/// A NIC, to who serves its ports.
+/// A NIC, as the server of its ports uses it.
 pub(crate) trait Source: std::fmt::Debug + Send + Sync {
     fn node(&self) -> NodeId;
 
     /// Opens a port for another process.
     fn grant(&self, options: PortOptions) -> Result<Grant, OpenError>;
 
-    /// The port was rung.
+    /// Handles the doorbell of a port.
     fn ring(&self, port: PortId);
 
-    /// There is time: a NIC that its process runs takes a turn. Whether there was anything.
+    /// Gives a turn to a NIC that its callers run. Returns whether there was anything to handle.
     fn poll(&self) -> bool {
         false
     }
 
-    /// There is no more time: the NIC is to be woken by its peers.
+    /// Arms the NIC's wake-up, because the caller is about to park.
     fn rest(&self) {}
 }
 

@@ -38,7 +38,7 @@ pub(crate) use gate::{GATE_BYTES, NicGate, gate};
 pub(crate) use nic::{NicPort, Ports};
 pub(crate) use numbers::{PortName, PortNumbers};
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-pub(crate) use remote_allocator::Lender;
+pub(crate) use remote_allocator::ArenaSource;
 pub(crate) use shared::{Bell, PortShared};
 
 /// Default number of commands that a port may have in flight: two rings of 256 cache lines are 32 KiB.
@@ -114,7 +114,7 @@ pub enum PostError {
     Closed,
 }
 
-/// The NIC behind a port has stopped; no further command completes.
+/// The error of a port whose NIC has stopped; no further command completes.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("the NIC behind the port has stopped")]
 pub struct PortClosed;
@@ -164,7 +164,7 @@ pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, 
 
 /// Parts of a port that the NIC's process passes to the process that opens it.
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-pub(crate) struct Loan {
+pub(crate) struct PortParts {
     pub(crate) name: PortName,
     pub(crate) depth: usize,
     /// Segment of the port's rings.
@@ -172,20 +172,20 @@ pub(crate) struct Loan {
     /// Wakes the NIC's process.
     pub(crate) channel: Arc<crate::passing::Socket>,
     pub(crate) spin_nanos: u32,
-    pub(crate) lender: Box<dyn Lender>,
+    pub(crate) source: Box<dyn ArenaSource>,
 }
 
 /// Creates the application's end of a port whose NIC runs in a process of an admitted user. The caller must
 /// call `wake` and `close` of the returned value when that process sends a wake-up or closes.
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-pub(crate) fn borrowed_port(
-    loan: Loan,
+pub(crate) fn remote_port(
+    parts: PortParts,
     admits: impl Fn(u32) -> bool,
 ) -> Result<(Port, Arc<PortShared>), crate::segment::SegmentError> {
-    let Loan { name, depth, file, channel, spin_nanos, lender } = loan;
+    let PortParts { name, depth, file, channel, spin_nanos, source } = parts;
     let (commands, completions, registrations, words) = far::open(&file, depth, admits)?;
     let bell = remote_allocator::FarBell { words: words.clone(), channel, spin_nanos };
-    let remote = remote_allocator::RemoteAllocator::new(words, registrations, lender);
+    let remote = remote_allocator::RemoteAllocator::new(words, registrations, source);
     let shared = Arc::new(PortShared::far(name, Box::new(bell), remote));
     let id = name.id;
     let (local, spin_state) = (Arc::clone(&shared), AdaptiveSpin::default());
@@ -215,7 +215,7 @@ impl Port {
         self.outstanding
     }
 
-    /// Takes the port's gate, by which the NIC says whether this process may write to other processes itself.
+    /// Takes the port's gate, by which the NIC controls whether this process may write to other processes itself.
     /// Returns `None` if it was taken before, or if the NIC is in another process.
     pub const fn take_gate(&mut self) -> Option<HostGate> {
         self.gate.take()
@@ -232,8 +232,8 @@ impl Port {
 
     /// Registers `bytes` of zeroed memory with rights and a protection tag.
     ///
-    /// If the NIC is in another process and the memory that it has given is used up, asks that process for
-    /// more. This blocks the thread until the answer comes, for 2 s at most.
+    /// If the NIC is in another process and its granted memory is used up, requests more from that process. This
+    /// blocks the thread until the answer arrives, for 2 s at most.
     ///
     /// # Errors
     /// [`RegisterError`] says which limit was reached.
@@ -377,7 +377,7 @@ impl Port {
     }
 
     /// Takes the next completion, or wakes the task of `context` when there is one. Before it parks, it busy-polls for a
-    /// completion and for `is_ready`, and returns `None` once that is true: for callers that also wait for something in
+    /// completion and for `is_ready`, and returns `None` once that is true. `is_ready` is for callers that also poll
     /// shared memory.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! Whole services on tokio, on the hosts of a simulated cluster, in virtual time.
 //!
 //! Each host has a tokio runtime of its own, on one thread with a paused clock. A task of the [`World`] polls
-//! that runtime whenever a datagram arrives, a timer of tokio's may be due, or an exact timer is. The clock
-//! moves in nanoseconds; tokio's own timers fire at whole milliseconds since the runtime started, as live.
+//! that runtime when a datagram arrives, a timer of tokio may be due, or an exact timer is due. The clock
+//! moves in nanoseconds. As on real hosts, tokio's timers fire at whole milliseconds since the runtime started.
 //!
 //! The code of a host is any code on tokio that does not use `tokio::net`, `tokio::fs` or the pool of blocking
 //! threads. It uses [`UdpSocket`], [`TcpListener`] and [`TcpStream`].

@@ -1,4 +1,4 @@
-//! The client's side: ports of a NIC that another process has.
+//! The client's side: opens ports of a NIC in another process.
 
 use std::future::poll_fn;
 use std::io;
@@ -21,13 +21,13 @@ use crate::live::Tasks;
 use crate::live::clock::Clock;
 use crate::nic::{LiveHost, PortOpener};
 use crate::passing::{Passed, Socket};
-use crate::port::{Lender, Loan, Port, PortName, PortOptions, PortShared, borrowed_port};
+use crate::port::{ArenaSource, Port, PortName, PortOptions, PortParts, PortShared, remote_port};
 use crate::segment::{Kind, Segment};
 
-/// How long after a failed attempt the next one follows.
+/// Pause after a failed attempt to connect.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Which daemon a client is of.
+/// The configuration of a client: which daemon it connects to.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
     name: String,
@@ -37,20 +37,20 @@ pub struct ClientConfig {
 }
 
 impl ClientConfig {
-    /// A client of the daemon that serves the ports of `node` under `name`.
+    /// Creates the configuration of a client of the daemon that serves the ports of `node` under `name`.
     #[must_use]
     pub fn new(name: impl Into<String>, node: NodeId) -> Self {
         Self { name: name.into(), node, seed: 0, trusted: Admitted::default() }
     }
 
-    /// What the host's random streams are drawn from, together with the node. Default: 0.
+    /// Sets the seed from which, together with the node, the host's random streams are drawn. Default: 0.
     #[must_use]
     pub const fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Takes a daemon of this user, too. Default: one of the own user only.
+    /// Accepts a daemon of this user as well. Default: one of the own user only.
     #[must_use]
     pub fn trust(self, user: u32) -> Self {
         self.trusted.add(user);
@@ -58,25 +58,25 @@ impl ClientConfig {
     }
 }
 
-/// Why there is no daemon.
+/// The reason why a client has not connected to a daemon.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Nobody serves that node's ports under that name.
-    #[error("nobody serves ports of node {node} under {name:?}; start a daemon first")]
+    /// No process serves that node's ports under that name.
+    #[error("no process serves ports of node {node} under {name:?}; start a daemon first")]
     Nobody {
-        /// The name.
+        /// The name of the service.
         name: String,
-        /// The node.
+        /// The node of the NIC.
         node: NodeId,
     },
     /// The daemon runs as another user.
     #[error("the daemon runs as user {0}, who is not trusted; run both as one user")]
     Stranger(u32),
-    /// There is no tokio runtime here.
+    /// The caller is outside a tokio runtime.
     #[error("no tokio runtime here; call it from a task, or inside Runtime::enter")]
     NoRuntime,
-    /// The daemon does not answer as one, or the operating system failed.
+    /// The daemon's answer is invalid or late, or the operating system failed.
     #[error("no answer from the daemon: {0}")]
     System(io::ErrorKind),
 }
@@ -93,20 +93,20 @@ impl From<rustix::io::Errno> for ConnectError {
     }
 }
 
-/// A process that uses a daemon's NIC. Its ports outlive it; each is a connection of its own.
+/// A process's access to a daemon's NIC. Ports outlive this value; each has a connection of its own.
 #[derive(Clone, Debug)]
 pub struct Client {
     host: LiveHost,
 }
 
 impl Client {
-    /// Finds the daemon, which must be there.
+    /// Connects to the daemon, which must already serve.
     ///
     /// # Errors
-    /// [`ConnectError`] says what to do about it.
+    /// [`ConnectError`] says how to fix it.
     ///
     /// # Panics
-    /// The host's tasks and ports, if the current runtime's I/O or time is not enabled.
+    /// The host's tasks and ports panic if the current runtime's I/O or time is not enabled.
     pub fn connect(config: ClientConfig) -> Result<Self, ConnectError> {
         let runtime = Handle::try_current().map_err(|_| ConnectError::NoRuntime)?;
         let (Answer::Here, _) = ask(&dial(&config)?, Request::Greet)? else {
@@ -117,15 +117,15 @@ impl Client {
         Ok(Self { host: LiveHost::new(tasks, Arc::new(ports)) })
     }
 
-    /// Finds the daemon as soon as it is there, for as long as `patience`.
+    /// Connects to the daemon as soon as it serves, within `timeout`.
     ///
     /// # Errors
-    /// Those of [`Client::connect`], of the last attempt.
+    /// Those of [`Client::connect`]: the error of the last attempt.
     ///
     /// # Cancel safety
     /// Dropping the future leaves nothing behind.
-    pub async fn meet(config: ClientConfig, patience: Duration) -> Result<Self, ConnectError> {
-        let until = Clock::now() + patience;
+    pub async fn meet(config: ClientConfig, timeout: Duration) -> Result<Self, ConnectError> {
+        let until = Clock::now() + timeout;
         loop {
             match Self::connect(config.clone()) {
                 Err(ConnectError::Nobody { .. }) if Clock::now() < until => {
@@ -136,7 +136,7 @@ impl Client {
         }
     }
 
-    /// The application's side of the NIC.
+    /// Returns the application's side of the NIC.
     #[must_use]
     pub fn host(&self) -> LiveHost {
         self.host.clone()
@@ -167,25 +167,25 @@ impl PortOpener for Ports {
         let file = file.memory().ok_or_else(invalid)?;
         let channel = Arc::new(channel.channel(&socket).ok_or_else(invalid)?);
         let (wakes, socket) = (Arc::clone(&channel), Arc::new(socket));
-        let lender = Connection { socket: Arc::clone(&socket), config: Arc::clone(&self.config) };
-        let loan = Loan {
+        let source = Connection { socket: Arc::clone(&socket), config: Arc::clone(&self.config) };
+        let parts = PortParts {
             name: PortName { id: port, epoch },
             depth,
             file,
             channel,
             spin_nanos,
-            lender: Box::new(lender),
+            source: Box::new(source),
         };
         let admits = |user| self.config.trusted.admits(user);
-        let (port, registrar) = borrowed_port(loan, admits).map_err(|_| invalid())?;
+        let (port, shared) = remote_port(parts, admits).map_err(|_| invalid())?;
         let _inside = self.runtime.enter();
-        let watch = Watch::new(wakes, socket, registrar).map_err(system)?;
+        let watch = Watch::new(wakes, socket, shared).map_err(system)?;
         self.runtime.spawn(watch.run());
         Ok(port)
     }
 }
 
-/// A connection to the daemon, which must run as who it may.
+/// Connects to the daemon, whose user must be trusted.
 fn dial(config: &ClientConfig) -> Result<Socket, ConnectError> {
     let nobody = || ConnectError::Nobody { name: config.name.clone(), node: config.node };
     let socket = Socket::connect(&address(&config.name, config.node)?);
@@ -203,14 +203,14 @@ struct Connection {
     config: Arc<ClientConfig>,
 }
 
-impl Lender for Connection {
-    fn lend(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
-        let Ok((answer, descriptors)) = ask(&self.socket, Request::Lend { bytes }) else {
-            // An answer that comes too late would be taken for the next one.
+impl ArenaSource for Connection {
+    fn request(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
+        let Ok((answer, descriptors)) = ask(&self.socket, Request::Memory { bytes }) else {
+            // A late answer would be taken for that of the next request.
             self.socket.hang_up();
             return None;
         };
-        let Answer::Lent { arena } = answer else { return None };
+        let Answer::Arena { arena } = answer else { return None };
         let admits = |user| self.config.trusted.admits(user);
         let file = descriptors.into_iter().next()?.memory()?;
         let segment = Segment::open(&file, Kind::Arena, bytes, admits).ok()?;
@@ -222,38 +222,34 @@ impl Lender for Connection {
     }
 }
 
-/// Wakes a port's application when the NIC has something for it, and when the daemon is gone.
+/// Wakes a port's application at each wake-up of the NIC, and when the daemon has exited.
 struct Watch {
     channel: AsyncFd<Arc<Socket>>,
     socket: AsyncFd<Arc<Socket>>,
-    registrar: Arc<PortShared>,
+    shared: Arc<PortShared>,
 }
 
 impl Watch {
-    fn new(
-        channel: Arc<Socket>,
-        socket: Arc<Socket>,
-        registrar: Arc<PortShared>,
-    ) -> io::Result<Self> {
-        // Not all versions of tokio that will do deprecate it.
+    fn new(channel: Arc<Socket>, socket: Arc<Socket>, shared: Arc<PortShared>) -> io::Result<Self> {
+        // Some supported versions of tokio deprecate it.
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
         let watch = |fd| AsyncFd::with_interest(fd, Interest::READABLE);
-        Ok(Self { channel: watch(channel)?, socket: watch(socket)?, registrar })
+        Ok(Self { channel: watch(channel)?, socket: watch(socket)?, shared })
     }
 
-    /// Until the port is dropped, or the daemon is gone.
+    /// Runs until the port is dropped or the daemon has exited; then closes the port.
     async fn run(self) {
         poll_fn(|context| self.poll(context)).await;
-        self.registrar.close();
+        self.shared.close();
     }
 
     fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
         while let Poll::Ready(ready) = self.channel.poll_read_ready(context) {
             let Ok(mut ready) = ready else { return Poll::Ready(()) };
-            // In this order: what comes after the last was taken is told anew.
+            // In this order: a wake-up that comes after `take_wakes` makes the descriptor ready again.
             ready.clear_ready();
             self.channel.get_ref().take_wakes();
-            self.registrar.wake();
+            self.shared.wake();
         }
         while let Poll::Ready(ready) = self.socket.poll_read_ready(context) {
             let Ok(mut ready) = ready else { return Poll::Ready(()) };
@@ -266,7 +262,7 @@ impl Watch {
     }
 }
 
-/// Whether the other end is gone. An answer that somebody waits for is left where it is.
+/// Returns whether the other end is closed. Leaves pending answers in the socket.
 fn is_over(socket: BorrowedFd<'_>) -> bool {
     let mut byte = [0];
     match recv(socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {

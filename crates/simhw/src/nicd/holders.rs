@@ -1,4 +1,4 @@
-//! Whose the ports are, and which of them may not close yet.
+//! The processes that hold a server's ports, and the ports that may not close yet.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use crate::wakes::Wakes;
 #[derive(Debug)]
 struct Holder {
     process: u32,
-    /// It stays open whoever is gone.
+    /// True while the port must stay open even if its process exits.
     is_held: bool,
     is_gone: bool,
 }
@@ -17,13 +17,14 @@ struct Holder {
 #[derive(Debug)]
 struct Shared {
     ports: Mutex<BTreeMap<PortId, Holder>>,
-    /// Wakes the server.
+    /// Wakes the server's thread.
     wakes: Arc<Wakes>,
 }
 
-/// The processes that the ports of a [`PortServer`](super::PortServer) were opened by, as the system knows
-/// them. Whoever stops processes holds their ports meanwhile: so that nothing of them changes, and no number
-/// becomes another's, when one of them is killed.
+/// The processes that have opened the ports of a [`PortServer`](super::PortServer), by the system's process numbers.
+///
+/// A program that suspends processes holds their ports meanwhile. If a suspended process is killed, its held port
+/// stays open, and its number is not reused.
 #[derive(Clone, Debug)]
 pub struct PortHolders(Arc<Shared>);
 
@@ -32,8 +33,8 @@ impl PortHolders {
         Self(Arc::new(Shared { ports: Mutex::default(), wakes }))
     }
 
-    /// Each port whose process is there, and the number of that. A port is here before its process can use
-    /// it.
+    /// Returns each port whose process has not exited, with the number of that process. A port is listed before its
+    /// process can use it.
     #[must_use]
     pub fn list(&self) -> Vec<(PortId, u32)> {
         self.with(|ports| {
@@ -42,8 +43,8 @@ impl PortHolders {
         })
     }
 
-    /// Keeps a port of that process from closing before [`PortHolders::release`]; `false` if it closes
-    /// already, or is another's.
+    /// Keeps a port of that process from closing before [`PortHolders::release`]. Returns `false` if the port is
+    /// already closing, or another process has opened it.
     #[must_use]
     pub fn hold(&self, port: PortId, process: u32) -> bool {
         self.with(|ports| {
@@ -53,7 +54,7 @@ impl PortHolders {
         })
     }
 
-    /// It may close.
+    /// Releases a held port, which closes if its process has exited.
     pub fn release(&self, port: PortId) {
         let is_gone = self.with(|ports| {
             let Some(holder) = ports.get_mut(&port) else { return false };
@@ -70,14 +71,14 @@ impl PortHolders {
         self.with(|ports| ports.insert(port, holder));
     }
 
-    /// The process of a port is gone; whether that closes now.
+    /// Handles the exit of a port's process. Returns whether the port closes now: a held one closes later.
     pub(super) fn leave(&self, port: PortId) -> bool {
         self.with(|ports| {
             if let Some(holder) = ports.get_mut(&port).filter(|holder| holder.is_held) {
                 holder.is_gone = true;
                 return false;
             }
-            // Before its number can be another's.
+            // Before the number can be reused.
             ports.remove(&port);
             true
         })

@@ -1,4 +1,4 @@
-//! What a client and a daemon say to each other: one connection a port.
+//! The messages between a client and a daemon, on one connection for each port.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,49 +8,49 @@ use rustix::net::SocketAddrUnix;
 
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
-use crate::listener::PATIENCE;
+use crate::listener::TIMEOUT;
 use crate::passing::{MAGIC, Passed, Socket};
 use crate::port::PortOptions;
 
-/// Version of what is said, and of the layout of ports.
+/// Version of the messages, and of the layout of ports.
 const VERSION: u64 = 2;
-/// Words of a request, and of an answer.
+/// Words of a request or an answer.
 const WORDS: usize = 8;
 
-/// Where the daemon of a node listens.
+/// Returns the address at which the daemon of a node listens.
 pub(super) fn address(name: &str, node: NodeId) -> rustix::io::Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(format!("midplane/{name}/{node}/ports").as_bytes())
 }
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Request {
-    /// Whether anybody is there.
+    /// Checks that a daemon serves.
     Greet,
-    /// A port; once a connection.
+    /// Opens a port; at most once on each connection.
     Open(PortOptions),
-    /// Memory for its regions.
-    Lend { bytes: usize },
+    /// Requests memory for the port's regions.
+    Memory { bytes: usize },
 }
 
-/// What the daemon answers.
+/// An answer of the daemon.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Answer {
     Here,
-    /// With the segment, and the client's end of a channel for wake-ups.
+    /// Passes the port's segment, and the client's end of a channel for wake-ups.
     Opened {
         port: PortId,
         epoch: u32,
         depth: usize,
         spin_nanos: u32,
     },
-    /// With the segment.
-    Lent {
+    /// Passes the segment of the memory.
+    Arena {
         arena: u32,
     },
     Refused(OpenError),
-    /// No more memory is lent.
-    NothingLent,
+    /// The client has reached its memory limit, or the system has no memory.
+    NoMemory,
 }
 
 impl Request {
@@ -62,7 +62,7 @@ impl Request {
                 let depth = options.depth.unwrap_or(0) as u64;
                 [2, number, options.depth.is_some().into(), depth]
             }
-            Self::Lend { bytes } => [3, bytes as u64, 0, 0],
+            Self::Memory { bytes } => [3, bytes as u64, 0, 0],
         };
         [MAGIC, VERSION, kind, first, second, third, 0, 0]
     }
@@ -82,7 +82,7 @@ impl Request {
                 }
                 Some(Self::Open(options))
             }
-            3 => Some(Self::Lend { bytes: size(first)? }),
+            3 => Some(Self::Memory { bytes: size(first)? }),
             _ => None,
         }
     }
@@ -95,8 +95,8 @@ impl Answer {
             Self::Opened { port, epoch, depth, spin_nanos } => {
                 [2, port.0.into(), epoch.into(), depth as u64, spin_nanos.into()]
             }
-            Self::Lent { arena } => [3, arena.into(), 0, 0, 0],
-            Self::NothingLent => [4, 0, 0, 0, 0],
+            Self::Arena { arena } => [3, arena.into(), 0, 0, 0],
+            Self::NoMemory => [4, 0, 0, 0, 0],
             Self::Refused(OpenError::Stopped(node)) => [5, node.0.into(), 0, 0, 0],
             Self::Refused(OpenError::Exhausted(node)) => [6, node.0.into(), 0, 0, 0],
             Self::Refused(OpenError::Taken(port)) => [7, port.0.into(), 0, 0, 0],
@@ -117,8 +117,8 @@ impl Answer {
                 depth: usize::try_from(c).ok()?,
                 spin_nanos: u32::try_from(d).ok()?,
             },
-            3 => Self::Lent { arena: u32::try_from(a).ok()? },
-            4 => Self::NothingLent,
+            3 => Self::Arena { arena: u32::try_from(a).ok()? },
+            4 => Self::NoMemory,
             5 => Self::Refused(OpenError::Stopped(NodeId(number(a)?))),
             6 => Self::Refused(OpenError::Exhausted(NodeId(number(a)?))),
             7 => Self::Refused(OpenError::Taken(PortId(number(a)?))),
@@ -129,12 +129,12 @@ impl Answer {
     }
 }
 
-/// The client's: asks, and waits for the answer.
+/// For the client: sends a request and waits for the answer.
 pub(super) fn ask(socket: &Socket, request: Request) -> io::Result<(Answer, Vec<Passed>)> {
     socket.send(&request.emit(), &[])?;
     let mut polled = [PollFd::new(socket, PollFlags::IN)];
-    let patience = Timespec::try_from(PATIENCE).expect("seconds");
-    if poll(&mut polled, Some(&patience))? == 0 {
+    let timeout = Timespec::try_from(TIMEOUT).expect("seconds");
+    if poll(&mut polled, Some(&timeout))? == 0 {
         return Err(io::ErrorKind::TimedOut.into());
     }
     let (words, descriptors) =
@@ -144,7 +144,7 @@ pub(super) fn ask(socket: &Socket, request: Request) -> io::Result<(Answer, Vec<
     Ok((answer, descriptors))
 }
 
-/// The daemon's: the next request; `None` if the client is gone, or says what makes no sense.
+/// For the daemon: receives the next request; `None` if the client has disconnected or the request is invalid.
 pub(super) fn next(socket: &Socket) -> Option<Request> {
     // A client passes no descriptors.
     if socket.brings_descriptors() {
@@ -153,7 +153,7 @@ pub(super) fn next(socket: &Socket) -> Option<Request> {
     Request::parse(socket.receive().ok()??.0)
 }
 
-/// The daemon's: answers with descriptors.
+/// For the daemon: sends an answer with descriptors.
 pub(super) fn answer(
     socket: &Socket,
     answer: Answer,
@@ -169,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_is_understood_and_any_words_are_something_or_nothing(
+        fn messages_are_parsed_as_emitted_and_changed_words_do_not_panic(
             depth in proptest::option::of(any::<usize>()), number in proptest::option::of(any::<u16>()),
             port: u16, epoch: u32, spin_nanos: u32, at in 0_usize..WORDS, word: u64,
         ) {
@@ -180,7 +180,7 @@ mod tests {
             if let Some(number) = number {
                 options = options.number(PortId(number));
             }
-            for request in [Request::Greet, Request::Open(options), Request::Lend { bytes: 7 }] {
+            for request in [Request::Greet, Request::Open(options), Request::Memory { bytes: 7 }] {
                 let mut words = request.emit();
                 prop_assert_eq!(Request::parse(words), Some(request));
                 words[at] = word;
@@ -190,8 +190,8 @@ mod tests {
             let answers = [
                 Answer::Here,
                 Answer::Opened { port, epoch, depth: 8, spin_nanos },
-                Answer::Lent { arena: epoch },
-                Answer::NothingLent,
+                Answer::Arena { arena: epoch },
+                Answer::NoMemory,
                 Answer::Refused(OpenError::Stopped(NodeId(3))),
                 Answer::Refused(OpenError::Exhausted(NodeId(3))),
                 Answer::Refused(OpenError::Taken(port)),

@@ -1,4 +1,4 @@
-//! The daemon's side: one thread that takes clients in, hears their doorbells and sees them go.
+//! The daemon's side: one thread that accepts clients, handles their doorbells, and closes the ports of exited ones.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -23,20 +23,20 @@ use crate::sync::{Ordering, fence};
 use crate::time::{Instant, nanos};
 use crate::wakes::Wakes;
 
-/// Memory that one client may have lent in all its ports: 1 GiB; what is not touched takes none.
+/// Default limit of one client's memory in all its ports: 1 GiB. Pages that are never touched take no memory.
 pub const DEFAULT_LOAN: usize = 1 << 30;
-/// Connections that one client, a process, may have: one for each of its ports.
+/// Default limit of one client's connections: one for each of its ports.
 pub const DEFAULT_CONNECTIONS: usize = 256;
-/// Least memory that is lent at once: each loan is a mapping, and a process can have some 65,000.
-const MIN_LOAN: usize = 64 << 10;
-/// As long as waking a parked process takes.
+/// Least bytes of one request for memory: each is a mapping, and a process can have about 65,000.
+const MIN_ARENA: usize = 64 << 10;
+/// Default spin time: about what waking a parked process takes.
 const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 /// Most bytes of a daemon's name.
 const MAX_NAME: usize = 64;
-/// Turns of looking between two looks at the sockets.
-const LOOKS_PER_POLL: u32 = 4_096;
+/// Most ring polls between two polls of the sockets.
+const POLLS_PER_WAIT: u32 = 4_096;
 
-/// How a NIC's ports are served.
+/// The configuration of a server of ports.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     name: String,
@@ -47,30 +47,30 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Clients find the daemon by `name` and the NIC's node, in one network namespace.
+    /// Creates the configuration of a daemon that clients find by `name` and the NIC's node, in one network namespace.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         let (admitted, spin, loan) = (Admitted::default(), DEFAULT_SPIN, DEFAULT_LOAN);
         Self { name: name.into(), admitted, spin, loan, connections: DEFAULT_CONNECTIONS }
     }
 
-    /// Admits processes of this user, too. Default: those of the own user only.
+    /// Admits processes of this user as well. Default: those of the own user only.
     #[must_use]
     pub fn admit(self, user: u32) -> Self {
         self.admitted.add(user);
         self
     }
 
-    /// How long the daemon looks for doorbells after the last, and a client for a completion,
-    /// before each parks. Zero parks at once. Default: 20 us.
+    /// Sets how long the daemon busy-polls for doorbells after the last one, and a client for a completion, before they
+    /// park. Zero parks at once. Default: 20 us.
     #[must_use]
     pub const fn spin(mut self, time: Duration) -> Self {
         self.spin = time;
         self
     }
 
-    /// Bounds the memory that one client, a process, is lent in all, in bytes: the rings of its ports and their
-    /// regions. A port beyond it is refused as [`OpenError::System`](crate::host::OpenError::System), a region as
+    /// Bounds the memory of one client, a process, in bytes: the rings and regions of all its ports. A port beyond the
+    /// limit is refused with [`OpenError::System`](crate::host::OpenError::System), a region with
     /// [`RegisterError::NoMemory`](crate::port::RegisterError::NoMemory). Default: [`DEFAULT_LOAN`].
     #[must_use]
     pub const fn loan(mut self, bytes: usize) -> Self {
@@ -78,9 +78,9 @@ impl ServerConfig {
         self
     }
 
-    /// Bounds the connections that one client, a process, has at a time: one for each of its ports, and one for each
-    /// [`Client::connect`](super::Client::connect) while that lasts. The daemon closes further ones unheard: opening a
-    /// port fails as [`OpenError::System`](crate::host::OpenError::System). Default: [`DEFAULT_CONNECTIONS`].
+    /// Bounds the connections of one client, a process: one for each of its ports, and one for each
+    /// [`Client::connect`](super::Client::connect) in progress. The daemon closes further ones at once, and opening a
+    /// port then fails with [`OpenError::System`](crate::host::OpenError::System). Default: [`DEFAULT_CONNECTIONS`].
     #[must_use]
     pub const fn connections(mut self, most: usize) -> Self {
         self.connections = most;
@@ -88,19 +88,19 @@ impl ServerConfig {
     }
 }
 
-/// Why ports are not served.
+/// The reason why ports are not served.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The name is part of an address.
+    /// The name is empty or too long for an address.
     #[error("the daemon's name has {0} bytes; it must have 1 to {MAX_NAME}")]
     Name(usize),
-    /// Another process serves that node's ports.
+    /// Another process serves that node's ports under the same name.
     #[error("ports of node {node} are served under {name:?} already; stop that or rename this")]
     Occupied {
-        /// The node.
+        /// The node of the NIC.
         node: NodeId,
-        /// The name.
+        /// The name of the service.
         name: String,
     },
     /// The operating system failed otherwise.
@@ -146,19 +146,19 @@ impl PortServer {
         Ok(Self { wakes, holders, admitted, _listener: listener.map_err(system)? })
     }
 
-    /// Has the daemon look at all ports: whoever stops a process between its posting and its
-    /// ringing wakes the daemon in its place.
+    /// Wakes the daemon, which polls all ports. Call it after suspending a client: the client may have posted commands
+    /// whose doorbell it has not rung.
     pub fn look(&self) {
         self.wakes.signal();
     }
 
-    /// Whose the ports are: says so as they open and close.
+    /// Returns the processes that hold the ports; the list changes as ports open and close.
     #[must_use]
     pub fn holders(&self) -> PortHolders {
         self.holders.clone()
     }
 
-    /// Returns the users whose processes it serves besides those of its own user, to be changed while it serves.
+    /// Returns the users whose processes are admitted besides the own user's; the list can be changed meanwhile.
     #[must_use]
     pub fn admitted(&self) -> Admitted {
         self.admitted.clone()
@@ -168,7 +168,7 @@ impl PortServer {
 /// The state of a client's connection.
 #[derive(Default)]
 enum Stage {
-    /// It has asked for nothing.
+    /// The client has not opened a port.
     #[default]
     Expected,
     Open(Served),
@@ -180,7 +180,7 @@ type Client = Visitor<Stage>;
 struct Served {
     port: PortId,
     process: u32,
-    /// Bytes of its rings.
+    /// Bytes of the segment of the port's rings.
     rings: usize,
     words: PortControlBlock,
     arenas: Arc<Arenas>,
@@ -193,9 +193,9 @@ struct Clients {
     holders: PortHolders,
     spin_nanos: u32,
     loan: usize,
-    /// Wakes the thread: by this process, and by each client through its port's channel.
+    /// Wake-ups of the thread: by this process, and by each client through its port's channel.
     wakes: Arc<Wakes>,
-    /// Ports that are held, and whose clients are gone.
+    /// Held ports whose clients have exited.
     lingering: Vec<Served>,
 }
 
@@ -217,15 +217,15 @@ impl Service for Clients {
         match (next(&client.socket), &client.state) {
             (Some(Request::Greet), _) => answer(&client.socket, Answer::Here, &[]).is_ok(),
             (Some(Request::Open(options)), Stage::Expected) => self.open(clients, index, options),
-            (Some(Request::Lend { bytes }), Stage::Open(served)) => {
-                let left = self.left_of_loan(clients, served.process);
-                lend(&client.socket, served, left, bytes)
+            (Some(Request::Memory { bytes }), Stage::Open(served)) => {
+                let left = self.memory_left(clients, served.process);
+                grant_memory(&client.socket, served, left, bytes)
             }
             _ => false,
         }
     }
 
-    /// A client is gone: its port closes once what it has posted is taken.
+    /// Handles the end of a client's connection: its port closes once the NIC has taken its posted commands.
     fn on_closed(&mut self, state: Stage) {
         if let Stage::Open(served) = state {
             self.wakes.remove(served.port.0.into());
@@ -243,9 +243,9 @@ impl Service for Clients {
 
     fn after_wait(&mut self, clients: &[Client], is_woken: bool) {
         served(clients).for_each(|served| served.words.disarm_wakeup());
-        // A client that woke the thread has rung its own bell, which the next turn takes.
+        // The bell of a client that woke the thread is handled by the next poll.
         if is_woken && self.wakes.take() {
-            // A stopped process may have posted without ringing.
+            // A suspended client may have posted without ringing.
             served(clients).for_each(|served| self.nic.ring(served.port));
             for served in std::mem::take(&mut self.lingering) {
                 self.leave(served);
@@ -266,21 +266,21 @@ impl Clients {
     /// Busy-polls the bells and gives the NIC turns for as long as that pays.
     fn spin(&self, clients: &[Client]) {
         let mut until = Clock::now().plus_nanos(self.spin_nanos.into());
-        for look in 1_u32.. {
+        for poll in 1_u32.. {
             let was_any = self.ring_rung(clients) | self.nic.poll();
             let now = Clock::now();
             if was_any {
                 until = now.plus_nanos(self.spin_nanos.into());
             }
-            // Who is new, gone or in want of memory waits no longer than these take.
-            if now >= until || look == LOOKS_PER_POLL {
+            // The sockets are polled next: new clients, exits and requests for memory wait no longer than this.
+            if now >= until || poll == POLLS_PER_WAIT {
                 return;
             }
             std::hint::spin_loop();
         }
     }
 
-    /// Tells the NIC of the ports that were rung; whether there were any.
+    /// Passes the doorbells that were rung to the NIC. Returns whether there were any.
     fn ring_rung(&self, clients: &[Client]) -> bool {
         let mut was_any = false;
         for served in served(clients).filter(|served| served.words.take_bell()) {
@@ -290,15 +290,16 @@ impl Clients {
         was_any
     }
 
-    /// Clients wake this thread from now on; `false` if one has rung meanwhile, and does not.
+    /// Requests wake-ups from the clients. Returns `false` if a doorbell was rung meanwhile: its client may not wake
+    /// this thread.
     fn arm_wakeup(&self, clients: &[Client]) -> bool {
         served(clients).for_each(|served| served.words.arm_wakeup());
         fence(Ordering::SeqCst);
         !self.ring_rung(clients)
     }
 
-    /// Returns the bytes that a client may still be lent.
-    fn left_of_loan(&self, clients: &[Client], process: u32) -> usize {
+    /// Returns the bytes of memory that a client may still get.
+    fn memory_left(&self, clients: &[Client], process: u32) -> usize {
         let its = served(clients).chain(&self.lingering).filter(|served| served.process == process);
         let taken: usize = its.map(|served| served.rings + served.arenas.bytes()).sum();
         self.loan.saturating_sub(taken)
@@ -307,7 +308,7 @@ impl Clients {
     fn open(&self, clients: &mut [Client], index: usize, options: PortOptions) -> bool {
         let socket = &clients[index].socket;
         let Ok(process) = socket.process() else { return false };
-        let left = self.left_of_loan(clients, process);
+        let left = self.memory_left(clients, process);
         let Grant { name, depth, bytes, file, channel, theirs, words, arenas, is_gone } =
             match self.nic.grant(options) {
                 Ok(grant) => grant,
@@ -321,19 +322,19 @@ impl Clients {
             return answer(socket, Answer::Refused(refused), &[]).is_ok();
         }
         socket.place().into_iter().for_each(|place| channel.occupy(place));
-        // Before it can do anything with it.
+        // Before the client can use the port.
         self.holders.add(port, process);
         let (epoch, spin_nanos) = (name.epoch, self.spin_nanos);
         let opened = Answer::Opened { port, epoch, depth, spin_nanos };
-        let is_heard = self.wakes.add(port.0.into(), channel).is_ok();
-        let is_told = answer(socket, opened, &[file.as_fd(), theirs.as_fd()]).is_ok();
+        let is_added = self.wakes.add(port.0.into(), channel).is_ok();
+        let is_answered = answer(socket, opened, &[file.as_fd(), theirs.as_fd()]).is_ok();
         let served = Served { port, process, rings: bytes, words, arenas, is_gone };
         clients[index].state = Stage::Open(served);
         clients[index].until = Instant::FAR_FUTURE;
-        is_heard && is_told
+        is_added && is_answered
     }
 
-    /// A port closes unless it is held.
+    /// Closes a port whose client has exited, unless the port is held.
     fn leave(&mut self, served: Served) {
         if !self.holders.leave(served.port) {
             return self.lingering.push(served);
@@ -343,15 +344,15 @@ impl Clients {
     }
 }
 
-/// Lends a client memory of `bytes`, at most what is `left`.
-fn lend(socket: &Socket, served: &Served, left: usize, bytes: usize) -> bool {
-    let lent = (MIN_LOAN..=left).contains(&bytes).then(|| Segment::shared(Kind::Arena, bytes));
-    let Some(Ok((segment, file))) = lent else {
-        return answer(socket, Answer::NothingLent, &[]).is_ok();
+/// Passes a client a segment of `bytes`, or refuses it: a client may get at most `left` bytes.
+fn grant_memory(socket: &Socket, served: &Served, left: usize, bytes: usize) -> bool {
+    let made = (MIN_ARENA..=left).contains(&bytes).then(|| Segment::shared(Kind::Arena, bytes));
+    let Some(Ok((segment, file))) = made else {
+        return answer(socket, Answer::NoMemory, &[]).is_ok();
     };
     let arena = served.arenas.add(Arc::new(segment));
     let arena = u32::try_from(arena).expect("fewer arenas than bytes");
-    answer(socket, Answer::Lent { arena }, &[file.as_fd()]).is_ok()
+    answer(socket, Answer::Arena { arena }, &[file.as_fd()]).is_ok()
 }
 
 #[cfg(test)]
@@ -370,7 +371,7 @@ mod tests {
         fn ring(&self, _: PortId) {}
     }
 
-    /// What its turn wakes is the last to have the server.
+    /// A NIC whose turn drops the server that runs it.
     #[derive(Debug)]
     struct Last(std::sync::Mutex<Option<PortServer>>, std::sync::mpsc::Sender<()>);
     impl Source for Last {
@@ -399,13 +400,13 @@ mod tests {
         let wakes = Arc::clone(&server.wakes);
         *nic.0.lock().unwrap() = Some(server);
         wakes.signal();
-        // Its end takes the other end of the channel along, if it does not come to that.
+        // The server's thread now holds the only sender: if that thread ends early, receiving fails at once.
         drop(nic);
-        dropped.recv_timeout(Duration::from_secs(60)).expect("it is dropped");
+        dropped.recv_timeout(Duration::from_secs(60)).expect("the server is dropped");
     }
 
     #[test]
-    fn a_name_is_one_daemons() {
+    fn two_daemons_cannot_have_one_name() {
         let open = |name: &str| PortServer::open(ServerConfig::new(name), Arc::new(Nobody));
         for length in [0, MAX_NAME + 1] {
             assert_eq!(open(&"x".repeat(length)).unwrap_err(), ServeError::Name(length));

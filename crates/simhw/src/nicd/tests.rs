@@ -1,4 +1,4 @@
-//! A client that turns what it was given against the daemon and its other clients.
+//! Tests a hostile client that attacks the daemon and its other clients through its channel and memory.
 
 use std::os::fd::AsFd;
 use std::pin::pin;
@@ -18,20 +18,20 @@ use crate::id::{DmaId, NodeId, PortId, TimerId};
 use crate::live::clock::Clock;
 use crate::passing::{Passed, Socket};
 use crate::port::{
-    Command, Completion, Lender, Loan, Port, PortName, PortOptions, RegisterError, Status,
-    borrowed_port,
+    ArenaSource, Command, Completion, Port, PortName, PortOptions, PortParts, RegisterError,
+    Status, remote_port,
 };
 use crate::segment::Segment;
 use crate::shm::{ShmConfig, ShmNic};
 
 /// Longer than any answer takes.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Rounds without the hostile client, and with it: ten seconds of that.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Number of rounds without the hostile client, and as many with it.
 const ROUNDS: usize = 10;
 const CALM: Duration = Duration::from_millis(300);
 const HELD: Duration = Duration::from_secs(1);
 
-/// Completes each command.
+/// Completes each command at once.
 struct Done;
 
 impl Firmware for Done {
@@ -51,15 +51,15 @@ impl Firmware for Done {
 
 struct Nothing(#[expect(dead_code, reason = "keeps the connection")] Arc<Socket>);
 
-impl Lender for Nothing {
-    fn lend(&self, _: usize) -> Option<(u32, Arc<Segment>)> {
+impl ArenaSource for Nothing {
+    fn request(&self, _: usize) -> Option<(u32, Arc<Segment>)> {
         None
     }
 
     fn hang_up(&self) {}
 }
 
-/// A port, and the channel that came with it.
+/// Opens a port; returns it with its channel for wake-ups.
 fn hostile_port(name: &str) -> (Port, Arc<Socket>) {
     let socket = Arc::new(Socket::connect(&address(name, NodeId(0)).unwrap()).unwrap());
     let (answer, given) = ask(&socket, Request::Open(PortOptions::default())).unwrap();
@@ -68,20 +68,20 @@ fn hostile_port(name: &str) -> (Port, Arc<Socket>) {
     let channel = Arc::new(channel.channel(&socket).unwrap());
     let given = Arc::clone(&channel);
     let file = file.memory().unwrap();
-    let (name, lender) = (PortName { id: port, epoch }, Box::new(Nothing(socket)));
-    let loan = Loan { name, depth, file, channel, spin_nanos, lender };
-    let (port, _) = borrowed_port(loan, |_| true).unwrap();
+    let (name, source) = (PortName { id: port, epoch }, Box::new(Nothing(socket)));
+    let parts = PortParts { name, depth, file, channel, spin_nanos, source };
+    let (port, _) = remote_port(parts, |_| true).unwrap();
     (port, given)
 }
 
-/// What a hostile process does to a channel for a round.
+/// An attack of a hostile process on a channel, repeated for a round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Attack {
-    /// Keeps it full.
+    /// Keeps the channel full.
     Fill,
-    /// Takes all that comes.
+    /// Reads all wake-ups.
     Drain,
-    /// Sends descriptors.
+    /// Sends descriptors over the channel.
     Pass,
 }
 
@@ -93,7 +93,7 @@ impl Attack {
 
 /// Attacks a channel once.
 pub(crate) fn abuse(file: &Socket, attack: Attack) {
-    // Not to be held up itself.
+    // The attacker itself must not block.
     fcntl_setfl(file, OFlags::NONBLOCK).unwrap();
     let mut bytes = [0; 4_096];
     match attack {
@@ -105,7 +105,7 @@ pub(crate) fn abuse(file: &Socket, attack: Attack) {
     fcntl_setfl(file, OFlags::empty()).unwrap();
 }
 
-/// Leaves the processor to the processes that are attacked.
+/// Leaves the processor to the attacked processes.
 #[expect(clippy::disallowed_methods, reason = "a thread of a test")]
 pub(crate) fn pause() {
     std::thread::sleep(Duration::from_micros(100));
@@ -117,20 +117,20 @@ fn run(attack: Attack, name: &str, stop: &AtomicBool) {
         abuse(&given, attack);
         // The NIC completes the command, and finds this side waiting.
         let _ = pin!(port.completion()).poll(&mut Context::from_waker(Waker::noop()));
-        // An error means that so many are under way.
+        // An error means that the port has its most commands in flight.
         let _ = port.submit(&Command::default());
         while port.take().is_some() {}
         pause();
     }
 }
 
-/// Requests one after the other for a round; how long each took.
+/// Submits one command after another for a round; returns the sorted times of the commands.
 async fn ask_for_a_round(port: &mut Port, round: Duration) -> Vec<Duration> {
     let (mut took, begin) = (Vec::new(), Clock::now());
     while Clock::now().since(begin) < round {
         let sent = Clock::now();
         port.submit(&Command { cookie: 7, ..Command::default() }).unwrap();
-        let done = tokio::time::timeout(PATIENCE, port.completion()).await;
+        let done = tokio::time::timeout(TIMEOUT, port.completion()).await;
         let done = done.expect("the daemon is held up").unwrap();
         assert_eq!((done.status, done.cookie), (Status::Done, 7));
         took.push(Clock::now().since(sent));
@@ -139,7 +139,7 @@ async fn ask_for_a_round(port: &mut Port, round: Duration) -> Vec<Duration> {
     took
 }
 
-/// Asserts that rounds beside a hostile process took at most twice as long, unless the machine is too busy to tell.
+/// Asserts that a hostile process at most doubles the time, unless the machine is too busy to compare.
 pub(crate) fn assert_no_slower(calm: &mut [Duration], held: &mut [Duration]) {
     calm.sort_unstable();
     held.sort_unstable();
@@ -163,7 +163,7 @@ fn a_hostile_client_harms_itself_alone() {
         let name = format!("hostile client {}", std::process::id());
         let config = ShmConfig::new(name.clone(), NodeId(0), 1).spin(Duration::ZERO);
         let nic = ShmNic::start(config, Done).unwrap();
-        // Each request finds the daemon parked, and parks: all wake-ups are needed.
+        // Daemon and client park between requests, so that every wake-up is needed.
         let server = nic.serve_ports(ServerConfig::new(&name).spin(Duration::ZERO)).unwrap();
         let client = Client::connect(ClientConfig::new(&name, NodeId(0))).unwrap();
         let mut port = client.host().open_port().unwrap();
@@ -189,7 +189,7 @@ fn a_hostile_client_harms_itself_alone() {
 }
 
 #[test]
-fn a_client_is_lent_no_more_in_all_its_ports_than_in_one() {
+fn the_memory_limit_of_a_client_spans_all_its_ports() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let name = format!("greedy client {}", std::process::id());
@@ -198,19 +198,22 @@ fn a_client_is_lent_no_more_in_all_its_ports_than_in_one() {
         let host = Client::connect(ClientConfig::new(&name, NodeId(0))).unwrap().host();
         let mut ports: Vec<_> = (0..3).map(|_| host.open_port().unwrap()).collect();
         let bytes = 3 << 20;
-        let lent: Vec<_> = ports.iter_mut().map(|port| port.register(bytes)).collect();
-        assert!(matches!(lent[..], [Ok(_), Ok(_), Err(RegisterError::NoMemory(_))]), "{lent:?}");
+        let regions: Vec<_> = ports.iter_mut().map(|port| port.register(bytes)).collect();
+        assert!(
+            matches!(regions[..], [Ok(_), Ok(_), Err(RegisterError::NoMemory(_))]),
+            "{regions:?}"
+        );
         // Rings count as well.
         let deep = PortOptions::default().depth(1 << 14);
         assert!(matches!(host.open_port_with(deep), Err(OpenError::System(_))));
-        drop((lent, ports));
-        // Once the daemon has let go of all that.
+        drop((regions, ports));
+        // The daemon releases the memory soon.
         let again = async {
             while host.open_port_with(deep).is_err() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, again).await.expect("it is free again");
+        tokio::time::timeout(TIMEOUT, again).await.expect("it is free again");
         drop(server);
         nic.shutdown().await;
     });
@@ -224,7 +227,7 @@ fn a_client_has_no_more_connections_than_its_bound() {
         let nic = ShmNic::start(ShmConfig::new(name.clone(), NodeId(0), 1), Done).unwrap();
         let server = nic.serve_ports(ServerConfig::new(&name).connections(3)).unwrap();
         let host = Client::connect(ClientConfig::new(&name, NodeId(0))).unwrap().host();
-        // The daemon may not have closed the connection before: at most three are open at any time.
+        // The daemon may not have closed the connection of `connect` yet: at most three are open at any time.
         let mut ports = Vec::new();
         let full = async {
             while ports.len() < 3 {
@@ -232,14 +235,14 @@ fn a_client_has_no_more_connections_than_its_bound() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, full).await.expect("three are admitted");
+        tokio::time::timeout(TIMEOUT, full).await.expect("three are admitted");
         for _ in 0..10 {
             assert!(matches!(host.open_port(), Err(OpenError::System(_))));
         }
-        // Those that it has go on.
+        // The open ports still work.
         for port in &mut ports {
             port.submit(&Command { cookie: 7, ..Command::default() }).unwrap();
-            let done = tokio::time::timeout(PATIENCE, port.completion()).await;
+            let done = tokio::time::timeout(TIMEOUT, port.completion()).await;
             assert_eq!(done.unwrap().unwrap().cookie, 7);
         }
         ports.pop();
@@ -248,7 +251,7 @@ fn a_client_has_no_more_connections_than_its_bound() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, again).await.expect("there is a place again");
+        tokio::time::timeout(TIMEOUT, again).await.expect("there is a place again");
         drop(server);
         nic.shutdown().await;
     });

@@ -75,7 +75,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_bell_that_was_rung_is_heard_once(
+        fn every_rung_bell_is_taken_once(
             ops in proptest::collection::vec(proptest::option::weighted(0.8, any::<u16>()), 0..200),
         ) {
             let bells = Bells::new(1 << 16);
@@ -84,13 +84,13 @@ mod tests {
                 prop_assert_eq!(bells.is_silent(), model.is_empty());
                 if let Some(port) = op {
                     let was_silent = model.is_empty();
-                    let tells = bells.ring(PortId(port));
-                    prop_assert!(tells || !was_silent, "nobody else would");
+                    let must_notify = bells.ring(PortId(port));
+                    prop_assert!(must_notify || !was_silent, "the first ringer notifies the NIC");
                     model.insert(PortId(port));
                 } else {
-                    let mut heard = Vec::new();
-                    bells.take(|port| heard.push(port));
-                    prop_assert_eq!(heard, std::mem::take(&mut model).into_iter().collect::<Vec<_>>());
+                    let mut taken = Vec::new();
+                    bells.take(|port| taken.push(port));
+                    prop_assert_eq!(taken, std::mem::take(&mut model).into_iter().collect::<Vec<_>>());
                 }
             }
         }

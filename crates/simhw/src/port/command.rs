@@ -29,14 +29,14 @@ pub struct Command {
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 #[repr(u8)]
 pub enum Status {
-    /// The command succeeded.
+    /// The command has succeeded.
     #[default]
     Done = 0,
     /// There is no such extension or command, or it does not take these arguments.
     Invalid = 1,
-    /// The region is not the port's, or is smaller.
+    /// The region does not belong to the port, or is too small.
     Region = 2,
-    /// The message was longer than its memory; the memory holds its beginning.
+    /// The message was longer than its buffer, which holds its beginning.
     Truncated = 3,
     /// The peer has failed, or has restarted since.
     PeerLost = 4,
@@ -70,9 +70,9 @@ impl Status {
 /// The result of a command: 56 bytes in the completion ring.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Completion {
-    /// The command's result.
+    /// The result of the command.
     pub status: Status,
-    /// The command's opcode.
+    /// The opcode of the command.
     pub opcode: u8,
     /// Flags that the extension defines.
     pub flags: u16,
@@ -80,9 +80,9 @@ pub struct Completion {
     pub node: NodeId,
     /// The other node's port, where there is one.
     pub port: PortId,
-    /// The command's cookie.
+    /// The cookie of the command.
     pub cookie: u64,
-    /// Number of bytes that were moved.
+    /// Number of transferred bytes.
     pub length: u64,
     /// Results that the extension defines.
     pub args: [u64; 4],

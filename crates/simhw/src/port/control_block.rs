@@ -13,7 +13,7 @@ const ASLEEP: usize = 0;
 const CLOSED: usize = 1;
 const TAKEN: usize = 2;
 
-/// The words of a port's segment that belong to no ring.
+/// The flags of a port, in the first two lines of its segment.
 #[derive(Clone, Debug)]
 pub(crate) struct PortControlBlock(Arc<Segment>);
 

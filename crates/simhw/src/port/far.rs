@@ -1,5 +1,5 @@
 //! A port with its two ends in two processes: the layout of its segment, and the NIC's end. The [application's
-//! end](super::remote_allocator) registers memory through a third ring.
+//! end](super::remote_allocator) registers memory over a third ring.
 //!
 //! Neither side waits for the other, so that either may be stopped or killed at any instruction. Neither trusts
 //! the other: a malformed entry is ignored.
@@ -53,35 +53,35 @@ impl Layout {
 
 /// The segments that hold a port's regions, in the NIC's process.
 #[derive(Debug, Default)]
-pub(crate) struct Arenas(Mutex<Vec<Lent>>);
+pub(crate) struct Arenas(Mutex<Vec<ArenaSlot>>);
 
-/// A segment that an application uses. Its memory counts for as long as a region is registered in it, even if
-/// the application has released it.
+/// A segment that was passed to the application. Its memory counts for as long as a region is registered in it, even
+/// if the application has released it.
 #[derive(Debug, Default)]
-struct Lent {
+struct ArenaSlot {
     arena: Option<Arc<Segment>>,
     alive: Weak<Segment>,
 }
 
 impl Arenas {
-    fn lock(&self) -> MutexGuard<'_, Vec<Lent>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<ArenaSlot>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the bytes of all segments.
     pub(crate) fn bytes(&self) -> usize {
-        self.lock().iter().filter_map(|lent| lent.alive.upgrade()).map(|arena| arena.len()).sum()
+        self.lock().iter().filter_map(|slot| slot.alive.upgrade()).map(|arena| arena.len()).sum()
     }
 
     /// Adds a segment and returns its number.
     pub(crate) fn add(&self, arena: Arc<Segment>) -> usize {
-        let mut lent = self.lock();
-        let is_free = |lent: &Lent| lent.alive.strong_count() == 0;
-        let number = lent.iter().position(is_free).unwrap_or(lent.len());
-        if number == lent.len() {
-            lent.push(Lent::default());
+        let mut slots = self.lock();
+        let is_free = |slot: &ArenaSlot| slot.alive.strong_count() == 0;
+        let number = slots.iter().position(is_free).unwrap_or(slots.len());
+        if number == slots.len() {
+            slots.push(ArenaSlot::default());
         }
-        lent[number] = Lent { alive: Arc::downgrade(&arena), arena: Some(arena) };
+        slots[number] = ArenaSlot { alive: Arc::downgrade(&arena), arena: Some(arena) };
         number
     }
 
@@ -90,8 +90,8 @@ impl Arenas {
     }
 
     fn release(&self, number: usize) {
-        if let Some(lent) = self.lock().get_mut(number) {
-            lent.arena = None;
+        if let Some(slot) = self.lock().get_mut(number) {
+            slot.arena = None;
         }
     }
 }
@@ -278,7 +278,7 @@ impl FarEnd {
         }
     }
 
-    /// Publishes that the taken changes are in effect: released memory is the application's again.
+    /// Publishes that the taken changes are in effect: the application may reuse released memory.
     pub(super) fn settle(&self) {
         self.words.set_taken(self.taken);
     }
@@ -308,7 +308,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn memory_with_a_region_in_it_counts_whatever_the_application_says() {
+    fn memory_counts_while_a_region_is_registered_in_it() {
         let (mut nic, grant) = far_port(PortName { id: PortId(0), epoch: 1 }, 4).unwrap();
         let (_, _, mut registrations, _) = open(&grant.file, 4, |_| true).unwrap();
         let bytes = 1 << 16;
@@ -333,7 +333,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_change_survives_and_any_words_are_one_or_none(
+        fn a_change_is_parsed_as_emitted_and_changed_words_do_not_panic(
             slot: u16, generation: u32, arena: u32, offset: u32, bytes: u32, rights in 0_u8..16,
             tag: u32, is_alone: bool, at in 0_usize..7, word: u64,
         ) {

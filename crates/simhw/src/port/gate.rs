@@ -1,22 +1,22 @@
-//! The gate of a port: says whether the port's host may write to other processes itself, bypassing its NIC.
+//! The gate of a port: determines whether the port's host may write to other processes itself, bypassing its NIC.
 //!
-//! The NIC opens the gate under a number, and closes it at any time. The host reads the number in each post, so
-//! a closed gate stops it at once, also if it computes meanwhile. The host marks its posts, so the NIC knows when
-//! the last one that the open gate has let through is over: from then on nothing is written until the NIC
-//! opens the gate again.
+//! The NIC opens the gate under a number, and may close it at any time. The host reads the number in each post, so a
+//! closed gate takes effect at the next post. The host marks its posts, so the NIC knows when the last post under the
+//! open gate has ended. From then on the host writes nothing until the NIC opens the gate again.
 //!
-//! The host stores its mark and loads the number; the NIC stores the number and loads the mark. Neither may
-//! overtake. On Linux the closing NIC pays for that, by `membarrier`, and a post has no fence; where that system call
-//! is missing, both sides fence.
+//! The host stores its mark, then loads the number. The NIC stores the number, then loads the mark. Neither pair may
+//! be reordered. On Linux the closing NIC ensures this for both sides with `membarrier`, and a post has no fence.
+//! Without that system call, both sides fence.
 //!
-//! The gate binds correct processes. A hostile one writes whatever its peers' memory lets it write: they check that.
+//! Only correct processes observe the gate. A hostile one can write all memory that its peers share with it: they check
+//! what they read.
 
 use std::sync::Arc;
 
 use crate::segment::{LINE, Line, Segment};
 use crate::sync::{Ordering, fence};
 
-/// The word of the first line, which the host writes: a post is under way.
+/// The word of the first line, which the host writes: not zero while a post is in progress.
 const POSTING: usize = 0;
 /// The word of the second line, which the NIC writes: the number under which the gate is open, or [`CLOSED`].
 const NUMBER: usize = 0;
@@ -74,7 +74,7 @@ pub struct HostGate {
     fences: bool,
 }
 
-/// The NIC's end.
+/// The NIC's end of a port's gate.
 #[derive(Debug)]
 pub(crate) struct NicGate {
     words: Words,
@@ -84,13 +84,13 @@ pub(crate) struct NicGate {
 /// Bytes of a gate in its segment.
 pub(crate) const GATE_BYTES: usize = 2 * LINE;
 
-/// Makes both ends of the closed gate at `offset`.
+/// Creates both ends of a closed gate at `offset`.
 pub(crate) fn gate(segment: &Arc<Segment>, offset: usize) -> (HostGate, NicGate) {
     let words = Words { segment: Arc::clone(segment), offset };
     (HostGate { words: words.clone(), fences: !is_asymmetric() }, NicGate { words, last: CLOSED })
 }
 
-/// Clears the mark of a post, however it ends.
+/// Clears the mark of a post when dropped, also if the post panics.
 struct Mark<'a>(&'a Line);
 
 impl Drop for Mark<'_> {
@@ -100,8 +100,9 @@ impl Drop for Mark<'_> {
 }
 
 impl HostGate {
-    /// Calls `post` if the gate is open under `number`, and returns its result. The NIC waits for its end. Returns
-    /// `None` if the gate is closed, or open under another number: once it was closed, `number` is void for ever.
+    /// Calls `post` if the gate is open under `number`, and returns its result. The NIC knows that it is in progress.
+    /// Returns `None` if the gate is closed or open under another number. A number is never valid again once the gate
+    /// was closed.
     #[inline]
     pub fn post<T>(&mut self, number: u64, post: impl FnOnce() -> T) -> Option<T> {
         let host = self.words.host();
@@ -128,8 +129,8 @@ impl HostGate {
 }
 
 impl NicGate {
-    /// Opens the gate, if it is closed; returns its number. Returns `None` while a post under an earlier number
-    /// may be under way.
+    /// Opens the gate, if it is closed; returns its number. Returns `None` while a post under an earlier number may be
+    /// in progress.
     pub(crate) fn open(&mut self) -> Option<u64> {
         let number = &self.words.nic()[NUMBER];
         if number.load(Ordering::Relaxed) == CLOSED {
@@ -142,7 +143,7 @@ impl NicGate {
         Some(self.last)
     }
 
-    /// Closes the gate. Returns whether no post is under way: nothing is written then until it is opened again.
+    /// Closes the gate. Returns whether no post is in progress: if so, the host writes nothing until the gate opens.
     pub(crate) fn close(&self) -> bool {
         let number = &self.words.nic()[NUMBER];
         if number.load(Ordering::Relaxed) != CLOSED {
@@ -153,7 +154,7 @@ impl NicGate {
     }
 
     fn is_quiet(&self) -> bool {
-        // Acquires what the last post has written.
+        // Acquires the writes of the last post.
         self.words.host()[POSTING].load(Ordering::Acquire) == 0
     }
 }
@@ -171,7 +172,7 @@ mod tests {
     }
 
     proptest! {
-        /// Checks all orders of moves and posts, also of posts that the NIC finds under way.
+        /// Checks all orders of moves and posts, also of posts in progress when the gate closes.
         #[test]
         fn a_post_passes_under_the_number_of_the_open_gate_only(moves: Vec<(u8, u64)>) {
             let (mut host, mut nic) = both();
@@ -206,14 +207,14 @@ mod tests {
     fn a_post_that_never_ends_keeps_the_gate_from_being_opened_and_from_being_quiet() {
         let (mut host, mut nic) = both();
         let number = nic.open().unwrap();
-        // As of a process that is killed while it posts, or that is hostile.
+        // Like a process that is killed while it posts, or a hostile one.
         std::mem::forget(Mark(host.words.host()));
         host.words.host()[POSTING].store(u64::MAX, Ordering::Relaxed);
         assert!(!nic.close());
         assert!(!nic.close());
         assert_eq!(nic.open(), None);
         assert!(!host.is_open(number));
-        // The next post of a process that was only stopped ends it.
+        // If the process was only suspended, its next post clears the mark.
         assert_eq!(host.post(number, || ()), None);
         assert!(nic.close());
         assert_eq!(nic.open(), Some(number + 1));
@@ -228,7 +229,7 @@ mod tests {
         assert!(nic.close());
     }
 
-    /// Two threads at full speed: a value that only the owner of the moment may write.
+    /// Two threads write to the same value, each only while the gate lets it.
     #[test]
     fn host_and_nic_never_write_at_once() {
         let (mut host, mut nic) = both();

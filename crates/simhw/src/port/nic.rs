@@ -91,7 +91,7 @@ impl NicPort {
     }
 
     /// Takes the next command, if one waits. Closes the port if the application has more commands in flight than the port
-    /// is deep: it bypasses [`Port::post`](super::Port::post), and the NIC would have to keep any number.
+    /// is deep: it bypasses [`Port::post`](super::Port::post), and the NIC's memory must stay bounded.
     #[inline]
     pub(crate) fn next_command(&mut self) -> Option<Command> {
         if self.owed >= self.commands.slots() / 2 && self.has_command() {
@@ -119,7 +119,7 @@ impl NicPort {
     /// Writes a completion that becomes visible at [`NicPort::publish`]. If all taken commands are completed
     /// already, writes nothing and returns `false`.
     pub(crate) fn stage(&mut self, completion: &Completion) -> bool {
-        // A completion without a command is an extension's mistake: it would take the slot of another.
+        // A completion without a command is an extension's bug: it would take the slot of another completion.
         let has_room =
             self.staged < self.owed && self.completions.stage(&completion.emit()).is_ok();
         self.staged += usize::from(has_room);
@@ -290,7 +290,7 @@ impl Ports {
         self.at(id)?.gate.as_mut()?.open()
     }
 
-    /// Closes a port's gate; returns whether no post is under way.
+    /// Closes a port's gate; returns whether no post is in progress.
     pub(crate) fn close_gate(&mut self, id: PortId) -> bool {
         self.at(id).and_then(|port| port.gate.as_ref()).is_none_or(NicGate::close)
     }

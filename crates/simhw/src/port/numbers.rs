@@ -92,7 +92,7 @@ mod tests {
     const NODE: NodeId = NodeId(3);
 
     #[test]
-    fn what_nobody_can_have_is_refused() {
+    fn invalid_depths_and_taken_numbers_are_refused() {
         let mut numbers = PortNumbers::default();
         for depth in [0, MAX_DEPTH + 1] {
             let options = PortOptions::default().depth(depth);

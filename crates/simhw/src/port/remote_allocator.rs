@@ -21,11 +21,11 @@ const SMALL: usize = 64 << 10;
 /// Bytes of a shared arena: 1 MiB.
 const ARENA: usize = 1 << 20;
 
-/// The source of memory: the NIC's process.
-pub(crate) trait Lender: Send {
-    /// Gets a new arena of `bytes`, and its number; `None` if the NIC's process refuses. May block until that
-    /// process answers.
-    fn lend(&self, bytes: usize) -> Option<(u32, Arc<Segment>)>;
+/// A source of memory: the NIC's process.
+pub(crate) trait ArenaSource: Send {
+    /// Requests a new arena of `bytes`; returns it with its number, or `None` if the NIC's process refuses. May block
+    /// until that process answers.
+    fn request(&self, bytes: usize) -> Option<(u32, Arc<Segment>)>;
 
     /// Notifies the NIC's process that the port is dropped.
     fn hang_up(&self);
@@ -36,7 +36,7 @@ pub(crate) struct RemoteAllocator {
     words: PortControlBlock,
     inner: Mutex<Inner>,
     /// Called while `inner` is not locked: releasing memory must not wait for an answer.
-    lender: Mutex<Box<dyn Lender>>,
+    source: Mutex<Box<dyn ArenaSource>>,
 }
 
 struct Inner {
@@ -47,7 +47,7 @@ struct Inner {
     unsent: VecDeque<Change>,
     arenas: BTreeMap<u32, (Arc<Segment>, RangeAllocator<usize>)>,
     regions: BTreeMap<u16, (Place, usize)>,
-    /// Released ranges that the NIC may use until it has taken that many changes: changes, arena, range.
+    /// Released ranges, as (changes, arena, range): the NIC may use each until it has taken that count of changes.
     lingering: VecDeque<(u64, u32, Range<usize>)>,
 }
 
@@ -55,7 +55,7 @@ impl RemoteAllocator {
     pub(super) fn new(
         words: PortControlBlock,
         registrations: Producer,
-        lender: Box<dyn Lender>,
+        source: Box<dyn ArenaSource>,
     ) -> Self {
         let inner = Inner {
             registrations,
@@ -65,7 +65,7 @@ impl RemoteAllocator {
             regions: BTreeMap::new(),
             lingering: VecDeque::new(),
         };
-        Self { words, inner: Mutex::new(inner), lender: Mutex::new(lender) }
+        Self { words, inner: Mutex::new(inner), source: Mutex::new(source) }
     }
 
     pub(super) const fn words(&self) -> &PortControlBlock {
@@ -76,7 +76,7 @@ impl RemoteAllocator {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates and registers zeroed memory. The NIC knows its slot and generation before any later command.
+    /// Allocates and registers zeroed memory. The NIC applies the registration before it takes any later command.
     pub(super) fn register(
         &self,
         slot: u16,
@@ -110,7 +110,7 @@ impl RemoteAllocator {
         self.inner().give_up(slot, generation);
     }
 
-    /// Allocates from an arena, or gets a new arena.
+    /// Allocates from an arena, or requests a new one.
     fn allocate(&self, bytes: usize) -> Option<(Memory, Place)> {
         if bytes <= SMALL {
             let mut inner = self.inner();
@@ -120,7 +120,7 @@ impl RemoteAllocator {
             }
         }
         let whole = if bytes > SMALL { bytes } else { ARENA };
-        let (arena, segment) = self.lender().lend(whole)?;
+        let (arena, segment) = self.source().request(whole)?;
         let is_alone = bytes > SMALL;
         let mut ranges = RangeAllocator::new(0..whole.next_multiple_of(LINE));
         let offset = ranges.allocate_range(bytes.next_multiple_of(LINE)).ok()?.start;
@@ -128,12 +128,12 @@ impl RemoteAllocator {
         clean(segment, Place { arena, offset, is_alone }, bytes)
     }
 
-    fn lender(&self) -> MutexGuard<'_, Box<dyn Lender>> {
-        self.lender.lock().unwrap_or_else(PoisonError::into_inner)
+    fn source(&self) -> MutexGuard<'_, Box<dyn ArenaSource>> {
+        self.source.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn hang_up(&self) {
-        self.lender().hang_up();
+        self.source().hang_up();
     }
 }
 
@@ -235,11 +235,11 @@ mod tests {
     use crate::segment::{Kind, View};
     use proptest::prelude::*;
 
-    /// Plays the NIC's process, within this one.
+    /// Stands in for the NIC's process.
     struct Here(Arc<Arenas>);
 
-    impl Lender for Here {
-        fn lend(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
+    impl ArenaSource for Here {
+        fn request(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
             let (segment, _) = Segment::shared(Kind::Arena, bytes).ok()?;
             let segment = Arc::new(segment);
             let number = self.0.add(Arc::clone(&segment));
@@ -252,13 +252,13 @@ mod tests {
     fn pair() -> (RemoteAllocator, NicPort, Arc<Arenas>) {
         let (nic, grant) = far_port(PortName { id: PortId(0), epoch: 1 }, 4).unwrap();
         let (_, _, registrations, words) = open(&grant.file, 4, |_| true).unwrap();
-        let lender = Here(Arc::clone(&grant.arenas));
-        (RemoteAllocator::new(words, registrations, Box::new(lender)), nic, grant.arenas)
+        let source = Here(Arc::clone(&grant.arenas));
+        (RemoteAllocator::new(words, registrations, Box::new(source)), nic, grant.arenas)
     }
 
     proptest! {
         #[test]
-        fn memory_is_zero_and_its_own_until_the_nic_has_let_go_of_it(
+        fn memory_is_zeroed_and_not_reused_before_the_nic_has_released_it(
             ops in proptest::collection::vec((0_u8..3, 1_usize..3_000, 0_usize..8), 1..80),
         ) {
             let (remote, mut nic, _) = pair();
@@ -287,7 +287,7 @@ mod tests {
                         nic.sync();
                     }
                 }
-                // The NIC writes where it still may.
+                // The NIC writes to memory that it has not released.
                 for stale in &gone {
                     let _ = nic.regions().write(*stale, Payload::from(&[255; 9][..]));
                 }
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn registering_waits_for_no_room() {
+    fn registering_fails_while_the_ring_is_full() {
         let (remote, mut nic, _) = pair();
         let (mut slot, rung) = (0, std::cell::Cell::new(0));
         let mut register = || {
@@ -320,11 +320,11 @@ mod tests {
         }
     }
 
-    /// Gives memory only when the test allows it.
+    /// Grants memory only when the test allows it.
     struct Slow(std::sync::mpsc::Receiver<()>, std::sync::mpsc::Sender<()>);
 
-    impl Lender for Slow {
-        fn lend(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
+    impl ArenaSource for Slow {
+        fn request(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
             self.1.send(()).unwrap();
             self.0.recv().unwrap();
             Some((0, Arc::new(Segment::private(bytes))))
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_given_up_while_more_is_asked_for() {
+    fn memory_can_be_released_during_a_request_for_more() {
         let (_nic, grant) = far_port(PortName { id: PortId(0), epoch: 1 }, 4).unwrap();
         let (_, _, registrations, words) = open(&grant.file, 4, |_| true).unwrap();
         let (may, waits) = std::sync::mpsc::channel();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_given_up_is_lent_no_more() {
+    fn released_memory_no_longer_counts() {
         let (remote, mut nic, arenas) = pair();
         for slot in 0..10 {
             remote.register(slot, 1, SMALL + 1, RegionOptions::default(), &|| {}).unwrap();
@@ -367,7 +367,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_application_writes_the_nic_goes_on(
+        fn the_nic_continues_whatever_the_application_writes(
             scribbles in proptest::collection::vec((any::<u16>(), any::<u64>(), any::<bool>()), 1..200),
         ) {
             let (mut nic, grant) = far_port(PortName { id: PortId(0), epoch: 1 }, 4).unwrap();

@@ -122,7 +122,7 @@ fn a_handle_is_checked_against_its_owner_its_tag_and_its_rights() {
 }
 
 #[test]
-fn a_port_whose_nic_stops_says_so() {
+fn a_port_whose_nic_stops_returns_closed() {
     let (mut port, ports) = pair(4);
     drop(ports);
     assert!(port.is_closed());
@@ -131,7 +131,7 @@ fn a_port_whose_nic_stops_says_so() {
 }
 
 #[test]
-fn a_dropped_port_is_forgotten() {
+fn a_dropped_port_is_removed() {
     let (port, mut ports) = pair(4);
     drop(port);
     ports.sync(PortId(0));

@@ -12,7 +12,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// An address, or `HOST:PORT` with a name of the simulation, as tokio's sockets take them.
+/// An address of a socket: numeric, or `HOST:PORT` with the name of a simulated host. Counterpart of tokio's
+/// `ToSocketAddrs`.
 #[expect(
     private_interfaces,
     reason = "other crates use the trait, and implement or call nothing of it"

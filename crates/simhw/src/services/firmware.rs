@@ -16,7 +16,7 @@ pub(super) const SEND: u8 = 0;
 pub(super) const RECEIVE: u8 = 1;
 
 const LINE: TimerId = TimerId(0);
-/// Datagrams whose completions wait for that of a received one, so that the host is interrupted less often.
+/// Most sent datagrams whose completions wait for that of a received one, so that the host is interrupted less often.
 const UNREPORTED: usize = 32;
 
 /// The firmware of a plain NIC: sends the datagrams that its host posts, and writes received ones to the
@@ -32,7 +32,7 @@ pub struct DatagramNic {
 }
 
 impl DatagramNic {
-    /// Makes the firmware of a NIC of these hosts, which count what it drops.
+    /// Creates the firmware of a NIC of these hosts, which count the datagrams that it drops.
     #[must_use]
     pub const fn new(hosts: Arc<Hosts>) -> Self {
         Self { hosts, sends: VecDeque::new(), buffers: VecDeque::new(), sent: Vec::new() }
@@ -101,7 +101,7 @@ impl Firmware for DatagramNic {
 
     fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>) {
         if frame.header.destination != hw.node() {
-            // A switch has sent it the wrong way.
+            // A switch has forwarded the frame to the wrong node.
             return;
         }
         let Some((port, command)) = self.buffers.pop_front() else {

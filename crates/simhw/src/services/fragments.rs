@@ -1,8 +1,8 @@
 //! Datagrams that are longer than a packet: cut into fragments by their sender, and assembled by their receiver.
 //!
-//! The bounds are those of Linux: a datagram has 30 s to become complete (`ipfrag_time`), all incomplete ones of a host take at
-//! most 4 MiB (`ipfrag_high_thresh`), and a datagram of which 64 further fragments of the same sender arrive before its next
-//! one is given up (`ipfrag_max_dist`).
+//! The bounds are those of Linux. A datagram has 30 s to become complete (`ipfrag_time`). All incomplete datagrams of a
+//! host take at most 4 MiB (`ipfrag_high_thresh`). A datagram is dropped if more than 64 other fragments of its sender
+//! arrive between two of its own (`ipfrag_max_dist`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,9 +16,9 @@ pub(super) const LONGEST_DATAGRAM: usize = 65_507;
 
 /// Time that a datagram has to become complete.
 const LIFETIME: Duration = Duration::from_secs(30);
-/// Memory of all incomplete datagrams; the one that passes it is still taken.
+/// Memory of all incomplete datagrams; the fragment that exceeds it is still kept.
 const MEMORY_BYTES: usize = 4 << 20;
-/// Fragments of a sender that may arrive between two of a datagram.
+/// Most fragments of a sender that may arrive between two of one datagram.
 const DISTANCE: u32 = 64;
 
 /// Returns the memory that Linux takes for a fragment: a buffer of a power of two that also holds headers and 320 bytes of
@@ -27,7 +27,7 @@ const fn memory_of(bytes: usize) -> usize {
     (bytes + 64 + 320).next_power_of_two() + 256
 }
 
-/// Cuts a datagram into fragments of at most `mtu` bytes, in their order. `id` is the datagram's.
+/// Cuts a datagram into fragments of at most `mtu` bytes, in order. `id` is the datagram's number.
 pub(super) fn cut(
     to: NodeId,
     label: Label,
@@ -42,7 +42,7 @@ pub(super) fn cut(
     })
 }
 
-/// The ends and the number of a datagram.
+/// The key of a datagram: the sender's node, both ports, and the datagram's number.
 type Key = (NodeId, u16, u16, u32);
 
 /// A datagram of which fragments are missing.
@@ -69,7 +69,7 @@ impl Partial {
 #[derive(Debug, Default)]
 pub(super) struct Reassembly {
     partial: BTreeMap<Key, Partial>,
-    /// The same, in the order of their first fragments.
+    /// The keys of `partial`, in the order of their first fragments.
     order: BTreeSet<(Instant, Key)>,
     /// Fragments that have arrived from each sender.
     counts: BTreeMap<NodeId, u32>,
@@ -84,7 +84,7 @@ impl Reassembly {
         std::mem::take(&mut self.dropped)
     }
 
-    /// Gives up the datagrams that are too old.
+    /// Drops the datagrams that are older than `LIFETIME`.
     fn expire(&mut self, now: Instant) {
         while let Some((since, key)) = self.order.first().copied() {
             if since + LIFETIME > now {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_whose_next_fragment_comes_too_late_begins_again() {
+    fn a_fragment_after_too_many_others_begins_its_datagram_again() {
         let mut reassembly = Reassembly::default();
         let mut old = fragments(0).into_iter();
         let (arrived, fragment) = old.next().unwrap();

@@ -21,7 +21,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The code of a host.
 pub type Main = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
 
-/// The reason why a host's code has ended before its time.
+/// The reason why a host's code has ended early.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HostError {
@@ -31,7 +31,7 @@ pub enum HostError {
     /// A task has panicked; the text has the place and the message.
     #[error("{0}")]
     Panicked(String),
-    /// A task wakes itself for ever: no time passes.
+    /// A task wakes itself again and again, so that no virtual time passes.
     #[error("no time passes: a task wakes itself for ever, or polls without waiting for anything")]
     Livelock,
     /// The code has used the pool of blocking threads.
@@ -42,8 +42,9 @@ pub enum HostError {
     Threads,
 }
 
-/// Runs a host's code, and calls `on_end` when it ends; the host then answers that it has no sockets. `start` makes the
-/// code's future, within the host's runtime; `mtu` is the longest datagram that the host's interface sends.
+/// Runs a host's code, and calls `on_end` when it ends. From then on the host answers each datagram with the report that
+/// no socket has its port. `start` creates the code's future within the host's runtime. `mtu` is the most bytes of a
+/// datagram that the host's interface sends as one packet.
 ///
 /// Spawn it on a world whose firmware is [`DatagramNic`](super::DatagramNic), once for each host.
 ///
@@ -86,7 +87,7 @@ pub async fn run(
     on_end(end);
     drop(runtime);
     loop {
-        // Its sockets are closed: no task waits for space or arrivals. Connections still send what was written.
+        // The sockets are closed: no task waits for space or arrivals. Connections still send the written bytes.
         system.kernel.take_timers(system.kernel.host.now(), &mut system.wakes);
         system.send();
         system.wakes.clear();
@@ -94,7 +95,7 @@ pub async fn run(
     }
 }
 
-/// A host's system and NIC.
+/// The kernel and the NIC of a host.
 struct System {
     kernel: Arc<Kernel>,
     /// `None` while the NIC is down.
@@ -103,22 +104,22 @@ struct System {
 }
 
 impl System {
-    /// Runs the host's tasks with what has arrived, and sends what they send. Returns `false` if a task wakes itself for
-    /// ever.
+    /// Runs the host's tasks and posts the packets that they send, until all tasks wait. Returns `false` if a task wakes
+    /// itself again and again.
     fn run_tasks(&mut self, runtime: &mut HostRuntime) -> bool {
         self.kernel.take_timers(self.kernel.host.now(), &mut self.wakes);
         loop {
             if !runtime.visit(&mut self.wakes) {
                 return false;
             }
-            // Space before the NIC wakes senders.
+            // Posting frees space in the outbox, which wakes senders.
             if !self.send() {
                 return true;
             }
         }
     }
 
-    /// Posts what connections and sockets send; returns whether tasks that wait for space can run.
+    /// Posts the packets of connections and sockets; returns whether tasks that wait for space can run.
     fn send(&mut self) -> bool {
         let now = self.kernel.host.now();
         let mut state = self.kernel.state();
@@ -139,8 +140,8 @@ impl System {
         !self.wakes.is_empty()
     }
 
-    /// Waits for a completion of the NIC, and with a tick of tokio's timers also for that or an exact timer. Without one,
-    /// the host's code has ended.
+    /// Waits for a completion of the NIC, an exact timer, or `tick`, the next tick of tokio's timers. `tick` is `None`
+    /// once the host's code has ended.
     async fn wait(&mut self, host: &SimHost, tick: Option<Instant>) {
         let at = [tick, self.kernel.next_timer()].into_iter().flatten().min();
         let mut sleep = pin!(host.sleep_until(at.unwrap_or(Instant::FAR_FUTURE)));
@@ -167,8 +168,8 @@ impl System {
         }
     }
 
-    /// Handles a completion and all that follow it. Returns whether the host has something to do: a packet has arrived, or
-    /// one that waited can be sent.
+    /// Handles a completion and all completions after it. Returns whether the host must run: a packet has arrived, or the
+    /// outbox has one to send.
     fn receive(&mut self, first: Completion) -> bool {
         let Some(nic) = &mut self.nic else { return false };
         let (mut next, mut has_arrived) = (Some(first), false);
@@ -183,7 +184,7 @@ impl System {
         has_arrived || self.kernel.state().outbox.front().is_some()
     }
 
-    /// Looks after the NIC: it may have been reset, and doorbells and interrupts may be lost.
+    /// Checks the NIC, because it may have been reset, and doorbells and interrupts may be lost.
     fn on_tick(&mut self, host: &SimHost) {
         let is_lost = |nic: &mut HostNic| nic.is_closed() || !nic.remind();
         if self.nic.as_mut().is_none_or(is_lost) {

@@ -19,7 +19,7 @@ use crate::rng::Rng;
 use crate::sim::SimHost;
 use crate::time::Instant;
 
-/// The first port that a socket gets which asks for none.
+/// The first port of the range for sockets that bind port 0.
 const FIRST_PORT: u16 = 32_768;
 
 /// The names and addresses of all hosts, and the packets that they have dropped.
@@ -41,13 +41,13 @@ impl Hosts {
         self.names.iter().map(String::as_str)
     }
 
-    /// Returns the packets that arrived at their NICs and that the hosts dropped, by cause.
+    /// Returns the count of packets that arrived at their NICs and that the hosts dropped, by cause.
     #[must_use]
     pub fn drops(&self) -> Drops {
         self.dropped().0
     }
 
-    /// Returns why a host has dropped the frame that its NIC has handled last, if it has. Each drop is returned once.
+    /// Returns why a host dropped the frame that its NIC handled last, if it did. Returns each drop once.
     #[must_use]
     pub fn take_drop(&self) -> Option<DropCause> {
         self.dropped().1.take()
@@ -58,7 +58,7 @@ impl Hosts {
         self.dropped().0.add(cause);
     }
 
-    /// Counts the frame that a NIC handles now, and drops.
+    /// Counts the frame that a NIC is handling as dropped.
     pub(super) fn drop_frame(&self, cause: DropCause) {
         let mut dropped = self.dropped();
         dropped.0.add(cause);
@@ -100,7 +100,7 @@ impl Hosts {
     }
 }
 
-/// A host's system, as its code uses it.
+/// The kernel of a host, as the host's code uses it.
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) host: SimHost,
@@ -117,7 +117,7 @@ pub(super) struct State {
     next_timer: u64,
     pub(super) outbox: Outbox,
     reassembly: Reassembly,
-    /// Datagrams that were sent in fragments.
+    /// Count of datagrams that were sent in fragments.
     pub(super) fragmented: u32,
     pub(super) tcp: Tcp,
     rng: Rng,
@@ -147,7 +147,7 @@ pub(super) fn current() -> Option<Arc<Kernel>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Returns that kernel, or an error outside a simulation.
+/// Returns the kernel of the host whose code runs on this thread, or an error outside a simulation.
 pub(super) fn current_or_unsupported() -> io::Result<Arc<Kernel>> {
     current().ok_or_else(|| {
         let text = "a simulated socket needs a simulated host: bind it in the host's code";
@@ -157,7 +157,7 @@ pub(super) fn current_or_unsupported() -> io::Result<Arc<Kernel>> {
 
 impl Kernel {
     pub(super) fn new(host: SimHost, hosts: Arc<Hosts>, mtu: usize) -> Arc<Self> {
-        // A host that starts again draws other numbers than before: peers know its former ones.
+        // A restarted host must draw other numbers than before, because its peers still know the earlier ones.
         let (now, started) = (host.now(), host.world_now().as_nanos());
         let rng = host.rng(&format!("services from {started}"));
         let of_tcp = host.rng(&format!("tcp from {started}"));
@@ -184,13 +184,13 @@ impl Kernel {
         Hosts::ip(self.host.node())
     }
 
-    /// Returns the node at an address that is not this host's own.
+    /// Returns the node at an address; a loopback address is this host's.
     pub(super) fn node_at(&self, ip: IpAddr) -> Option<NodeId> {
         if ip.is_loopback() { Some(self.host.node()) } else { self.hosts.node_at(ip) }
     }
 
-    /// Passes an arrived packet to its socket, and appends the wakers of tasks that wait for it. A packet to a
-    /// port that no socket has is answered.
+    /// Passes an arrived packet to its socket, and appends the wakers of tasks that wait for it. A datagram to a port
+    /// without a socket is answered with a report.
     pub(super) fn deliver(self: &Arc<Self>, arrived: Arrived, wakes: &mut Vec<Waker>) {
         let Some(arrived) = self.assemble(arrived) else { return };
         let Label { kind, from, to, ecn, is_loopback, .. } = arrived.label;
@@ -239,7 +239,7 @@ impl Kernel {
         [timer, state.tcp.next_timer()].into_iter().flatten().min()
     }
 
-    /// Appends the wakers of the timers that are due, and notes those of connections.
+    /// Appends the wakers of due timers, and activates the connections whose timers are due.
     pub(super) fn take_timers(&self, now: Instant, wakes: &mut Vec<Waker>) {
         let mut state = self.state();
         state.tcp.on_time(now);
@@ -253,8 +253,8 @@ impl Kernel {
 }
 
 impl State {
-    /// Sets or changes a timer; returns its number, and the waker that it had. Dropped under the lock, a waker that is the
-    /// last reference to a task would come back here.
+    /// Sets or changes a timer; returns its number and the replaced waker. The caller must drop that waker without the
+    /// lock: if it is the last reference to a task, dropping the task may take the lock.
     pub(super) fn set_timer(
         &mut self,
         at: Instant,
@@ -268,13 +268,13 @@ impl State {
         (number, self.timers.insert((at, number), waker.clone()))
     }
 
-    /// Removes a timer; returns the waker that it had.
-    #[must_use = "it is dropped without the lock"]
+    /// Removes a timer; returns its waker.
+    #[must_use = "the caller must drop the waker without the lock"]
     pub(super) fn remove_timer(&mut self, at: Instant, number: u64) -> Option<Waker> {
         self.timers.remove(&(at, number))
     }
 
-    /// Binds a port, or any free one for 0.
+    /// Binds a port; for 0, any free one.
     pub(super) fn bind(&mut self, port: u16) -> io::Result<u16> {
         let port = match port {
             0 => {
@@ -329,7 +329,7 @@ impl VirtualHost {
         self.0.host.now()
     }
 
-    /// Draws a random number from the host's stream of the simulation's seed.
+    /// Draws a random number from the host's stream, which depends on the simulation's seed.
     #[must_use]
     pub fn random(&self) -> u64 {
         self.0.state().rng.next_u64()
@@ -338,7 +338,7 @@ impl VirtualHost {
     /// Resolves `HOST:PORT`; the host is a name or an address of the simulation.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] if no host is called so, [`io::ErrorKind::InvalidInput`] without a port.
+    /// [`io::ErrorKind::NotFound`] if no host has the name, [`io::ErrorKind::InvalidInput`] without a port.
     pub fn resolve(&self, place: &str) -> io::Result<SocketAddr> {
         if let Ok(address) = place.parse() {
             return Ok(address);

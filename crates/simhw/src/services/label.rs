@@ -1,11 +1,11 @@
-//! Packets between hosts and what their frames say of them.
+//! Packets between hosts, and the labels that their frames carry.
 
 use crate::id::NodeId;
 
 /// The kind of a packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
-    /// A UDP datagram.
+    /// A datagram of UDP.
     Datagram,
     /// The report that no socket has the UDP port that a datagram was sent to.
     Unreachable,
@@ -16,9 +16,9 @@ pub(super) enum Kind {
 /// The place of a fragment in its datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Fragment {
-    /// From 0.
+    /// Position in the datagram, from 0.
     pub(super) index: u8,
-    /// Fragments of the datagram.
+    /// Number of fragments of the datagram.
     pub(super) count: u8,
 }
 
@@ -26,8 +26,9 @@ pub(super) struct Fragment {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Label {
     pub(super) kind: Kind,
-    /// The two ports.
+    /// Port of the sender.
     pub(super) from: u16,
+    /// Port of the receiver.
     pub(super) to: u16,
     /// The two bits of explicit congestion notification.
     pub(super) ecn: u8,
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_label_is_the_same_after_its_journey() {
+    fn a_label_survives_its_encoding() {
         for kind in [Kind::Datagram, Kind::Unreachable, Kind::Segment] {
             for (ecn, is_loopback) in [(0, false), (3, true), (1, true), (2, false)] {
                 let (from, to, sequence) = (65_535, 1, u32::MAX - u32::from(ecn));

@@ -1,4 +1,4 @@
-//! A host's use of its NIC: posts datagrams and buffers, and takes what has arrived.
+//! A host's use of its NIC: posts datagrams and receive buffers, and takes received datagrams.
 
 use std::future::Future as _;
 use std::task::{Context, Poll};
@@ -21,12 +21,12 @@ pub const DATAGRAM_FRAMING: Framing = Framing::Packets {
     overhead: 66 - HEADER_BYTES as u32,
 };
 
-/// Receive buffers, and datagrams that the NIC may have to send, each.
+/// Number of receive buffers, and of datagrams that the NIC may have to send.
 const SLOTS: usize = 256;
-/// Receive buffers that are posted again before the doorbell is rung for them alone.
+/// Receive buffers that are reposted before the doorbell is rung for them alone.
 const UNRUNG: usize = 64;
 
-/// Reminders after which the host resets its port: a completion may have been lost.
+/// Reminders without a sent datagram after which the host resets its port: a completion may have been lost.
 const STALLED: u32 = 200;
 
 /// A port of the host's NIC, with memory for datagrams.
@@ -35,9 +35,9 @@ pub(super) struct HostNic {
     port: Port,
     memory: Region,
     slot_bytes: usize,
-    /// Slots for sending that are free; their numbers follow those of the receive buffers.
+    /// Free slots for sending; their numbers follow those of the receive buffers.
     free: Vec<usize>,
-    /// Slots for sending that are not.
+    /// For each slot for sending, whether it is in use.
     is_used: [bool; SLOTS],
     /// Receive buffers posted since the doorbell was rung.
     unrung: usize,
@@ -78,12 +78,12 @@ impl HostNic {
         let region = region.expect("the memory has all slots");
         let command =
             Command { opcode: RECEIVE, cookie: slot as u64, region, ..Command::default() };
-        // A NIC that has stopped takes nothing: the port is opened again.
+        // If the NIC has stopped, this fails, and the host opens the port again later.
         let _ = self.port.post(&command);
         self.unrung += 1;
     }
 
-    /// Posts a datagram; returns `false` if all slots are in use. [`HostNic::ring`] has the NIC send it.
+    /// Posts a datagram; returns `false` if all slots are in use. The NIC sends it after [`HostNic::ring`].
     pub(super) fn post(&mut self, datagram: &Outgoing) -> bool {
         let Some(slot) = self.free.pop() else { return false };
         self.is_used[slot - SLOTS] = true;
@@ -128,7 +128,8 @@ impl HostNic {
         self.port.take()
     }
 
-    /// Handles a completion; returns the received datagram, if it is one's. A damaged command completes with any cookie.
+    /// Handles a completion; returns the received datagram, if it is that of a receive buffer. A damaged command may
+    /// complete with any cookie.
     pub(super) fn handle(&mut self, completion: &Completion) -> Option<Arrived> {
         let slot = usize::try_from(completion.cookie).unwrap_or(usize::MAX);
         if (SLOTS..2 * SLOTS).contains(&slot) {

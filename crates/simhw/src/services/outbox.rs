@@ -5,7 +5,7 @@ use std::task::Waker;
 
 use super::label::{Kind, Outgoing};
 
-/// Bytes of datagrams that wait for the NIC, and of segments: more wait in their senders.
+/// Most bytes of datagrams that wait for the NIC, and of segments; senders keep any more.
 const OUTBOX_BYTES: usize = 256 << 10;
 
 /// The packets that wait for the NIC, first in, first out. Datagrams and segments do not take each other's space.
@@ -26,7 +26,7 @@ impl Outbox {
         }
     }
 
-    /// Returns whether packets of so many bytes have space.
+    /// Returns whether there is space for packets of `bytes` bytes.
     pub(super) const fn has_space(&mut self, kind: Kind, bytes: usize) -> bool {
         *self.bytes(kind) + bytes <= OUTBOX_BYTES
     }
@@ -42,8 +42,8 @@ impl Outbox {
         true
     }
 
-    /// Returns whether datagrams of so many bytes have space; if not, wakes the task once there may be some. More than the
-    /// whole outbox is as much as that.
+    /// Returns whether there is space for datagrams of `bytes` bytes, at most the whole outbox. If not, wakes the task
+    /// once there may be.
     pub(super) fn wait_for_space(&mut self, bytes: usize, waker: &Waker) -> bool {
         if self.has_space(Kind::Datagram, bytes.min(OUTBOX_BYTES)) {
             return true;

@@ -18,17 +18,18 @@ use super::VirtualHost;
 use super::kernel::current_or_unsupported;
 use super::udp::{Arrival, TRAIN_BYTES, UdpSocket};
 
-/// The runtime of quinn on a simulated host: its timers are tokio's, which fire at whole milliseconds, as live.
+/// The runtime of quinn on a simulated host. Its timers are tokio's, which fire at whole milliseconds as on real hosts.
 #[derive(Clone, Copy, Debug)]
 pub struct QuinnRuntime;
 
 impl QuinnRuntime {
-    /// Makes an endpoint at an address of the host whose code runs on this thread; for port 0, at any free one. With a
+    /// Creates an endpoint at an address of the host whose code runs on this thread; for port 0, at any free one. With a
     /// server's configuration, it accepts connections. The endpoint's random numbers are drawn from the host's.
     ///
-    /// Two runs of one seed are the same if each makes configurations of its own, since a client's keeps sessions and tokens
-    /// for its next connections, and if the server's key is of Ed25519. The keys of TLS come from the system's random numbers;
-    /// what is encrypted by them has the same length, but an ECDSA signature has 70 to 72 bytes.
+    /// Two runs with one seed are the same on two conditions. Each run creates its own configurations, because a client's
+    /// configuration keeps sessions and tokens for later connections. The server's key is an Ed25519 key: TLS draws its
+    /// keys from the system's random numbers, and an ECDSA signature then has 70 to 72 bytes. The length of encrypted
+    /// data does not depend on the keys.
     ///
     /// # Errors
     /// Those of [`UdpSocket::bind`].
@@ -79,7 +80,7 @@ impl AsyncTimer for Timer {
     }
 }
 
-/// Waits for space for all that quinn may send at once.
+/// Waits for space for the most bytes that quinn sends at once.
 #[derive(Debug)]
 struct Poller(Arc<UdpSocket>);
 
@@ -100,7 +101,8 @@ impl AsyncUdpSocket for UdpSocket {
         let ecn = ecn.map_or(0, |ecn| ecn as u8);
         match Self::try_send(self, *destination, contents, segment, ecn) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
-            // Lost, as by quinn's own sockets: too long, as a probe of the path may be, or to no host.
+            // The datagram is lost, as with quinn's own sockets: it is too long, like some MTU probes, or no host has
+            // its address.
             _ => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! A tokio runtime whose clock is a host's.
+//! A tokio runtime on the clock of a simulated host.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -19,15 +19,15 @@ use crate::time::Instant;
 const TICK_NANOS: u64 = 1_000_000;
 
 thread_local! {
-    /// True once the runtime of the visit that this thread makes has nothing to do.
+    /// True once the runtime that this thread visits has no runnable task.
     static IS_PARKED: Cell<bool> = const { Cell::new(false) };
-    /// Panics of hosts' code are recorded, and not printed.
+    /// True while panics of hosts' code are recorded but not printed.
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
     /// The first panic of a host's code since the last visit.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Has panics in the code of simulated hosts recorded; other panics are handled as before.
+/// Installs a hook that records panics in the code of simulated hosts; other panics are handled as before.
 fn record_panics() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -46,7 +46,7 @@ fn record_panics() {
     });
 }
 
-/// Calls a function, and prints no panics of the code of hosts that this thread runs meanwhile.
+/// Calls a function without printing the panics of hosts' code that this thread runs meanwhile.
 pub fn without_panic_messages<R>(call: impl FnOnce() -> R) -> R {
     let before = IS_QUIET.replace(true);
     let result = call();
@@ -71,7 +71,7 @@ impl HostRuntime {
         let has_threads = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&has_threads);
         let mut builder = Builder::new_current_thread();
-        // The branch that `select!` polls first.
+        // The seed decides which branch `select!` polls first.
         #[cfg(tokio_unstable)]
         builder.rng_seed(tokio::runtime::RngSeed::from_bytes(
             &super::kernel::VirtualHost(Arc::clone(kernel)).random().to_le_bytes(),
@@ -99,7 +99,7 @@ impl HostRuntime {
     }
 
     /// Moves the clock to the host's time, wakes these tasks, and runs all tasks until each of them waits. Returns `false`
-    /// if they do not: a task wakes itself for ever.
+    /// if that never happens, because a task wakes itself again and again.
     pub(super) fn visit(&mut self, wakes: &mut Vec<Waker>) -> bool {
         let now = self.kernel.host.now();
         let by = now.nanos_since(self.clock);
@@ -132,12 +132,13 @@ impl Drop for HostRuntime {
     fn drop(&mut self) {
         let _entered = Entered::new(&self.kernel);
         drop(self.runtime.take());
-        // What code does while it is dropped is no part of the run.
+        // Panics of code that is being dropped are not part of the run.
         PANIC.take();
     }
 }
 
-/// Runs a runtime until nothing is runnable: its `on_thread_park` is called only then. Returns `false` if it never is.
+/// Runs a runtime until no task is runnable: only then does the runtime call `on_thread_park`. Returns `false` if that
+/// takes too long.
 struct Step<'a, A> {
     advance: Pin<&'a mut Option<A>>,
     wakes: &'a mut Vec<Waker>,

@@ -14,7 +14,7 @@ use crate::id::NodeId;
 use crate::time::Instant;
 use crate::trace::{Record, Recorder};
 
-/// A subscriber of `tracing` that records, up to the level `DEBUG`, what the code of simulated hosts reports.
+/// A subscriber of `tracing` that records the spans and events of simulated hosts' code, up to the level `DEBUG`.
 ///
 /// A span lasts from its creation to the drop of its last handle. Spans and events of other code are left out.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ struct Open {
 
 #[derive(Debug)]
 struct Span {
-    /// Its host and its begin; `None` if the code of no host has begun it.
+    /// The span's host and begin; `None` if code outside all hosts has begun it.
     begin: Option<(NodeId, Instant)>,
     text: String,
     handles: usize,

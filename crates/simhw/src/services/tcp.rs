@@ -32,16 +32,16 @@ pub use stream::TcpStream;
 
 /// The ports that connections get, as on Linux.
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
-/// Most connections whose code has dropped them and which still send: further ones are reset.
+/// Most connections that still send after their streams were dropped; further ones are reset.
 const MOST_DROPPED: usize = 4_096;
-/// Nanoseconds after which a connection is polled again that has something to do and did nothing.
-const AGAIN: u64 = 1_000_000;
+/// Nanoseconds until the next poll of a connection whose poll time has passed although it has just been polled.
+const RETRY_NANOS: u64 = 1_000_000;
 
 /// A port that accepts connections.
 #[derive(Debug)]
 struct Listening {
     address: SocketAddr,
-    /// Connections that were not accepted, those in their handshake among them.
+    /// Number of connections that are not accepted yet, including those in their handshake.
     pending: usize,
     ready: VecDeque<u64>,
     acceptors: Vec<Waker>,
@@ -56,14 +56,14 @@ pub(super) struct Tcp {
     mtu: usize,
     rng: Rng,
     interface: Interface,
-    /// Answers packets of no connection.
-    nobody: SocketSet<'static>,
+    /// Empty set of sockets, with which packets that belong to no connection are answered.
+    unmatched: SocketSet<'static>,
     connections: BTreeMap<u64, Connection>,
     next: u64,
     by_ends: BTreeMap<Ends, u64>,
     listening: BTreeMap<u16, Listening>,
     timers: BTreeSet<(Instant, u64)>,
-    /// Connections that may have something to send, the next first.
+    /// Connections that may have segments to send, in the order in which they are polled.
     active: VecDeque<u64>,
     dropped: usize,
 }
@@ -111,7 +111,7 @@ impl Tcp {
             mtu,
             rng,
             interface,
-            nobody: SocketSet::new(Vec::new()),
+            unmatched: SocketSet::new(Vec::new()),
             connections: BTreeMap::new(),
             next: 0,
             by_ends: BTreeMap::new(),
@@ -122,7 +122,7 @@ impl Tcp {
         }
     }
 
-    /// Handles a segment that has arrived; returns `false` if it asks for a connection and the backlog is full.
+    /// Handles an arrived segment; returns `false` if it requests a connection and the backlog is full.
     pub(super) fn on_segment(
         &mut self,
         now: Instant,
@@ -135,7 +135,7 @@ impl Tcp {
         let id = match known {
             None if packet.is_request() => match self.admit(&packet) {
                 Ok(id) => id,
-                // A full backlog drops the request, which comes again.
+                // A full backlog drops the request, which the peer resends.
                 Err(()) => return false,
             },
             known => known,
@@ -144,7 +144,7 @@ impl Tcp {
         let before = connection.as_ref().map(|connection| connection.state());
         let (sockets, mut recovery) = match connection {
             Some(connection) => (&mut connection.sockets, Some(&mut connection.recovery)),
-            None => (&mut self.nobody, None),
+            None => (&mut self.unmatched, None),
         };
         let resends = recovery.as_deref_mut().is_some_and(|it| it.on_received(now, &packet.bytes));
         let acknowledgement =
@@ -166,7 +166,7 @@ impl Tcp {
         true
     }
 
-    /// Makes a connection for a request, if its port is listened at; an error if too many wait there.
+    /// Creates a connection for a request, if a listener has its port; an error if the listener's backlog is full.
     fn admit(&mut self, packet: &Packet) -> Result<Option<u64>, ()> {
         let (ip, port) = packet.ends.local;
         let Some(listening) = self.listening.get_mut(&port) else { return Ok(None) };
@@ -190,7 +190,7 @@ impl Tcp {
         self.next
     }
 
-    /// Offers a connection whose handshake is over to its listener.
+    /// Passes a connection whose handshake is complete to its listener.
     fn offer(&mut self, id: u64, wakes: &mut Vec<Waker>) {
         use smoltcp::socket::tcp::State;
         let Some(connection) = self.connections.get_mut(&id) else { return };
@@ -208,7 +208,7 @@ impl Tcp {
         }
     }
 
-    /// Has a connection polled before the host's code waits again.
+    /// Schedules a poll of a connection, before the host's code waits again.
     pub(super) fn activate(&mut self, id: u64) {
         if let Some(connection) = self.connections.get_mut(&id)
             && !std::mem::replace(&mut connection.is_active, true)
@@ -217,12 +217,12 @@ impl Tcp {
         }
     }
 
-    /// Returns when the next connection has something to do.
+    /// Returns when the next timer of a connection is due.
     pub(super) fn next_timer(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Has the connections polled that have something to do now.
+    /// Schedules polls of the connections whose timers are due.
     pub(super) fn on_time(&mut self, now: Instant) {
         while let Some((at, id)) = self.timers.first().copied() {
             if at > now {
@@ -236,7 +236,7 @@ impl Tcp {
         }
     }
 
-    /// Sends what connections have to send, until the outbox is full.
+    /// Sends the segments of active connections, until the outbox is full.
     pub(super) fn flush(&mut self, now: Instant, outbox: &mut Outbox, wakes: &mut Vec<Waker>) {
         while outbox.has_space(Kind::Segment, self.mtu) {
             let Some(id) = self.active.pop_front() else { return };
@@ -287,7 +287,7 @@ impl Tcp {
                         listening.pending -= 1;
                     }
                 }
-                Holder::Nobody => self.dropped -= 1,
+                Holder::Dropped => self.dropped -= 1,
                 Holder::Backlog | Holder::Stream => {}
             }
             self.connections.remove(&id);
@@ -296,7 +296,7 @@ impl Tcp {
         let (deadline, resending) = (connection.deadline(now), connection.recovery.deadline());
         let polled = self.interface.poll_at(micros(now), &connection.sockets).map(|at| {
             let at = Instant::from_nanos(at.total_micros().max(0) as u64 * 1_000);
-            if at > now { at } else { now.plus_nanos(AGAIN) }
+            if at > now { at } else { now.plus_nanos(RETRY_NANOS) }
         });
         if let Some(at) = [deadline, resending, polled].into_iter().flatten().min() {
             connection.timer = Some(at);
@@ -304,7 +304,7 @@ impl Tcp {
         }
     }
 
-    /// Begins to connect.
+    /// Starts connecting to an address; returns the connection's number.
     fn connect(&mut self, to: (Ipv4Addr, u16)) -> io::Result<u64> {
         let ip = if to.0.is_loopback() { to.0 } else { self.ip };
         let port = self.free_port(|tcp, port| {
@@ -322,7 +322,7 @@ impl Tcp {
         Ok(id)
     }
 
-    /// Draws a port that nothing listens at and that is not taken.
+    /// Draws a port without a listener that is not taken.
     fn free_port(&mut self, is_taken: impl Fn(&Self, u16) -> bool) -> io::Result<u16> {
         let first = self.rng.between(u64::from(*EPHEMERAL.start()), u64::from(*EPHEMERAL.end()));
         let first = first as u16;
@@ -357,7 +357,7 @@ impl Tcp {
         Ok(address)
     }
 
-    /// Takes a connection that waits to be accepted; if there is none, wakes the task once there is.
+    /// Takes the next connection of a listener's backlog. If there is none, wakes the task once there is.
     fn accept(&mut self, port: u16, waker: &Waker) -> Option<(u64, Ends)> {
         let listening = self.listening.get_mut(&port).expect("a listener listens");
         let Some(id) = listening.ready.pop_front() else {
@@ -372,7 +372,7 @@ impl Tcp {
         Some((id, connection.ends))
     }
 
-    /// Stops to listen, and resets what was not accepted; returns the wakers of tasks that wait.
+    /// Stops listening, and resets connections that are not accepted; returns the wakers of waiting tasks.
     fn close(&mut self, port: u16) -> Vec<Waker> {
         let Some(listening) = self.listening.remove(&port) else { return Vec::new() };
         let held: Vec<u64> = self

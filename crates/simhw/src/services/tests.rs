@@ -1,4 +1,4 @@
-//! Two hosts and more in virtual time: the same seed, the same run.
+//! Tests two and more hosts in virtual time: two runs with the same seed are the same.
 
 mod load;
 mod tcp;
@@ -24,7 +24,7 @@ use crate::topology::Topology;
 type Ends = Arc<Mutex<Vec<(NodeId, Instant, Result<(), HostError>)>>>;
 type Code = Arc<dyn Fn(NodeId) -> Main + Send + Sync>;
 
-/// A star of 1 Gb/s links of 2 us, without costs besides.
+/// A star of links of 1 Gb/s and 2 us, without other costs.
 struct Cluster {
     world: World<DatagramNic>,
     ends: Ends,
@@ -65,7 +65,7 @@ impl Cluster {
         });
     }
 
-    /// Runs for at most this virtual time, until that many hosts have ended.
+    /// Runs for at most `time` of virtual time, until `ended` hosts have ended. Returns how many have.
     fn run(&mut self, time: Duration, ended: usize) -> usize {
         let ends = Arc::clone(&self.ends);
         let until = self.world.now() + time;
@@ -85,7 +85,7 @@ fn address(node: u16) -> std::net::SocketAddr {
     std::net::SocketAddr::new(Hosts::ip(NodeId(node)), 7)
 }
 
-/// Node 0 echoes; the others send `rounds` datagrams to it and wait for each.
+/// Node 0 echoes datagrams; the others send `rounds` datagrams to it and wait for each echo.
 async fn echo(node: NodeId, rounds: u32) -> Result<(), BoxError> {
     let socket = UdpSocket::bind(address(node.0))?;
     let mut bytes = [0; 2_000];
@@ -151,7 +151,7 @@ fn exact_timers_fire_at_their_nanosecond_and_tokios_at_the_next_millisecond() {
 }
 
 #[test]
-fn errors_panics_threads_and_livelocks_end_a_host_with_what_they_say() {
+fn errors_panics_threads_and_livelocks_end_a_host_with_their_messages() {
     let mut cluster = Cluster::new(1, 5, |node| async move {
         match node.0 {
             0 => return Err("no luck".into()),
@@ -208,7 +208,7 @@ fn a_crash_drops_all_tasks_and_a_restarted_host_binds_its_address_again() {
     assert_eq!(cluster.world.traffic().delivered, before);
     cluster.world.restart(NodeId(0));
     cluster.start(NodeId(0));
-    // Its peer still waits for an answer that was lost.
+    // The peer still waits for an answer that was lost.
     cluster.world.crash(NodeId(1));
     cluster.world.restart(NodeId(1));
     cluster.start(NodeId(1));
@@ -250,7 +250,7 @@ fn every_fault_of_the_nic_leaves_a_host_that_can_send_once_it_is_over() {
 }
 
 #[test]
-fn a_sender_that_is_faster_than_its_line_waits_and_loses_nothing_before_it() {
+fn a_sender_that_is_faster_than_its_line_waits_and_loses_nothing() {
     let mut cluster = Cluster::new(1, 2, |node| async move {
         let socket = UdpSocket::bind(address(node.0))?;
         let mut bytes = [0; MAX_DATAGRAM];
@@ -277,7 +277,7 @@ fn a_sender_that_is_faster_than_its_line_waits_and_loses_nothing_before_it() {
     assert_eq!(cluster.world.traffic().drops.total(), 0);
 }
 
-/// Node 1 sends so many datagrams of 1,000 bytes to node 0, which has a socket and does not receive for 100 ms. Returns the
+/// Node 1 sends `datagrams` of 1,000 bytes to node 0, which has a socket and does not receive for 100 ms. Returns the
 /// number that node 0 then receives, and the drops of the hosts.
 fn unread(datagrams: u64, incident: Option<Incident>) -> (u64, Drops) {
     let received = Arc::new(Mutex::new(0));

@@ -12,20 +12,20 @@ use super::kernel::{Kernel, current_or_unsupported};
 use super::label::{Kind, Label, Outgoing};
 use crate::id::NodeId;
 
-/// Bytes of datagrams that wait to be received at a socket: more are dropped. Linux grants as much to a program that asks.
+/// Most bytes of datagrams that wait at a socket; further ones are dropped. Linux grants a program as much on request.
 pub const RECEIVE_BYTES: u64 = 4 << 20;
 
-/// Most bytes of datagrams that are sent together, as by Linux's segmentation offload.
+/// Most bytes of datagrams that are sent together, as with Linux's segmentation offload.
 pub(super) const TRAIN_BYTES: usize = 65_535;
 
 /// A datagram that a socket has received.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Datagram {
-    /// The address of the socket that has sent it.
+    /// The address of the sending socket.
     pub peer: SocketAddr,
-    /// The two bits of explicit congestion notification in its IP header (RFC 3168, section 5).
+    /// The two bits of explicit congestion notification in the IP header (RFC 3168, section 5).
     pub ecn: u8,
-    /// The bytes, as sent.
+    /// The payload, as sent.
     pub bytes: Vec<u8>,
 }
 
@@ -34,7 +34,7 @@ pub struct Datagram {
 pub enum Arrival {
     /// A datagram has arrived.
     Datagram(Datagram),
-    /// The report that no socket is bound to an address that this one has sent to.
+    /// The report that no socket is bound to an address to which this socket has sent a datagram.
     Unreachable(SocketAddr),
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Appends an arrival; returns `false` if too much waits.
+    /// Appends an arrival; returns `false` if the inbox is full.
     pub(super) fn push(&mut self, arrival: Arrival, wakes: &mut Vec<Waker>) -> bool {
         let bytes = bytes_of(&arrival);
         if (self.bytes + bytes) as u64 > RECEIVE_BYTES {
@@ -67,7 +67,7 @@ fn bytes_of(arrival: &Arrival) -> usize {
     }
 }
 
-/// Returns whether an address is one that a host of this address may bind: its own, loopback, or any.
+/// Returns whether a host with the address `own` may bind `address`: its own, loopback, or unspecified.
 pub(super) fn is_own(address: SocketAddr, own: IpAddr) -> bool {
     let ip = address.ip();
     ip == own || ip.is_loopback() || ip.is_unspecified()
@@ -108,7 +108,7 @@ impl UdpSocket {
         self.kernel.mtu
     }
 
-    /// Takes the next arrival; if there is none, wakes the task once there is.
+    /// Takes the next arrival. If there is none, wakes the task once there is.
     pub fn poll_receive(&self, context: &mut Context<'_>) -> Poll<Arrival> {
         let mut state = self.kernel.state();
         let inbox = state.sockets.get_mut(&self.address.port()).expect("a socket is bound");
@@ -126,13 +126,13 @@ impl UdpSocket {
         }
     }
 
-    /// Sends bytes as datagrams of `segment` bytes, of which the last one may be shorter, if all of them find space before
-    /// the NIC. `ecn` are the two bits of explicit congestion notification in their IP headers: 0 for none.
+    /// Sends bytes as datagrams of `segment` bytes, if the queue to the NIC has space for all of them. The last datagram
+    /// may be shorter. `ecn` has the two bits of explicit congestion notification of their IP headers: 0 for none.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if there is no space, [`io::ErrorKind::InvalidInput`] if a datagram is longer than
-    /// [`UdpSocket::max_datagram`], or all together are than 65,535 bytes, [`io::ErrorKind::HostUnreachable`] if no host has
-    /// the address. With each of them, nothing was sent.
+    /// [`io::ErrorKind::WouldBlock`] if there is no space. [`io::ErrorKind::InvalidInput`] if a datagram is longer than
+    /// [`UdpSocket::max_datagram`], or all together are longer than 65,535 bytes. [`io::ErrorKind::HostUnreachable`] if
+    /// no host has the address. Nothing is then sent.
     pub fn try_send(
         &self,
         to: SocketAddr,
@@ -172,7 +172,7 @@ impl UdpSocket {
         Ok((node, label))
     }
 
-    /// Sends a datagram in fragments, if all of them find space before the NIC.
+    /// Sends a datagram in fragments, if the queue to the NIC has space for all of them.
     fn try_send_fragments(&self, to: SocketAddr, bytes: &[u8]) -> io::Result<()> {
         let (node, label) = self.label(to, 0)?;
         let mut state = self.kernel.state();
@@ -188,7 +188,7 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// Waits for space before the NIC for so many bytes of datagrams.
+    /// Waits until the queue to the NIC has space for `bytes` bytes of datagrams.
     pub fn poll_send_ready(&self, context: &mut Context<'_>, bytes: usize) -> Poll<()> {
         match self.kernel.state().outbox.wait_for_space(bytes, context.waker()) {
             true => Poll::Ready(()),
@@ -196,15 +196,15 @@ impl UdpSocket {
         }
     }
 
-    /// Sends a datagram once there is space before the NIC: in fragments, if it is longer than
+    /// Sends a datagram once the queue to the NIC has space, in fragments if it is longer than
     /// [`UdpSocket::max_datagram`]. The receiver drops a datagram of which a fragment is lost.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] if it has more than 65,507 bytes, [`io::ErrorKind::HostUnreachable`] if no host has
-    /// the address. Nothing was sent then.
+    /// the address. Nothing is then sent.
     ///
     /// # Cancel safety
-    /// Dropped before it is ready, it has sent nothing.
+    /// A future that is dropped before it is ready has sent nothing.
     pub async fn send_to(&self, bytes: &[u8], to: SocketAddr) -> io::Result<usize> {
         if bytes.len() > LONGEST_DATAGRAM {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -222,13 +222,13 @@ impl UdpSocket {
         }
     }
 
-    /// Receives a datagram; the bytes that do not fit `out` are lost.
+    /// Receives a datagram; bytes that do not fit `out` are lost.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ConnectionRefused`] if no socket has an address that this one has sent to.
+    /// [`io::ErrorKind::ConnectionRefused`] if no socket is bound to an address to which this socket has sent.
     ///
     /// # Cancel safety
-    /// Dropped before it is ready, it has received nothing.
+    /// A future that is dropped before it is ready has received nothing.
     pub async fn recv_from(&self, out: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         match poll_fn(|context| self.poll_receive(context)).await {
             Arrival::Unreachable(_) => Err(io::ErrorKind::ConnectionRefused.into()),

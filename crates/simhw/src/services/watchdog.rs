@@ -1,4 +1,4 @@
-//! Ends visits of a runtime in which no time passes: a task wakes itself for ever.
+//! Ends visits of a runtime that take too long, because a task wakes itself again and again.
 
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::task::Waker;
@@ -7,10 +7,10 @@ use std::time::Duration;
 /// Seconds of real time that a visit may take.
 const SECONDS: u32 = if cfg!(test) { 2 } else { 20 };
 
-/// The visit that a thread makes; without a waker, it makes none.
+/// The visit that a thread makes; `waker` is `None` while the thread makes none.
 #[derive(Debug, Default)]
 struct Visit {
-    /// Polls the visit's step.
+    /// Wakes the visit's step.
     waker: Option<Waker>,
     /// Seconds since the visit began, rounded down.
     seconds: u32,
@@ -54,7 +54,7 @@ fn watch() {
     }
 }
 
-/// Begins a visit of this thread, whose step this waker polls.
+/// Begins a visit of this thread; `waker` wakes the visit's step.
 pub(super) fn begin(waker: &Waker) {
     OWN.with(|own| *lock(own) = Visit { waker: Some(waker.clone()), seconds: 0 });
 }

@@ -17,7 +17,7 @@ use crate::passing::Socket;
 use crate::segment::{Segment, View};
 
 /// Longest wait for the other side.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Both directions between two processes, without a NIC.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl Bare {
         let peer_inbox = Arc::new(PeerInbox(Mutex::new(outbox)));
         let rendezvous = Rendezvous::open(config, Incarnation::FIRST, peer_inbox)?;
         let late = |_| StartError::System(std::io::ErrorKind::TimedOut);
-        let link = inbox.recv_timeout(PATIENCE).map_err(late)?;
+        let link = inbox.recv_timeout(TIMEOUT).map_err(late)?;
         Ok(Self { link, _rendezvous: rendezvous })
     }
 

@@ -12,47 +12,48 @@ use super::packet::Ends;
 use super::recovery::Recovery;
 use crate::time::Instant;
 
-/// Bytes that a connection keeps for its reader, and bytes that it keeps until the peer has acknowledged them.
+/// Bytes of a connection's receive buffer, and of its send buffer, which keeps bytes until the peer acknowledges them.
 pub const TCP_BUFFER_BYTES: usize = 256 << 10;
 
-/// Time without an answer after which a connection that is being opened is given up: Linux sends SYN seven times.
-const OPENING: Duration = Duration::from_secs(127);
-/// Time without a packet of the peer after which unacknowledged data is given up: about as long as Linux resends it.
-const UNACKNOWLEDGED: Duration = Duration::from_secs(900);
-/// Time without a packet of the peer after which a connection that its code has dropped is given up.
-const DROPPED: Duration = Duration::from_secs(60);
+/// Time without an answer after which opening a connection fails: as long as Linux sends SYN, seven times.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(127);
+/// Time without a packet of the peer after which a connection with unacknowledged data fails: about as long as Linux
+/// resends the data.
+const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(900);
+/// Time without a packet of the peer after which a connection whose stream was dropped fails.
+const DROPPED_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The holder of a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Holder {
-    /// A listener, before the handshake is over.
+    /// A listener, while the handshake is in progress.
     Handshake,
-    /// A listener, whose code has not accepted the connection yet.
+    /// A listener, until its code accepts the connection.
     Backlog,
-    /// A stream.
+    /// A stream of the host's code.
     Stream,
-    /// None: the stream was dropped.
-    Nobody,
+    /// None, because the stream was dropped.
+    Dropped,
 }
 
-/// A connection.
+/// One TCP connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// The set of the one socket: the work for a packet does not depend on how many connections there are.
+    /// A set with the connection's socket only: the work for a packet does not depend on the number of connections.
     pub(super) sockets: SocketSet<'static>,
     handle: SocketHandle,
     pub(super) ends: Ends,
     pub(super) holder: Holder,
-    /// Why the connection has ended, if not as both sides wanted.
+    /// The reason why the connection has failed.
     pub(super) error: Option<io::ErrorKind>,
     reader: Option<Waker>,
     writer: Option<Waker>,
-    /// When the peer was last heard of, or waiting for it began; `None` while nothing waits for it.
+    /// When the last packet of the peer arrived, or waiting for the peer began; `None` while nothing waits for it.
     waits_since: Option<Instant>,
     pub(super) recovery: Recovery,
-    /// When the connection has something to do.
+    /// When the connection is polled next.
     pub(super) timer: Option<Instant>,
-    /// True if it stands in the list of those that may have something to send.
+    /// True if the connection is in the list of active ones.
     pub(super) is_active: bool,
 }
 
@@ -86,27 +87,27 @@ impl Connection {
         self.sockets.get::<Socket<'_>>(self.handle).state()
     }
 
-    /// Returns for how long the connection waits for its peer; `None` if it does not.
-    fn patience(&self) -> Option<Duration> {
+    /// Returns how long the connection waits for its peer; `None` if it does not wait.
+    fn timeout(&self) -> Option<Duration> {
         let socket = self.sockets.get::<Socket<'_>>(self.handle);
         match socket.state() {
             State::Closed | State::Listen | State::TimeWait => None,
-            State::SynSent | State::SynReceived => Some(OPENING),
-            _ if self.holder == Holder::Nobody => Some(DROPPED),
-            State::FinWait1 | State::Closing | State::LastAck => Some(UNACKNOWLEDGED),
-            _ => (socket.send_queue() > 0).then_some(UNACKNOWLEDGED),
+            State::SynSent | State::SynReceived => Some(CONNECT_TIMEOUT),
+            _ if self.holder == Holder::Dropped => Some(DROPPED_TIMEOUT),
+            State::FinWait1 | State::Closing | State::LastAck => Some(UNACKNOWLEDGED_TIMEOUT),
+            _ => (socket.send_queue() > 0).then_some(UNACKNOWLEDGED_TIMEOUT),
         }
     }
 
-    /// Returns when the connection gives its peer up, as things are at `now`.
+    /// Returns when the connection fails if no packet of the peer arrives, in its state at `now`.
     pub(super) fn deadline(&mut self, now: Instant) -> Option<Instant> {
-        let patience = self.patience();
-        let since = patience.map(|_| self.waits_since.unwrap_or(now));
+        let timeout = self.timeout();
+        let since = timeout.map(|_| self.waits_since.unwrap_or(now));
         self.waits_since = since;
-        Some(since? + patience?)
+        Some(since? + timeout?)
     }
 
-    /// Gives the peer up if it is overdue.
+    /// Aborts the connection if its deadline has passed.
     pub(super) fn expire(&mut self, now: Instant) {
         if self.waits_since.is_some() && self.deadline(now).is_some_and(|deadline| deadline <= now)
         {
@@ -115,7 +116,8 @@ impl Connection {
         }
     }
 
-    /// Notes that a packet of the peer was handled, and with what it was closed. The state before is `before`.
+    /// Records that a packet of the peer was handled, and the error if it closed the connection. `before` is the state
+    /// before the packet.
     pub(super) fn on_packet(&mut self, before: State, is_reset: bool) {
         self.waits_since = None;
         let has_ended = before != State::Closed && self.state() == State::Closed;
@@ -126,8 +128,8 @@ impl Connection {
                 false => io::ErrorKind::ConnectionReset,
             });
         }
-        if self.holder == Holder::Nobody && self.socket().recv_queue() > 0 {
-            // No stream is left to read it: the peer is reset, as by Linux.
+        if self.holder == Holder::Dropped && self.socket().recv_queue() > 0 {
+            // No stream is left to read the data: like Linux, resets the peer.
             self.socket().abort();
         }
     }
@@ -146,8 +148,8 @@ impl Connection {
         }
     }
 
-    /// Returns whether the connection is open, or the reason why it never will be. If neither, wakes the task once it is;
-    /// returns the waker that it replaces.
+    /// Returns whether the connection is open, or the reason why it failed. If neither is known, wakes the task once it
+    /// is. Returns the replaced waker.
     pub(super) fn poll_open(&mut self, waker: &Waker) -> (Poll<io::Result<()>>, Option<Waker>) {
         match self.state() {
             State::SynSent | State::SynReceived => {
@@ -157,8 +159,8 @@ impl Connection {
         }
     }
 
-    /// Reads what has arrived, at the end nothing. If there is nothing yet, wakes the task once there is; returns the waker
-    /// that it replaces.
+    /// Reads received bytes; at the end of the stream, none. If none have arrived yet, wakes the task once some have.
+    /// Returns the replaced waker.
     pub(super) fn poll_read(
         &mut self,
         waker: &Waker,
@@ -172,7 +174,7 @@ impl Connection {
                 (length, length)
             });
             match read {
-                // The buffer is a ring: the bytes may go on at its start.
+                // The buffer is a ring: the bytes may continue at its start.
                 Ok(1..) if out.remaining() > 0 => {}
                 _ if out.filled().len() > before || out.remaining() == 0 => {
                     return (Poll::Ready(Ok(())), None);
@@ -187,7 +189,7 @@ impl Connection {
         }
     }
 
-    /// Takes bytes to send. If there is no space, wakes the task once there is; returns the waker that it replaces.
+    /// Takes bytes to send. If there is no space, wakes the task once there is. Returns the replaced waker.
     pub(super) fn poll_write(
         &mut self,
         waker: &Waker,
@@ -203,10 +205,10 @@ impl Connection {
         }
     }
 
-    /// Releases the connection from its stream: sends what was written and FIN, or RST if there is something unread or `at
-    /// once` is true. Returns its wakers.
+    /// Releases the connection from its stream: sends the written bytes and FIN, or RST if received bytes are unread or
+    /// `at_once` is true. Returns its wakers.
     pub(super) fn release(&mut self, at_once: bool) -> [Option<Waker>; 2] {
-        self.holder = Holder::Nobody;
+        self.holder = Holder::Dropped;
         self.waits_since = None;
         let socket = self.socket();
         if at_once || socket.recv_queue() > 0 {
@@ -217,16 +219,16 @@ impl Connection {
         [self.reader.take(), self.writer.take()]
     }
 
-    /// Returns whether nothing of the connection is left to do for anybody.
+    /// Returns whether the connection can be removed.
     pub(super) fn is_over(&mut self) -> bool {
         let is_held = matches!(self.holder, Holder::Stream | Holder::Backlog);
         match self.state() {
-            // Without a peer's address, its RST is sent or was never due.
+            // The socket keeps the peer's address until its RST is sent.
             State::Closed => !is_held && self.socket().remote_endpoint().is_none(),
-            // The peer has reset what it asked for.
+            // The peer has reset its request.
             State::Listen => !is_held,
-            // The peer has all and has sent all. A FIN that it resends is answered with RST, which ends it there.
-            State::TimeWait => self.holder == Holder::Nobody,
+            // The peer has received all bytes and sent all. If it resends its FIN, RST ends its connection.
+            State::TimeWait => self.holder == Holder::Dropped,
             _ => false,
         }
     }

@@ -11,10 +11,10 @@ use crate::services::address::ToAddress;
 use crate::services::kernel::{Kernel, current_or_unsupported};
 use crate::services::udp::is_own;
 
-/// Most connections that wait to be accepted at a listener: requests for more are dropped, and come again after a second.
+/// Most connections that wait to be accepted at a listener. Further requests are dropped; peers resend them after 1 s.
 pub const BACKLOG: usize = 1_024;
 
-/// Accepts TCP connections of a simulated host. Dropped, it resets those that were not accepted.
+/// Accepts TCP connections of a simulated host. Dropping it resets those that are not accepted.
 #[derive(Debug)]
 pub struct TcpListener {
     kernel: Arc<Kernel>,
@@ -37,7 +37,7 @@ impl TcpListener {
         Ok(Self { kernel, address })
     }
 
-    /// Returns the address that it listens at.
+    /// Returns the address at which it listens.
     ///
     /// # Errors
     /// None.
@@ -51,12 +51,12 @@ impl TcpListener {
     /// None.
     ///
     /// # Cancel safety
-    /// Dropped, it has taken no connection.
+    /// A future that is dropped before it is ready has taken no connection.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         poll_fn(|context| self.poll_accept(context)).await
     }
 
-    /// The same for code that polls.
+    /// Accepts the next connection, as [`TcpListener::accept`] does. If there is none, wakes the task once there is.
     pub fn poll_accept(
         &self,
         context: &mut Context<'_>,

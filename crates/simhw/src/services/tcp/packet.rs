@@ -1,4 +1,4 @@
-//! IP packets of TCP, as `smoltcp` has them and as frames carry them.
+//! Converts TCP's IP packets between `smoltcp`'s form and that of frames.
 
 use std::net::Ipv4Addr;
 
@@ -12,13 +12,13 @@ use crate::services::outbox::Outbox;
 use crate::services::tcp::recovery::Recovery;
 use crate::time;
 
-/// Bytes of an IP packet that are no bytes of its frame: the IP header, and what TCP's begins with, the ports and the
-/// sequence number. A UDP datagram has as many.
+/// Bytes of an IP packet that its frame does not carry as payload: the IP header, and the ports and the sequence number
+/// of TCP's header. A UDP datagram's headers have as many bytes.
 pub(super) const PREFIX: usize = 28;
-/// Bytes of a segment that a frame carries at least: the rest of TCP's header.
+/// Least bytes of a segment in a frame: the rest of TCP's header.
 const REST: usize = 12;
 
-/// One of TCP's flags.
+/// Flags of TCP's header.
 pub(super) const FIN: u8 = 1;
 pub(super) const SYN: u8 = 1 << 1;
 pub(super) const RST: u8 = 1 << 2;
@@ -35,7 +35,7 @@ pub(super) struct Ends {
 #[derive(Debug)]
 pub(super) struct Packet {
     pub(super) ends: Ends,
-    /// TCP's flags.
+    /// Flags of TCP's header.
     pub(super) flags: u8,
     /// The whole packet, from the IP header on.
     pub(super) bytes: Vec<u8>,
@@ -66,13 +66,13 @@ impl Packet {
         Some(Self { ends, flags, bytes })
     }
 
-    /// Returns whether the packet asks for a connection.
+    /// Returns whether the packet requests a connection.
     pub(super) const fn is_request(&self) -> bool {
         self.flags & (SYN | ACK | RST | FIN) == SYN
     }
 }
 
-/// Takes a packet of `smoltcp`'s apart for its frame; `None` if no host has its destination.
+/// Converts a packet of `smoltcp` for its frame; `None` if no host has its destination.
 fn outgoing(mut bytes: Vec<u8>, hosts: &Hosts, own: NodeId) -> Option<Outgoing> {
     let destination = Ipv4Addr::from(*bytes.get(16..)?.first_chunk::<4>()?);
     let [from, from_low, to, to_low] = *bytes.get(20..)?.first_chunk()?;
@@ -92,7 +92,7 @@ fn outgoing(mut bytes: Vec<u8>, hosts: &Hosts, own: NodeId) -> Option<Outgoing> 
     Some(Outgoing { to: to_node, label, bytes })
 }
 
-/// The NIC, as `smoltcp` sees it while it works.
+/// The NIC, as `smoltcp` uses it in one poll.
 #[derive(Debug)]
 pub(super) struct Device<'a> {
     /// Most bytes of a packet.
@@ -102,10 +102,10 @@ pub(super) struct Device<'a> {
     pub(super) outbox: &'a mut Outbox,
     /// The packet that has arrived.
     pub(super) arrived: Option<&'a [u8]>,
-    /// True once a segment has found no space.
+    /// True once the outbox had no space for a segment.
     pub(super) is_full: bool,
-    /// The time, and what watches the packets of the connection.
     pub(super) now: time::Instant,
+    /// The loss recovery of the polled connection.
     pub(super) recovery: Option<&'a mut Recovery>,
 }
 
@@ -135,7 +135,7 @@ impl phy::TxToken for Sending<'_> {
             recovery.on_sent(self.now, &bytes);
         }
         if let Some(outgoing) = outgoing(bytes, self.hosts, self.own) {
-            // An answer to a packet may find no space: it is lost as on a network that is full.
+            // If there is no space for an answer to a packet, it is lost as in a congested network.
             let _ = self.outbox.push(outgoing);
         }
         result

@@ -1,9 +1,9 @@
-//! Resends what is lost as soon as Linux does.
+//! Resends lost segments as soon as Linux does.
 //!
-//! `smoltcp` resends one lost segment of a window at once, and all others after a timeout of at least 1 s. Linux resends each
-//! loss of a window within a round trip, probes for a lost tail after two round trips (RFC 8985, section 7), and its
-//! timeout is at least 200 ms (`TCP_RTO_MIN`). A [`Recovery`] watches the packets of a connection. Where Linux would resend, it
-//! returns duplicate acknowledgements, which have `smoltcp` resend the first segment that is missing.
+//! `smoltcp` resends one lost segment of a window at once, and all others after a timeout of at least 1 s. Linux resends
+//! each lost segment of a window within a round trip. It probes for a lost tail after two round trips (RFC 8985, section
+//! 7), and its timeout is at least 200 ms (`TCP_RTO_MIN`). A [`Recovery`] observes the packets of a connection. Where
+//! Linux would resend, it returns duplicate acknowledgements, which make `smoltcp` resend the first missing segment.
 
 use std::time::Duration;
 
@@ -13,19 +13,19 @@ use crate::time::Instant;
 /// Acknowledgements after which `smoltcp` resends: one that resets its count, and three duplicates.
 pub(super) const ACKNOWLEDGEMENTS: usize = 4;
 
-/// Linux's least timeout.
+/// The least retransmission timeout of Linux.
 const LEAST_TIMEOUT: Duration = Duration::from_millis(200);
 /// Time that Linux adds to two round trips before it probes.
 const PROBE_MARGIN: Duration = Duration::from_millis(2);
-/// The timeout doubles so many times at most.
+/// Most times that the timeout doubles.
 const DOUBLINGS: u32 = 9;
 /// Bytes of the headers of IP and of TCP, without options.
 const HEADERS: usize = 40;
 
-/// What a packet says of the sequence numbers.
+/// The fields of a packet that concern sequence numbers.
 struct Fields {
     sequence: u32,
-    /// The sequence number after it.
+    /// The sequence number after the packet.
     end: u32,
     acknowledged: Option<u32>,
     is_empty: bool,
@@ -55,17 +55,17 @@ const fn is_after(a: u32, b: u32) -> bool {
     a.wrapping_sub(b) as i32 > 0
 }
 
-/// The losses of a connection's sending direction.
+/// Tracks the losses of a connection's sending direction.
 #[derive(Debug, Default)]
 pub(super) struct Recovery {
-    /// The first sequence number that is not acknowledged, and the one after all that was sent; `None` before the first.
+    /// The first unacknowledged sequence number, and the one after the last that was sent; `None` before the first.
     flight: Option<(u32, u32)>,
-    /// The sequence number of FIN, once it was sent.
+    /// The sequence number of FIN, once FIN was sent.
     fin: Option<u32>,
     duplicates: u32,
-    /// The end of what had been sent when a loss was found, until it is acknowledged.
+    /// The sequence number after the last that had been sent when a loss was found, until it is acknowledged.
     recovering: Option<u32>,
-    /// A segment's end, and when it was sent.
+    /// The segment whose round trip is measured: its end, and when it was sent.
     timed: Option<(u32, Instant)>,
     round_trip: Option<Duration>,
     /// When the last segment was acknowledged, or the last probe was sent.
@@ -73,12 +73,12 @@ pub(super) struct Recovery {
     probes: u32,
     /// The headers of the last acknowledgement.
     last: Option<[u8; HEADERS]>,
-    /// The sequence number after all that was received.
+    /// The sequence number after the last that was received.
     received: u32,
 }
 
 impl Recovery {
-    /// Notes a packet that the connection sends.
+    /// Records a packet that the connection sends.
     pub(super) fn on_sent(&mut self, now: Instant, packet: &[u8]) {
         let Some(fields) = Fields::of(packet).filter(|fields| !fields.is_empty) else { return };
         let (acked, sent) = *self.flight.get_or_insert((fields.sequence, fields.sequence));
@@ -94,7 +94,7 @@ impl Recovery {
         }
     }
 
-    /// Notes a packet that the connection has received; returns whether a further loss has to be resent.
+    /// Records a packet that the connection has received; returns whether a further lost segment must be resent.
     pub(super) fn on_received(&mut self, now: Instant, packet: &[u8]) -> bool {
         let Some(fields) = Fields::of(packet) else { return false };
         let (Some(acknowledged), Some((acked, sent))) = (fields.acknowledged, self.flight) else {
@@ -126,7 +126,7 @@ impl Recovery {
         }
     }
 
-    /// Measures the round trip; not while segments are resent (Karn's algorithm).
+    /// Measures the round trip, except while segments are resent (Karn's algorithm).
     fn measure(&mut self, now: Instant, acknowledged: u32) {
         match self.timed {
             Some((end, _)) if is_after(end, acknowledged) && self.recovering.is_none() => {}
@@ -140,13 +140,13 @@ impl Recovery {
         }
     }
 
-    /// Returns whether all data is acknowledged, but not FIN. Duplicate acknowledgements would stop `smoltcp`'s timer then, without
-    /// a resent segment.
+    /// Returns whether only FIN is unacknowledged. Duplicate acknowledgements would then stop `smoltcp`'s timer without
+    /// resending a segment.
     fn is_only_fin(&self) -> bool {
         self.fin.is_some() && self.flight.map(|(acked, _)| acked) == self.fin
     }
 
-    /// Returns when the connection has to resend, if nothing is acknowledged until then.
+    /// Returns when the connection must resend unless an acknowledgement arrives before.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let (acked, sent) = self.flight?;
         let (round_trip, _) = (self.round_trip?, self.last?);
@@ -158,7 +158,7 @@ impl Recovery {
         Some(self.since + wait)
     }
 
-    /// Returns whether the connection has to resend now.
+    /// Returns whether the connection must resend now.
     pub(super) fn on_time(&mut self, now: Instant) -> bool {
         let is_due = self.deadline().is_some_and(|deadline| deadline <= now);
         if is_due {
@@ -169,8 +169,8 @@ impl Recovery {
         is_due
     }
 
-    /// Returns an acknowledgement as the peer has sent it last; [`ACKNOWLEDGEMENTS`] of them have `smoltcp` resend. `None` if the
-    /// peer's window is closed.
+    /// Returns a copy of the peer's last acknowledgement; [`ACKNOWLEDGEMENTS`] of them make `smoltcp` resend. `None` if
+    /// the peer's window is closed.
     pub(super) fn acknowledgement(&self) -> Option<[u8; HEADERS]> {
         let (mut packet, (acked, _)) = (self.last?, self.flight?);
         let window = u16::from_be_bytes([packet[34], packet[35]]);
@@ -179,7 +179,7 @@ impl Recovery {
         packet[28..32].copy_from_slice(&acked.to_be_bytes());
         packet[32] = 5 << 4;
         packet[33] = ACK;
-        // Another window than the peer's: the first one counts as no duplicate.
+        // The window differs from the peer's last one, so that the first copy does not count as a duplicate.
         packet[34..36].copy_from_slice(&window.checked_sub(1)?.to_be_bytes());
         Some(packet)
     }

@@ -16,16 +16,16 @@ use crate::services::kernel::{Kernel, current_or_unsupported};
 
 /// A TCP connection of a simulated host. Use it as tokio's; `tokio::io::split` splits it.
 ///
-/// [`TCP_BUFFER_BYTES`](super::TCP_BUFFER_BYTES) are kept in each direction, and the window is no larger. Segments that are
-/// lost are resent at the third duplicate acknowledgement, or after a second at least. A peer that is silent for 15
-/// minutes while it has data to acknowledge is given up with [`io::ErrorKind::TimedOut`]; one that has restarted resets the
-/// connection ([`io::ErrorKind::ConnectionReset`]).
+/// Each direction has a buffer of [`TCP_BUFFER_BYTES`](super::TCP_BUFFER_BYTES), and the window is no larger. A lost
+/// segment is resent at the third duplicate acknowledgement, or after about two round trips without one. If the peer is
+/// silent for 15 minutes while it has data to acknowledge, the stream fails with [`io::ErrorKind::TimedOut`]. A peer that
+/// has restarted resets the connection ([`io::ErrorKind::ConnectionReset`]).
 ///
-/// A dropped stream sends what was written, then FIN; or RST, if it has received something that was not read, as Linux does.
-/// There is no TIME-WAIT.
+/// Like on Linux, a dropped stream sends the written bytes, then FIN; if received bytes are unread, it sends RST. There
+/// is no TIME-WAIT.
 ///
 /// # Cancel safety
-/// That of tokio's: a read or write that is dropped before it is ready has taken or sent nothing.
+/// Like tokio's: a read or write that is dropped before it is ready has taken or sent nothing.
 #[derive(Debug)]
 pub struct TcpStream {
     kernel: Arc<Kernel>,
@@ -50,7 +50,7 @@ impl TcpStream {
     /// free port, [`io::ErrorKind::Unsupported`] outside a simulation.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the connection up.
+    /// Dropping the future aborts the connection.
     pub async fn connect(to: impl ToAddress) -> io::Result<Self> {
         let kernel = current_or_unsupported()?;
         let to = to.to_address(&kernel)?;
@@ -59,7 +59,7 @@ impl TcpStream {
         }
         let ip = match to.ip().to_canonical() {
             IpAddr::V4(ip) => ip,
-            // Of version 6, a host has the loopback address only.
+            // The only IPv6 address of a host is the loopback address.
             IpAddr::V6(_) => Ipv4Addr::LOCALHOST,
         };
         let (id, ends) = {
@@ -110,7 +110,7 @@ impl TcpStream {
         Ok(self.with(|connection| (!connection.socket().nagle_enabled(), None)))
     }
 
-    /// Uses the connection under the host's lock, and drops a replaced waker without it.
+    /// Calls `act` with the connection under the host's lock, and drops a replaced waker after releasing the lock.
     fn with<T>(&self, act: impl FnOnce(&mut Connection) -> (T, Option<Waker>)) -> T {
         let (result, replaced) = {
             let mut state = self.kernel.state();

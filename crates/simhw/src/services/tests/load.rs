@@ -14,8 +14,8 @@ use crate::services::{BACKLOG, BoxError, TcpListener, TcpStream};
 /// Bytes that all senders together send.
 const TOTAL: usize = 4 << 20;
 
-/// So many nodes send equal parts to node 0 at once. Returns the virtual time until all have arrived, and the packets that
-/// the switch has dropped.
+/// Sends equal parts from `senders` nodes to node 0 at once. Returns the virtual time until all have arrived, and the
+/// number of packets that the switch has dropped.
 fn fan_in(senders: u16) -> (Duration, u64) {
     let part = TOTAL / usize::from(senders);
     let mut cluster = Cluster::new(1, senders + 1, move |node| async move {
@@ -52,7 +52,7 @@ fn fan_in(senders: u16) -> (Duration, u64) {
 fn sixteen_senders_to_one_overflow_the_switch_and_all_bytes_arrive_later_than_those_of_one() {
     let (alone, _) = fan_in(1);
     let (together, dropped) = fan_in(16);
-    // A segment that is lost again waits for the timeout.
+    // A segment that is lost twice waits for the timeout.
     assert!(dropped > 50 && together > 10 * alone, "{alone:?} {together:?} {dropped}");
 }
 

@@ -1,4 +1,4 @@
-//! TCP between hosts: exact bytes under loss, refusals, ends, crashes.
+//! Tests TCP between hosts: exact bytes under loss, refused connections, closed ones, crashes.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect()
 }
 
-/// Node 0 echoes streams whose peer has ended; the others send so many bytes and read them back.
+/// Node 0 echoes each stream once its peer has shut it down; the others send `length` bytes and read them back.
 async fn echo(node: NodeId, length: usize) -> Result<(), BoxError> {
     if node.0 == 0 {
         let listener = TcpListener::bind("0.0.0.0:7").await?;
@@ -80,7 +80,7 @@ fn a_stream_takes_the_time_of_its_packets_on_the_line() {
 }
 
 #[test]
-fn nothing_listens_is_refused_and_no_host_is_unreachable() {
+fn a_port_without_a_listener_refuses_and_an_unknown_address_is_unreachable() {
     let mut cluster = Cluster::new(1, 2, |node| async move {
         if node.0 == 0 {
             return std::future::pending().await;
@@ -143,7 +143,7 @@ fn a_peer_that_has_crashed_and_restarted_resets_a_stream_and_is_reached_again() 
 }
 
 #[test]
-fn a_peer_that_has_crashed_is_given_up_in_time() {
+fn a_stream_to_a_crashed_peer_times_out() {
     let mut cluster = Cluster::new(1, 2, |node| async move {
         if node.0 == 0 {
             return echo(node, 0).await;

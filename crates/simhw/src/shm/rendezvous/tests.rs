@@ -78,8 +78,8 @@ fn greet(name: &str, channel: &OwnedFd) -> (Socket, Arc<Segment>, Shape) {
 
 /// Waits for the answer; `None` if the connection ends first.
 fn answer(socket: &Socket) -> Option<Greeting> {
-    let patience = Timespec::try_from(LONG).unwrap();
-    assert_eq!(poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience)).unwrap(), 1);
+    let timeout = Timespec::try_from(LONG).unwrap();
+    assert_eq!(poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)).unwrap(), 1);
     receive::<0>(socket).ok().map(|(greeting, [])| greeting)
 }
 
