@@ -53,7 +53,7 @@ pub enum DropCause {
     Misrouted,
     /// The frame was not sealed, or sealed with keys that its receiver does not know.
     Unsealed,
-    /// The sealed frame had been received before, or came too late to check for a replay.
+    /// The sealed frame had been received before, or arrived too late to check for a replay.
     Replayed,
     /// The sender could agree on no keys with the destination.
     NoKeys,
@@ -62,7 +62,7 @@ pub enum DropCause {
 }
 
 impl DropCause {
-    /// Every cause.
+    /// All causes, in the order of their numbers.
     pub const ALL: [Self; 26] = [
         Self::BufferFull,
         Self::PartialDiscard,
@@ -92,7 +92,7 @@ impl DropCause {
         Self::System,
     ];
 
-    /// The cause's name in reports and traces.
+    /// Returns the cause's name in reports and traces.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -137,12 +137,12 @@ impl fmt::Display for DropCause {
 pub struct Drops([u64; DropCause::ALL.len()]);
 
 impl Drops {
-    /// Counts one drop.
+    /// Counts one dropped frame.
     pub const fn add(&mut self, cause: DropCause) {
         self.0[cause as usize] += 1;
     }
 
-    /// Counts `count` drops.
+    /// Counts `count` dropped frames.
     pub(crate) const fn add_many(&mut self, cause: DropCause, count: u64) {
         self.0[cause as usize] += count;
     }

@@ -30,7 +30,7 @@ use crate::region::Payload;
 
 /// First byte of every frame.
 pub const MAGIC: u8 = 0x4D;
-/// Version of the header that this build speaks.
+/// Version of the header that this build uses.
 pub const VERSION: u8 = 1;
 /// Bytes of the header: one ATM cell's payload.
 pub const HEADER_BYTES: usize = 48;
@@ -51,7 +51,7 @@ pub enum Kind {
     Control = 1,
     /// An acknowledgement of control messages that carries no message itself.
     Acknowledge = 2,
-    /// Announces that the sender is alive in this incarnation, and asks for the receiver's.
+    /// Reports that the sender runs in this incarnation, and requests the receiver's.
     Hello = 3,
     /// The answer to [`Kind::Hello`], and to a frame for a previous incarnation.
     Welcome = 4,
@@ -60,7 +60,7 @@ pub enum Kind {
     /// A part of a frame that was too long for one datagram to its destination. Only NICs over UDP use it; they
     /// reassemble the frame before their firmware receives it.
     Piece = 6,
-    /// Asks whether a datagram of this length arrives. Only NICs over UDP use it.
+    /// Tests whether a datagram of this length arrives. Only NICs over UDP use it.
     Probe = 7,
     /// The answer to [`Kind::Probe`].
     Probed = 8,
@@ -317,7 +317,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_emitted_parses_to_itself(header in any_header()) {
+        fn an_emitted_header_parses_to_itself(header in any_header()) {
             let mut bytes = header.emit().to_vec();
             bytes.resize(header.frame_bytes(), 7);
             let (parsed, payload) = Header::parse(&bytes).unwrap();

@@ -25,7 +25,7 @@ pub const STOP_TIMEOUT: Duration = Duration::from_millis(200);
 pub trait Firmware {
     /// Handles the first turn of a NIC that has started.
     fn on_start(&mut self, hw: &mut impl Hardware);
-    /// Handles the stop of the NIC: returns to its peers what they wait for. Applications post no more
+    /// Handles the stop of the NIC: sends its peers the frames that they wait for. Applications post no more
     /// commands.
     fn on_stop(&mut self, _hw: &mut impl Hardware) {}
     /// Returns whether the peers have received what [`Firmware::on_stop`] sent. A NIC that is shut down keeps
@@ -194,20 +194,20 @@ pub trait Hardware {
     /// Takes the next command of `port`. [`Hardware::abort`] does not put it back.
     fn next_command(&mut self, port: PortId) -> Option<Command>;
 
-    /// Applies what the application of `port` has registered and deregistered so far. Elsewhere that happens when the
-    /// NIC handles the port's doorbell or takes its next command. By default does nothing: hardware whose registrations
-    /// take effect at once has nothing to apply.
+    /// Applies the registrations and deregistrations of `port` so far. Otherwise they are applied when the NIC handles
+    /// the port's doorbell or takes its next command. By default does nothing, for hardware whose registrations take
+    /// effect at once.
     fn apply_registrations(&mut self, _port: PortId) {}
 
     /// Opens the gate of `port`, at once: from now on its host may write to other processes itself, if it has the
-    /// returned number. If the gate is open, returns its number. Returns `None` if the port has no gate, or the last
-    /// post before it was closed may still be under way.
+    /// returned number. If the gate is already open, returns its number. Returns `None` if the port has no gate, or the
+    /// last post before it was closed may still be in progress.
     fn open_gate(&mut self, _port: PortId) -> Option<u64> {
         None
     }
 
     /// Closes the gate of `port`, at once: no post begins until it is opened again, under another number. Returns
-    /// whether none is under way. If one is, the caller calls again later: the gate stays closed.
+    /// whether no post is in progress. If one is, call again later; the gate stays closed.
     fn close_gate(&mut self, _port: PortId) -> bool {
         true
     }

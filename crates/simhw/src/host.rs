@@ -24,7 +24,7 @@ pub trait Host: Clone + Send + Sync + 'static {
     /// Dropping the future cancels the alarm.
     fn sleep_until(&self, at: Instant) -> impl Future<Output = ()> + Send;
 
-    /// Starts a task.
+    /// Starts a task on this host.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static);
 
     /// Returns the random stream of this node with the name `stream`.
@@ -44,8 +44,8 @@ pub trait Host: Clone + Send + Sync + 'static {
         self.open_port_with(PortOptions::default())
     }
 
-    /// Opens the rings by which this process may bypass its NIC while the port's gate is open. `None` if the fabric has
-    /// none, or they are open already: one port of a process has them. Default: none.
+    /// Opens the rings by which this process may bypass its NIC while the port's gate is open. Returns `None` if the
+    /// fabric has none, or they are already open: only one port of a process can have them. Default: `None`.
     fn open_peer_rings(&self) -> Option<Box<dyn PeerRings>> {
         None
     }

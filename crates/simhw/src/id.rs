@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_later_life_is_newer_across_the_wrap() {
+    fn a_later_incarnation_is_newer_across_the_wrap() {
         let old = Incarnation(u32::MAX);
         assert!(old.next().is_newer_than(old));
         assert!(!old.is_newer_than(old.next()));

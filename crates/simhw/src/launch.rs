@@ -9,8 +9,8 @@
 //! | an indexed Kubernetes job | `JOB_COMPLETION_INDEX`, [`Launch::size`] | `JOB-INDEX.SERVICE` |
 //!
 //! Flags override the environment, and a list of peers overrides every other source of hosts. Where hosts are
-//! named without ports, the ranks of one host take ports from [`DEFAULT_PORT`] on. A launcher also says on
-//! which host the process runs; if that contradicts the order of the hosts, [`Launch::place`] fails.
+//! named without ports, the ranks of one host take ports from [`DEFAULT_PORT`] on. If the launcher reports another
+//! host for this process than the order of the hosts gives it, [`Launch::place`] fails.
 
 mod environment;
 mod hosts;
@@ -37,9 +37,9 @@ const PEERS: &str = "--peers";
 const HOSTFILE: &str = "--hostfile";
 const SECRET_KEY: &str = "--secret-key";
 /// Pause between two attempts to resolve an unknown name.
-const ASK_AGAIN: Duration = Duration::from_millis(200);
+const RESOLVE_PAUSE: Duration = Duration::from_millis(200);
 
-/// The flags that say which processes take part; each is optional.
+/// The flags that select the processes; each is optional.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Launch {
     rank: Option<u16>,
@@ -50,7 +50,7 @@ pub struct Launch {
     service: Option<String>,
 }
 
-/// The place of this process among those that work together; all of them have the same list.
+/// The processes that work together, and this one's rank; all of them have the same list of peers.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ProcessGroup {
     /// This process's rank, from 0.
@@ -96,9 +96,9 @@ impl ProcessGroup {
     /// # Errors
     /// [`ResolveError`] names the entry that failed.
     pub fn addresses(&self, wait: Duration) -> Result<Vec<SocketAddr>, ResolveError> {
-        for _ in 0..wait.as_millis() / ASK_AGAIN.as_millis() {
+        for _ in 0..wait.as_millis() / RESOLVE_PAUSE.as_millis() {
             match resolve_peers(&self.peers) {
-                Err(ResolveError::Unknown { .. }) => std::thread::park_timeout(ASK_AGAIN),
+                Err(ResolveError::Unknown { .. }) => std::thread::park_timeout(RESOLVE_PAUSE),
                 found => return found,
             }
         }
@@ -113,9 +113,9 @@ pub enum LaunchError {
     /// A file of peers or hosts cannot be read.
     #[error("{flag} {}: {}; name a file that can be read", path.display(), why(*kind))]
     Unreadable {
-        /// The flag that names it.
+        /// The flag that names the file.
         flag: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The error of the operating system.
         kind: ErrorKind,
@@ -123,7 +123,7 @@ pub enum LaunchError {
     /// A line of a list of peers is malformed.
     #[error("--peers {}: line {line} is not \"HOST:PORT\" or \"HOST:PORT KEY\"", path.display())]
     Peer {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
@@ -131,7 +131,7 @@ pub enum LaunchError {
     /// A key in a list of peers is malformed.
     #[error("--peers {}: the key in line {line} is not 64 hexadecimal digits", path.display())]
     PeerKey {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
@@ -139,7 +139,7 @@ pub enum LaunchError {
     /// Some lines of a list of peers have keys and others do not; this is the first that differs.
     #[error("--peers {}: line {line} differs from those before it; give every peer its key, or none", path.display())]
     SomeKeys {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
@@ -150,7 +150,7 @@ pub enum LaunchError {
     /// A file contains no secret key.
     #[error("--secret-key {}: its text is not 64 hexadecimal digits; make a new key", path.display())]
     SecretKey {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
     /// The keys do not match.
@@ -159,7 +159,7 @@ pub enum LaunchError {
     /// A line of a hostfile is malformed.
     #[error("--hostfile {}: line {line} is not \"HOST\", \"HOST slots=N\" or \"HOST:N\"", path.display())]
     Hostfile {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
@@ -167,17 +167,17 @@ pub enum LaunchError {
     /// A list of peers or hosts has no entry.
     #[error("{flag} {}: it has no entry; give one a line", path.display())]
     Empty {
-        /// The flag that names it.
+        /// The flag that names the file.
         flag: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
     /// A variable of the environment has an unusable value.
     #[error("{variable}={value:?} is no {what}; fix it, or give --rank and --peers")]
     Variable {
-        /// The variable's name.
+        /// Name of the variable.
         variable: &'static str,
-        /// Its value.
+        /// Value of the variable.
         value: String,
         /// The value that it should have.
         what: &'static str,
@@ -188,7 +188,7 @@ pub enum LaunchError {
     /// The rank is not below the number of peers.
     #[error("--rank {rank}: outside the list of {size} peers; ranks count from 0")]
     Rank {
-        /// The rank.
+        /// Rank of this process.
         rank: u16,
         /// The number of ranks.
         size: usize,
@@ -196,25 +196,25 @@ pub enum LaunchError {
     /// The number of peers differs from the number of ranks.
     #[error("{ranks} ranks, and peers for {peers}; name one for each rank")]
     Size {
-        /// Ranks that are expected.
+        /// Number of ranks.
         ranks: usize,
-        /// Peers that are named.
+        /// Number of named peers.
         peers: usize,
     },
-    /// A rank is given, but not the addresses of its peers.
+    /// A rank is given, but the addresses of its peers are not.
     #[error(
         "rank {rank} of {launcher}: the addresses of its peers are missing; give --hostfile or --peers"
     )]
     NoPeers {
-        /// The rank.
+        /// Rank of this process.
         rank: u16,
         /// The launcher or flag that gave the rank.
         launcher: &'static str,
     },
-    /// An indexed Kubernetes job does not say how many pods it has, or under which service they are found.
+    /// The number of pods of an indexed Kubernetes job, or their service, is not given.
     #[error("an indexed job does not tell its {what}; give {flag}")]
     Job {
-        /// The missing value.
+        /// Name of the missing value.
         what: &'static str,
         /// The flag that gives it.
         flag: &'static str,
@@ -222,7 +222,7 @@ pub enum LaunchError {
     /// The order of the hosts contradicts that of the ranks.
     #[error("rank {rank} is not where the list of hosts puts it; give --peers, one line a rank")]
     Placement {
-        /// The rank.
+        /// Rank of this process.
         rank: u16,
     },
     /// The ranks of one host need ports above 65535.
@@ -230,7 +230,7 @@ pub enum LaunchError {
     Ports {
         /// The first rank's port.
         first: u16,
-        /// Ranks of that host.
+        /// Number of ranks of the host.
         ranks: usize,
     },
 }
@@ -256,9 +256,9 @@ impl Launch {
         self
     }
 
-    /// Sets a file with one `host:port` a line, in the order of ranks. Either every line has the rank's public
-    /// key after it, or none has. `-` is standard input, up to an empty line. Lines that begin with `#` are
-    /// ignored.
+    /// Sets a file with one `host:port` a line, in the order of ranks. Each line may have the rank's public key after
+    /// it: either every line has one, or none has. `-` is standard input, up to an empty line. Lines that begin with
+    /// `#` are ignored.
     #[must_use]
     pub fn peers(mut self, file: Option<PathBuf>) -> Self {
         self.peers = file;
@@ -303,7 +303,7 @@ impl Launch {
         &self,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<ProcessGroup>, LaunchError> {
-        // Rank and hosts are given by flags: the launcher adds nothing.
+        // Flags give rank and hosts: the launcher is ignored.
         let by_hand = self.rank.is_some() && (self.peers.is_some() || self.hostfile.is_some());
         let started = if by_hand { None } else { Started::find(self, environment)? };
         let Some((mut peers, mut keys)) = self.find_peers(started.as_ref())? else {
@@ -404,7 +404,7 @@ fn read_list(path: &Path) -> Result<KeyedPeers, LaunchError> {
     Ok((entries, keys))
 }
 
-/// Describes in plain words why a file cannot be read.
+/// Describes why a file cannot be read.
 fn why(kind: ErrorKind) -> String {
     match kind {
         ErrorKind::NotFound => "there is no such file".into(),

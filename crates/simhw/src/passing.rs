@@ -1,10 +1,10 @@
 //! Sockets between processes of one host, and the descriptors that they pass to each other.
 //!
-//! The process at the other end of a [`Socket`] may be hostile, and may hold a copy of this end. No call here
-//! therefore blocks: each passes `MSG_DONTWAIT`, which holds whatever flags the file has. A descriptor from
-//! another process is used only after its kind is checked. One of an unknown kind is closed on a separate
-//! thread: closing a file may block until its file system answers, or until its data is sent. Where no
-//! descriptor is expected, none is received: it is closed with its socket, on that thread.
+//! The process at the other end of a [`Socket`] may be hostile, and may hold a copy of this end. Therefore no call
+//! here blocks: each passes `MSG_DONTWAIT`, which applies regardless of the file's flags. A descriptor from another
+//! process is used only after its kind is checked. One of an unknown kind is closed on a separate thread, because
+//! closing a file may block until its file system answers, or until its data is sent. Where no descriptor is
+//! expected, none is received: it is closed with its socket, on that thread.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -27,7 +27,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MIDPLANE");
 const SENT: usize = 2;
 /// Most descriptors that the system passes with a message.
 const PASSED: usize = 253;
-/// Most bytes of wake-ups that one read takes: more than a correct process ever has under way.
+/// Most bytes of wake-ups that one read takes: more than a correct process ever has in flight.
 const WAKES: usize = 4_096;
 /// Most reads in a row from one channel; the rest waits for the next turn.
 const ROUNDS: usize = 8;
@@ -81,7 +81,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Makes a channel for wake-ups: returns this process's end, and the end to pass on.
+    /// Creates a channel for wake-ups: returns this process's end, and the end to pass on.
     pub(crate) fn pair() -> rustix::io::Result<(Self, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -189,13 +189,13 @@ impl Socket {
         true
     }
 
-    /// Returns whether nothing waits to be received, descriptors in particular, after the connection has ended.
+    /// Returns whether nothing waits to be received after the connection has ended, in particular no descriptor.
     fn is_empty(&self) -> bool {
         // A message without bytes looks like the end of the connection. If credentials are requested but have
         // no space, the system flags each message as it flags descriptors. A stream has no such messages.
-        let tells =
+        let is_known =
             socket_type(self) == Ok(SocketType::STREAM) || set_socket_passcred(self, true).is_ok();
-        self.take_wakes() && tells && self.peek(&mut [0]) == Ok((0, false))
+        self.take_wakes() && is_known && self.peek(&mut [0]) == Ok((0, false))
     }
 
     /// Shuts the connection down; both ends are notified.
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_whose_closing_never_returns_holds_up_its_sender_alone() {
+    fn a_descriptor_that_blocks_on_close_delays_only_its_sender() {
         let (hostile, honest) = (Place::default(), Place::default());
         let (late, reader) = closed_late();
         let (from, to) = connection();

@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::id::NodeId;
 use crate::region::{Payload, Region, SharedMemory};
 
-/// Words that precede a payload, the sender's own.
+/// Number of words before a payload; the sender defines them.
 pub const WORDS: usize = 5;
 
 /// Carries frames between the processes of one host: from one process in order, each once, until it has exited.
@@ -32,61 +32,61 @@ pub trait PeerRings: fmt::Debug + Send {
         parts: &[Payload<'_>],
     ) -> Result<(), SendRefused>;
 
-    /// Shares a region with another process, which receives it as [`News::Shown`], earlier or later than frames that
-    /// are sent at the same time. The peer may read and write the region until it is dropped.
+    /// Shares a region with another process, which may read and write it until the region is dropped. The peer receives
+    /// it as [`News::Shown`], earlier or later than frames that are sent at the same time.
     ///
     /// # Errors
     /// [`SendRefused`], as of a frame; nothing is shared then.
     ///
     /// # Panics
-    /// If other processes can't map the region: see [`Region::file`].
+    /// If other processes cannot map the region: see [`Region::file`].
     fn show(&mut self, to: NodeId, name: [u64; 2], region: &Region) -> Result<(), SendRefused>;
 
     /// Takes the next event, if there is one. Frames of several processes take turns.
     fn poll(&mut self) -> Option<News<'_>>;
 
-    /// Has `waker` woken at the next event, and when there is room where a frame was refused. Returns `false` if that
-    /// may be so already; then nothing is armed.
+    /// Arms `waker`, which is woken at the next event, or once there is space where a frame was refused. Returns `false`
+    /// if that may be so already; then poll again, because `waker` may not be woken.
     fn arm_wakeup(&mut self, waker: &Waker) -> bool;
 }
 
 /// An event of the rings.
 #[derive(Debug)]
 pub enum News<'a> {
-    /// A frame.
+    /// A frame of another process.
     Frame {
-        /// The sender.
+        /// Node of the sender.
         from: NodeId,
-        /// Its words.
+        /// Words before the payload.
         words: [u64; WORDS],
-        /// Its payload; the sender may be writing it.
+        /// The payload; the sender may still write to it.
         payload: Payload<'a>,
     },
     /// Memory that another process shares.
     Shown {
-        /// The owner.
+        /// Node of the owner.
         from: NodeId,
-        /// The owner's name of it.
+        /// The owner's name for the memory.
         name: [u64; 2],
-        /// The memory.
+        /// The mapped memory.
         memory: SharedMemory,
     },
-    /// A process has exited, or did not connect in the time that
-    /// [`ShmConfig::join_timeout`](crate::shm::ShmConfig::join_timeout) gives it: no frame comes from it, and none goes
-    /// there, until [`News::Returned`].
+    /// A process has exited, or did not connect within
+    /// [`ShmConfig::join_timeout`](crate::shm::ShmConfig::join_timeout). No frame is received from it or sent to it
+    /// until [`News::Returned`].
     Left(NodeId),
-    /// A process has exited, and another one has taken its number: later frames are the new one's.
+    /// A process has exited, and another one has taken its number: later frames are from the new process.
     Restarted(NodeId),
     /// A process has taken the number of one that had exited.
     Returned(NodeId),
 }
 
-/// Why a frame was not sent.
+/// The reason why a frame was not sent.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SendRefused {
-    /// The peer has not taken what is under way, or is not connected yet; [`PeerRings::arm_wakeup`] notifies when there
-    /// is room. A peer that never connects counts as exited in the end: see
+    /// All slots are in use, or the peer has not connected yet; [`PeerRings::arm_wakeup`] reports when to try again. A
+    /// peer that never connects counts as exited in the end: see
     /// [`ShmConfig::join_timeout`](crate::shm::ShmConfig::join_timeout).
     #[error("no slot is free; try again once the other process has taken a frame")]
     Full,
@@ -96,12 +96,12 @@ pub enum SendRefused {
     /// There is no such node, or it is this one.
     #[error("there is no ring to node {0}")]
     NoRing(NodeId),
-    /// A frame carries at most the MTU.
+    /// The payload is longer than the MTU.
     #[error("a payload has {bytes} bytes, more than the MTU of {mtu}; cut it")]
     TooLong {
         /// Bytes of the payload.
         bytes: usize,
-        /// Most bytes of one.
+        /// Most bytes of a payload.
         mtu: usize,
     },
 }

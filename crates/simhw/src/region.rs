@@ -39,7 +39,7 @@ pub const MAX_REGION: usize = 1 << 30;
 pub struct Rights(u8);
 
 impl Rights {
-    /// No rights.
+    /// The empty set of rights.
     pub const NONE: Self = Self(0);
     /// The owner's commands may read the region.
     pub const LOCAL_READ: Self = Self(1);
@@ -51,7 +51,7 @@ impl Rights {
     pub const REMOTE_WRITE: Self = Self(8);
     /// Both local rights: the default of a region.
     pub const LOCAL: Self = Self(3);
-    /// All four rights.
+    /// The set of all four rights.
     pub const ALL: Self = Self(15);
 
     /// Decodes rights from shared memory; `None` if other bits are set.

@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_ring_is_a_bounded_queue_of_what_is_published(
+        fn a_ring_is_a_bounded_queue_of_published_entries(
             depth in 1_usize..20,
             ops in proptest::collection::vec(
                 prop_oneof![any::<u64>().prop_map(Op::Stage), Just(Op::Publish), Just(Op::Pop)],

@@ -1,7 +1,7 @@
 //! An output-queued switch: a buffer and a line at each port, and rules for what a full buffer drops.
 //!
-//! The model takes the time and the arriving pieces, and returns what leaves and when. `sim` drives it in
-//! virtual time, a soft switch in real time, with the same code.
+//! The model takes the time and the arriving pieces, and returns the departing pieces with their times. `sim` drives it
+//! in virtual time, and a soft switch in real time, with the same code.
 
 pub mod discard;
 
@@ -29,13 +29,13 @@ pub struct Piece {
 
 /// The order in which a switch port sends waiting pieces. The port itself counts and discards.
 pub trait Queueing: fmt::Debug + Send {
-    /// Adds a piece.
+    /// Adds a piece to the queue.
     fn push(&mut self, piece: Piece);
     /// Takes the piece to send next.
     fn pop(&mut self) -> Option<Piece>;
 }
 
-/// First come, first served.
+/// A queue that sends pieces in the order of their arrival.
 #[derive(Debug, Default)]
 pub struct Fifo(VecDeque<Piece>);
 
@@ -115,7 +115,7 @@ impl SwitchProfile {
 /// A piece that a port has begun to send.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Departure {
-    /// The piece.
+    /// The piece being sent.
     pub piece: Piece,
     /// When its first bit leaves.
     pub begins: Instant,

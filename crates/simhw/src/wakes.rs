@@ -36,7 +36,7 @@ impl Wakes {
         Ok(Arc::new(Self { ready, own, channels: Mutex::default() }))
     }
 
-    /// Wakes this process.
+    /// Adds a wake-up of the process's own.
     pub(crate) fn signal(&self) {
         // This fails only after 2^64 - 1 wake-ups.
         let _ = rustix::io::write(&self.own, &1_u64.to_ne_bytes());
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wake_up_is_told_and_none_is_left_when_all_are_taken() {
+    fn each_wake_up_is_reported_and_none_remains_after_take() {
         let wakes = Wakes::new().unwrap();
         let ends: Vec<_> = (0..200)
             .map(|number| {
@@ -153,7 +153,7 @@ mod tests {
             assert!(!is_ready(&wakes));
             ends[7].wake();
             assert!(is_ready(&wakes));
-            assert!(!wakes.take(), "it was a peer");
+            assert!(!wakes.take(), "a peer sent the wake-up");
             wakes.signal();
             assert!(is_ready(&wakes));
             assert!(wakes.take());
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_fills_its_channel_keeps_no_other_from_waking() {
+    fn a_peer_that_fills_its_channel_blocks_no_other_wake_up() {
         let wakes = Wakes::new().unwrap();
         let [(one, hostile), (other, honest)] = [(); 2].map(|()| Socket::pair().unwrap());
         wakes.add(0, Arc::new(one)).unwrap();

@@ -131,8 +131,8 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     }
 }
 
-/// Decodes one message at the start of `bytes`, and ignores what follows: a later version may have appended to
-/// it.
+/// Decodes one message at the start of `bytes`, and ignores the bytes after it, which a later version may have
+/// appended.
 ///
 /// # Errors
 /// [`WireError::Malformed`] if the bytes do not begin with a `T`, [`WireError::TooLong`] above [`LIMIT`].

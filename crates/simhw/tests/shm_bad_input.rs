@@ -1,4 +1,4 @@
-//! Shared memory: configurations that contradict each other, places that are taken, strangers.
+//! Tests invalid input to NICs over shared memory: contradictory configurations, occupied nodes, hostile connections.
 #![cfg(target_os = "linux")]
 
 use std::io::Write;
@@ -15,7 +15,7 @@ use midplane_simhw::shm::{ShmConfig, ShmNic};
 use crate::shm::firmware::{Probe, name, run, start};
 
 #[test]
-fn a_place_that_is_taken_is_refused_and_comes_back() {
+fn an_occupied_node_is_refused_until_its_nic_stops() {
     let fabric = name("taken");
     run(async {
         let config = || ShmConfig::new(&fabric, NodeId(0), 2);
@@ -31,14 +31,14 @@ fn a_place_that_is_taken_is_refused_and_comes_back() {
 }
 
 #[test]
-fn without_a_runtime_nothing_starts() {
+fn no_nic_starts_outside_a_runtime() {
     let config = ShmConfig::new("nowhere", NodeId(0), 1);
     let refused = ShmNic::start(config, Probe::new(false).0).map(drop);
     assert_eq!(refused.unwrap_err(), StartError::NoRuntime);
 }
 
 #[test]
-fn peers_of_another_shape_do_not_meet_and_harm_nobody() {
+fn peers_of_different_shapes_do_not_connect_and_harm_no_other() {
     let fabric = name("shapes");
     run(async {
         let of_shape = |node, mtu| start(ShmConfig::new(&fabric, NodeId(node), 4).mtu(mtu)).0;
@@ -57,7 +57,7 @@ fn peers_of_another_shape_do_not_meet_and_harm_nobody() {
 }
 
 #[test]
-fn a_stranger_at_the_door_is_shown_out() {
+fn an_invalid_greeting_is_refused() {
     let fabric = name("stranger");
     run(async {
         let (nic, _) = start(ShmConfig::new(&fabric, NodeId(0), 2));
@@ -79,13 +79,15 @@ fn a_stranger_at_the_door_is_shown_out() {
             stream.write_all(words).unwrap();
         }
         let (peer, _) = start(ShmConfig::new(&fabric, NodeId(1), 2));
-        tokio::time::timeout(Duration::from_secs(20), nic.meet()).await.expect("a peer is let in");
+        tokio::time::timeout(Duration::from_secs(20), nic.meet())
+            .await
+            .expect("a peer is accepted");
         drop(peer);
     });
 }
 
 #[test]
-fn firmware_that_panics_closes_its_ports_and_leaves_its_peers() {
+fn a_panic_of_the_firmware_closes_its_ports_and_disconnects_its_peers() {
     let fabric = name("panic");
     run(async {
         let (nic, _) = start(ShmConfig::new(&fabric, NodeId(0), 2).spin(Duration::ZERO));
@@ -103,6 +105,9 @@ fn firmware_that_panics_closes_its_ports_and_leaves_its_peers() {
         nic.shutdown().await;
         let mut peers = peer.peers();
         let left = peers.wait_for(Vec::is_empty);
-        tokio::time::timeout(Duration::from_secs(20), left).await.expect("it is missed").unwrap();
+        tokio::time::timeout(Duration::from_secs(20), left)
+            .await
+            .expect("its exit is reported")
+            .unwrap();
     });
 }

@@ -1,5 +1,5 @@
-//! Lanes without a NIC: nothing is lost, doubled or reordered, whoever waits is woken, and the end of a
-//! process is learned of after all that it has sent.
+//! Tests rings without a NIC: no frame is lost, doubled or reordered, and waiting tasks are woken. The exit of a process
+//! is reported after its last frame.
 #![cfg(target_os = "linux")]
 
 use std::future::poll_fn;
@@ -13,11 +13,11 @@ use midplane_simhw::nic::StartError;
 use midplane_simhw::shm::ShmConfig;
 use midplane_simhw::shm::lanes::{Lanes, News, SendRefused};
 
-/// Only what hangs takes so long.
+/// Only a test that hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(30);
 const FABRIC: &str = "MIDPLANE_TEST_LANES";
 
-/// A fabric of this process alone.
+/// Returns the name of a fabric that no other test uses.
 fn name(test: &str) -> String {
     static FABRICS: AtomicUsize = AtomicUsize::new(0);
     let number = FABRICS.fetch_add(1, Ordering::Relaxed);
@@ -41,18 +41,18 @@ fn bytes(from: u16, number: u64) -> Vec<u8> {
     (0..length(number)).map(|at| (number as usize * 31 + at + usize::from(from)) as u8).collect()
 }
 
-/// What each peer's next frame must be.
+/// The number that the next frame of each peer must have.
 struct Expected(Vec<u64>);
 
 impl Expected {
-    /// Takes what is there; who has left.
+    /// Takes all pending events; returns the processes that have left.
     fn take(&mut self, lanes: &mut Lanes) -> Vec<NodeId> {
         let mut gone = Vec::new();
         while let Some(news) = lanes.poll() {
             match news {
                 News::Left(node) => gone.push(node),
-                News::Restarted(_) | News::Returned(_) => panic!("nobody returns"),
-                News::Shown { .. } => panic!("nobody shows memory"),
+                News::Restarted(_) | News::Returned(_) => panic!("no process returns"),
+                News::Shown { .. } => panic!("no process shares memory"),
                 News::Frame { from, words, payload } => {
                     let next = &mut self.0[from.index()];
                     assert_eq!(words, [*next, 1, 2, 3, u64::MAX], "in order, each once");
@@ -70,21 +70,21 @@ fn send(lanes: &mut Lanes, to: NodeId, number: u64) -> Result<(), SendRefused> {
     lanes.send(to, [number, 1, 2, 3, u64::MAX], &payload)
 }
 
-/// Waits until something may have changed, and is told of it.
+/// Waits until an event may have arrived.
 async fn wait(lanes: &mut Lanes) {
     let mut was_armed = false;
-    let told = poll_fn(|context| {
+    let woken = poll_fn(|context| {
         let is_armed = !was_armed && lanes.arm_wakeup(context.waker());
         was_armed = true;
         if is_armed { Poll::Pending } else { Poll::Ready(()) }
     });
-    // Whatever wakes the task counts as news, the limit's end as well.
+    // Checks the time, because the end of the limit wakes the task as well.
     let began = tokio::time::Instant::now();
-    let _ = tokio::time::timeout(LIMIT, told).await;
-    assert!(began.elapsed() < LIMIT, "nobody waits for ever");
+    let _ = tokio::time::timeout(LIMIT, woken).await;
+    assert!(began.elapsed() < LIMIT, "the wake-up is lost");
 }
 
-/// A process that sends so many frames to each other one, and takes as many of each.
+/// Sends `frames` frames to each other process, and receives as many from each.
 async fn flood(config: ShmConfig, frames: u64) -> Lanes {
     let mut lanes = Lanes::open(&config).unwrap();
     let nodes = lanes.nodes();
@@ -107,9 +107,9 @@ async fn flood(config: ShmConfig, frames: u64) -> Lanes {
     }
 }
 
-/// Everybody sends to everybody, with room for four frames, and waits whenever there is none.
+/// Each process sends to each other one, with four slots a direction, and waits whenever they are full.
 #[test]
-fn a_flood_with_little_room_is_never_stuck() {
+fn a_flood_with_few_slots_never_stalls() {
     const NODES: u16 = 3;
     for spin in [Duration::ZERO, Duration::from_micros(20)] {
         let fabric = name("lanes-flood");
@@ -117,18 +117,18 @@ fn a_flood_with_little_room_is_never_stuck() {
             let config = narrow(&fabric, node, NODES).spin(spin);
             std::thread::spawn(move || run(flood(config, 3_000)))
         });
-        // Nobody leaves before all are done.
+        // No process leaves before all have received their frames.
         let ended: Vec<_> = processes.collect::<Vec<_>>().into_iter().map(|p| p.join()).collect();
         ended.into_iter().for_each(|lanes| drop(lanes.unwrap()));
     }
 }
 
-/// Both ways to wait for somebody.
+/// Tests both ways to start the timeout: a send, and `await_node`.
 #[test]
-fn who_does_not_come_in_time_is_gone_until_it_comes() {
+fn a_process_that_does_not_connect_in_time_has_left_until_it_connects() {
     let fabric = name("lanes-missing");
     let config = |node| narrow(&fabric, node, 4).join_timeout(Duration::from_millis(60));
-    let gone_soon = async |lanes: &mut Lanes, node: u16| {
+    let expect_left = async |lanes: &mut Lanes, node: u16| {
         let mut expected = Expected(vec![0; 4]);
         loop {
             match expected.take(lanes)[..] {
@@ -143,9 +143,9 @@ fn who_does_not_come_in_time_is_gone_until_it_comes() {
         let mut early = Lanes::open(&config(1)).unwrap();
         assert!(early.poll().is_none());
         assert_eq!(send(&mut early, NodeId(2), 0), Err(SendRefused::Full));
-        gone_soon(&mut early, 2).await;
+        expect_left(&mut early, 2).await;
         early.await_node(NodeId(0));
-        gone_soon(&mut early, 0).await;
+        expect_left(&mut early, 0).await;
         for node in [0, 2] {
             let mut late = Lanes::open(&config(node)).unwrap();
             loop {
@@ -155,7 +155,7 @@ fn who_does_not_come_in_time_is_gone_until_it_comes() {
                     None => wait(&mut early).await,
                 }
             }
-            // It may have waited in vain as well, on a busy machine.
+            // On a busy machine, the late process may have timed out as well.
             while send(&mut late, NodeId(1), 0).is_err() {
                 wait(&mut late).await;
                 let _ = late.poll();
@@ -168,7 +168,7 @@ fn who_does_not_come_in_time_is_gone_until_it_comes() {
                 wait(&mut early).await;
             }
         }
-        // Nobody has asked for it before.
+        // No timeout was started for this process.
         let mut welcome = Lanes::open(&config(3)).unwrap();
         while send(&mut welcome, NodeId(1), 0) == Err(SendRefused::Full) {
             wait(&mut welcome).await;
@@ -178,7 +178,7 @@ fn who_does_not_come_in_time_is_gone_until_it_comes() {
 }
 
 #[test]
-fn who_leaves_takes_nothing_with_it() {
+fn a_leaving_process_loses_no_sent_frame() {
     let fabric = name("lanes-leaving");
     run(async {
         let mut stays = Lanes::open(&narrow(&fabric, 0, 2)).unwrap();
@@ -198,44 +198,44 @@ fn who_leaves_takes_nothing_with_it() {
         }
         assert_eq!((gone, expected.0[1]), (vec![NodeId(1)], 4));
         assert_eq!(send(&mut stays, NodeId(1), 0), Err(SendRefused::Gone(NodeId(1))));
-        assert_eq!(expected.take(&mut stays), [], "it is told once");
+        assert_eq!(expected.take(&mut stays), [], "reported once");
     });
 }
 
-/// Each look finds a frame of the one that floods.
+/// Each poll finds a frame of the process that floods.
 #[test]
-fn who_comes_and_goes_is_seen_while_another_floods() {
+fn joining_and_leaving_are_reported_while_another_process_floods() {
     let fabric = name("lanes-beside");
     run(async {
         let open = |node| Lanes::open(&narrow(&fabric, node, 3)).unwrap();
         let (mut own, mut floods) = (open(0), open(1));
         let (mut number, until) = (0, tokio::time::Instant::now() + LIMIT);
-        let mut look = |own: &mut Lanes| {
-            assert!(tokio::time::Instant::now() < until, "it is never seen");
+        let mut poll = |own: &mut Lanes| {
+            assert!(tokio::time::Instant::now() < until, "it is never reported");
             let _ = floods.poll();
             while send(&mut floods, NodeId(0), number).is_ok() {
                 number += 1;
             }
             own.poll().map(|news| matches!(news, News::Left(NodeId(2))))
         };
-        while look(&mut own).is_none() {}
-        let comes = open(2);
+        while poll(&mut own).is_none() {}
+        let third = open(2);
         while send(&mut own, NodeId(2), 0).is_err() {
-            assert_eq!(look(&mut own), Some(false));
+            assert_eq!(poll(&mut own), Some(false));
         }
-        drop(comes);
-        while look(&mut own) == Some(false) {}
+        drop(third);
+        while poll(&mut own) == Some(false) {}
         assert_eq!(send(&mut own, NodeId(2), 0), Err(SendRefused::Gone(NodeId(2))));
     });
 }
 
 #[test]
-fn what_can_not_be_sent_is_refused() {
+fn frames_that_cannot_be_sent_are_refused() {
     let fabric = name("lanes-refused");
     run(async {
         let mut lanes = Lanes::open(&narrow(&fabric, 0, 2)).unwrap();
         let mut refused = |to, bytes| lanes.send(NodeId(to), [0; 5], &vec![0; bytes]).unwrap_err();
-        assert_eq!(refused(1, 200), SendRefused::Full, "it has not come");
+        assert_eq!(refused(1, 200), SendRefused::Full, "it has not connected");
         assert_eq!(refused(1, 201), SendRefused::TooLong { bytes: 201, mtu: 200 });
         assert_eq!(refused(0, 0), SendRefused::NoRing(NodeId(0)));
         assert_eq!(refused(2, 0), SendRefused::NoRing(NodeId(2)));
@@ -264,15 +264,15 @@ struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // SIGKILL: it can do nothing about it.
+        // SIGKILL, which the process cannot handle.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_whole_frames_and_is_missed() {
-    for life in 0..3 {
+fn a_killed_process_leaves_whole_frames_and_is_reported() {
+    for round in 0..3 {
         let fabric = name("lanes-killed");
         run(async {
             let mut lanes = Lanes::open(&narrow(&fabric, 0, 2)).unwrap();
@@ -286,13 +286,13 @@ fn a_process_that_is_killed_leaves_whole_frames_and_is_missed() {
                     if !expected.take(&mut lanes).is_empty() {
                         return;
                     }
-                    if expected.0[1] > 1_000 + 77 * life {
+                    if expected.0[1] > 1_000 + 77 * round {
                         child = None;
                     }
                     wait(&mut lanes).await;
                 }
             };
-            tokio::time::timeout(LIMIT, missed).await.expect("it is missed");
+            tokio::time::timeout(LIMIT, missed).await.expect("its exit is reported");
             assert!(child.is_none(), "it was killed, and did not end by itself");
         });
     }

@@ -8,11 +8,11 @@ pub(super) struct Started {
     /// The launcher's name, for messages.
     pub(super) launcher: &'static str,
     pub(super) rank: u16,
-    /// `None` if the launcher does not say.
+    /// The number of ranks, if the launcher gives it.
     pub(super) size: Option<usize>,
-    /// The host of each rank, if the launcher says.
+    /// The host of each rank, if the launcher gives it.
     pub(super) hosts: Option<Vec<String>>,
-    /// This process's number among those of its host.
+    /// This process's number among those of its host, if the launcher gives it.
     local: Option<usize>,
 }
 
@@ -42,7 +42,7 @@ impl Started {
         }
     }
 
-    /// Checks that this process is on the host that `hosts` gives its rank, as far as its launcher says.
+    /// Checks that this process is on the host that `hosts` gives its rank, if its launcher gives its local number.
     pub(super) fn check(&self, hosts: &[String]) -> Result<(), LaunchError> {
         let own = hosts.get(usize::from(self.rank));
         let (Some(local), Some(own)) = (self.local, own) else { return Ok(()) };
@@ -84,7 +84,7 @@ impl<E: Fn(&str) -> Option<String>> Environment<E> {
         }
     }
 
-    /// Describes a launcher that says how many of its processes run on this host, but not where the others run.
+    /// Describes a launcher that gives the number of its processes on this host, but not the hosts of the others.
     fn by_counts(
         &self,
         launcher: &'static str,

@@ -40,7 +40,7 @@ fn place(rank: u16, peers: &[&str]) -> Result<Option<ProcessGroup>, LaunchError>
 }
 
 #[test]
-fn without_a_word_from_anybody_a_process_is_alone() {
+fn without_flags_or_launcher_a_process_is_alone() {
     assert_eq!(Launch::new().place_in(of(&[])), Ok(None));
     // A batch script of Slurm has a rank, but is no step.
     let batch = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_NODELIST", "a[1-4]")];
@@ -50,7 +50,7 @@ fn without_a_word_from_anybody_a_process_is_alone() {
 }
 
 #[test]
-fn flags_go_before_the_environment() {
+fn flags_override_the_environment() {
     let peers = File::new("flags", "# two of them\na:1\n\n  b:2  \n");
     let by_hand = Launch::new().rank(Some(1)).peers(peers.path());
     let slurm = [("SLURM_PROCID", "nonsense"), ("SLURM_STEP_NUM_TASKS", "9")];
@@ -65,7 +65,7 @@ fn flags_go_before_the_environment() {
         list.clone().rank(Some(0)).size(Some(3)).place_in(of(&[])),
         Err(LaunchError::Size { ranks: 3, peers: 2 })
     );
-    // The environment gives what the flags leave open.
+    // The environment gives the values that no flag sets.
     let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2")];
     assert_eq!(list.place_in(of(&pmi)), place(1, &["a:1", "b:2"]));
     let nowhere = Launch::new().rank(Some(3));
@@ -74,7 +74,7 @@ fn flags_go_before_the_environment() {
 }
 
 #[test]
-fn a_step_of_slurm_says_everything() {
+fn a_slurm_step_gives_rank_size_and_hosts() {
     let step = |rank, node, local, more: (&'static str, &'static str)| {
         let variables = [
             ("SLURM_PROCID", rank),
@@ -92,7 +92,7 @@ fn a_step_of_slurm_says_everything() {
     let cyclic = ["n09:7", "n10:7", "login:7", "n09:8", "n10:8"];
     let in_turns = ("SLURM_DISTRIBUTION", "cyclic:block");
     assert_eq!(step("3", "0", "1", in_turns), place(3, &cyclic));
-    // The process is not where the list puts it: an error, not a guess.
+    // The process is not on the host that the list gives its rank: an error, not a guess.
     assert_eq!(step("3", "0", "1", ("", "")), Err(LaunchError::Placement { rank: 3 }));
     assert_eq!(step("3", "1", "0", ("", "")), Err(LaunchError::Placement { rank: 3 }));
     let by_file = ("SLURM_DISTRIBUTION", "arbitrary");
@@ -101,7 +101,7 @@ fn a_step_of_slurm_says_everything() {
 }
 
 #[test]
-fn open_mpi_and_pmi_need_a_hostfile_past_one_host() {
+fn open_mpi_and_pmi_need_a_hostfile_for_several_hosts() {
     let local = [
         ("OMPI_COMM_WORLD_RANK", "1"),
         ("OMPI_COMM_WORLD_SIZE", "2"),
@@ -153,7 +153,7 @@ fn pods_of_an_indexed_job_find_each_other_by_name() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_wrong_value_or_line() {
     let rank = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "2")];
     let error = Launch::new().place_in(of(&rank)).unwrap_err();
     assert_eq!(
@@ -179,7 +179,7 @@ fn what_is_wrong_is_named() {
         let path = peers.0.clone();
         assert_eq!(launch.place_in(of(&[])), Err(LaunchError::Peer { path, line: 2 }), "{wrong}");
     }
-    let empty = File::new("empty", "# nobody\n");
+    let empty = File::new("empty", "# no host\n");
     let launch = Launch::new().rank(Some(0)).hostfile(empty.path());
     assert_eq!(
         launch.place_in(of(&[])),
@@ -196,7 +196,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn lists_of_slurm_are_written_out() {
+fn slurm_lists_are_expanded() {
     let list = |text| hosts::expand(text).map(|hosts| hosts.join(" "));
     assert_eq!(list("a[01-03,7]b,login").as_deref(), Some("a01b a02b a03b a7b login"));
     assert_eq!(list("r[1-2]n[8-9]").as_deref(), Some("r1n8 r1n9 r2n8 r2n9"));
@@ -212,7 +212,7 @@ fn lists_of_slurm_are_written_out() {
 
 proptest! {
     #[test]
-    fn whatever_the_variables_say_is_a_place_or_an_error(
+    fn any_variables_give_a_place_or_an_error(
         values in proptest::collection::vec("[a-c0-9\\[\\](),x-]{0,12}", 13),
     ) {
         const NAMES: [&str; 13] = [

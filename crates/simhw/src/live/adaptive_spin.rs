@@ -4,7 +4,7 @@ use super::clock::Clock;
 use crate::time::Instant;
 
 /// Failed spins in a row after which the next one takes the full time again.
-const ANEW: u32 = 16;
+const FULL_EVERY: u32 = 16;
 /// Most halvings of the time.
 const HALVINGS: u32 = 4;
 
@@ -37,8 +37,8 @@ impl AdaptiveSpin {
     pub(crate) fn until(&self, most: u32) -> Instant {
         // Each failed spin halves the time. Now and then it is the full time again: otherwise short spins would
         // never find a peer that has once been slower than them.
-        let again = self.failed.is_multiple_of(ANEW);
-        let nanos = if again { most } else { most >> self.failed.min(HALVINGS) };
+        let is_full = self.failed.is_multiple_of(FULL_EVERY);
+        let nanos = if is_full { most } else { most >> self.failed.min(HALVINGS) };
         Clock::now().plus_nanos(nanos.into())
     }
 

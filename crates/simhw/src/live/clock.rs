@@ -11,7 +11,7 @@ use crate::time::Instant;
 /// The clock's first reading.
 #[cfg(not(target_os = "linux"))]
 static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
-static LAST_LIFE: AtomicU32 = AtomicU32::new(0);
+static LAST_INCARNATION: AtomicU32 = AtomicU32::new(0);
 
 /// The clock that all fabrics of this process share. On Linux it is the machine's monotonic clock, so that all
 /// processes of the host share it. Elsewhere it starts at its first reading.
@@ -63,7 +63,7 @@ impl Clock {
             let last = Incarnation(last);
             Some(if wall.is_newer_than(last) { wall.0 } else { last.next().0 })
         };
-        let last = LAST_LIFE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
+        let last = LAST_INCARNATION.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
         step(last.unwrap_or(0)).map_or(wall, Incarnation)
     }
 }
@@ -96,12 +96,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_life_is_newer_than_the_one_before() {
+    fn each_incarnation_is_newer_than_the_one_before() {
         let mut last = Incarnation::UNKNOWN;
         for _ in 0..100 {
-            let life = Clock::incarnation();
-            assert!(life.is_newer_than(last), "{life:?} after {last:?}");
-            last = life;
+            let next = Clock::incarnation();
+            assert!(next.is_newer_than(last), "{next:?} after {last:?}");
+            last = next;
         }
     }
 

@@ -1,4 +1,4 @@
-//! The part of the configuration that all live NICs share.
+//! The part of a live NIC's configuration that does not depend on its fabric.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::live::clock::Clock;
 use crate::port;
 use crate::time::nanos;
 
-/// What every live NIC is configured with.
+/// The part of the configuration that all live NICs share.
 #[derive(Clone, Debug)]
 pub(crate) struct NicConfig {
     pub(crate) node: NodeId,
@@ -38,7 +38,7 @@ impl NicConfig {
         StartError::check("the MTU", self.mtu, (1, MAX_PAYLOAD))
     }
 
-    /// Makes the NIC on its link.
+    /// Creates the NIC on its link.
     pub(crate) fn nic<L: Link>(&self, link: L) -> Nic<L> {
         let incarnation = self.incarnation.unwrap_or_else(Clock::incarnation);
         let mut nic = Nic::new(self.node, incarnation, self.mtu, link);

@@ -1,7 +1,7 @@
-//! NICs of a fabric of your own: you carry frames, and everything else is there.
+//! NICs on a fabric of your own: you implement how frames are carried.
 //!
 //! [`FrameLink`] carries whole frames. Above it, a [`CustomNic`] has ports, registered memory, staged effects, timers
-//! and injected faults, as on the other live fabrics. The guide's chapter on fabrics has a complete one.
+//! and injected faults, as on the other live fabrics. The guide's chapter on fabrics has a complete example.
 
 mod core;
 mod link;
@@ -28,9 +28,9 @@ pub const DEFAULT_MTU: usize = 16 << 10;
 
 /// Carries frames between one NIC and the NICs of the other nodes.
 ///
-/// A frame is its header and its payload. The NIC sends frames when its firmware commits them, and checks what it
-/// receives: a frame from another source than [`FrameLink::poll_receive`] says, for another node, or malformed, is
-/// dropped and counted.
+/// A frame is its header and its payload. The NIC sends frames when its firmware commits them, and checks received
+/// frames. It drops and counts a frame that is malformed, is for another node, or names another source than
+/// [`FrameLink::poll_receive`] returned.
 pub trait FrameLink: Send + 'static {
     /// Returns the number of nodes of the fabric. A broadcast is sent to each other node.
     fn nodes(&self) -> u16;
@@ -48,8 +48,8 @@ pub trait FrameLink: Send + 'static {
     /// The cause for which the frame is dropped.
     fn send(&mut self, to: NodeId, frame: &[u8]) -> Result<(), DropCause>;
 
-    /// Receives a frame: the node that has sent it, as far as the link knows, and its bytes. If there is none, wakes
-    /// the context's task when there is. Frames of one node must stay in order.
+    /// Receives a frame: the node that sent it, as known to the link, and its bytes. If there is none, wakes the
+    /// context's task once there is. Frames of one node must stay in order.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<(NodeId, Vec<u8>)>;
 }
 

@@ -11,7 +11,8 @@ use crate::port::{Bell, NicPort, Port, PortNumbers, PortOptions, port};
 use crate::region::Payload;
 use crate::time::Instant;
 
-/// Frames to the own node and ends of transfers that one turn handles: received frames wait no longer than they take.
+/// Most frames to the own node, and most finished transfers, that one turn handles: bounds how long received frames
+/// wait.
 const WORK_PER_TURN: usize = 32;
 
 /// A NIC with its firmware.
@@ -22,7 +23,7 @@ pub(crate) struct Engine<F, L> {
     port_depth: usize,
     /// Ports that close once the firmware has taken their last command.
     leaving: Vec<PortId>,
-    /// Set once the firmware has handled the stop: until when its peers are waited for.
+    /// When the NIC stops waiting for its peers; set once the firmware has handled the stop.
     stopping: Option<Instant>,
 }
 
@@ -88,7 +89,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
         }
     }
 
-    /// Handles that the application of a port is gone: the port closes once its last command is taken.
+    /// Closes a port whose application has closed its end, now or once its last command is taken.
     #[cold]
     fn leave(&mut self, id: PortId) {
         if !self.close(id) && self.nic.is_leaving(id) && !self.leaving.contains(&id) {
@@ -96,7 +97,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
         }
     }
 
-    /// Closes a port whose application is gone and whose last command is taken; returns whether it did.
+    /// Closes a port whose application has closed its end and whose last command is taken; returns whether it did.
     fn close(&mut self, id: PortId) -> bool {
         let has_closed = self.nic.has_closed(id);
         if has_closed {
@@ -157,7 +158,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
         }
     }
 
-    /// Stops the firmware when first called. Returns until when its peers are waited for, or `None` if they are not.
+    /// Stops the firmware when first called. Returns when the wait for its peers ends, or `None` if it has ended.
     pub(crate) fn stop(&mut self) -> Option<Instant> {
         let now = self.nic.time.read();
         let until = match self.stopping {
@@ -171,7 +172,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
         (!self.firmware.may_stop() && now < until).then_some(until)
     }
 
-    /// Returns until when the peers of a stopping NIC are waited for.
+    /// Returns when a stopping NIC stops waiting for its peers; `None` if the NIC is not stopping.
     pub(crate) const fn stopping(&self) -> Option<Instant> {
         self.stopping
     }

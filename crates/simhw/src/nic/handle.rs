@@ -16,7 +16,7 @@ use crate::time::Instant;
 
 /// Opens ports for applications in this process.
 pub(crate) trait PortOpener: fmt::Debug + Send + Sync {
-    /// Opens a port.
+    /// Opens a port of this NIC.
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError>;
 }
 
@@ -39,7 +39,7 @@ pub(crate) trait NicHandle: PortOpener {
 pub struct LiveHost {
     tasks: Arc<Tasks>,
     ports: Arc<dyn PortOpener>,
-    /// The fabric beside which the process opens its rings, if it may.
+    /// The fabric whose processes it connects by rings that bypass the NICs, if that is allowed.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     rings: Option<Arc<crate::shm::ShmConfig>>,
 }
@@ -54,7 +54,7 @@ impl LiveHost {
         }
     }
 
-    /// Lets the process open rings to the other processes of that fabric.
+    /// Allows the process to open rings to the other processes of that fabric.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     pub(crate) fn with_rings(self, config: crate::shm::ShmConfig) -> Self {
         Self { rings: Some(Arc::new(config)), ..self }

@@ -1,7 +1,7 @@
 //! The operations that a NIC offers its firmware: staged within a turn, visible at its commit.
 //!
 //! Completions are staged in the unpublished slots of their port's ring, and frames where their link stages them. Only
-//! writes into registered memory wait in a list until the commit, because applications see that memory at any time.
+//! writes into registered memory wait in a list until the commit, because applications can read that memory at any time.
 
 use std::collections::VecDeque;
 
@@ -113,19 +113,19 @@ impl<L: Link> Nic<L> {
         self.ports.insert(id, port);
     }
 
-    /// Returns whether the application's end of a port is gone, and commands of it are left.
+    /// Returns whether the application has closed its end of a port that the NIC has not removed yet.
     pub(super) fn is_leaving(&mut self, id: PortId) -> bool {
         self.ports.at(id).is_some_and(|port| !port.sync())
     }
 
-    /// Removes a port that was dropped and whose last command is taken. Returns whether it did: the doorbell of a
-    /// port may still be rung when its number is already another's.
+    /// Removes a port that the application has dropped and whose last command is taken. Returns whether it did. A late
+    /// ring of a removed port may name a later port with the same number.
     pub(super) fn has_closed(&mut self, id: PortId) -> bool {
         self.ports.sync(id);
         self.ports.take_closed(Some(id)).is_some()
     }
 
-    /// Takes an alarm that is due, and turns it off.
+    /// Takes a due alarm, and turns it off.
     pub(super) fn expired_timer(&mut self) -> Option<TimerId> {
         let now = self.time.get();
         let index = self.timers.iter().position(|at| *at <= now)?;
@@ -142,7 +142,7 @@ impl<L: Link> Nic<L> {
         self.dma_done.pop_front()
     }
 
-    /// Returns whether there is work that waits for nothing.
+    /// Returns whether there is work to do now.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
         !self.looped.is_empty() || !self.dma_done.is_empty() || self.next_alarm <= self.time.last()
@@ -159,15 +159,15 @@ impl<L: Link> Nic<L> {
         self.next_alarm = self.timers.iter().copied().fold(delayed, Instant::min);
     }
 
-    /// Wakes the peers and applications that sleep and were sent something.
+    /// Wakes the parked peers and applications for which frames or completions were published.
     #[inline]
     pub(crate) fn wake(&mut self) {
         let owes_wake = self.link.owes_wake();
         if self.completed.is_empty() && !owes_wake {
             return;
         }
-        // Between publishing and reading who sleeps; the sleepers fence between announcing their sleep and their last
-        // poll.
+        // Orders the published entries before the loads of the park flags. A parking side has the matching fence
+        // between setting its flag and its last poll.
         if std::mem::take(&mut self.must_fence) | owes_wake {
             fence(Ordering::SeqCst);
         }
@@ -192,7 +192,7 @@ impl<L: Link> Nic<L> {
         Ok(())
     }
 
-    /// Stores bytes that the commit writes, or their place in the frame that is being handled.
+    /// Stages bytes for the commit to write: a copy, or their range if they lie in the frame that is being handled.
     fn store(&mut self, from: Payload<'_>) -> Stored {
         if let Some(whole) = self.link.current()
             && let Some(place) = from.view().place_in(&whole)
@@ -205,7 +205,7 @@ impl<L: Link> Nic<L> {
         Stored::Staged(begin..begin + from.len())
     }
 
-    /// Carries out the writes into registered memory. A region that was deregistered within the turn is not written.
+    /// Performs the staged writes into registered memory, except to regions that were deregistered within the turn.
     fn commit_writes(&mut self) {
         let Self { staged, ports, link, .. } = self;
         for (to, stored) in staged.writes.drain(..) {
@@ -351,7 +351,7 @@ impl<L: Link> Hardware for Nic<L> {
         if !std::mem::take(&mut self.staged.is_any) {
             return;
         }
-        // Frames leave with the bytes that were there before this turn's writes.
+        // Frames are sent with the bytes of memory before this turn's writes.
         L::gather(self);
         if !self.staged.writes.is_empty() {
             self.commit_writes();
@@ -359,7 +359,7 @@ impl<L: Link> Hardware for Nic<L> {
         if !self.staged.copies.is_empty() {
             self.commit_copies();
         }
-        // A peer that sees a frame finds the memory written.
+        // After the writes: a peer that receives a frame may rely on them.
         L::publish(self);
         if !self.staged.looped.is_empty() {
             self.looped.extend(self.staged.looped.drain(..));

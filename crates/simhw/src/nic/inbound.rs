@@ -1,4 +1,4 @@
-//! Received frames on their way through the faults of a live NIC's links.
+//! Applies the faults of a live NIC's links to received frames.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -36,10 +36,10 @@ impl Inbound {
         self.delayed.peek().map_or(Instant::FAR_FUTURE, |Reverse((at, ..))| *at)
     }
 
-    /// Delays a frame.
+    /// Keeps a frame until `at`.
     ///
     /// # Errors
-    /// [`DropCause::NicMemory`] if there are too many already.
+    /// [`DropCause::NicMemory`] if the delayed frames would exceed `MAX_DELAYED_BYTES`.
     fn delay(&mut self, at: Instant, from: NodeId, bytes: Vec<u8>) -> Result<(), DropCause> {
         if self.bytes + bytes.len() > MAX_DELAYED_BYTES {
             return Err(DropCause::NicMemory);

@@ -14,15 +14,15 @@ use crate::topology::LinkId;
 
 /// Injects faults into the links of live NICs, with the vocabulary of [`fault`](crate::fault).
 ///
-/// Give one injector to the configurations of all NICs of a test. Each NIC applies the faults to what it receives: to
-/// frames over shared memory, and to datagrams over UDP, before it opens or joins them. A damaged frame is dropped, as
-/// its checksum would not fit. Each frame that a fault discards is counted among the receiving NIC's
+/// Give one injector to the configurations of all NICs of a test. Each NIC applies the faults to received frames over
+/// shared memory, and to received datagrams over UDP, before it decrypts or reassembles them. A damaged frame is
+/// dropped, as its checksum would not match. Each frame that a fault discards is counted among the receiving NIC's
 /// [drops](crate::nic::NicCounters::drops) under its cause. A frame to the own node crosses no link, and no fault
 /// applies to it.
 ///
-/// Each path, from one node to another, has a random stream of its own: the same seed has the same faults for the same
-/// sequence of frames on a path, whatever happens on other paths. NICs in several processes need an injector each,
-/// with the same seed.
+/// Each path, from one node to another, has a random stream of its own. The same seed gives the same faults for the same
+/// sequence of frames on a path, independent of other paths. NICs in several processes need an injector each, with the
+/// same seed.
 ///
 /// Clones are handles of one injector, and faults may change at any time.
 ///
@@ -48,7 +48,7 @@ pub struct FaultInjector(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     seed: u64,
-    /// When the injector was made: scripts count from there.
+    /// When the injector was created: the times of scripts count from then.
     begun: Instant,
     faults: Faults,
     /// Partitioned pairs of nodes, each with the lower node first.
@@ -58,19 +58,19 @@ struct State {
     fired: FaultCounts,
 }
 
-/// The faults on the way from one node to another.
+/// The faults on the path from one node to another.
 #[derive(Debug)]
 struct Path {
     rng: Rng,
     active: ActiveFaults,
-    /// When the last frame arrives that jitter has delayed.
+    /// Arrival of the last frame that jitter has delayed.
     last_arrival: Instant,
 }
 
-/// When a frame arrives, or the cause for which a fault discards it.
+/// The arrival time of a frame, or the cause for which a fault discards it.
 pub(super) type Arrival = Result<Instant, DropCause>;
 
-/// What happens to a received frame.
+/// The outcome of the faults for a received frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Fate {
     pub(super) frame: Arrival,
@@ -85,7 +85,7 @@ impl Fate {
 }
 
 impl FaultInjector {
-    /// Makes an injector without faults, which draws from `seed`.
+    /// Creates an injector without faults, which draws from `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(Arc::new(Mutex::new(State {
@@ -102,7 +102,7 @@ impl FaultInjector {
     /// Sets the faults of the links from now on. [`Faults::jitter`] delays frames without changing their order.
     ///
     /// # Errors
-    /// [`FaultError::Probability`]; the faults are then those of before.
+    /// [`FaultError::Probability`]; the faults then stay as they were.
     pub fn set(&self, faults: Faults) -> Result<(), FaultError> {
         faults.check()?;
         self.state().faults = faults;
@@ -119,7 +119,7 @@ impl FaultInjector {
         self.state().partitions.remove(&(a.min(b), a.max(b)));
     }
 
-    /// Schedules an incident; its time counts from when the injector was made. The links are those of a
+    /// Schedules an incident; its time counts from the creation of the injector. The links are those of a
     /// [star](crate::topology::Topology::star): link 2 i leaves node i, link 2 i + 1 leads to it.
     ///
     /// # Errors
@@ -151,7 +151,7 @@ impl State {
         let Self { seed, begun, faults, partitions, script, paths, fired } = self;
         let path = paths.entry((from, to)).or_insert_with(|| Path::new(*seed, from, to));
         let elapsed = Instant::from_nanos(now.nanos_since(*begun));
-        path.follow(script, elapsed);
+        path.update_incidents(script, elapsed);
         let is_cut = partitions.contains(&(from.min(to), from.max(to)));
         if is_cut {
             fired.add(FaultKind::Partition);
@@ -160,7 +160,7 @@ impl State {
             Fate::lost(DropCause::Partition)
         } else {
             let fate = path.draw(faults, now, fired);
-            path.meet_incidents(elapsed, (from, to), fate)
+            path.apply_incidents(elapsed, (from, to), fate)
         };
         *fired += std::mem::take(&mut path.active.fired);
         fate
@@ -197,8 +197,8 @@ impl Path {
         Fate { frame, copy: drawn.copy.map(|delay| Ok(at.plus_nanos(delay))) }
     }
 
-    /// Begins and ends incidents.
-    fn follow(&mut self, script: &[Incident], elapsed: Instant) {
+    /// Begins the incidents that are active at `elapsed`, and ends the others.
+    fn update_incidents(&mut self, script: &[Incident], elapsed: Instant) {
         for (index, incident) in script.iter().enumerate() {
             let is_on = incident.at <= elapsed && elapsed < incident.at + incident.lasts;
             if !is_on {
@@ -210,7 +210,7 @@ impl Path {
     }
 
     /// Applies the active incidents to a frame and its copy.
-    fn meet_incidents(
+    fn apply_incidents(
         &mut self,
         elapsed: Instant,
         (from, to): (NodeId, NodeId),
@@ -235,7 +235,7 @@ impl Path {
     }
 }
 
-/// Checks that a live NIC can have a fault.
+/// Checks that live NICs support a fault, and that its probabilities are valid.
 fn check(fault: &Fault) -> Result<(), FaultError> {
     let probabilities = match *fault {
         Fault::Loss { probability, .. }

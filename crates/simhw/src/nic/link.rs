@@ -1,4 +1,4 @@
-//! Separates what live fabrics do differently: how frames leave, and in which memory they arrive.
+//! Abstracts the differences between live fabrics: how frames are sent, and in which memory they arrive.
 
 use super::hardware::Nic;
 use crate::frame::Header;
@@ -11,7 +11,7 @@ use crate::time::{Instant, LineRate};
 ///
 /// A receiving half hands frames to [`Engine::deliver`](super::Engine::deliver).
 pub(crate) trait Link: Sized {
-    /// True if an application of this process takes the NIC's lock between announcing that it parks and its last poll.
+    /// True if an application of this process takes the NIC's lock between setting its park flag and its last poll.
     const PARKING_LOCKS: bool = false;
 
     /// Returns the most bytes that one frame to `to` carries and still crosses its path as one packet.
@@ -46,7 +46,7 @@ pub(crate) trait Link: Sized {
     /// Puts the staged frames into effect, after the writes of the commit and before its completions.
     fn publish(_nic: &mut Nic<Self>) {}
 
-    /// Handles what the link has to do by itself, before the alarms of a turn.
+    /// Handles the link's own timeouts, before the alarms of the firmware.
     fn handle_timeout(_nic: &mut Nic<Self>) {}
 
     /// Discards the staged frames.
@@ -55,14 +55,14 @@ pub(crate) trait Link: Sized {
     /// Returns the memory of the frame that is being handled: writes from it need no copy until the commit.
     fn current(&self) -> Option<View<'_>>;
 
-    /// Ends the handling of that frame.
+    /// Ends the handling of the current frame.
     fn end_frame(&mut self);
 
-    /// Returns whether a peer was sent a frame and not woken.
+    /// Returns whether a peer to which a frame was sent may have to be woken.
     fn owes_wake(&self) -> bool {
         false
     }
 
-    /// Wakes the peers that were sent a frame and sleep.
+    /// Wakes the parked peers to which frames were sent.
     fn wake(&mut self) {}
 }

@@ -14,29 +14,29 @@ pub enum StartError {
     /// The rank is not below the number of nodes.
     #[error("rank {node} is outside a fabric of {nodes} nodes; ranks count from 0")]
     Rank {
-        /// The node's rank.
+        /// Rank of the node.
         node: NodeId,
-        /// Nodes of the fabric.
+        /// Number of nodes of the fabric.
         nodes: usize,
     },
     /// A number of the configuration is out of range.
     #[error("{what} is {value}; it must be {min} to {max}")]
     OutOfRange {
-        /// Names the number, for the message.
+        /// Description of the number, for the message.
         what: &'static str,
-        /// The configured number.
+        /// The number in the configuration.
         value: usize,
-        /// Its least value.
+        /// Least value in range.
         min: usize,
-        /// Its greatest value.
+        /// Greatest value in range.
         max: usize,
     },
     /// Another process runs as that node on this host.
     #[error("node {node} of fabric {name:?} runs already; stop it or choose another name")]
     Occupied {
-        /// The rank.
+        /// Rank of the node.
         node: NodeId,
-        /// The fabric.
+        /// Name of the fabric.
         name: String,
     },
     /// Two nodes have the same address.
@@ -45,7 +45,7 @@ pub enum StartError {
     /// A socket of one address family cannot reach a peer of the other.
     #[error("{peer} cannot be reached from {bind}: use IPv4 addresses only, or IPv6 only")]
     Family {
-        /// The local address.
+        /// The own address of the socket.
         bind: SocketAddr,
         /// A peer of the other family.
         peer: SocketAddr,

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use crate::live::clock::Clock;
 use crate::time::Instant;
 
-/// The time of a turn: constant within it, and read from the clock when something first asks for it.
+/// The time of a turn: constant within it, and read from the clock at its first use.
 #[derive(Debug)]
 pub(crate) struct TurnTime {
     last: Cell<Instant>,

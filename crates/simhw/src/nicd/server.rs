@@ -14,7 +14,7 @@ use super::request::{Answer, Request, address, answer, next};
 use crate::acceptor::{Acceptor, Admitted};
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
-use crate::listener::{Listener, Service, Visitor};
+use crate::listener::{Connection, Listener, Service};
 use crate::live::clock::Clock;
 use crate::passing::Socket;
 use crate::port::{Arenas, Grant, PortControlBlock, PortOptions};
@@ -174,7 +174,7 @@ enum Stage {
     Open(Served),
 }
 
-type Client = Visitor<Stage>;
+type Client = Connection<Stage>;
 
 /// A port of another process.
 struct Served {

@@ -43,7 +43,7 @@ impl SharedMemory {
 
     /// Returns the bytes of the memory.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "nobody registers memory without bytes")]
+    #[expect(clippy::len_without_is_empty, reason = "a region has at least one byte")]
     pub fn len(&self) -> usize {
         self.0.len()
     }

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_granted_is_allowed() {
+    fn only_granted_accesses_are_allowed() {
         let tag = ProtectionTag(9);
         let whole = RegionRef { slot: 1, generation: 1, length: 8, ..RegionRef::default() };
         let mut table = RegionTable::default();
@@ -161,7 +161,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn writes_land_where_they_are_aimed_and_nowhere_else(
+        fn writes_change_their_range_only(
             size in 1_usize..200,
             writes in proptest::collection::vec(
                 (0_u32..220, proptest::collection::vec(any::<u8>(), 0..40), any::<bool>()), 1..20),

@@ -11,7 +11,7 @@ pub struct SharedMemory(Infallible);
 impl SharedMemory {
     /// Returns the bytes of the memory.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "nobody registers memory without bytes")]
+    #[expect(clippy::len_without_is_empty, reason = "a region has at least one byte")]
     pub const fn len(&self) -> usize {
         match self.0 {}
     }

@@ -1,7 +1,7 @@
 //! Segments that processes share: an unnamed file, passed from one process to the other.
 //!
-//! When the last process that has it exits, in whatever way, the segment is freed. Its length is sealed, so
-//! that no process can truncate it while it is mapped. The first page is a header; [`Segment`] shows the rest.
+//! When the last process that has it exits, in whatever way, the system frees the segment. Its length is sealed, so
+//! that no process can truncate it while it is mapped. The first page is a header; a [`Segment`] begins after it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -49,7 +49,7 @@ pub(crate) enum SegmentError {
     /// The file belongs to another user.
     #[error("the segment belongs to user {owner}, who is not admitted; run as one user")]
     Owner {
-        /// The user who made it.
+        /// The user that owns the file.
         owner: u32,
     },
     /// The segment has another length than expected.
@@ -57,7 +57,7 @@ pub(crate) enum SegmentError {
     Size {
         /// Its length in bytes, including the header.
         found: u64,
-        /// The expected length.
+        /// The expected length in bytes.
         expected: u64,
     },
     /// The length of the segment is not sealed.
@@ -69,7 +69,7 @@ pub(crate) enum SegmentError {
     /// The segment has another version of the layouts.
     #[error("segment version {found}, not {VERSION}; run one version on both sides")]
     Version {
-        /// Its version.
+        /// The version in its header.
         found: u64,
     },
     /// A system call failed.
@@ -115,7 +115,7 @@ impl Segment {
         if !fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS)) {
             return Err(SegmentError::Unsealed);
         }
-        // Huge pages may run out when they are touched, which kills the process.
+        // The system may run out of huge pages when one is first touched, which kills the process.
         if fstatfs(file)?.f_type != TMPFS {
             return Err(SegmentError::Magic);
         }
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_mapping_holds_the_other_shows() {
+    fn two_mappings_share_their_bytes() {
         let (here, file) = Segment::shared(Kind::Link, BYTES).unwrap();
         let there = Segment::open(&file, Kind::Link, BYTES, own).unwrap();
         here.store(9_000, View::from(&b"shared"[..])).unwrap();
@@ -187,16 +187,16 @@ mod tests {
     }
 
     #[test]
-    fn what_one_takes_back_the_other_knows_of() {
+    fn a_revoked_segment_is_revoked_in_every_mapping() {
         let (here, file) = Segment::shared(Kind::Arena, BYTES).unwrap();
         let there = Segment::open(&file, Kind::Arena, BYTES, own).unwrap();
         here.store(0, View::from(&[255; 64][..])).unwrap();
-        assert!(!there.is_revoked(), "what it holds says nothing of it");
+        assert!(!there.is_revoked(), "its content does not matter");
         here.revoke();
         assert!(there.is_revoked());
         let private = Segment::private(BYTES);
         private.revoke();
-        assert!(!private.is_revoked(), "nobody else has it");
+        assert!(!private.is_revoked(), "no other process has mapped it");
     }
 
     #[test]

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_refuses_is_an_error() {
+    fn a_datagram_that_the_system_refuses_is_an_error() {
         let from = UdpSocket::bind("127.0.0.1:0").unwrap();
         let memory = Segment::private(70_000);
         let rest = memory.view(0, 70_000).unwrap();

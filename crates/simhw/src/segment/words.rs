@@ -97,7 +97,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn copies_move_what_they_name_and_nothing_else(
+        fn copies_change_their_range_only(
             content in proptest::collection::vec(any::<u8>(), 256..=256),
             from in 0_usize..64, to in 0_usize..64, length in 0_usize..192,
         ) {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_write_beside_it_in_the_same_word_stays() {
+    fn concurrent_writes_to_the_rest_of_a_word_stay() {
         let shared = words(&[0; 16]);
         std::thread::scope(|scope| {
             for (at, length) in [(0, 3), (3, 7), (10, 6)] {

@@ -137,7 +137,7 @@ impl Link for ShmLink {
         }
         let nodes = (0..link.peers.len() as u16).map(NodeId);
         for destination in nodes.filter(|other| other != node) {
-            // A peer that has no space for its copy misses it: the others have theirs already.
+            // A peer without space for its copy misses it, because copies for other peers are already staged.
             let _ = link.stage(time, &Header { destination, ..*header }, &payload);
         }
         Ok(time.last())

@@ -20,7 +20,7 @@ use super::config::ShmConfig;
 use super::lane::{Receiver, Sender, Shape};
 use crate::acceptor::{Acceptor, Admitted};
 use crate::id::{Incarnation, NodeId};
-use crate::listener::{Listener, Service, Visitor};
+use crate::listener::{Connection, Listener, Service};
 use crate::live::clock::Clock;
 use crate::nic::StartError;
 use crate::passing::Socket;
@@ -148,24 +148,24 @@ impl Service for Peers {
     type State = Stage;
 
     /// Connects to the peers with lower numbers that are not connected.
-    fn before_wait(&mut self, visitors: &mut Vec<Visitor<Stage>>) -> Instant {
+    fn before_wait(&mut self, connections: &mut Vec<Connection<Stage>>) -> Instant {
         let now = Clock::now();
         if now < self.next_attempt {
             return self.next_attempt;
         }
         self.next_attempt = Instant::FAR_FUTURE;
         for node in (0..self.terms.node.0).map(NodeId) {
-            if !visitors.iter().any(|visitor| visitor.state.node() == Some(node)) {
+            if !connections.iter().any(|connection| connection.state.node() == Some(node)) {
                 self.next_attempt = now + RETRY;
                 // A failure means that the peer is not there yet or refuses; the next attempt follows.
-                visitors.extend(self.offer(node, now));
+                connections.extend(self.offer(node, now));
             }
         }
         self.next_attempt
     }
 
-    fn on_readable(&mut self, visitors: &mut [Visitor<Stage>], index: usize) -> bool {
-        let Visitor { socket, state, .. } = &visitors[index];
+    fn on_readable(&mut self, connections: &mut [Connection<Stage>], index: usize) -> bool {
+        let Connection { socket, state, .. } = &connections[index];
         let step = match state {
             Stage::Joined(node) => return self.take_memory(socket, *node),
             Stage::Expected => self.welcome(socket),
@@ -176,11 +176,11 @@ impl Service for Peers {
         let Ok(link) = step else { return false };
         // A peer that was killed and restarted may connect before the end of its old connection is noticed.
         let is_former = |state: &Stage| matches!(state, Stage::Joined(node) if *node == link.node);
-        for former in visitors.iter_mut().filter(|visitor| is_former(&visitor.state)) {
+        for former in connections.iter_mut().filter(|connection| is_former(&connection.state)) {
             (former.state, former.until) = (Stage::Expected, Instant::ZERO);
         }
-        visitors[index].state = Stage::Joined(link.node);
-        visitors[index].until = Instant::FAR_FUTURE;
+        connections[index].state = Stage::Joined(link.node);
+        connections[index].until = Instant::FAR_FUTURE;
         self.listener.joined(link);
         true
     }
@@ -197,7 +197,7 @@ impl Service for Peers {
 
 impl Peers {
     /// Connects to `node` and sends it a segment.
-    fn offer(&self, node: NodeId, now: Instant) -> Result<Visitor<Stage>, Refusal> {
+    fn offer(&self, node: NodeId, now: Instant) -> Result<Connection<Stage>, Refusal> {
         let socket = Socket::connect(&address(&self.name, node)?)?;
         if !self.admitted.admits(socket.user()?) {
             return Err(Refusal);
@@ -209,7 +209,7 @@ impl Peers {
         send(&socket, &hello, &[file.as_fd(), theirs.as_fd()])?;
         let (segment, channel) = (Arc::new(segment), Arc::new(channel));
         let stage = Stage::Offered { node, segment, channel };
-        Ok(Visitor::new(socket, stage, now))
+        Ok(Connection::new(socket, stage, now))
     }
 
     /// Takes memory that a peer shares. Any other message, or the end of the connection, closes it.

@@ -13,7 +13,7 @@ use crate::switch::Piece;
 pub struct Occupancy {
     /// Occupied space, including the piece that is being sent.
     pub used: u32,
-    /// Capacity.
+    /// Capacity of the buffer.
     pub capacity: u32,
 }
 
@@ -149,7 +149,7 @@ impl Discard for PartialPacketDiscard {
 #[derive(Debug)]
 pub(crate) struct EarlyPacketDiscard {
     threshold: u16,
-    /// Frames that were refused and whose last piece has not come.
+    /// Frames that were refused and whose last piece has not arrived.
     refused: Frames,
     admitted: PartialPacketDiscard,
 }

@@ -11,7 +11,7 @@ use midplane_simhw::shm::{ShmConfig, ShmNic};
 use crate::shm::firmware::{Probe, name, payload, run, start};
 
 #[test]
-fn frames_are_lost_damaged_copied_and_delayed_and_none_is_uncounted() {
+fn each_lost_damaged_copied_or_delayed_frame_is_counted() {
     run(async {
         let fabric = name("faults");
         let injector = FaultInjector::new(11);
@@ -29,7 +29,7 @@ fn frames_are_lost_damaged_copied_and_delayed_and_none_is_uncounted() {
         let counted = loop {
             let counted = nic.counters();
             let copies = injector.fired().of(FaultKind::Duplicate);
-            // Frames that are still under way, or delayed.
+            // Waits for frames that are still in flight, or delayed.
             if counted.frames_received + counted.drops.total() >= sent + copies {
                 assert_eq!(counted.frames_received + counted.drops.total(), sent + copies);
                 break counted;
@@ -43,6 +43,9 @@ fn frames_are_lost_damaged_copied_and_delayed_and_none_is_uncounted() {
         assert!(kinds.iter().all(|kind| fired.of(*kind) > 10), "{fired:?}");
         let seen = std::mem::take(&mut *seen.0.lock().unwrap());
         assert!(seen.iter().all(|(header, bytes)| *bytes == payload(header.sequence)));
-        assert!(!seen.is_sorted_by_key(|(header, _)| header.sequence), "some overtake others");
+        assert!(
+            !seen.is_sorted_by_key(|(header, _)| header.sequence),
+            "some frames overtake others"
+        );
     });
 }

@@ -14,11 +14,11 @@ pub(crate) const BYTES: usize = 3_001;
 /// A frame as it arrived.
 pub(crate) type Arrival = (Header, Vec<u8>);
 
-/// What has arrived.
+/// The frames that have arrived.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen(pub(crate) Arc<Mutex<Vec<Arrival>>>);
 
-/// Keeps what arrives; floods node 0, if it is to, with frames that name their number everywhere.
+/// Keeps arriving frames. If `floods` is true, floods node 0 with frames that repeat their number in the payload.
 pub(crate) struct Probe {
     pub(crate) seen: Seen,
     pub(crate) floods: bool,
@@ -45,7 +45,7 @@ impl Firmware for Probe {
         }
     }
 
-    /// Takes commands and completes none; one with flags is more than it can bear.
+    /// Takes commands and completes none; panics at one with flags.
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
         while let Some(command) = hw.next_command(port) {
             assert_eq!(command.flags, 0, "on purpose");
@@ -78,19 +78,19 @@ impl Firmware for Probe {
     }
 }
 
-/// A NIC that keeps what arrives.
+/// Starts a NIC that keeps arriving frames.
 pub(crate) fn start(config: ShmConfig) -> (ShmNic, Seen) {
     let (probe, seen) = Probe::new(false);
     (ShmNic::start(config, probe).unwrap(), seen)
 }
 
-/// A runtime for one test.
+/// Runs a test on a runtime of its own.
 pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(test)
 }
 
-/// A fabric that no other test and no other run has.
+/// Returns the name of a fabric that no other test and no other run uses.
 pub(crate) fn name(test: &str) -> String {
     format!("test {} {test}", std::process::id())
 }

@@ -1,5 +1,4 @@
-//! The fabric of shared memory between processes, some of which are killed. Alone in its binary, for
-//! it counts what the process has mapped.
+//! Tests the fabric of shared memory between processes, some of which are killed.
 #![cfg(target_os = "linux")]
 
 mod death;

@@ -22,7 +22,7 @@ use crate::nic::{self, NicCounters, NicHandle, PortOpener};
 use crate::port::{Bell, Bells, Port, PortOptions};
 use crate::time::Instant;
 
-/// Frames that one turn handles: doorbells wait no longer than they take.
+/// Most frames that one turn handles: it bounds how long doorbells wait.
 const FRAMES_PER_TURN: usize = 32;
 
 type Engine<F, L> = nic::Engine<F, StagingLink<L>>;
@@ -95,7 +95,7 @@ impl<F: Firmware, L: FrameLink> Core<F, L> {
     }
 }
 
-/// Handles received frames. Returns whether those were all.
+/// Handles received frames. Returns whether none are left.
 fn receive<F: Firmware, L: FrameLink>(
     engine: &mut Engine<F, L>,
     context: &mut Context<'_>,

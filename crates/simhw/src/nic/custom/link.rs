@@ -10,7 +10,7 @@ use crate::region::Payload;
 use crate::segment::View;
 use crate::time::{Instant, LineRate};
 
-/// Nanoseconds after which firmware that found no room tries again.
+/// Nanoseconds after which firmware tries again if the link had no space.
 const RETRY_NANOS: u64 = 20_000;
 
 /// The sending half of a NIC, and the link that carries its frames.
@@ -72,7 +72,7 @@ impl<L: FrameLink> Link for StagingLink<L> {
         }
         let nodes = (0..link.carrier.nodes()).map(NodeId);
         for destination in nodes.filter(|other| other != node) {
-            // A peer that has no room for its copy misses it: the others have theirs already.
+            // A peer without space for its copy misses it, because copies for other peers are already staged.
             let _ = link.stage(now, &Header { destination, ..*header }, &payload);
         }
         Ok(now)

@@ -1,4 +1,4 @@
-//! Tests that faults depend on the seed and the path alone, and lose no frame uncounted.
+//! Tests that faults depend on the seed and the path only, and that each lost frame is counted.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const ALL: Faults = Faults {
     jitter: Duration::from_micros(20),
 };
 
-/// Kinds that live NICs have.
+/// The kinds of faults that live NICs support.
 const KINDS: [FaultKind; 11] = [
     FaultKind::Loss,
     FaultKind::BurstLoss,
