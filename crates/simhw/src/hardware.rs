@@ -133,8 +133,8 @@ pub trait Hardware {
     /// Returns the bytes that a frame with `payload` bytes takes on the wire, including framing.
     fn wire_bytes(&self, payload: usize) -> u32;
 
-    /// Returns by how many nanoseconds queued frames leave later than [`Hardware::transmit`] said. Urgent
-    /// frames overtook them, or the system was late.
+    /// Returns by how many nanoseconds queued frames leave later than [`Hardware::transmit`] returned: urgent frames
+    /// have overtaken them, or the system was late.
     fn line_lag(&self) -> u64;
 
     /// Returns the costs that the model charges; `None` on a live fabric, whose costs are unknown.
@@ -176,7 +176,7 @@ pub trait Hardware {
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError>;
 
     /// Completes one command of `port`. The application sees the completion after all earlier writes, and after
-    /// the memory of all earlier transmits has been read. If the port is closed, nothing happens.
+    /// the memory of all earlier transmits has been read. If the port is closed, this has no effect.
     fn complete(&mut self, port: PortId, completion: &Completion);
 
     /// Copies within registered memory of this node; [`Firmware::on_dma_done`] reports the end.
@@ -185,8 +185,9 @@ pub trait Hardware {
     /// [`DmaRefused`]; nothing is then copied.
     fn dma(&mut self, transfer: Dma) -> Result<DmaId, DmaRefused>;
 
-    /// Requests a report by [`Firmware::on_dma_done`] once all earlier writes are in memory, those of this turn included.
-    /// Returns `None` if there is none to wait for: the commit itself puts writes into memory, as on every live fabric.
+    /// Requests a report by [`Firmware::on_dma_done`] once all earlier writes are in memory, those of this turn
+    /// included. Returns `None` if there is none to wait for: the commit itself puts writes into memory, as on every
+    /// live fabric.
     fn fence(&mut self) -> Option<DmaId> {
         None
     }

@@ -69,7 +69,7 @@ impl Incarnation {
     /// The incarnation of a NIC that has never run before.
     pub const FIRST: Self = Self(1);
 
-    /// Returns whether this incarnation came after `other`; every known one came after an unknown one.
+    /// Returns whether this incarnation is later than `other`. A known one is later than an unknown one.
     #[must_use]
     pub const fn is_newer_than(self, other: Self) -> bool {
         if other.0 == 0 || self.0 == 0 {

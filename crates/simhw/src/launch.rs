@@ -196,9 +196,9 @@ pub enum LaunchError {
     /// The number of peers differs from the number of ranks.
     #[error("{ranks} ranks, and peers for {peers}; name one for each rank")]
     Size {
-        /// Number of ranks.
+        /// The number of ranks.
         ranks: usize,
-        /// Number of named peers.
+        /// The number of named peers.
         peers: usize,
     },
     /// A rank is given, but the addresses of its peers are not.

@@ -84,7 +84,8 @@ impl Drop for Listener {
     fn drop(&mut self) {
         // Both calls fail only if the thread has ended already.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
-        // The service may wake a task on its own thread, and that task may drop this listener: a thread cannot join itself.
+        // The service may wake a task on its own thread, and that task may drop this listener: a thread cannot join
+        // itself.
         let own = std::thread::current().id();
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != own) {
             let _ = thread.join();

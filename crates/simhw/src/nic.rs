@@ -40,8 +40,8 @@ pub struct NicCounters {
     /// Bytes of those frames, with headers.
     pub bytes_received: u64,
     /// Dropped frames in both directions, by cause. Over shared memory, frames to a peer that is not connected count as
-    /// [`NicDown`](crate::drops::DropCause::NicDown). Over UDP on Linux they include datagrams that the system dropped
-    /// in front of the socket, as [`System`](crate::drops::DropCause::System); the system counts several datagrams
-    /// that were sent in one call as one.
+    /// [`NicDown`](crate::drops::DropCause::NicDown). Over UDP on Linux, datagrams that the system dropped before the
+    /// socket count as [`System`](crate::drops::DropCause::System). The system counts several datagrams that were sent
+    /// in one call as one.
     pub drops: Drops,
 }

@@ -2,9 +2,9 @@
 //!
 //! The process at the other end of a [`Socket`] may be hostile, and may hold a copy of this end. Therefore no call
 //! here blocks: each passes `MSG_DONTWAIT`, which applies regardless of the file's flags. A descriptor from another
-//! process is used only after its kind is checked. One of an unknown kind is closed on a separate thread, because
-//! closing a file may block until its file system answers, or until its data is sent. Where no descriptor is
-//! expected, none is received: it is closed with its socket, on that thread.
+//! process is used only after its kind is checked. One of an unknown kind is closed on a separate thread. Closing it may
+//! block until its file system answers, or until its data is sent. Where no descriptor is expected, none is received: it
+//! is closed with its socket, on that thread.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -148,8 +148,7 @@ impl Socket {
         Ok((received.bytes, descriptors))
     }
 
-    /// Returns how many of the next bytes fit into `bytes`, and whether descriptors come with them. Takes
-    /// neither.
+    /// Returns how many of the next bytes fit into `bytes`, and whether they have descriptors. Takes neither.
     fn peek(&self, bytes: &mut [u8]) -> rustix::io::Result<(usize, bool)> {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let mut with = RecvAncillaryBuffer::default();
@@ -157,7 +156,7 @@ impl Socket {
         Ok((next.bytes, next.flags.contains(ReturnFlags::CTRUNC)))
     }
 
-    /// Returns whether descriptors come with the next message. Takes none.
+    /// Returns whether the next message has descriptors. Takes none.
     pub(crate) fn brings_descriptors(&self) -> bool {
         self.peek(&mut [0]).is_ok_and(|(_, brings)| brings)
     }

@@ -1,4 +1,4 @@
-//! Rings between the processes of one host, which their hosts write and read themselves.
+//! Rings between the processes of one host, which the processes write and read themselves.
 //!
 //! A process bypasses its NIC over them while the NIC leaves its port's [gate](crate::port::HostGate) open.
 
@@ -45,8 +45,8 @@ pub trait PeerRings: fmt::Debug + Send {
     /// Takes the next event, if there is one. Frames of several processes take turns.
     fn poll(&mut self) -> Option<News<'_>>;
 
-    /// Arms `waker`, which is woken at the next event, or once there is space where a frame was refused. Returns `false`
-    /// if that may be so already; then poll again, because `waker` may not be woken.
+    /// Arms `waker`, which is woken at the next event, or once there is space where a frame was refused. Returns
+    /// `false` if that may be so already; then poll again, because `waker` may not be woken.
     fn arm_wakeup(&mut self, waker: &Waker) -> bool;
 }
 
@@ -68,7 +68,7 @@ pub enum News<'a> {
         from: NodeId,
         /// The owner's name for the memory.
         name: [u64; 2],
-        /// The mapped memory.
+        /// The memory, mapped into this process.
         memory: SharedMemory,
     },
     /// A process has exited, or did not connect within
@@ -91,7 +91,7 @@ pub enum SendRefused {
     #[error("no slot is free; try again once the other process has taken a frame")]
     Full,
     /// The process has exited, or did not connect in time.
-    #[error("node {0} is gone")]
+    #[error("node {0} has exited, or did not connect in time")]
     Gone(NodeId),
     /// There is no such node, or it is this one.
     #[error("there is no ring to node {0}")]

@@ -376,8 +376,8 @@ impl Port {
         }
     }
 
-    /// Takes the next completion, or wakes the task of `context` when there is one. Before it parks, it busy-polls for a
-    /// completion and for `is_ready`, and returns `None` once that is true. `is_ready` is for callers that also poll
+    /// Takes the next completion, or wakes the task of `context` when there is one. Before it parks, it busy-polls for
+    /// a completion and for `is_ready`, and returns `None` once that is true. `is_ready` is for callers that also poll
     /// shared memory.
     ///
     /// # Errors

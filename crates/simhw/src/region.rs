@@ -140,8 +140,8 @@ impl RegionOptions {
     }
 }
 
-/// A requested access to a region, and on whose behalf. The default requests no rights: the handle must only be
-/// live and within its region.
+/// A requested access to a region. The default requests no rights and accepts any owner and tag: the handle must only
+/// be live and within its region.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Access {
     /// The port that must own the region; any, if `None`.
@@ -248,8 +248,8 @@ pub enum RegionError {
     Bus,
 }
 
-/// An application's own registered memory. Dropping it deregisters it; the memory itself lives until the NIC
-/// can no longer write to it.
+/// An application's own registered memory. Dropping it deregisters it; the memory is freed once the NIC can no longer
+/// write to it.
 #[derive(Debug)]
 pub struct Region {
     pub(crate) memory: Memory,

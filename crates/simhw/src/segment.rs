@@ -8,12 +8,12 @@
 //! A copy reads or writes bytes that another thread, or another process, may be writing. In Rust's memory model
 //! that is a data race, and undefined, unless every access is atomic. Relaxed atomic bytes give a mixture of
 //! old and new ones, which is all that a copy promises. On x86-64 the copy is inline assembly that does exactly
-//! what relaxed atomic bytes would. Each byte is read once and written once, in groups of any size; the compiler
-//! sees neither the loads nor the stores and so derives nothing from them. Elsewhere, and
-//! under Miri, a copy accesses the aligned words that contain the bytes, each atomically and whole: see
-//! [`words`]. Any byte of a segment is therefore accessed in one size, which the model requires as well. Words
-//! from [`Segment::line`] are always accessed atomically. A copy accesses those of a ring's slot only while the
-//! ring's protocol gives the slot to the copying side.
+//! what relaxed atomic bytes would. Each byte is read once and written once, in groups of any size. The compiler sees
+//! neither the loads nor the stores, and so derives nothing from them. Elsewhere, and under Miri, a copy accesses the
+//! aligned words that contain the bytes, each atomically and whole: see [`words`]. Each byte of a segment is therefore
+//! always accessed in the same size, which the model requires as well. Words from [`Segment::line`] are always accessed
+//! atomically. A copy accesses the words of a ring's slot only while the slot belongs to the copying side by the ring's
+//! protocol.
 #![allow(unsafe_code, reason = "the one module that accesses raw memory")]
 
 #[cfg(not(all(test, midplane_loom)))]
@@ -68,8 +68,8 @@ enum Backing {
     Mapped { start: NonNull<u8>, mapped: usize },
 }
 
-// SAFETY: the memory is owned by the segment until it is dropped, and is only ever touched through
-// atomic words and through the copies below, which any number of threads may do at once.
+// SAFETY: the segment owns the memory until it is dropped. The memory is only accessed through atomic words and through
+// the copies below, and any number of threads may use either at once.
 #[cfg(not(all(test, midplane_loom)))]
 unsafe impl Send for Segment {}
 // SAFETY: as above.
@@ -126,8 +126,8 @@ impl Segment {
     #[cfg(target_os = "linux")]
     fn header(&self) -> Option<&Line> {
         let Backing::Mapped { start, .. } = &self.backing else { return None };
-        // SAFETY: a mapping has whole pages and begins at one, so its first line is in it and aligned; atomics may be
-        // shared, and any bytes are valid ones; it stays mapped as long as the borrow of `self`.
+        // SAFETY: a mapping consists of whole pages, so its first line is inside and aligned. Atomics may be shared, and
+        // any bytes are valid ones. The mapping lasts as long as the borrow of `self`.
         Some(unsafe { start.cast::<Line>().as_ref() })
     }
 
@@ -140,13 +140,12 @@ impl Segment {
     /// Returns the cache line at `offset`.
     ///
     /// # Panics
-    /// If `offset` is not a multiple of a line, or is past the end.
+    /// If `offset` is not a multiple of a line, or not below the length.
     #[inline]
     pub(crate) fn line(&self, offset: usize) -> &Line {
         assert!(offset.is_multiple_of(LINE) && offset < self.bytes, "a line within the segment");
-        // SAFETY: a whole line is at `offset`, for the length is a multiple of lines; it is aligned,
-        // for the base is; atomics may be shared, and any bytes are valid ones; the memory lives as
-        // long as the borrow of `self`.
+        // SAFETY: a whole line is at `offset`, because the length is a multiple of lines. It is aligned, because the base
+        // is. Atomics may be shared, and any bytes are valid ones. The memory lasts as long as the borrow of `self`.
         unsafe { self.base.add(offset).cast::<Line>().as_ref() }
     }
 

@@ -1,5 +1,5 @@
-//! Tests rings without a NIC: no frame is lost, doubled or reordered, and waiting tasks are woken. The exit of a process
-//! is reported after its last frame.
+//! Tests rings without a NIC: no frame is lost, doubled or reordered, and waiting tasks are woken. The exit of a
+//! process is reported after its last frame.
 #![cfg(target_os = "linux")]
 
 use std::future::poll_fn;

@@ -31,10 +31,10 @@ pub(crate) trait NicHandle: PortOpener {
 
 /// The application's side of a live NIC: tokio's tasks and the machine's clock.
 ///
-/// Its sleeps have the resolution of the system's timers, some 50 us on Linux and 1 ms elsewhere, and never end
-/// early. Its time is that of the machine's monotonic clock on Linux, which all processes of the host share;
-/// elsewhere it counts the nanoseconds since the first fabric of this process started. Its tasks run on the runtime in
-/// which the NIC was started.
+/// Its sleeps have the resolution of the system's timers, some 50 us on Linux and 1 ms elsewhere, and never end early.
+/// On Linux, its time is that of the machine's monotonic clock, which all processes of the host share. Elsewhere, it
+/// counts the nanoseconds since the first fabric of this process started. Its tasks run on the runtime in which the NIC
+/// was started.
 #[derive(Clone, Debug)]
 pub struct LiveHost {
     tasks: Arc<Tasks>,

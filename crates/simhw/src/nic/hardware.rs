@@ -1,7 +1,8 @@
 //! The operations that a NIC offers its firmware: staged within a turn, visible at its commit.
 //!
 //! Completions are staged in the unpublished slots of their port's ring, and frames where their link stages them. Only
-//! writes into registered memory wait in a list until the commit, because applications can read that memory at any time.
+//! writes into registered memory wait in a list until the commit, because applications can read that memory at any
+//! time.
 
 use std::collections::VecDeque;
 

@@ -20,9 +20,9 @@ use crate::topology::LinkId;
 /// [drops](crate::nic::NicCounters::drops) under its cause. A frame to the own node crosses no link, and no fault
 /// applies to it.
 ///
-/// Each path, from one node to another, has a random stream of its own. The same seed gives the same faults for the same
-/// sequence of frames on a path, independent of other paths. NICs in several processes need an injector each, with the
-/// same seed.
+/// Each path, from one node to another, has a random stream of its own. The same seed gives the same faults for the
+/// same sequence of frames on a path, independent of other paths. NICs in several processes need an injector each, with
+/// the same seed.
 ///
 /// Clones are handles of one injector, and faults may change at any time.
 ///

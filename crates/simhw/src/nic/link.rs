@@ -25,7 +25,7 @@ pub(crate) trait Link: Sized {
     /// Returns the bytes that a frame with `payload` bytes takes on the wire.
     fn wire_bytes(&self, payload: usize) -> u32;
 
-    /// Returns by how many nanoseconds queued frames leave later than `transmit` said.
+    /// Returns by how many nanoseconds queued frames leave later than `transmit` returned.
     fn line_lag(&self, _now: Instant) -> u64 {
         0
     }

@@ -187,10 +187,10 @@ impl PortOpener for Ports {
 
 /// Connects to the daemon, whose user must be trusted.
 fn dial(config: &ClientConfig) -> Result<Socket, ConnectError> {
-    let nobody = || ConnectError::Nobody { name: config.name.clone(), node: config.node };
+    let not_served = || ConnectError::Nobody { name: config.name.clone(), node: config.node };
     let socket = Socket::connect(&address(&config.name, config.node)?);
     let socket = socket.map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionRefused => nobody(),
+        io::ErrorKind::ConnectionRefused => not_served(),
         kind => ConnectError::System(kind),
     })?;
     let user = socket.user()?;

@@ -360,13 +360,13 @@ mod tests {
     use super::*;
 
     #[derive(Debug)]
-    struct Nobody;
-    impl Source for Nobody {
+    struct NoPorts;
+    impl Source for NoPorts {
         fn node(&self) -> NodeId {
             NodeId(4)
         }
         fn grant(&self, _: PortOptions) -> Result<Grant, crate::host::OpenError> {
-            unreachable!("nobody asks")
+            unreachable!("no client opens a port")
         }
         fn ring(&self, _: PortId) {}
     }
@@ -379,7 +379,7 @@ mod tests {
             NodeId(5)
         }
         fn grant(&self, _: PortOptions) -> Result<Grant, crate::host::OpenError> {
-            unreachable!("nobody asks")
+            unreachable!("no client opens a port")
         }
         fn ring(&self, _: PortId) {}
         fn poll(&self) -> bool {
@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn two_daemons_cannot_have_one_name() {
-        let open = |name: &str| PortServer::open(ServerConfig::new(name), Arc::new(Nobody));
+        let open = |name: &str| PortServer::open(ServerConfig::new(name), Arc::new(NoPorts));
         for length in [0, MAX_NAME + 1] {
             assert_eq!(open(&"x".repeat(length)).unwrap_err(), ServeError::Name(length));
         }

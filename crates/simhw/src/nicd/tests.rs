@@ -79,7 +79,7 @@ fn hostile_port(name: &str) -> (Port, Arc<Socket>) {
 pub(crate) enum Attack {
     /// Keeps the channel full.
     Fill,
-    /// Reads all wake-ups.
+    /// Reads all wake-ups of the channel.
     Drain,
     /// Sends descriptors over the channel.
     Pass,

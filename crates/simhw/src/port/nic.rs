@@ -90,8 +90,8 @@ impl NicPort {
         self.backend.settle();
     }
 
-    /// Takes the next command, if one waits. Closes the port if the application has more commands in flight than the port
-    /// is deep: it bypasses [`Port::post`](super::Port::post), and the NIC's memory must stay bounded.
+    /// Takes the next command, if one waits. Closes the port if the application has more commands in flight than the
+    /// port is deep: it bypasses [`Port::post`](super::Port::post), and the NIC's memory must stay bounded.
     #[inline]
     pub(crate) fn next_command(&mut self) -> Option<Command> {
         if self.owed >= self.commands.slots() / 2 && self.has_command() {

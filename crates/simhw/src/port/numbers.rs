@@ -122,12 +122,12 @@ mod tests {
     proptest! {
         #[test]
         fn no_number_has_two_ports_and_no_two_ports_one_epoch(
-            asks in proptest::collection::vec((any::<bool>(), proptest::option::of(0_u16..12)), 0..200),
+            requests in proptest::collection::vec((any::<bool>(), proptest::option::of(0_u16..12)), 0..200),
         ) {
             let mut numbers = PortNumbers::default();
             let mut live = BTreeSet::new();
             let mut epochs = BTreeSet::new();
-            for (opens, wanted) in asks {
+            for (opens, wanted) in requests {
                 if !opens {
                     if let Some(id) = live.pop_last() {
                         numbers.release(id);

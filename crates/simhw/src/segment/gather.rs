@@ -33,9 +33,9 @@ pub(crate) fn send_gathered(
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len();
     loop {
-        // SAFETY: the name and the parts are live until the call returns, and the system only reads them. A
-        // party that writes `rest` meanwhile races with the system's copy, which the compiler does not see and
-        // which reads each byte once, as any other copy does.
+        // SAFETY: the name and the parts are live until the call returns, and the system only reads them. A party that
+        // writes `rest` meanwhile races with the system's copy. The compiler does not see that copy, which reads each
+        // byte once, as any other copy does.
         let sent = unsafe { sendmsg(socket.as_fd().as_raw_fd(), &raw const message, MSG_DONTWAIT) };
         if sent >= 0 {
             return Ok(());

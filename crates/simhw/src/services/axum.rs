@@ -21,8 +21,8 @@ impl Listener for TcpListener {
     }
 }
 
-/// The address of an HTTP request's peer: handlers extract `ConnectInfo<PeerAddress>` of an app that was made a service by
-/// `into_make_service_with_connect_info`. axum's own `ConnectInfo<SocketAddr>` is for tokio's sockets only.
+/// The address of an HTTP request's peer: handlers extract `ConnectInfo<PeerAddress>` of an app that was made a service
+/// by `into_make_service_with_connect_info`. axum's own `ConnectInfo<SocketAddr>` is for tokio's sockets only.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct PeerAddress(pub SocketAddr);
 

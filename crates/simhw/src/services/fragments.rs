@@ -21,8 +21,8 @@ const MEMORY_BYTES: usize = 4 << 20;
 /// Most fragments of a sender that may arrive between two of one datagram.
 const DISTANCE: u32 = 64;
 
-/// Returns the memory that Linux takes for a fragment: a buffer of a power of two that also holds headers and 320 bytes of
-/// `skb_shared_info`, and 256 bytes of `sk_buff`. A full packet takes 2,304 bytes.
+/// Returns the memory that Linux takes for a fragment: a buffer and 256 bytes of `sk_buff`. The buffer also holds
+/// headers and 320 bytes of `skb_shared_info`; its size is a power of two. A full packet takes 2,304 bytes.
 const fn memory_of(bytes: usize) -> usize {
     (bytes + 64 + 320).next_power_of_two() + 256
 }

@@ -42,9 +42,9 @@ pub enum HostError {
     Threads,
 }
 
-/// Runs a host's code, and calls `on_end` when it ends. From then on the host answers each datagram with the report that
-/// no socket has its port. `start` creates the code's future within the host's runtime. `mtu` is the most bytes of a
-/// datagram that the host's interface sends as one packet.
+/// Runs a host's code, and calls `on_end` when it ends. From then on the host answers each datagram with the report
+/// that no socket has its port. `start` creates the code's future within the host's runtime. `mtu` is the most bytes of
+/// a datagram that the host's interface sends as one packet.
 ///
 /// Spawn it on a world whose firmware is [`DatagramNic`](super::DatagramNic), once for each host.
 ///
@@ -104,8 +104,8 @@ struct System {
 }
 
 impl System {
-    /// Runs the host's tasks and posts the packets that they send, until all tasks wait. Returns `false` if a task wakes
-    /// itself again and again.
+    /// Runs the host's tasks and posts the packets that they send, until all tasks wait. Returns `false` if a task
+    /// wakes itself again and again.
     fn run_tasks(&mut self, runtime: &mut HostRuntime) -> bool {
         self.kernel.take_timers(self.kernel.host.now(), &mut self.wakes);
         loop {
@@ -168,8 +168,8 @@ impl System {
         }
     }
 
-    /// Handles a completion and all completions after it. Returns whether the host must run: a packet has arrived, or the
-    /// outbox has one to send.
+    /// Handles a completion and all completions after it. Returns whether the host must run: a packet has arrived, or
+    /// the outbox has one to send.
     fn receive(&mut self, first: Completion) -> bool {
         let Some(nic) = &mut self.nic else { return false };
         let (mut next, mut has_arrived) = (Some(first), false);

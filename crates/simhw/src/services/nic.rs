@@ -63,8 +63,8 @@ impl HostNic {
         self.port.is_closed()
     }
 
-    /// Rings the doorbell again if the NIC has datagrams to send: an earlier ring may have been lost. Returns `false` if
-    /// the NIC has sent none of them for [`STALLED`] calls.
+    /// Rings the doorbell again if the NIC has datagrams to send: an earlier ring may have been lost. Returns `false`
+    /// if the NIC has sent none of them for [`STALLED`] calls.
     pub(super) fn remind(&mut self) -> bool {
         if self.free.len() < SLOTS {
             self.stalled += 1;

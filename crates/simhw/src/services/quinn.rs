@@ -23,13 +23,13 @@ use super::udp::{Arrival, TRAIN_BYTES, UdpSocket};
 pub struct QuinnRuntime;
 
 impl QuinnRuntime {
-    /// Creates an endpoint at an address of the host whose code runs on this thread; for port 0, at any free one. With a
-    /// server's configuration, it accepts connections. The endpoint's random numbers are drawn from the host's.
+    /// Creates an endpoint at an address of the host whose code runs on this thread; for port 0, at any free one. With
+    /// a server's configuration, it accepts connections. The endpoint's random numbers are drawn from the host's.
     ///
-    /// Two runs with one seed are the same on two conditions. Each run creates its own configurations, because a client's
-    /// configuration keeps sessions and tokens for later connections. The server's key is an Ed25519 key: TLS draws its
-    /// keys from the system's random numbers, and an ECDSA signature then has 70 to 72 bytes. The length of encrypted
-    /// data does not depend on the keys.
+    /// Two runs with one seed are the same on two conditions. Each run creates its own configurations, because a
+    /// client's configuration keeps sessions and tokens for later connections. The server's key is an Ed25519 key: TLS
+    /// draws its keys from the system's random numbers, and an ECDSA signature then has 70 to 72 bytes. The length of
+    /// encrypted data does not depend on the keys.
     ///
     /// # Errors
     /// Those of [`UdpSocket::bind`].

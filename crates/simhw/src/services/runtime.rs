@@ -98,8 +98,8 @@ impl HostRuntime {
         runtime.spawn(main);
     }
 
-    /// Moves the clock to the host's time, wakes these tasks, and runs all tasks until each of them waits. Returns `false`
-    /// if that never happens, because a task wakes itself again and again.
+    /// Moves the clock to the host's time, wakes these tasks, and runs all tasks until each of them waits. Returns
+    /// `false` if that never happens, because a task wakes itself again and again.
     pub(super) fn visit(&mut self, wakes: &mut Vec<Waker>) -> bool {
         let now = self.kernel.host.now();
         let by = now.nanos_since(self.clock);

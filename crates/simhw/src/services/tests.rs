@@ -104,7 +104,7 @@ async fn echo(node: NodeId, rounds: u32) -> Result<(), BoxError> {
 }
 
 #[test]
-fn a_round_trip_takes_what_the_model_says_and_the_same_seed_gives_the_same_digest() {
+fn a_round_trip_takes_the_modelled_time_and_one_seed_gives_one_digest() {
     let once = |seed, jitter| {
         let mut cluster = Cluster::new(seed, 3, |node| async move {
             if node.0 == 2 {
@@ -396,7 +396,7 @@ fn a_long_datagram_travels_in_fragments_and_is_lost_with_any_of_them() {
 }
 
 #[test]
-fn a_datagram_to_the_own_host_comes_from_its_loopback_address() {
+fn a_datagram_to_the_own_host_has_the_loopback_address_as_its_source() {
     let mut cluster = Cluster::new(1, 1, |_| async move {
         let socket = UdpSocket::bind("0.0.0.0:7".parse()?)?;
         socket.send_to(b"loop", "127.0.0.1:7".parse()?).await?;

@@ -126,8 +126,9 @@ impl UdpSocket {
         }
     }
 
-    /// Sends bytes as datagrams of `segment` bytes, if the queue to the NIC has space for all of them. The last datagram
-    /// may be shorter. `ecn` has the two bits of explicit congestion notification of their IP headers: 0 for none.
+    /// Sends bytes as datagrams of `segment` bytes, if the queue to the NIC has space for all of them. The last
+    /// datagram may be shorter. `ecn` has the two bits of explicit congestion notification of their IP headers: 0 for
+    /// none.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if there is no space. [`io::ErrorKind::InvalidInput`] if a datagram is longer than
@@ -200,8 +201,8 @@ impl UdpSocket {
     /// [`UdpSocket::max_datagram`]. The receiver drops a datagram of which a fragment is lost.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if it has more than 65,507 bytes, [`io::ErrorKind::HostUnreachable`] if no host has
-    /// the address. Nothing is then sent.
+    /// [`io::ErrorKind::InvalidInput`] if it has more than 65,507 bytes, [`io::ErrorKind::HostUnreachable`] if no host
+    /// has the address. Nothing is then sent.
     ///
     /// # Cancel safety
     /// A future that is dropped before it is ready has sent nothing.

@@ -11,13 +11,13 @@ use crate::time::LineRate;
 
 /// The name of two limits in errors.
 const SLOTS: &str = "the number of slots or areas";
-/// Default MTU: 16 KiB. It is large enough that the cost of a frame without its copy is a tenth of it, and
+/// Default MTU: 16 KiB. It is large enough that all but a tenth of a frame's cost is the copy of its payload. It is
 /// small enough that the two copies of a longer message overlap.
 pub const DEFAULT_MTU: usize = 16 << 10;
 /// Default number of slots a direction: 64 frames in 8 KiB.
 pub const DEFAULT_SLOTS: usize = 64;
 /// Default memory for longer frames a direction: 2 MiB. It is more than a core's own cache, so that an area has left
-/// the reader's cache before it is written again: a line that is still there must be fetched from that cache. With
+/// the reader's cache before it is written again. A line that is still there must be fetched from that cache: with
 /// 256 KiB, frames of 64 KiB take twice as long (Zen 4, 1 MiB a core). With 8 MiB they take longer again.
 pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
 /// Default memory for longer frames to all peers together: 16 MiB. With more than eight peers, each has less than
@@ -70,8 +70,8 @@ impl ShmConfig {
         }
     }
 
-    /// Sets the most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`](crate::frame::MAX_PAYLOAD); the same on all nodes. Default:
-    /// [`DEFAULT_MTU`].
+    /// Sets the most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`](crate::frame::MAX_PAYLOAD); the same on all
+    /// nodes. Default: [`DEFAULT_MTU`].
     #[must_use]
     pub const fn mtu(mut self, bytes: usize) -> Self {
         self.nic.mtu = bytes;
@@ -86,10 +86,9 @@ impl ShmConfig {
         self
     }
 
-    /// Sets how many frames of more than 64 bytes may be in flight to one peer, from 4 to 65,536,
-    /// rounded up to a power of two; the same on all nodes. Memory: the MTU each, once it is used. Default: as
-    /// many as fit [`DEFAULT_AREA_BYTES`] and the peer's share of [`DEFAULT_AREA_BYTES_OF_ALL`], but at least
-    /// [`MIN_AREAS`].
+    /// Sets how many frames of more than 64 bytes may be in flight to one peer; the same on all nodes. Range: 4 to
+    /// 65,536, rounded up to a power of two. Memory: the MTU each, once it is used. Default: as many as fit
+    /// [`DEFAULT_AREA_BYTES`] and the peer's share of [`DEFAULT_AREA_BYTES_OF_ALL`], but at least [`MIN_AREAS`].
     #[must_use]
     pub const fn areas(mut self, frames: usize) -> Self {
         self.areas = Some(frames);
@@ -111,9 +110,9 @@ impl ShmConfig {
         self
     }
 
-    /// Sets how long [lanes](super::lanes::Lanes) wait for a process that has not connected, once they send to
-    /// it or wait for it. They then treat it as gone for good. NICs have no such limit: their extensions set
-    /// their own. Default: [`DEFAULT_JOIN_TIMEOUT`].
+    /// Sets how long [lanes](super::lanes::Lanes) wait for a process to connect, from the first frame to it or the
+    /// call of [`Lanes::await_node`](super::lanes::Lanes::await_node). The process then counts as exited. NICs have no
+    /// such limit: their extensions set their own. Default: [`DEFAULT_JOIN_TIMEOUT`].
     #[must_use]
     pub const fn join_timeout(mut self, time: Duration) -> Self {
         self.join_timeout = time;

@@ -1,5 +1,5 @@
-//! Rings between the processes of one host, without a NIC: the receiver can read a frame as soon as the sender has
-//! written it, and nothing runs between the two.
+//! Rings between the processes of one host, without a NIC. The receiver can read a frame as soon as the sender has
+//! written it; nothing runs between the two.
 //!
 //! They use the slots, the rendezvous and the wake-ups of a [`ShmNic`](super::ShmNic), but no firmware. Nothing
 //! admits, counts or schedules their frames, no extension handles them, and they cannot be suspended or saved.
@@ -248,8 +248,8 @@ impl Lanes {
     }
 
     /// Takes the next event, if there is one. Frames of several processes take turns.
-    // Inlined so that the caller converts the event without a copy in memory: a copy right after the event's parts
-    // were stored stalls until the stores complete, some 20 ns.
+    // Inlined so that the caller converts the event without a copy in memory. A copy right after the stores of the
+    // event's parts stalls until these complete, some 20 ns.
     #[inline(always)]
     pub fn poll(&mut self) -> Option<News<'_>> {
         self.release_frame();

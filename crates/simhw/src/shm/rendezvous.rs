@@ -3,9 +3,9 @@
 //! Each node listens under a name made of the fabric's name and its own number. It connects to the nodes with
 //! lower numbers until it has them all. The connecting node makes the segment of the two and passes it on, with
 //! one end of a channel on which the two wake each other. The system identifies the process at the other end
-//! (peer credentials). The connection stays open: its end is the end of the peer, whatever the cause. Memory
-//! that peers share besides the segment is passed over it. Nothing here has a name in the file system, and
-//! nothing is left when a process is killed.
+//! (peer credentials). The connection stays open: it closes when the peer exits, whatever the cause. Memory that peers
+//! share besides the segment is passed over it. Nothing here has a name in the file system, and nothing is left when a
+//! process is killed.
 
 mod greeting;
 

@@ -247,7 +247,7 @@ mod tests {
     fn an_invalid_greeting_is_refused() {
         let name = name();
         let mut listener = RingListener::bind(name.as_bytes()).unwrap();
-        assert!(connect(b"midplane/test/nobody", MIN_CAPACITY, 0).is_err());
+        assert!(connect(b"midplane/test/unbound", MIN_CAPACITY, 0).is_err());
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
         let words = [MAGIC, VERSION, MIN_CAPACITY as u64, 0];
         for (at, word) in [(0, 1), (1, 99), (2, 1 << 40), (2, 5_000), (3, 0)] {

@@ -1,7 +1,7 @@
 //! Discard rules of a full switch port: tail drop, partial and early packet discard.
 //!
-//! Early packet discard follows Romanow and Floyd ("Dynamics of TCP traffic over ATM networks", 1995): a frame
-//! is refused whole, at its first piece, so that a congested line carries no useless pieces.
+//! Early packet discard follows Romanow and Floyd ("Dynamics of TCP traffic over ATM networks", 1995). It refuses
+//! frames whole, at their first piece, so that a congested line carries no useless pieces.
 
 use std::fmt;
 

@@ -36,7 +36,7 @@ pub(super) enum Holder {
     Dropped,
 }
 
-/// One TCP connection.
+/// A TCP connection of a host.
 #[derive(Debug)]
 pub(super) struct Connection {
     /// A set with the connection's socket only: the work for a packet does not depend on the number of connections.

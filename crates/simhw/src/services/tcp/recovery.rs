@@ -1,9 +1,10 @@
 //! Resends lost segments as soon as Linux does.
 //!
-//! `smoltcp` resends one lost segment of a window at once, and all others after a timeout of at least 1 s. Linux resends
-//! each lost segment of a window within a round trip. It probes for a lost tail after two round trips (RFC 8985, section
-//! 7), and its timeout is at least 200 ms (`TCP_RTO_MIN`). A [`Recovery`] observes the packets of a connection. Where
-//! Linux would resend, it returns duplicate acknowledgements, which make `smoltcp` resend the first missing segment.
+//! `smoltcp` resends one lost segment of a window at once, and all others after a timeout of at least 1 s. Linux
+//! resends each lost segment of a window within a round trip. It probes for a lost tail after two round trips (RFC
+//! 8985, section 7), and its timeout is at least 200 ms (`TCP_RTO_MIN`). A [`Recovery`] observes the packets of a
+//! connection. Where Linux would resend, it returns duplicate acknowledgements, which make `smoltcp` resend the first
+//! missing segment.
 
 use std::time::Duration;
 

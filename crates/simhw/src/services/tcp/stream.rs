@@ -18,8 +18,8 @@ use crate::services::kernel::{Kernel, current_or_unsupported};
 ///
 /// Each direction has a buffer of [`TCP_BUFFER_BYTES`](super::TCP_BUFFER_BYTES), and the window is no larger. A lost
 /// segment is resent at the third duplicate acknowledgement, or after about two round trips without one. If the peer is
-/// silent for 15 minutes while it has data to acknowledge, the stream fails with [`io::ErrorKind::TimedOut`]. A peer that
-/// has restarted resets the connection ([`io::ErrorKind::ConnectionReset`]).
+/// silent for 15 minutes while it has data to acknowledge, the stream fails with [`io::ErrorKind::TimedOut`]. A peer
+/// that has restarted resets the connection ([`io::ErrorKind::ConnectionReset`]).
 ///
 /// Like on Linux, a dropped stream sends the written bytes, then FIN; if received bytes are unread, it sends RST. There
 /// is no TIME-WAIT.
@@ -45,9 +45,9 @@ impl TcpStream {
     /// Connects to an address, or to `HOST:PORT` with the name of a host.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ConnectionRefused`] if nothing listens there, [`io::ErrorKind::TimedOut`] without an answer within
-    /// 127 s, [`io::ErrorKind::HostUnreachable`] if no host has the address, [`io::ErrorKind::AddrNotAvailable`] without a
-    /// free port, [`io::ErrorKind::Unsupported`] outside a simulation.
+    /// [`io::ErrorKind::ConnectionRefused`] if nothing listens there, [`io::ErrorKind::TimedOut`] without an answer
+    /// within 127 s, [`io::ErrorKind::HostUnreachable`] if no host has the address, [`io::ErrorKind::AddrNotAvailable`]
+    /// without a free port, [`io::ErrorKind::Unsupported`] outside a simulation.
     ///
     /// # Cancel safety
     /// Dropping the future aborts the connection.
@@ -88,8 +88,8 @@ impl TcpStream {
         Ok(address(self.ends.peer))
     }
 
-    /// Sends short segments at once (`true`), or waits until earlier ones are acknowledged, by Nagle's algorithm. Default:
-    /// `false`.
+    /// Sends short segments at once (`true`), or waits until earlier ones are acknowledged, by Nagle's algorithm.
+    /// Default: `false`.
     ///
     /// # Errors
     /// None.

@@ -73,8 +73,8 @@ fn a_stream_takes_the_time_of_its_packets_on_the_line() {
     assert_eq!(cluster.run(Duration::from_secs(10), 1), 1);
     let (took, end) = cluster.take_end(NodeId(1));
     end.unwrap();
-    // 1,460 bytes in 1,538 at 1 Gb/s: 84.3 ms. The first window is less than two segments, whose acknowledgement is delayed
-    // by 10 ms, twice.
+    // 1,460 bytes in 1,538 at 1 Gb/s: 84.3 ms. The first window is less than two segments, whose acknowledgement is
+    // delayed by 10 ms, twice.
     let line = 10_000_000 / 1_460 * 12_304;
     assert!((line..line + 25_000_000).contains(&took.as_nanos()), "{took}");
 }
@@ -126,7 +126,7 @@ fn a_peer_that_has_crashed_and_restarted_resets_a_stream_and_is_reached_again() 
         }
         let mut stream = TcpStream::connect(address(0)).await?;
         tokio::time::sleep(Duration::from_millis(100)).await;
-        stream.write_all(b"to one that is gone").await?;
+        stream.write_all(b"to a crashed peer").await?;
         let reset = stream.read_u8().await.unwrap_err();
         assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
         let broken = stream.write_all(b"more").await.unwrap_err();
@@ -150,7 +150,7 @@ fn a_stream_to_a_crashed_peer_times_out() {
         }
         let mut stream = TcpStream::connect(address(0)).await?;
         tokio::time::sleep(Duration::from_secs(2_000)).await;
-        stream.write_all(b"to one that is gone").await?;
+        stream.write_all(b"to a crashed peer").await?;
         let error = stream.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         let silent = TcpStream::connect(address(0)).await.unwrap_err();

@@ -80,7 +80,7 @@ fn an_ending_nic_handles_the_owed_frame_of_a_disconnected_peer() {
 fn an_ending_nic_waits_no_longer_than_the_stop_timeout() {
     let (core, _peer) = joined();
     core.end(true);
-    let asked = Clock::now();
+    let ended = Clock::now();
     let Next::Wait(until) = drive(&core) else { panic!("a frame is owed") };
-    assert!(until <= asked + STOP_TIMEOUT + Duration::from_secs(1), "it waits until {until:?}");
+    assert!(until <= ended + STOP_TIMEOUT + Duration::from_secs(1), "it waits until {until:?}");
 }

@@ -14,7 +14,7 @@ use crate::time::Instant;
 #[derive(Debug)]
 pub(super) struct Awaited {
     timeout: Duration,
-    /// Sorted by deadline.
+    /// Entries in the order of their deadlines.
     nodes: Vec<(NodeId, Instant)>,
     timer: Option<Pin<Box<Sleep>>>,
 }
