@@ -409,7 +409,7 @@ impl Port {
         pollster::block_on(self.completion())
     }
 
-    /// Busy-polls for a completion or readiness, for an adaptive time within what the NIC allows.
+    /// Busy-polls for a completion or readiness, for an adaptive time up to the NIC's limit.
     fn spin(&mut self, mut is_ready: impl FnMut() -> bool) -> Option<Option<Completion>> {
         let most = self.shared.spin_nanos();
         let mut spin = std::mem::take(&mut self.spin_state);

@@ -263,7 +263,8 @@ fn served(clients: &[Client]) -> impl Iterator<Item = &Served> {
 }
 
 impl Clients {
-    /// Busy-polls the bells and gives the NIC turns for as long as that pays.
+    /// Busy-polls the doorbells and gives the NIC turns, until `spin_nanos` have passed without work, or after
+    /// `POLLS_PER_WAIT` polls.
     fn spin(&self, clients: &[Client]) {
         let mut until = Clock::now().plus_nanos(self.spin_nanos.into());
         for poll in 1_u32.. {

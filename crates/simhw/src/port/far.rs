@@ -161,8 +161,8 @@ impl Change {
     }
 }
 
-/// A port of another process, as the NIC's process keeps it: it rings the doorbell, gives memory, and closes
-/// the port.
+/// A port of another process, as held by the server in the NIC's process. The server rings its doorbell, grants it
+/// memory, and closes it.
 #[derive(Debug)]
 pub(crate) struct Grant {
     pub(crate) name: PortName,

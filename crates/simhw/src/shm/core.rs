@@ -164,7 +164,7 @@ impl<F: Firmware> Core<F> {
         self.take_events(engine);
         let was_any = engine.visit();
         if was_any && engine.unit.stopping().is_some() {
-            // The driver may wait for what this turn did.
+            // The driver may wait for an effect of this turn.
             self.signal();
         }
         if engine.is_polled_while_armed() {
@@ -182,7 +182,7 @@ impl<F: Firmware> Core<F> {
     pub(super) fn drive(&self, last_visits: &mut u64, now: Instant, tick: u64) -> Next {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return Next::End };
-        // An ending NIC may wait for no more than what a disconnected peer has left.
+        // Before the check: an ending NIC may only wait for frames that a disconnected peer has left.
         self.take_events(engine);
         if self.is_ending.load(Ordering::Acquire) && engine.may_stop() {
             *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner) =
@@ -218,7 +218,7 @@ impl<F: Firmware> Core<F> {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return };
         if !engine.is_armed() && !engine.arm_wakeup() {
-            // Frames may keep arriving; the application gives no more than one further turn.
+            // Frames may keep arriving: runs one more turn here, and leaves the rest to the driver.
             engine.turn();
             self.signal();
         }

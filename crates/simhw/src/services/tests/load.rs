@@ -77,7 +77,7 @@ fn a_listener_that_never_accepts_keeps_its_backlog_and_further_requests_time_out
             }
         }
         assert_eq!(open.len(), BACKLOG);
-        // The listener is dropped, and resets what it has not accepted.
+        // The listener is dropped, and resets the connections that are not accepted.
         for mut stream in open {
             let reset = stream.read_u8().await.unwrap_err();
             assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
