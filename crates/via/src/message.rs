@@ -1,10 +1,10 @@
 //! Messages with MPI's matching rules, over any carrier of packets.
 //!
-//! Two layers, as in LAM/MPI: the upper one knows modes, communicators and collectives. The lower one, the
-//! engine, moves requests forward, behind LAM's eight functions.
+//! Two layers, as in LAM/MPI: the upper one implements modes, communicators and collectives. The lower one, the
+//! engine, advances requests, behind the eight functions of LAM's request progression interface.
 //!
-//! - [`communicator`]: start here: messages as futures; [`process`]: the same, polled; [`group`]: ranks and
-//!   contexts
+//! - [`communicator`]: start here: messages as futures; [`process`]: messages for programs that poll; [`group`]: ranks
+//!   and contexts
 //! - [`collective`]: operations of all processes together; [`typed`], [`layout`]: values, plain data, strides
 //! - [`window`]: values that other processes read, write and combine (one-sided accesses)
 //! - [`engine`]: the engine, over any [`carrier`]; [`request`], [`transport`]: what its functions take and return

@@ -1,5 +1,5 @@
-//! Deferred wakes and drops of the program's wakers: none is woken or dropped while a lock is held. Each may
-//! run any code, such as dropping a future that takes the same lock.
+//! Wakes and drops the program's wakers only while no lock is held. Either may run any code, such as dropping a
+//! future that takes the same lock.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,13 +8,13 @@ use std::task::{Wake, Waker};
 #[derive(Debug)]
 enum Task {
     Wake(Waker),
-    Drop(#[expect(dead_code, reason = "its drop is all")] Waker),
+    Drop(#[expect(dead_code, reason = "held only to be dropped")] Waker),
 }
 
-/// Wakers to be woken, and wakers to be dropped, once no lock is held.
+/// Wakers that are woken or dropped once no lock is held.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
-    /// The first of them: most often the only one, which needs no allocation.
+    /// The first waker. Most often it is the only one, which needs no allocation.
     first: Option<Task>,
     more: Vec<Task>,
 }
@@ -35,13 +35,13 @@ impl Deferred {
         }
     }
 
-    /// Takes them out, if there are any.
+    /// Takes the deferred wakers; `None` if there are none.
     #[inline]
     pub(super) fn take(&mut self) -> Option<Self> {
         self.first.is_some().then(|| std::mem::take(self))
     }
 
-    /// Wakes and drops them. The caller must hold no lock.
+    /// Wakes or drops each waker. The caller must hold no lock.
     pub(super) fn run(self) {
         for task in self.first.into_iter().chain(self.more) {
             if let Task::Wake(waker) = task {
@@ -54,8 +54,8 @@ impl Deferred {
 const HELD: u8 = 1;
 const RUNG: u8 = 2;
 
-/// A waker that forwards each wake to other wakers. Code polled under a lock gets this one: cloning and
-/// dropping it runs no foreign code. While it is held, it only records that it was woken.
+/// A waker that forwards each wake to other wakers. Code polled under a lock gets this one, because cloning and
+/// dropping it runs no code of the program. While held, it only records that it was woken.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     state: AtomicU8,
@@ -63,21 +63,21 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    /// Makes every wake, on any thread, only recorded from now on. The caller holds the lock under which it
+    /// Starts to record wakes, on any thread, instead of forwarding them. The caller holds the lock under which it
     /// later calls [`Bell::release`].
     #[inline]
     pub(super) fn hold(&self) {
         self.state.store(HELD, Ordering::Release);
     }
 
-    /// Forwards wakes again. Returns whether one was recorded meanwhile: the caller then rings once it holds no
-    /// lock.
+    /// Forwards wakes again. Returns whether a wake was recorded meanwhile: the caller must then
+    /// [`ring`](Bell::ring), once it holds no lock.
     #[inline]
     pub(super) fn release(&self) -> bool {
         self.state.swap(0, Ordering::AcqRel) & RUNG != 0
     }
 
-    /// Replaces the wakers that it forwards to.
+    /// Replaces the wakers to which wakes are forwarded.
     pub(super) fn pass_to<'a>(
         &self,
         wakers: impl Iterator<Item = &'a Waker> + Clone,
@@ -92,7 +92,7 @@ impl Bell {
         }
     }
 
-    /// Wakes them. The caller must hold no lock.
+    /// Wakes the wakers to which wakes are forwarded. The caller must hold no lock.
     pub(super) fn ring(&self) {
         let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut deferred = Deferred::default();

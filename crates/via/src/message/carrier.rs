@@ -16,49 +16,49 @@ pub enum Event<'a> {
     Packet {
         /// The sender, as the carrier knows it, whatever the envelope claims.
         from: Peer,
-        /// Its envelope.
+        /// The packet's envelope, as it was received.
         envelope: Envelope,
-        /// Its payload; a sender that shares memory may still be writing it.
+        /// The packet's payload. A sender that shares memory may still be writing it.
         payload: Payload<'a>,
     },
     /// A process was lost: nothing more arrives from it until [`Event::Returned`].
     Lost(Peer),
-    /// The connection to a process was lost, with packets that were under way. The process may still run: either
-    /// [`Event::Lost`] or [`Event::Returned`] follows. Only [`Wires`](super::wires::Wires) lose nothing then; for an
-    /// engine the process was lost.
+    /// The connection to a process was lost, and the packets in flight with it. The process may still run: either
+    /// [`Event::Lost`] or [`Event::Returned`] follows. [`Wires`](super::wires::Wires) repeat those packets; an engine
+    /// treats the process as lost.
     Broken(Peer),
     /// A process was lost, and the carrier knows that it was started again.
     Restarted(Peer),
     /// A new process has replaced one that was lost: packets can be exchanged with it.
     Returned(Peer),
-    /// The bytes of a data packet were written to the memory that was lent to its receive
+    /// The bytes of a data packet were written straight to the registered memory of its receive
     /// ([`Carrier::lend`]).
     Placed {
-        /// The sender.
+        /// The process that sent the packet.
         from: Peer,
         /// The packet's envelope.
         envelope: Envelope,
     },
-    /// The NIC no longer reads the memory of a packet that was posted for this send
+    /// The NIC no longer reads the memory that was posted for the send with this handle
     /// ([`Posted::InUse`]).
     Released(u64),
     /// The carrier has handled an event of its own: poll it again.
     Handled,
 }
 
-/// The use of registered memory from which a packet was posted.
+/// The state of registered memory after a packet was posted from it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Posted {
-    /// Its bytes were copied: the memory may be changed.
+    /// The packet's bytes were copied: the memory may be changed.
     Copied,
-    /// The NIC reads it until [`Event::Released`], or until the receiver was lost.
+    /// The NIC reads the memory until [`Event::Released`], or until the receiver is lost.
     InUse,
 }
 
 /// Why a packet was refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Refusal {
-    /// There is no room now.
+    /// The carrier has no room for the packet now.
     Full,
     /// The process was lost.
     Lost,
@@ -81,7 +81,7 @@ pub trait Carrier: Send {
     /// [`InitError::Unknown`].
     fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError>;
 
-    /// Returns whether it reaches processes of this host only, and loses a process only if that has ended.
+    /// Returns whether the carrier reaches only processes of this host, and loses a process only after it has ended.
     fn is_local(&self) -> bool {
         false
     }
@@ -92,17 +92,18 @@ pub trait Carrier: Send {
         None
     }
 
-    /// Estimates the time from a packet's post to its arrival at `to`. It decides how long a message may be that is
-    /// sent without a handshake, and which of several [`Wires`](super::wires::Wires) is preferred. Default: 256 ns,
-    /// that of memory.
+    /// Estimates the time from a packet's post to its arrival at `to`. An engine derives from it the longest message
+    /// that it sends without a handshake; [`Wires`](super::wires::Wires) prefer the carrier with the lowest. Default:
+    /// 256 ns, that of shared memory.
     fn latency(&self, _to: Peer) -> Duration {
         Duration::from_nanos(256)
     }
 
-    /// Returns the most bytes of a packet's payload, at least 16.
+    /// Returns the maximum payload of a packet in bytes, at least 16.
     fn room(&self) -> usize;
 
-    /// Returns the most payload bytes of one data packet for the receive `receive`, which `to` has cleared.
+    /// Returns the maximum payload in bytes of a data packet for the receive `receive`, for which `to` has sent a
+    /// CTS.
     fn part(&self, _to: Peer, _receive: u64) -> usize {
         self.room()
     }
@@ -119,11 +120,12 @@ pub trait Carrier: Send {
         None
     }
 
-    /// Lends memory for the message that the receive `receive` has matched; the next packet posted to `to` clears that
-    /// message. A carrier that has the bytes written there reports [`Event::Placed`]. Others do nothing.
+    /// Offers the memory of the receive `receive` for its message; the next packet posted to `to` is the CTS for it.
+    /// A carrier whose peers write straight to that memory reports [`Event::Placed`]. Other carriers ignore the call.
     fn lend(&mut self, _to: Peer, _receive: u64, _room: &Segment) {}
 
-    /// Queues a data packet for `to` whose payload is registered memory. `send` returns with [`Event::Released`].
+    /// Queues a data packet for `to` whose payload is registered memory. `send` is the handle that
+    /// [`Event::Released`] reports.
     ///
     /// # Errors
     /// [`Refusal`]; the packet was not queued.
@@ -140,22 +142,23 @@ pub trait Carrier: Send {
     /// Returns the next event, if there is one.
     fn poll(&mut self) -> Option<Event<'_>>;
 
-    /// Has `waker` woken once an event has arrived, or there is room where a packet was refused. Replaces the
-    /// former waker. Returns `false` and arms nothing if that is already so.
+    /// Arms `waker`: wakes it once an event has arrived, or there is room again after a packet was refused. Replaces
+    /// the former waker. If either is already the case, returns `false` and does not promise to wake it.
     fn arm_wakeup(&mut self, waker: &Waker) -> bool;
 
-    /// Does what [`Carrier::arm_wakeup`] does. `missing` finds the peer that all requests under way wait for; `None` if they
-    /// wait for several, for any, or there are none. It looks at all of them.
+    /// Does what [`Carrier::arm_wakeup`] does. `missing` returns the one peer that all requests in progress wait for;
+    /// `None` if there is no such peer. It examines every request.
     fn arm_wakeup_for(&mut self, waker: &Waker, _missing: &dyn Fn() -> Option<Peer>) -> bool {
         self.arm_wakeup(waker)
     }
 
-    /// Returns whether every posted packet has reached its receiver's side: if this process ends now, none is
-    /// lost.
+    /// Returns whether every posted packet has reached its receiver's side, so that none is lost if this process
+    /// ends now.
     fn is_flushed(&mut self) -> bool {
         true
     }
 
-    /// Leaves the network: what was posted still arrives, then the others see this process lost.
+    /// Leaves the network. Packets posted before still arrive; then the other processes' carriers report this process
+    /// as lost.
     fn close(&mut self);
 }

@@ -1,18 +1,19 @@
 //! Collective operations: each is called by all processes of a communicator.
 //!
 //! All processes call the same operations in the same order. Contributions that are not combined may have any
-//! lengths, so each operation is also its own v form (such as `MPI_Gatherv`). Their messages have a context of
-//! their own, and each operation a tag of its own.
+//! lengths, so that gather, for example, is also `MPI_Gatherv`. The messages of collective operations have their own
+//! context, and each operation has its own tag.
 //!
-//! The call itself takes the operation's place in the order, and returns a future that borrows nothing: several
-//! may be under way, in any tasks, and end in any order. An operation moves only while its future is polled.
+//! The call itself assigns the operation its place in the order, and returns a future that borrows nothing. Several
+//! operations may be in progress, in any tasks, and end in any order. An operation progresses only while its future
+//! is polled.
 //!
-//! A communicator [on NICs](Communicator::on_nics) has the NICs carry out what they can.
+//! On a communicator [on NICs](Communicator::on_nics), the NICs carry out the operations that they support.
 //!
 //! # Cancel safety
 //! None: an operation that is dropped before it has ended, or that fails, leaves its communicator
-//! [abandoned](MessageError::Abandoned). It fails once a process that it needs is lost. The other processes are
-//! notified: what they have under way over that communicator ends with
+//! [abandoned](MessageError::Abandoned). An operation fails once a process that it needs is lost. The other processes
+//! are notified: their operations in progress over that communicator end with
 //! [`Failure::Abandoned`](super::request::Failure::Abandoned). Other communicators are unaffected.
 
 mod carried;
@@ -38,11 +39,11 @@ pub use operation::{Number, Operation, Reduction, max_location, min_location};
 
 pub(super) use nics::Nics;
 
-/// One operation, from its call until its end.
+/// A collective operation, from its call until its end.
 pub(super) struct Turn {
     communicator: Communicator,
     tag: Tag,
-    /// Its place in the queue for the NICs, until it leaves the queue; `None` if the hosts carry it out.
+    /// The operation's place in the NICs' queue, until it leaves the queue; `None` if the hosts carry it out.
     place: Option<u32>,
     ended: bool,
 }
@@ -90,7 +91,7 @@ impl Turn {
         (0..self.size()).filter(move |rank| *rank != own)
     }
 
-    /// Returns the bounds of blocks of about equally many of `count` values, one for each process.
+    /// Divides `count` values into one block for each process, of nearly equal sizes; returns the blocks' bounds.
     fn even_bounds(&self, count: usize) -> Vec<usize> {
         let size = self.size() as usize;
         let (each, more) = (count / size, count % size);
@@ -111,7 +112,7 @@ impl Turn {
         self.communicator.ireceive_in(context, Rank(from), self.tag)
     }
 
-    /// Keeps the buffer of a received message for later ones.
+    /// Returns the buffer of a received message to the engine's pool.
     fn recycle(&self, buffer: Vec<u8>) {
         self.communicator.with(|process| process.engine_mut().recycle(buffer));
     }
@@ -157,8 +158,8 @@ impl Communicator {
         self.check_count("blocks, one a process", blocks.len())
     }
 
-    /// Waits until all processes have called it. Uses dissemination, in ceil(log2 n) rounds (Hensgen, Finkel
-    /// and Manber, 1988).
+    /// Waits until all processes have called `barrier`. Uses the dissemination algorithm, in ceil(log2 n) rounds
+    /// (Hensgen, Finkel and Manber, 1988).
     ///
     /// # Errors
     /// [`MessageError::Failed`], [`MessageError::Abandoned`].
@@ -185,7 +186,7 @@ impl Communicator {
     }
 
     /// Sends the root's bytes to every process, and returns them at each; `bytes` of other processes are ignored.
-    /// Short ones go down a binomial tree; of long ones, each process gets a block, and sends it to all others.
+    /// Short messages go down a binomial tree. Of a long one, each process gets a block, and sends it to all others.
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
@@ -281,7 +282,7 @@ impl Communicator {
     }
 
     /// Gathers every process's bytes, by rank, at every process. Blocks of at most 1 KiB take ceil(log2 n) steps
-    /// (Bruck, 1997); longer ones go from their process to each other one.
+    /// (Bruck, 1997); each process sends a longer block directly to every other process.
     ///
     /// # Errors
     /// [`MessageError::Failed`], [`MessageError::Abandoned`].

@@ -1,8 +1,8 @@
 //! Messages as futures, for tasks of any runtime: ranks, modes, probes, persistent requests.
 //!
-//! The tasks of a process share its [`Process`] behind a lock. Whichever task is polled moves all requests
-//! forward; the carrier always holds the waker of one task that waits. Nothing is spawned and no clock is read,
-//! so the same code runs on tokio, in virtual time, or on a thread that [blocks](Communicator::block_on).
+//! The tasks of a process share its [`Process`] behind a lock. A poll of any task advances all requests; the carrier
+//! always holds the waker of one waiting task. Nothing is spawned and no clock is read, so the same code runs on
+//! tokio, in virtual time, or on a thread that [blocks](Communicator::block_on).
 
 mod making;
 mod members;
@@ -42,11 +42,11 @@ pub use probing::{Message, Probed};
 /// A message that was received.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Received {
-    /// The sender's rank; [`Rank::NULL`] if it was received from there.
+    /// The sender's rank; [`Rank::NULL`] for a receive from that rank.
     pub source: Rank,
-    /// Its tag.
+    /// The message's tag.
     pub tag: Tag,
-    /// Its bytes.
+    /// The message's bytes.
     pub bytes: Vec<u8>,
 }
 
@@ -55,16 +55,15 @@ pub struct Received {
 struct Shared {
     process: Process,
     waiters: Waiters,
-    /// Consecutive requests that completed within the poll that asked for them.
+    /// Number of consecutive requests that completed within their own poll.
     turns: u32,
     /// The NICs' collective operations, if a communicator uses them.
     nics: Weak<Nics>,
 }
 
 impl Shared {
-    /// Moves requests forward until the target is done or no more can be done now; the carrier then wakes
-    /// `waker`. A task whose request is done stops early: when it leaves, another waiter takes over the
-    /// carrier's waker.
+    /// Advances requests until the target is done or no progress is possible; the carrier then wakes `waker`. Stops
+    /// early once the target is done: when its task leaves the waiters, another one is woken and arms the carrier.
     fn drive(&mut self, waker: &Waker, place: &mut Option<usize>, target: &mut Target<'_>) {
         let place = self.waiters.enter(place, waker);
         let Self { process, waiters, .. } = self;
@@ -72,7 +71,7 @@ impl Shared {
         self.wake_probes();
     }
 
-    /// Does the same for a waiter that may be kept without being polled: the carrier then wakes all waiters.
+    /// Does the same as `drive`, for a waiter that may be kept without being polled: the carrier wakes all waiters.
     fn drive_kept(&mut self, waker: &Waker, place: &mut Option<usize>, target: &mut Target<'_>) {
         let place = self.waiters.enter(place, waker);
         let Self { process, waiters, .. } = self;
@@ -80,7 +79,7 @@ impl Shared {
         self.wake_probes();
     }
 
-    /// Moves requests forward as far as possible without waiting.
+    /// Advances requests as far as possible without waiting.
     fn poll_once(&mut self, target: &mut Target<'_>) {
         self.process.engine_mut().advance_for(Wait::Not, target);
         self.wake_probes();
@@ -90,7 +89,7 @@ impl Shared {
         self.process.engine_mut().requests().moves()
     }
 
-    /// Wakes the probes, if anything has moved since they were last woken.
+    /// Wakes the probes, if the count of moves has changed since they were last woken.
     fn wake_probes(&mut self) {
         let moves = self.moves();
         self.waiters.wake_probes(moves);
@@ -105,7 +104,7 @@ fn advance(engine: &mut Engine, waker: &Waker, target: &mut Target<'_>) {
     }
 }
 
-/// The shared state, locked. Wakers to be woken or dropped meanwhile are woken or dropped after the unlock.
+/// The locked shared state. Wakes and drops of wakers are deferred until after the unlock.
 struct Locked<'a> {
     /// `Some` until this is dropped.
     shared: Option<MutexGuard<'a, Shared>>,
@@ -158,10 +157,10 @@ pub struct Communicator {
     recoveries: Arc<AtomicU32>,
     /// True once this process has notified the others that the communicator is revoked.
     revoked: Arc<AtomicBool>,
-    /// Number of losses of processes when this was made. Collective operations fail that need a process lost
-    /// later.
+    /// Number of process losses when this communicator was made. A collective operation that needs a process lost
+    /// later fails.
     losses: u32,
-    /// The NICs that carry out its collective operations; `None` if the hosts do.
+    /// The NICs that carry out collective operations; `None` if the hosts do.
     pub(super) nics: Option<Arc<Nics>>,
 }
 
@@ -204,7 +203,7 @@ impl Communicator {
         Self { shared, scope, turn, abandoned, recoveries, revoked, losses, nics: None }
     }
 
-    /// Promises that no process receives or probes on this communicator with the tag left open (MPI's
+    /// Promises that no process receives or probes on this communicator with a wildcard tag (MPI's
     /// `mpi_assert_no_any_tag`). Call it before anything is sent. Messages of different tags are then
     /// unordered, and each tag has its own limit in the receiver's window.
     pub fn assert_no_any_tag(&self) {
@@ -212,7 +211,7 @@ impl Communicator {
         self.with(|process| process.engine_mut().assert_no_any_tag(context));
     }
 
-    /// Makes another communicator of the same process. Its members have been there since this one was made.
+    /// Makes another communicator of this process, with the same count of losses: its members were members of this one.
     pub(super) fn sibling(&self, scope: CommHandle) -> Self {
         Self::of(Arc::clone(&self.shared), scope, self.losses)
     }
@@ -254,7 +253,7 @@ impl Communicator {
         result
     }
 
-    /// Starts a send.
+    /// Starts a send in the given mode.
     ///
     /// # Errors
     /// Those of [`Process::isend`].
@@ -462,12 +461,13 @@ impl Communicator {
         }
     }
 
-    /// Wraps a request that was built by hand, in either context.
+    /// Wraps a request that was built in any context of this communicator.
     pub(super) fn adopt(&self, request: Request, receive: bool) -> Pending {
         Pending::new(self.clone(), request, receive)
     }
 
-    /// Passes it on that the communicator is revoked, if an operation has ended so. The caller holds no lock.
+    /// Revokes the communicator at all processes, if an operation failed because a process has revoked it. The caller
+    /// holds no lock.
     pub(super) fn noted(&self, failure: Failure) -> Failure {
         if failure == Failure::Revoked {
             self.revoke();

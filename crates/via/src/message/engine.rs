@@ -1,14 +1,13 @@
-//! An engine over any carrier of packets: eager and announced (rendezvous) messages, windows, cancellation.
+//! An engine over any carrier of packets: eager and rendezvous messages, windows, cancellation.
 //!
-//! A message up to a certain size is sent whole (eagerly), with its envelope. A longer one is announced, and so
-//! is one for which the receiver's window for unexpected messages has no room. When the receive has matched,
-//! the receiver clears the message, and its bytes follow in parts, straight into the receive's memory. A
-//! synchronous message that was sent whole is acknowledged when it matches.
+//! A message up to a certain size is sent whole (eagerly), with its envelope. For a longer one, the sender sends a
+//! request to send (RTS); also if the receiver's window for unexpected messages has no room for the message. Once a
+//! receive has matched it, the receiver answers with a clear to send (CTS), and the bytes follow in data packets,
+//! straight into the receive's memory. A synchronous message that was sent whole is acknowledged when it matches.
 //!
-//! If the window has no room for an announcement either, the message waits with its sender. The sender sends a
-//! hint, of which the receiver stores no more than the key. A receive that finds no message asks the senders
-//! that have sent hints. So a message without a receive never blocks one that has a receive, however small the
-//! window.
+//! If the window has no room for an RTS either, the message waits at its sender. The sender sends a hint, of which
+//! the receiver stores only the key. A receive that finds no message asks the senders of matching hints. So a message
+//! without a receive never blocks one that has a receive, however small the window.
 
 mod any_carrier;
 mod arrivals;
@@ -51,14 +50,14 @@ pub use config::{
 /// Most bytes of one message.
 pub(crate) const MAX_LENGTH: usize = 1 << 30;
 
-/// Counts of what an engine has sent and received.
+/// Counters of the messages that an engine has sent and received.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Counters {
-    /// Messages sent whole.
+    /// Messages sent whole, with their envelope.
     pub eager: u64,
-    /// Messages announced because of their length.
+    /// Messages sent by RTS or hint because of their length.
     pub rendezvous: u64,
-    /// Messages announced because the receiver's window was full.
+    /// Short messages sent by RTS or hint because the receiver's window was full.
     pub demoted: u64,
     /// Messages that matched a posted receive on arrival.
     pub expected: u64,
@@ -72,17 +71,17 @@ pub struct Counters {
     pub truncated: u64,
 }
 
-/// A message that has arrived and not matched.
+/// An unexpected message, or an RTS that has just matched.
 #[derive(Debug)]
 struct Arrived {
-    /// The handle of the sender's request, if it waits for an answer; else 0.
+    /// The handle of the sender's request, if that waits for an answer; else 0.
     sender: u64,
     length: u32,
-    /// Bytes of its sender's window here that it occupies.
+    /// Bytes of its sender's window here that the message occupies.
     charge: u32,
-    /// Its bytes; `None` if it was only announced.
+    /// The message's bytes; `None` if they are still at the sender.
     bytes: Option<Vec<u8>>,
-    /// True if it still waits with its sender, which offers it to other receives if this process returns it.
+    /// True if the message waits at its sender, which offers it to other receives if this process returns it.
     hinted: bool,
 }
 
@@ -95,13 +94,14 @@ struct Core {
     matching: Matching<Request, Arrived>,
     claimed: BTreeMap<Request, UnexpectedMessage<Arrived>>,
     links: Vec<Link>,
-    /// Processes that have sent hints at messages that wait with them.
+    /// Processes that have sent hints, and where messages may still wait.
     hinting: BTreeSet<Peer>,
-    /// The number of losses of processes so far.
+    /// The number of process losses so far.
     losses: u32,
-    /// True once a process has left a collective operation before its end: its link says which.
+    /// True once a process has left a collective operation before its end, or revoked a communicator
+    /// ([`Link::left`]).
     has_left: bool,
-    /// Contexts in which no receive leaves the tag open.
+    /// Contexts in which no receive has a wildcard tag.
     by_tag: BTreeSet<Context>,
     /// Bytes of a window here that the messages of one class may occupy.
     limits: Limits,
@@ -117,7 +117,7 @@ struct Core {
     counters: Counters,
     /// Most bytes of an eager message to any process.
     eager: usize,
-    /// Most bytes of an eager message to a process in memory, which is the closest.
+    /// Most bytes of a message that is eager whatever the carrier's latency.
     always_eager: usize,
 }
 
@@ -129,13 +129,13 @@ enum Phase {
     Down,
 }
 
-/// Moves requests forward over a [`Carrier`]: the layer below the messages. It is polled, and owned by one thread at
-/// a time.
+/// Advances requests over a [`Carrier`]: the layer below the messages. An engine is polled, and owned by one thread
+/// at a time.
 ///
 /// Messages of one process to another with the same context match receives in the order in which they were
 /// started. Receives that match the same message get it in the order in which they were started. A matched pair
-/// completes as long as both processes keep calling [`advance`](Self::advance); requests move only within it
-/// and [`start`](Self::start).
+/// completes as long as both processes keep calling [`advance`](Self::advance); requests progress only within that
+/// call and [`start`](Self::start).
 #[derive(Debug)]
 pub struct Engine {
     carrier: AnyCarrier,
@@ -175,7 +175,7 @@ impl Engine {
         Self { carrier: AnyCarrier::new(carrier), core, phase: Phase::New }
     }
 
-    /// Returns what the engine has counted.
+    /// Returns the engine's counters.
     #[must_use]
     pub const fn counters(&self) -> Counters {
         self.core.counters
@@ -209,7 +209,7 @@ impl Engine {
         true
     }
 
-    /// Polls the carrier if the operation's peer is lost, or the carrier refuses packets to it: it may have
+    /// Polls the carrier if the operation's peer is lost, or the carrier has refused a packet to it: the peer may have
     /// returned. Otherwise an operation for a lost process would fail without ever polling.
     #[inline]
     fn poll_if_lost(&mut self, operation: Operation) {
@@ -267,7 +267,7 @@ impl Core {
     }
 
     fn add(&mut self, peer: Peer, share: usize) {
-        // Messages to itself take no share of the total.
+        // Messages of this process to itself take no share of the total.
         let is_own = peer == self.own;
         let window = if is_own { self.config.window } else { self.config.window.min(share) };
         self.unshared -= if is_own { 0 } else { window };

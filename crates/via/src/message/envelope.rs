@@ -1,4 +1,4 @@
-//! The header of a message's packets: six words, and two handles where an answer is expected.
+//! The header of a message's packets: six words, and two handles if an answer is expected.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ macro_rules! number {
 }
 
 number!(
-    /// A process, by its number among all that an engine reaches; from 0.
+    /// A process, by its number among all processes that an engine reaches; from 0.
     Peer
 );
 number!(
@@ -49,7 +49,7 @@ impl Context {
         Self(self.0 - self.0 % 4 + 2)
     }
 
-    /// Returns whether it is such a context.
+    /// Returns whether it is a context of recovery.
     pub(super) const fn is_recovery(self) -> bool {
         self.0 % 4 == 2
     }
@@ -66,11 +66,11 @@ pub const LONGEST: usize = 40;
 pub enum Kind {
     /// A whole message; its bytes follow (`TINY`, `SHORT`).
     Eager = 1,
-    /// Request to send (RTS): announces a message whose bytes stay with the sender (`LONG`).
+    /// Request to send (RTS): the bytes of this message stay with the sender until the CTS (`LONG`).
     Rts = 2,
-    /// Clear to send (CTS): the announced message has matched; the sender may send `length` bytes of it.
+    /// Clear to send (CTS): the message has matched; the sender may send `length` bytes of it.
     Cts = 3,
-    /// Data: a part of a message that was cleared; it follows the parts before it (`2ND`).
+    /// Data: a part of a message after its CTS; parts are sent in order (`2ND`).
     Data = 4,
     /// A synchronous message has matched its receive (`ACK`).
     Acknowledge = 5,
@@ -81,22 +81,22 @@ pub enum Kind {
     Credit = 6,
     /// Asks the receiver to return a message that has not matched.
     Withdraw = 7,
-    /// The answer: marked [`Marks::GRANTED`] if the message was returned.
+    /// Answers a [`Kind::Withdraw`]; marked [`Marks::GRANTED`] if the message was returned.
     Withdrawn = 8,
-    /// A message waits with its sender. The receiver has no room to store its announcement, and forgets it
+    /// A message waits at its sender, because the receiver has no room for its RTS. The receiver stores only its key,
     /// unless a receive waits for it.
     Hint = 9,
-    /// Asks for the first message that waits with its sender, with this context and tag; with any tag if
+    /// Asks for the first message that waits at its sender, with this context and tag; with any tag if
     /// `length` is 1. `from` is the receive, or 0 for a probe.
     Seek = 10,
-    /// The answer: marked [`Marks::GRANTED`], `from` and the key name the message. Bit 0 of `sequence`: more
-    /// such messages wait; bit 1: any messages wait.
+    /// Answers a [`Kind::Seek`]. If marked [`Marks::GRANTED`], `from` and the key identify the message. Bit 0 of
+    /// `sequence`: more such messages wait; bit 1: any messages wait.
     Sought = 11,
-    /// Ends a search. Marked [`Marks::GRANTED`], the receiver stores the message's announcement; otherwise the
-    /// message waits with its sender as before.
+    /// Ends a search. If marked [`Marks::GRANTED`], the receiver holds the message for a matched probe; otherwise the
+    /// message waits at its sender as before.
     Settle = 12,
-    /// A packet of [`Wires`](super::wires::Wires), which choose the carrier of a process's packets. No engine receives
-    /// it.
+    /// A control packet of [`Wires`](super::wires::Wires), which choose the carrier of a process's packets. Engines
+    /// never receive it.
     Wire = 13,
 }
 
@@ -133,7 +133,7 @@ impl Kind {
 pub struct Marks(u8);
 
 impl Marks {
-    /// No marks.
+    /// The empty set of marks.
     pub const NONE: Self = Self(0);
     /// The sender waits until the message has matched its receive.
     pub(crate) const SYNCHRONOUS: Self = Self(1);
@@ -141,7 +141,7 @@ impl Marks {
     pub const READY: Self = Self(2);
     /// The sender has copied the message; its send is already complete.
     pub(crate) const BUFFERED: Self = Self(4);
-    /// The request that this answers was granted.
+    /// The request that this packet answers was granted.
     pub const GRANTED: Self = Self(8);
 
     /// Returns the union of both sets of marks.
@@ -307,7 +307,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_bytes_of_an_envelope_are_frozen() {
+    fn the_encoding_of_an_envelope_is_stable() {
         let envelope = Envelope {
             length: 0x0102,
             tag: Tag(3),
@@ -331,7 +331,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_words_are_refused_or_give_themselves_back(
+        fn any_words_are_refused_or_packed_again_unchanged(
             mut words: [u64; 5], kind in 0_u64..16, marks in 0_u64..20,
         ) {
             words[1] = kind | marks << 8;
@@ -342,7 +342,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_refused_or_give_themselves_back(
+        fn any_bytes_are_refused_or_emitted_again_unchanged(
             mut bytes in proptest::collection::vec(any::<u8>(), 0..64), kind in 0_u8..16, marks in 0_u8..20,
         ) {
             if let Some(flags) = bytes.get_mut(8..12) {

@@ -51,9 +51,9 @@ pub enum Missing {
 pub struct Unmatched {
     /// Number of messages.
     pub messages: usize,
-    /// Number of them that were only announced: their bytes are still with the sender.
+    /// Number of the messages of which only the RTS has arrived: their bytes are still at the sender.
     pub announced: usize,
-    /// Their bytes together.
+    /// Bytes of all these messages together.
     pub bytes: u64,
 }
 
@@ -66,7 +66,8 @@ pub struct Explanation {
     pub unmatched: BTreeMap<Key, Unmatched>,
     /// Processes that were lost.
     pub lost: Vec<Peer>,
-    /// The kind of wire that carries packets to each process that is reached now, if the carrier has several kinds.
+    /// The kind of wire that carries packets to each process, if the carrier has several kinds. A process that no wire
+    /// reaches now is left out.
     pub wires: Vec<(Peer, &'static str)>,
 }
 
@@ -167,7 +168,7 @@ impl fmt::Display for Explanation {
             writeln!(f, "process {peer} is reached by {wire}")?;
         }
         for peer in &self.lost {
-            writeln!(f, "process {peer} is gone")?;
+            writeln!(f, "process {peer} was lost")?;
         }
         Ok(())
     }

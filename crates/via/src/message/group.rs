@@ -13,13 +13,13 @@ use super::request::NULL_PEER;
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// The null process (`MPI_PROC_NULL`): a send to it or a receive from it is done at once, with no bytes.
+    /// The null process (`MPI_PROC_NULL`): a send to it or a receive from it completes at once, with no bytes.
     pub const NULL: Self = Self(u32::MAX);
 }
 
 impl fmt::Display for Rank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Self::NULL { f.write_str("nobody") } else { self.0.fmt(f) }
+        if *self == Self::NULL { f.write_str("null") } else { self.0.fmt(f) }
     }
 }
 
@@ -142,8 +142,8 @@ impl Group {
     }
 }
 
-/// A group, this process's rank in it, and contexts: one for the program's messages, one for those of collective
-/// operations, one for those by which processes recover from losses.
+/// A group, this process's rank in it, and three contexts: for the program's messages, for those of collective
+/// operations, and for those by which processes recover from losses.
 #[derive(Clone, Debug)]
 pub struct CommHandle {
     group: Arc<Group>,
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_and_processes_name_each_other() {
+    fn ranks_and_processes_translate_to_each_other() {
         for members in [vec![0, 1, 2], vec![5, 1, 3], vec![2], vec![4, 4, 1, 4, 0]] {
             let group = Group::new(members.iter().copied().map(Peer).collect());
             for rank in 0..group.size() {

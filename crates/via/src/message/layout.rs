@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use thiserror::Error;
 
-/// A strided type: `blocks` blocks of `length` bytes, each `stride` bytes after the start of the one before
+/// A strided type: `blocks` blocks of `length` bytes, each starting `stride` bytes after the start of the previous one
 /// (`MPI_Type_vector`, in bytes).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Strided {
@@ -19,7 +19,7 @@ pub enum LayoutError {
     /// The blocks would overlap, or their extent overflows.
     #[error("{blocks} blocks of {length} bytes every {stride} bytes overlap or are too many")]
     Overlap {
-        /// Number of blocks.
+        /// The number of blocks.
         blocks: usize,
         /// Bytes of each block.
         length: usize,
@@ -45,8 +45,10 @@ pub enum LayoutError {
 }
 
 impl Strided {
+    /// Makes the type of `blocks` blocks of `length` bytes, whose starts are `stride` bytes apart.
+    ///
     /// # Errors
-    /// [`LayoutError::Overlap`] where the stride is less than the length, or numbers overflow.
+    /// [`LayoutError::Overlap`] if the stride is less than the length, or numbers overflow.
     pub fn new(blocks: usize, length: usize, stride: usize) -> Result<Self, LayoutError> {
         let extent = stride.checked_mul(blocks).and_then(|extent| extent.checked_add(length));
         if blocks > 1 && stride < length || extent.is_none() {
@@ -114,7 +116,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_unpacked_is_what_was_packed_and_nothing_else_changes(
+        fn unpacking_restores_the_packed_blocks_and_changes_nothing_else(
             blocks in 0_usize..6, length in 0_usize..6, gap in 0_usize..5, after in 0_usize..3,
         ) {
             let layout = Strided::new(blocks, length, length + gap).unwrap();
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn overlapping_blocks_short_memory_and_wrong_sizes_are_refused() {
         assert!(matches!(Strided::new(2, 4, 3), Err(LayoutError::Overlap { .. })));
         assert!(matches!(Strided::new(usize::MAX, 1, 2), Err(LayoutError::Overlap { .. })));
         let layout = Strided::new(2, 4, 8).unwrap();

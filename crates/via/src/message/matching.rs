@@ -2,8 +2,8 @@
 //!
 //! A message matches the receive that was posted first among those that accept it. A receive matches the
 //! message that arrived first among those that it accepts; sizes do not matter. Both are found in constant
-//! time: messages and receives are kept in queues by the parts of the key that they fix, with one set of queues
-//! for each way to leave source and tag open.
+//! time: messages and receives are queued by the fixed parts of the key, with one set of queues for each combination
+//! of wildcards.
 
 mod key;
 mod posted;
@@ -21,7 +21,7 @@ pub use posted::PostedId;
 pub use unexpected::UnexpectedId;
 pub use unexpected::{Arrival, UnexpectedMessage};
 
-/// Posted receives, which the caller identifies by an `R`, and unexpected messages, each stored as an `M`.
+/// Posted receives, each identified by the caller's `R`, and unexpected messages, each stored as an `M`.
 ///
 /// A receive that matches a held message is never posted, and a message that matches a posted receive is never
 /// held. So no held message ever matches a posted receive.
@@ -33,15 +33,15 @@ pub struct Matching<R, M> {
 }
 
 impl<R: Copy, M> Matching<R, M> {
-    /// Makes one without receives and messages. `seed` seeds the hash of the tables; a sender that knows it can
-    /// choose tags that make them slow.
+    /// Makes an empty table. `seed` is the seed of the tables' hash; a sender that knows it can choose tags that make
+    /// matching slow.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { posted: Posted::new(seed), unexpected: Unexpected::new(seed), arrivals: 0 }
     }
 
     /// Handles an arriving message: returns its place in the order of arrival, and the receive that it matches,
-    /// which is then no longer posted. If there is none, [`hold`](Self::hold) the message.
+    /// which is then no longer posted. If there is no such receive, [`hold`](Self::hold) the message.
     #[must_use]
     #[inline]
     pub fn arrive(&mut self, key: Key) -> (Arrival, Option<R>) {

@@ -1,8 +1,8 @@
 //! A carrier within one process: bounded queues between engines, in memory.
 //!
-//! For tests, and the reference for other carriers. Each pair of processes has one queue in each direction, and
-//! each queue keeps its order. A seed decides which queue a process polls next, so that packets of different
-//! senders overtake each other in every way.
+//! It serves tests, and is the reference for other carriers. Each pair of processes has one queue in each direction,
+//! and each queue keeps its order. A seed decides which queue a process polls next, so that packets of different
+//! senders overtake each other.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -73,17 +73,17 @@ struct Queue {
     packets: VecDeque<Packet>,
     /// True if the sender was refused and waits for room.
     refused: bool,
-    /// True once the sender posts no more; the receiver gets `Lost` once the queue is empty.
+    /// True once the sender has closed its end; the receiver gets `Lost` when the queue is empty.
     closed: bool,
     loss_reported: bool,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// From sender `s` to receiver `r`: `s * processes + r`.
+    /// The queue from sender `s` to receiver `r` is at `s * processes + r`.
     queues: Vec<Queue>,
     wakers: Vec<Option<Waker>>,
-    /// True for each process to which something has happened since its last arm or fruitless poll.
+    /// For each process, true if it has had an event since its last poll that returned none.
     has_event: Vec<bool>,
     spare: Vec<Packet>,
     exited: Vec<bool>,
@@ -123,7 +123,7 @@ pub fn network(processes: usize, config: MemoryConfig) -> Vec<MemoryCarrier> {
 }
 
 impl Shared {
-    /// Notes that something has happened to a process; returns its waker, to be woken after the unlock.
+    /// Records an event of a process; returns its waker, to be woken after the unlock.
     #[must_use]
     fn notify(&mut self, process: usize) -> Option<Waker> {
         self.has_event[process] = true;
@@ -227,12 +227,12 @@ impl Carrier for MemoryCarrier {
         let own = self.own.0 as usize;
         let mut shared = Self::lock(&self.shared);
         if std::mem::take(&mut shared.has_event[own]) {
-            // There may be room again as well: the next poll checks.
+            // The event may be an arrival, or room again; the next poll checks.
             shared.has_event[own] = true;
             return false;
         }
         let former = shared.wakers[own].replace(waker.clone());
-        // Its drop may run any code.
+        // Dropping a waker may run any code.
         drop(shared);
         drop(former);
         true

@@ -1,6 +1,6 @@
-//! One process's messages, polled: modes, probes, waiting and testing, the attached buffer.
+//! One process's messages, for programs that poll: modes, probes, waiting and testing, the attached buffer.
 //!
-//! This is the layer for programs that poll: nothing is locked or shared.
+//! Nothing is locked or shared in this layer.
 //! [`Communicator`](super::communicator::Communicator) wraps it and offers the same as futures.
 
 mod blocking;
@@ -45,9 +45,9 @@ pub enum MessageError {
     Buffer {
         /// Bytes of the message.
         needed: usize,
-        /// Bytes that no send holds.
+        /// Bytes that no send occupies.
         free: usize,
-        /// Bytes attached.
+        /// Bytes of the attached buffer.
         attached: usize,
     },
     /// The wire to this process has no registered memory, or none left: send the bytes instead.
@@ -55,9 +55,9 @@ pub enum MessageError {
         "no {bytes} bytes of registered memory for messages with rank {peer}: send bytes instead, which takes a copy"
     )]
     NotRegistered {
-        /// The process that the memory was to be for.
+        /// The process for whose messages memory was requested.
         peer: Rank,
-        /// Bytes that were to be registered.
+        /// Bytes that were requested.
         bytes: usize,
     },
     /// A typed message could not be encoded, or the received bytes are no such message.
@@ -66,7 +66,7 @@ pub enum MessageError {
     /// The length of a message is not a multiple of the value's size.
     #[error("{bytes} bytes are not a whole number of values of {each} bytes")]
     Uneven {
-        /// Bytes received.
+        /// Bytes of the message.
         bytes: usize,
         /// Bytes of one value.
         each: usize,
@@ -74,11 +74,11 @@ pub enum MessageError {
     /// A collective operation got the wrong number of blocks (one per process), or blocks of the wrong length.
     #[error("{what}: {expected} expected, {found} found")]
     Shape {
-        /// Names the count that is wrong.
+        /// Says what was counted.
         what: &'static str,
-        /// The expected count.
+        /// The count that was expected.
         expected: usize,
-        /// The count found.
+        /// The count that was found.
         found: usize,
     },
     /// A collective operation on this communicator was dropped before it ended, so its processes no longer
@@ -88,8 +88,8 @@ pub enum MessageError {
     )]
     Abandoned,
     /// A process's NIC refused the collective operations. The extension is not installed there or has stopped;
-    /// or its group is not these processes' nodes ([`Status::Invalid`]); or another communicator uses it
-    /// ([`Status::Refused`]).
+    /// or the NIC's group differs from these processes' nodes ([`Status::Invalid`]); or another communicator uses the
+    /// group ([`Status::Refused`]).
     #[error(
         "the NIC of rank {rank} carries out no collective operations of this group: {status:?}"
     )]
@@ -273,7 +273,7 @@ impl Process {
         self.start_or_free(request, load)
     }
 
-    /// Starts a receive.
+    /// Starts a receive (`MPI_Irecv`); `None` is a wildcard.
     ///
     /// # Errors
     /// Those of [`receive_init`](Self::receive_init) and [`start`](Self::start).
@@ -304,7 +304,7 @@ impl Process {
         }
     }
 
-    /// Moves requests forward, then returns the first message that matches, without receiving it.
+    /// Advances requests, then returns the first message that matches, without receiving it.
     ///
     /// # Errors
     /// [`MessageError::Rank`].
@@ -337,14 +337,14 @@ impl Process {
         Ok(self.engine.iprobe(&Pattern { context, source, tag }, claim))
     }
 
-    /// Requests cancellation; wait for the request all the same: it completes normally, or with
-    /// [`Failure::Cancelled`]. A receive is decided at once. For a send that has left, its receiver decides.
+    /// Requests cancellation. Wait for the request all the same: it completes normally, or with
+    /// [`Failure::Cancelled`]. For a receive, that is decided at once; for a send that has left, by its receiver.
     pub fn cancel(&mut self, request: Request) {
         self.engine.requests().cancel(request);
         self.engine.advance(Wait::Not);
     }
 
-    /// Frees a request; one that is under way continues (`MPI_Request_free`).
+    /// Frees a request; one in progress continues (`MPI_Request_free`).
     pub fn free(&mut self, request: Request) {
         self.engine.destroy(request, false);
     }

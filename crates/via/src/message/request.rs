@@ -1,10 +1,10 @@
-//! Requests: each is one communication, from when it is built until its outcome is taken.
+//! Requests. Each is one communication, from when it is built until its outcome is taken.
 //!
 //! ```text
 //! Built --start--> Waiting --sent or posted--> Active --> Done --take--> Built
 //! ```
 //!
-//! Both layers share the table: the engine moves requests forward; the upper one reads their states, takes
+//! Both layers share the table: the engine advances requests; the upper layer reads their states, takes
 //! outcomes and marks requests to be cancelled.
 
 mod table;
@@ -25,7 +25,7 @@ pub use table::Requests;
 /// The source in the status of a receive from [`Rank::NULL`](super::group::Rank::NULL), or of a send.
 pub const NULL_PEER: Peer = Peer(u32::MAX);
 
-/// Names a request; a name of a removed request is detected.
+/// Identifies a request; the identifier of a removed request is detected.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Request {
     slot: u32,
@@ -33,14 +33,13 @@ pub struct Request {
 }
 
 impl Request {
-    /// Packs it into a handle for an envelope; never 0.
+    /// Packs the request into a handle for an envelope; never 0.
     #[must_use]
     pub(crate) const fn to_handle(self) -> u64 {
         self.slot as u64 | (self.generation as u64) << 32
     }
 
-    /// Unpacks what [`Request::to_handle`] made. Accepts any number: the table checks whether such a request
-    /// exists.
+    /// Unpacks a handle. Accepts any number: the table checks whether such a request exists.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "takes a word apart")]
     pub(crate) const fn from_handle(handle: u64) -> Self {
@@ -66,15 +65,15 @@ pub enum Mode {
 /// The operation of a request, each time it is started.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Operation {
-    /// Sends a message.
+    /// Sends a message to a process.
     Send {
-        /// When it completes.
+        /// Decides when the send completes.
         mode: Mode,
-        /// The receiver.
+        /// The process that receives the message.
         to: Peer,
-        /// The context that it is sent in.
+        /// The context of the message.
         context: Context,
-        /// The tag that it is sent with.
+        /// The tag of the message.
         tag: Tag,
     },
     /// Receives the first message that matches the pattern.
@@ -86,7 +85,7 @@ pub enum Operation {
     Nothing,
 }
 
-/// The message to send or the room to receive into, given when a request is started.
+/// The message to send or the room to receive into, passed when a request is started.
 #[derive(Debug)]
 pub enum Load<'a> {
     /// A message to send, copied only if it cannot leave at once.
@@ -98,7 +97,7 @@ pub enum Load<'a> {
     Room {
         /// Most bytes that the receive accepts.
         room: usize,
-        /// A buffer that the bytes may be put into.
+        /// A buffer that may be used for the bytes.
         storage: Vec<u8>,
     },
     /// A message to send from registered memory, or room to receive into. The outcome of such a receive has no bytes:
@@ -130,11 +129,11 @@ pub enum State {
 /// The message that a request sent or received.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Status {
-    /// The sender.
+    /// The sender of the message.
     pub source: Peer,
-    /// Its tag.
+    /// The tag of the message.
     pub tag: Tag,
-    /// Bytes delivered.
+    /// Bytes that were sent, or delivered.
     pub length: usize,
 }
 
@@ -150,21 +149,21 @@ pub enum Failure {
         /// Most bytes that the receive accepted.
         room: usize,
     },
-    /// It was cancelled before it matched: nothing was sent or received.
+    /// The request was cancelled before it matched: nothing was sent or received.
     #[error("cancelled before it matched")]
     Cancelled,
     /// The other process exited or was lost; a sent message may or may not have been received.
-    #[error("process {0} is gone")]
+    #[error("process {0} exited or was lost")]
     PeerLost(Peer),
-    /// The other process was killed or has ended, and was started again: this request was for the former one.
+    /// The other process was killed or has ended, and was started again: this request was for the former process.
     /// Messages can be sent to the new one.
-    #[error("process {0} was started again; the one that this was for is gone")]
+    #[error("process {0} was started again; this request was for the process before")]
     PeerRestarted(Peer),
     /// The receiver's memory for unexpected messages is full, and its configuration refuses more: nothing was
     /// sent.
     #[error("process {0} has no memory left for unexpected messages; have it post receives first")]
     Refused(Peer),
-    /// In a collective operation: another process left before its end, because it failed there or was dropped.
+    /// Another process left a collective operation before its end: the operation failed there or was dropped.
     /// This communicator can carry out no more collective operations.
     #[error(
         "another process has left the collective operation; continue with another communicator"
@@ -183,7 +182,7 @@ pub enum Failure {
 /// The result of a request.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The message that it sent or received.
+    /// The message that the request sent or received.
     pub status: Status,
     /// Success, or why it failed.
     pub result: Result<(), Failure>,
@@ -211,9 +210,9 @@ pub(super) struct Record {
     pub(super) storage: Vec<u8>,
     /// A send's message, or a receive's room, if that is registered memory.
     pub(super) memory: Option<Segment>,
-    /// True while the NIC reads a send's memory, which has all been posted.
+    /// True while the NIC reads a send's memory, all of which was posted.
     pub(super) in_use: bool,
-    /// First bytes of a receive's message that are in the caller's memory, and not in `storage`.
+    /// Bytes at the start of a receive's message that are in the caller's memory, not in `storage`.
     pub(super) delivered: usize,
     pub(super) room: usize,
     pub(super) posted: Option<PostedId>,
@@ -223,9 +222,9 @@ pub(super) struct Record {
     pub(super) result: Result<(), Failure>,
     /// True if the outcome will not be taken.
     pub(super) orphan: bool,
-    /// True if what it receives returns to the queue.
+    /// True if the message that it receives returns to the queue.
     pub(super) undo: bool,
-    /// Bytes of the attached buffer that it occupies until it is done.
+    /// Bytes of the attached buffer that the request occupies until it is done.
     pub(super) attached: usize,
     waker: Option<Waker>,
 }
@@ -248,7 +247,7 @@ impl Record {
         Ok(())
     }
 
-    /// Makes room in `storage` for the whole of the message under way.
+    /// Resizes `storage` to hold the whole message that is being received.
     pub(super) fn store(&mut self, pool: &mut Pool) {
         let wanted = self.transfer.map_or(0, |transfer| transfer.wanted);
         if self.storage.capacity() < wanted {

@@ -1,8 +1,8 @@
 //! A carrier over streams of bytes: one to each process, replaced when it breaks.
 //!
-//! A packet is its length (4 bytes, little-endian, without themselves), its envelope, and its payload. The caller makes
-//! the streams: its [`StreamFeed`] takes them, and asks for one when one has broken. Packets that were under way are
-//! lost then, so this is a carrier for [`Wires`](super::wires::Wires) only.
+//! A packet is its length (4 bytes, little-endian, not counting themselves), its envelope, and its payload. The caller
+//! makes the streams: a [`StreamSource`] passes them to the carrier, and the [`StreamFeed`] reports processes that need
+//! one. When a stream breaks, packets in flight are lost, so only [`Wires`](super::wires::Wires) can use this carrier.
 
 mod line;
 mod ready;
@@ -24,27 +24,28 @@ use super::transport::InitError;
 use line::Line;
 use ready::Ready;
 
-/// Most bytes of a packet's payload.
+/// Maximum payload of a packet, in bytes.
 const ROOM: usize = 64 << 10;
-/// 30 us: a message over TCP or UDP of one host, with its two wake-ups; networks are rarely faster.
+/// Estimate for a message over TCP or UDP within one host, with its two wake-ups; networks are rarely faster.
 const LATENCY: Duration = Duration::from_micros(30);
 
-/// Streams and news of processes, for a [`StreamCarrier`].
+/// The caller's end of a [`StreamCarrier`]: makes sources, and reports the processes that need a stream.
 #[derive(Debug)]
 pub struct StreamFeed<S> {
-    news: mpsc::UnboundedSender<News<S>>,
+    events: mpsc::UnboundedSender<PeerEvent<S>>,
     wanted: mpsc::UnboundedReceiver<Peer>,
 }
 
+/// What a source reports of a process.
 #[derive(Debug)]
-enum News<S> {
+enum PeerEvent<S> {
     Connected(Peer, S),
     Lost(Peer),
 }
 
-/// Gives a carrier its streams; clones feed the same one.
+/// Passes streams to a carrier; clones pass them to the same one.
 #[derive(Debug)]
-pub struct StreamSource<S>(mpsc::UnboundedSender<News<S>>);
+pub struct StreamSource<S>(mpsc::UnboundedSender<PeerEvent<S>>);
 
 impl<S> Clone for StreamSource<S> {
     fn clone(&self) -> Self {
@@ -53,9 +54,9 @@ impl<S> Clone for StreamSource<S> {
 }
 
 impl<S> StreamSource<S> {
-    /// Gives the carrier a stream to a process; replaces a former one. Returns false if the carrier is closed.
+    /// Passes the carrier a stream to a process; replaces a former one. Returns false if the carrier is closed.
     pub fn connect(&self, peer: Peer, stream: S) -> bool {
-        self.0.send(News::Connected(peer, stream)).is_ok()
+        self.0.send(PeerEvent::Connected(peer, stream)).is_ok()
     }
 
     /// Waits until the carrier is closed.
@@ -68,15 +69,15 @@ impl<S> StreamSource<S> {
 
     /// Reports a process as lost, unless it has a stream. Returns false if the carrier is closed.
     pub fn lose(&self, peer: Peer) -> bool {
-        self.0.send(News::Lost(peer)).is_ok()
+        self.0.send(PeerEvent::Lost(peer)).is_ok()
     }
 }
 
 impl<S> StreamFeed<S> {
-    /// Returns what gives the carrier its streams.
+    /// Returns a source of streams for the carrier.
     #[must_use]
     pub fn source(&self) -> StreamSource<S> {
-        StreamSource(self.news.clone())
+        StreamSource(self.events.clone())
     }
 
     /// Waits for a process to which the carrier has no stream, or whose stream has broken; `None` once the carrier is
@@ -89,7 +90,7 @@ impl<S> StreamFeed<S> {
     }
 }
 
-/// An event that is not reported yet.
+/// A change of a stream that the carrier has not reported yet.
 #[derive(Debug)]
 enum Change<S> {
     Broken(Peer),
@@ -102,16 +103,17 @@ enum Change<S> {
 pub struct StreamCarrier<S> {
     own: Peer,
     lines: Vec<Line<S>>,
-    news: mpsc::UnboundedReceiver<News<S>>,
+    events: mpsc::UnboundedReceiver<PeerEvent<S>>,
     wanted: mpsc::UnboundedSender<Peer>,
     changes: VecDeque<Change<S>>,
-    /// Wakers set the bit of their stream, or the last one for news.
+    /// A bit for each stream, set by its waker; the last bit is for events of the sources.
     ready: Arc<Ready>,
+    /// Buffer for the numbers of the streams that are ready.
     numbers: Vec<usize>,
     /// Lines that may have a packet.
     listed: VecDeque<usize>,
-    /// The line of the packet that was returned last.
-    lent: Option<usize>,
+    /// The line of the packet that was returned last, until the next poll.
+    current: Option<usize>,
 }
 
 /// The result of a poll.
@@ -124,7 +126,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> StreamCarrier<S> {
     /// Makes a carrier of the process `own`, one of `processes`, and its feed.
     #[must_use]
     pub fn new(own: Peer, processes: u32) -> (Self, StreamFeed<S>) {
-        let (give, news) = mpsc::unbounded_channel();
+        let (sender, events) = mpsc::unbounded_channel();
         let (wanted, wants) = mpsc::unbounded_channel();
         let processes = processes as usize;
         let ready = Ready::new(processes + 1);
@@ -133,15 +135,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> StreamCarrier<S> {
         let carrier = Self {
             own,
             lines,
-            news,
+            events,
             wanted,
             changes: VecDeque::new(),
             ready,
             numbers: Vec::new(),
             listed: VecDeque::new(),
-            lent: None,
+            current: None,
         };
-        (carrier, StreamFeed { news: give, wanted: wants })
+        (carrier, StreamFeed { events: sender, wanted: wants })
     }
 
     fn disconnect(&mut self, number: usize) {
@@ -150,22 +152,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> StreamCarrier<S> {
         self.changes.push_back(Change::Broken(peer));
     }
 
-    fn take_news(&mut self) {
+    fn take_events(&mut self) {
         let waker = self.ready.waker(self.lines.len());
-        while let Poll::Ready(Some(news)) = self.news.poll_recv(&mut Context::from_waker(&waker)) {
-            match news {
-                News::Connected(peer, stream) => {
+        while let Poll::Ready(Some(event)) = self.events.poll_recv(&mut Context::from_waker(&waker))
+        {
+            match event {
+                PeerEvent::Connected(peer, stream) => {
                     let number = peer.0 as usize;
                     if number >= self.lines.len() {
                         continue;
                     }
                     if self.lines[number].is_connected() {
-                        // The process has lost the former one.
+                        // A new stream means that the process has lost the former one.
                         self.disconnect(number);
                     }
                     self.changes.push_back(Change::Connected(peer, stream));
                 }
-                News::Lost(peer) => {
+                PeerEvent::Lost(peer) => {
                     let has_stream = self.lines.get(peer.0 as usize).is_none_or(Line::is_connected);
                     let is_new = |change: &Change<S>| matches!(change, Change::Connected(new, _) if *new == peer);
                     if !has_stream && !self.changes.iter().any(is_new) {
@@ -182,7 +185,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> StreamCarrier<S> {
         self.ready.take(&mut numbers);
         for number in numbers.drain(..) {
             let Some(line) = self.lines.get_mut(number) else {
-                self.take_news();
+                self.take_events();
                 continue;
             };
             if line.pump() {
@@ -219,7 +222,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> StreamCarrier<S> {
                 None if !line.has_ended() => {}
                 None | Some(Err(_)) => {
                     self.disconnect(number);
-                    // The feed may have ended with its program.
+                    // The program may have dropped the feed.
                     let _ = self.wanted.send(Peer(number as u32));
                 }
             }
@@ -259,17 +262,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Carrier for StreamCarrier<S> {
     }
 
     fn poll(&mut self) -> Option<Event<'_>> {
-        if let Some(number) = self.lent.take() {
+        if let Some(number) = self.current.take() {
             self.lines[number].advance();
             self.list(number);
-            // It may hold more than the buffer had room for.
+            // The stream may hold more bytes than the buffer had room for.
             self.ready.set(number);
         }
         self.pump();
         match self.find()? {
             Found::Event(event) => Some(event),
             Found::Packet(number) => {
-                self.lent = Some(number);
+                self.current = Some(number);
                 let (envelope, payload) = self.lines[number].packet()?.ok()?;
                 let (from, payload) = (Peer(number as u32), Payload::from(payload));
                 Some(Event::Packet { from, envelope, payload })
@@ -279,7 +282,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Carrier for StreamCarrier<S> {
 
     fn arm_wakeup(&mut self, waker: &Waker) -> bool {
         self.ready.arm(waker);
-        let has_event = self.lent.is_some() || self.ready.is_any() || !self.changes.is_empty();
+        let has_event = self.current.is_some() || self.ready.is_any() || !self.changes.is_empty();
         let has_room = self.lines.iter_mut().any(Line::has_room_again);
         !has_event && !has_room && self.listed.is_empty()
     }
@@ -290,7 +293,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Carrier for StreamCarrier<S> {
     }
 
     fn close(&mut self) {
-        self.news.close();
+        self.events.close();
         self.lines.iter_mut().for_each(Line::disconnect);
     }
 }

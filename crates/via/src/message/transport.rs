@@ -13,21 +13,21 @@ use super::request::{Outcome, Request};
 pub struct TransportCaps {
     /// The number of this process.
     pub own: Peer,
-    /// Highest tag.
+    /// Highest tag of a message.
     pub max_tag: Tag,
-    /// Highest context.
+    /// Highest context of a message.
     pub max_context: Context,
     /// Most bytes of one message.
     pub max_length: usize,
 }
 
-/// Permits an `advance` to wait, or not.
+/// Decides whether a call of `advance` may arm a waker to wait.
 #[derive(Clone, Copy, Debug)]
 pub enum Wait<'a> {
-    /// Do what can be done now.
+    /// Makes the progress that is possible now.
     Not,
-    /// Do what can be done now; if no request completed, have this waker woken when there is more to do. A
-    /// caller that may block parks until then.
+    /// Makes the progress that is possible now. If no request completed, arms this waker, which is woken when more is
+    /// possible; a caller that may block parks until then.
     Wake(&'a Waker),
 }
 
@@ -43,9 +43,9 @@ pub enum Claim {
 /// A message that a probe has found.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Probe {
-    /// Its source, tag and context.
+    /// The message's source, tag and context.
     pub key: Key,
-    /// Its length in bytes.
+    /// The message's length in bytes.
     pub length: usize,
     /// With [`Claim::Take`], the request that receives the message. Start it with room, or destroy it: the
     /// message then returns to its place in the queue.
@@ -60,7 +60,7 @@ pub enum TryReceive {
     /// No message has arrived; try again.
     NotYet,
     /// Not possible without a request: other receives or messages come first, or the message takes more than
-    /// one packet. Build a receive.
+    /// one packet. Build a receive instead.
     Refused,
 }
 
@@ -68,7 +68,7 @@ pub enum TryReceive {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum InitError {
-    /// It was initialised before.
+    /// The engine was initialised before.
     #[error("the engine is initialised already")]
     Twice,
     /// `init` was not called.
@@ -83,7 +83,7 @@ pub enum InitError {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The process was not added.
+    /// The process was not added to the engine.
     #[error("process {0} was not added")]
     Unknown(Peer),
     /// The engine is finalised, or was never initialised.

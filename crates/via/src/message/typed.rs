@@ -1,10 +1,9 @@
-//! Typed messages: values in the crates' one encoding, and slices of plain data as they lie in memory.
+//! Typed messages: values in the workspace's encoding ([`wire`]), and slices of plain data as they are in memory.
 //!
-//! Plain data is sent in the sender's byte order: sender and receiver must have the same one. Of plain data, the
-//! carrier copies what leaves at once straight from the caller's slice; a longer message is copied once more,
-//! since it still leaves if its future is dropped ([`into_bytes`] avoids that copy). What arrives while the future
-//! of a receive into a slice is polled is written straight to the slice; the engine keeps only what arrives
-//! between its polls.
+//! Plain data is sent in the sender's byte order, which the receiver must share. The carrier copies a message that
+//! leaves at once straight from the caller's slice. Any other message is copied once more, because it is sent even if
+//! its future is dropped; [`into_bytes`] avoids that copy. Bytes that arrive while the future of a receive into a slice
+//! is polled are written straight to the slice. The engine stores only bytes that arrive between its polls.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -21,8 +20,8 @@ use super::group::Rank;
 use super::process::MessageError;
 use super::request::{Load, Mode};
 
-/// A value that is its bytes: any bytes are such a value, and it has no padding. Numbers, arrays of them, and
-/// structures that derive `zerocopy`'s `FromBytes`, `IntoBytes` and `Immutable`.
+/// A value that can be sent as its bytes: any bytes are a valid value, and there is no padding. Implemented by numbers,
+/// arrays of them, and structures that derive `zerocopy`'s `FromBytes`, `IntoBytes` and `Immutable`.
 pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + Send + Sync + 'static> Plain for T {}
@@ -52,7 +51,7 @@ fn count_of<T>(bytes: usize) -> Result<usize, MessageError> {
     if each == 0 || !bytes.is_multiple_of(each) { Err(uneven) } else { Ok(bytes / each) }
 }
 
-/// Returns the values that these bytes are: in place if they are aligned, else copied.
+/// Reads plain values from their bytes: in place if the bytes are aligned, else copied.
 fn values_in<T: Plain>(bytes: &[u8]) -> Result<Cow<'_, [T]>, MessageError> {
     let count = count_of::<T>(bytes.len())?;
     if let Ok(values) = <[T]>::ref_from_bytes(bytes) {
@@ -63,7 +62,7 @@ fn values_in<T: Plain>(bytes: &[u8]) -> Result<Cow<'_, [T]>, MessageError> {
     Ok(values.into())
 }
 
-/// Returns the values of another process, which must be `count`.
+/// Reads the values of another process, of which there must be `count`.
 pub(super) fn values_of<T: Plain>(
     count: usize,
     bytes: &[u8],
@@ -116,7 +115,7 @@ impl Communicator {
         Ok((wire::decode(&bytes)?, source))
     }
 
-    /// Sends plain values.
+    /// Sends plain values in standard mode.
     ///
     /// # Errors
     /// Those of [`send`](Self::send).

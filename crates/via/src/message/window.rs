@@ -1,9 +1,9 @@
-//! One-sided accesses: values that each process offers, and that the others read, write and combine.
+//! One-sided accesses: values that each process offers, and that other processes read, write and combine.
 //!
-//! A [`Window`] has a part at each process of a communicator. Accesses are messages: they work over every carrier, and a
-//! part is accessed while its process polls any future of the window. A process that does nothing else with its window polls
-//! [`Window::serve`], for example in a task. Accesses of one process to one part take place in their order; each takes
-//! place as a whole.
+//! A [`Window`] has a part at each process of a communicator. Accesses are messages: they work over every carrier, and
+//! take effect while the part's process polls any future of the window. A process that does nothing else with its
+//! window polls [`Window::serve`], for example in a task. Accesses of one process to one part take effect in order;
+//! each is atomic.
 //!
 //! ```
 //! # use midplane_via::message::communicator::Communicator;
@@ -52,9 +52,9 @@ use super::transport::StartError;
 use request::{Access, Request};
 use serving::{Bell, Part, Progress, decode, fits_answer};
 
-/// The tag of requests; answers have the others.
+/// The tag of requests; answers have the other tags.
 const REQUEST: Tag = Tag(0);
-/// Answers of one process that another one may wait for at a time. Further operations wait.
+/// Most answers of one process that another one may wait for at a time. Further operations wait.
 const MOST_ANSWERS: usize = 64;
 
 /// Why an access failed.
@@ -64,20 +64,20 @@ pub enum WindowError {
     /// A message failed, for example because a process was lost.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// The process offers fewer values.
+    /// The access reaches beyond the values that the process offers.
     #[error("rank {rank} offers {length} values, not {count} from {offset}")]
     OutOfRange {
-        /// The process.
+        /// The process that was to be accessed.
         rank: Rank,
-        /// The first value of the access.
+        /// Index of the first value of the access.
         offset: usize,
-        /// The values of the access.
+        /// Number of values of the access.
         count: usize,
-        /// The values that it offers.
+        /// Number of values that the process offers.
         length: usize,
     },
-    /// The process has refused this access or an earlier one: it was to be locked twice, or unlocked by a process that does
-    /// not hold the lock, or its window has other values than this one.
+    /// The process refused this access, or an earlier one of this process: a second lock, an unlock without the lock,
+    /// or values that do not fit its window.
     #[error("rank {0} refuses the accesses of this process; lock before you unlock, and only once")]
     Refused(Rank),
 }
@@ -106,16 +106,16 @@ struct Shared<T> {
     bell: Arc<Bell>,
     next_reply: AtomicU32,
     peers: Vec<Peer>,
-    /// Answers that no operation waits for any more, and who gives them. No code of others runs while this is locked.
+    /// Receives of answers whose operations were dropped, with the rank that answers. No waker runs under this lock.
     late: Mutex<Vec<(Pending, Rank)>>,
 }
 
-/// The accesses of this process to another one's part.
+/// Counts of this process's accesses to another one's part.
 #[derive(Debug, Default)]
 struct Peer {
     /// Answers that have not arrived.
     waits: AtomicU32,
-    /// Accesses without an answer, and how many of them have taken place for certain.
+    /// Accesses without an answer; and how many of them have certainly taken effect.
     sent: AtomicU64,
     flushed: AtomicU64,
 }
@@ -158,7 +158,7 @@ impl<T: Number> Window<T> {
         Ok(Self { communicator, shared })
     }
 
-    /// Accesses the values that this process offers. Nothing else accesses them meanwhile: `access` can't use the window.
+    /// Accesses the values that this process offers, exclusively. `access` must not use the window.
     pub fn local<R>(&self, access: impl FnOnce(&mut [T]) -> R) -> R {
         access(&mut self.part().values)
     }
@@ -169,7 +169,7 @@ impl<T: Number> Window<T> {
         self.shared.lengths.get(rank.0 as usize).copied().unwrap_or(0)
     }
 
-    /// Writes values, from `offset` on. They are written once [`Window::flush`] has ended.
+    /// Writes values, from `offset` on. They are certainly written once [`Window::flush`] has ended.
     ///
     /// # Errors
     /// [`WindowError::OutOfRange`], [`WindowError::Message`].
@@ -180,7 +180,7 @@ impl<T: Number> Window<T> {
         self.send(Access::Put, rank, offset, values).await
     }
 
-    /// Combines values with those from `offset` on, position by position. It has taken place once
+    /// Combines values with those from `offset` on, position by position. This has certainly taken effect once
     /// [`Window::flush`] has ended.
     ///
     /// # Errors
@@ -211,7 +211,7 @@ impl<T: Number> Window<T> {
         self.ask(Access::Get, rank, (offset, count), &[], count).await
     }
 
-    /// Combines one value, and returns what was there before (`MPI_Fetch_and_op`).
+    /// Combines one value with the window's, and returns the former value (`MPI_Fetch_and_op`).
     ///
     /// # Errors
     /// [`WindowError::OutOfRange`], [`WindowError::Refused`], [`WindowError::Message`].
@@ -229,7 +229,7 @@ impl<T: Number> Window<T> {
         Ok(former[0])
     }
 
-    /// Replaces one value if it is `expected`, and returns what was there before.
+    /// Replaces one value if it equals `expected`, and returns the former value.
     ///
     /// # Errors
     /// [`WindowError::OutOfRange`], [`WindowError::Refused`], [`WindowError::Message`].
@@ -247,7 +247,7 @@ impl<T: Number> Window<T> {
         Ok(self.ask(access, rank, place, &[expected, new], 1).await?[0])
     }
 
-    /// Waits until all accesses of this process to a part have taken place.
+    /// Waits until all accesses of this process to a part have taken effect.
     ///
     /// # Errors
     /// [`WindowError::Refused`] if one of them was refused, [`WindowError::Message`].
@@ -261,7 +261,7 @@ impl<T: Number> Window<T> {
         Ok(())
     }
 
-    /// Waits until all accesses of all processes have taken place. All processes take part (`MPI_Win_fence`).
+    /// Waits until all accesses of all processes have taken effect. All processes take part (`MPI_Win_fence`).
     ///
     /// # Errors
     /// Those of [`Window::flush`] and of collective operations.
@@ -277,13 +277,14 @@ impl<T: Number> Window<T> {
         Ok(self.serving(self.communicator.barrier()).await??)
     }
 
-    /// Waits for the lock of a part. Locks are granted in the order of the requests, and bind only processes that lock.
+    /// Waits for the lock of a part. Locks are granted in the order of the requests. They are advisory: accesses of
+    /// processes without the lock are not held back.
     ///
     /// # Errors
     /// [`WindowError::Refused`] if this process holds the lock or waits for it, [`WindowError::Message`].
     ///
     /// # Cancel safety
-    /// None: if dropped after its first poll, this process may get the lock all the same, and then keeps it until
+    /// None: if dropped after its first poll, this process may still get the lock, and then holds it until
     /// [`Window::unlock`].
     pub async fn lock(&self, rank: Rank, lock: Lock) -> Result<(), WindowError> {
         let access = match lock {
@@ -293,8 +294,8 @@ impl<T: Number> Window<T> {
         self.ask(access, rank, (0, 0), &[], 0).await.map(drop)
     }
 
-    /// Waits until all accesses of this process to a part have taken place, and releases its lock. The lock of a process
-    /// that is lost is released.
+    /// Waits until all accesses of this process to a part have taken effect, and releases its lock. The lock of a
+    /// process that is lost is also released.
     ///
     /// # Errors
     /// [`WindowError::Refused`] if this process does not hold the lock, [`WindowError::Message`].
@@ -308,7 +309,7 @@ impl<T: Number> Window<T> {
     /// [`MessageError`] if this process can exchange no more messages.
     ///
     /// # Cancel safety
-    /// It may be dropped at any poll.
+    /// It may be dropped at any time.
     pub async fn serve(&self) -> Result<(), MessageError> {
         self.serving(std::future::pending()).await
     }
@@ -325,7 +326,7 @@ impl<T: Number> Window<T> {
                     return Poll::Ready(Ok(done));
                 }
                 if is_busy {
-                    // Other tasks of this thread have their turn.
+                    // Yield to other tasks of this thread.
                     context.waker().wake_by_ref();
                     return Poll::Pending;
                 }
@@ -343,7 +344,7 @@ impl<T: Number> Window<T> {
         .await
     }
 
-    /// Takes answers that have arrived and that no operation waits for any more; rings the bell once others arrive.
+    /// Takes the answers of dropped operations that have arrived. Further ones ring the bell when they arrive.
     fn take_late(&self) {
         let mut late = std::mem::take(&mut *self.shared.late());
         if late.is_empty() {
@@ -397,13 +398,13 @@ impl<T: Number> Window<T> {
         let request = self.request(access, rank, (offset, values.len()), 0)?;
         let bytes = request.to_bytes(values.as_bytes());
         let sending = self.communicator.isend(Mode::Standard, rank, REQUEST, bytes)?;
-        // Counted once it is before any later flush.
+        // Counted now: any later flush follows this request.
         self.shared.peers[rank.0 as usize].sent.fetch_add(1, Ordering::Relaxed);
         self.serving(sending).await??;
         Ok(())
     }
 
-    /// Sends a request, and waits for an answer of so many values.
+    /// Sends a request, and waits for an answer of `answered` values.
     async fn ask(
         &self,
         access: Access,
@@ -436,7 +437,7 @@ impl<T: Number> Window<T> {
     }
 }
 
-/// The receive of an answer. If it is dropped before, the window receives the answer.
+/// The receive of an answer. If dropped before the answer arrives, the window receives it.
 struct Answer<'a, T> {
     shared: &'a Shared<T>,
     rank: Rank,
@@ -461,7 +462,7 @@ impl<T> Drop for Answer<'_, T> {
         match self.pending.take() {
             Some(pending) => {
                 self.shared.late().push((pending.kept(), self.rank));
-                // Tasks that wait for the number of answers to fall are woken by its arrival from now on.
+                // The woken tasks poll this receive, so that its answer wakes those that wait for fewer open answers.
                 self.shared.bell.wake_by_ref();
             }
             None => self.shared.on_answer(self.rank),

@@ -1,9 +1,9 @@
-//! Several carriers as one: each process is reached by the first that works, and packets move when that changes.
+//! Several carriers as one: packets to a process use the first carrier that works, and move when that changes.
 //!
-//! Carriers of lower [latency](Carrier::latency) are preferred: memory of the host, then what crosses the network. A
-//! process of this host is found by what it says of its host over another carrier; its packets then move into memory. If
-//! a carrier fails, packets continue with the next one. None is lost, doubled or reordered: packets over a carrier that
-//! may fail are stored until the receiver has acknowledged them (at most 1 MiB to each process; more wait).
+//! Carriers of lower [latency](Carrier::latency) are preferred: shared memory, then networks. A process of this host is
+//! recognised by the host number in its control packets on another carrier; its packets then move to shared memory. If
+//! a carrier fails, packets continue on the next one. None is lost, duplicated or reordered: packets on a carrier that
+//! may fail are stored until the receiver has acknowledged them (at most 1 MiB to each process; further ones wait).
 
 mod control;
 mod peer;
@@ -21,7 +21,7 @@ use super::transport::InitError;
 use control::Control;
 use peer::PeerWires;
 
-/// Events of one carrier after which the others are polled.
+/// Events of one carrier after which the next carrier is polled.
 const TURN: u32 = 16;
 
 /// Several [carriers](Carrier) as one.
@@ -30,7 +30,7 @@ pub struct Wires {
     own: Peer,
     identity: u64,
     host: u64,
-    /// Bytes of a packet that each carrier has room for.
+    /// Maximum payload in bytes that every carrier accepts.
     room: usize,
     state: State,
     has_left: bool,
@@ -42,11 +42,11 @@ struct State {
     peers: Vec<Option<PeerWires>>,
     /// Processes for which control packets or repeated packets wait.
     busy: Vec<Peer>,
-    /// Processes of this host that its carriers are to be connected to.
+    /// Processes found on this host, to which the local carriers are to be connected.
     found: Vec<Peer>,
+    /// Events to report.
     news: VecDeque<Event<'static>>,
-    /// The carrier that is polled next, the events of it since it was another's turn, and the carriers in a row that
-    /// had none.
+    /// The carrier that is polled next; its events since its turn began; and the carriers in a row without events.
     turn: usize,
     events: u32,
     idle: usize,
@@ -60,10 +60,11 @@ impl fmt::Debug for Wires {
 }
 
 impl Wires {
-    /// Makes one carrier of several. It prefers those of lower latency, and of equal ones the first.
+    /// Makes one carrier of several. It prefers carriers of lower latency, and the first of those with equal latency.
     ///
-    /// `identity` tells this process from others with its number. It should be higher than theirs if they were started
-    /// before: the time will do, in any unit, below 2^62. `host` is the same in all processes that [local](Carrier::is_local) carriers can reach, and 0 if there are none.
+    /// `identity` distinguishes this process from former processes with its number, and should be higher than theirs:
+    /// the start time, in any unit, below 2^62. `host` is equal in all processes that [local](Carrier::is_local)
+    /// carriers can reach, and 0 if there are no such carriers.
     ///
     /// # Panics
     /// If there is no carrier, or the carriers differ in the number of this process.
@@ -78,13 +79,13 @@ impl Wires {
         Self { carriers, own, identity, host, room, state: State::default(), has_left: false }
     }
 
-    /// Returns the carrier of packets to a process; the preferred one before there is any.
+    /// Returns the carrier of packets to a process; the preferred one if none is open yet.
     fn open(&self, to: Peer) -> &dyn Carrier {
         let wires = self.state.peers.get(to.0 as usize).and_then(Option::as_ref);
         &*self.carriers[wires.and_then(PeerWires::open).unwrap_or(0)]
     }
 
-    /// Posts what is owed to the processes for which something waits.
+    /// Connects local carriers to processes found on this host, and posts control packets and repeated packets.
     fn pump(&mut self) {
         let Self { carriers, state, .. } = self;
         for peer in std::mem::take(&mut state.found) {
@@ -103,7 +104,7 @@ impl Wires {
 }
 
 impl State {
-    /// Handles an event of a process, and lists the process if something is to be posted.
+    /// Handles an event of a process, and lists the process if packets are to be posted.
     fn handle(
         &mut self,
         peer: Peer,
@@ -131,7 +132,7 @@ impl State {
         is_next
     }
 
-    /// Polls the next of so many carriers the next time.
+    /// Passes the turn to the next of so many carriers.
     fn pass_turn(&mut self, carriers: usize) {
         (self.turn, self.events) = ((self.turn + 1) % carriers, 0);
     }
@@ -235,14 +236,14 @@ impl Carrier for Wires {
             Event::Lost(peer) | Event::Restarted(peer) => (peer, Seen::Lost),
             Event::Broken(peer) => (peer, Seen::Broken),
             Event::Returned(peer) => (peer, Seen::Reachable),
-            // Without registered memory, nothing is placed.
+            // Wires register no memory, so no bytes are placed.
             Event::Placed { .. } | Event::Released(_) | Event::Handled => {
                 return Some(Event::Handled);
             }
         };
         state.handle(peer, |wires, news| match seen {
             Seen::Control(Some(control)) => wires.on_control(turn, &control, news),
-            // It may have been any packet: nothing of that process on this wire can be believed.
+            // The malformed packet may have been any packet, so that process can't be trusted on this wire.
             Seen::Control(None) | Seen::Lost => wires.on_lost(turn, news),
             Seen::Broken => wires.on_broken(turn),
             Seen::Reachable => wires.on_reachable(turn),

@@ -1,8 +1,8 @@
 //! Collective operations that the NICs carry out.
 //!
 //! All processes decide alike whether the NICs can carry an operation out, from information that the NICs
-//! distribute. If lengths may differ, the operation begins with one of [`SMALL`] bytes, of which the first 4
-//! are the length, little-endian.
+//! distribute. If lengths may differ, a first NIC operation carries blocks of [`SMALL`] bytes: the length (4 bytes,
+//! little-endian), and the contribution if it fits.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl Turn {
         Ok(turn)
     }
 
-    /// Begins an operation, with a place in that queue if `by_nics`.
+    /// Begins an operation, with a place in the NICs' queue if `by_nics`.
     pub(super) fn queued_if(
         communicator: &Communicator,
         by_nics: bool,
@@ -55,7 +55,7 @@ impl Turn {
         Ok(Some(Arc::clone(nics)))
     }
 
-    /// Passes the NICs on to the next operation.
+    /// Leaves the NICs' queue: the next operation can use the NICs.
     pub(super) fn leave_nics(&mut self) {
         if let (Some(nics), Some(_)) = (&self.communicator.nics, self.place.take()) {
             nics.leave();
@@ -66,7 +66,7 @@ impl Turn {
         self.communicator.carry_out(nics, collective::barrier(0)).await.map(drop)
     }
 
-    /// Broadcasts through the NICs; returns `None` if the bytes are more than they take.
+    /// Broadcasts through the NICs; returns `None` if there are more bytes than they can carry.
     pub(super) async fn broadcast_by(
         &self,
         nics: &Nics,
@@ -104,7 +104,7 @@ impl Turn {
         own.map_or_else(|| nics.read(room), |bytes| Ok(bytes.to_vec()))
     }
 
-    /// Gathers through the NICs; returns `None` if a process has more bytes than they take.
+    /// Gathers through the NICs; returns `None` if a process has more bytes than they can carry.
     pub(super) async fn all_gather_by(
         &self,
         nics: &Nics,
@@ -122,8 +122,8 @@ impl Turn {
         Ok(blocks.map(|block| Some(Bytes::copy_from_slice(&block[taken(block).1?]))).collect())
     }
 
-    /// Combines every process's values, at the root, or everywhere if that is `None`; returns their bytes. Other
-    /// processes get arbitrary bytes.
+    /// Combines every process's values at the root, or at all processes if `root` is `None`; returns the result's
+    /// bytes. Other processes get arbitrary bytes.
     pub(super) async fn reduce_by_nics<T: Plain>(
         &self,
         root: Option<u32>,
@@ -165,7 +165,7 @@ fn rank_of(rank: u32) -> u16 {
     u16::try_from(rank).expect("the NICs' group has as many members")
 }
 
-/// Makes the first block for `bytes`: their length, and either all of them or none.
+/// Makes the first block for `bytes`: their length, then all of them if they fit, else none.
 fn with_length(bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let mut first = length.to_le_bytes().to_vec();

@@ -69,8 +69,8 @@ impl Turn {
         Ok(Some(values))
     }
 
-    /// Combines the values of the lower ranks; returns `None` at rank 0. If `inclusive`, combines this rank's
-    /// with them (Hillis and Steele, 1986).
+    /// Combines the values of the lower ranks; returns `None` at rank 0. If `inclusive`, also combines this rank's
+    /// values (Hillis and Steele, 1986).
     pub(super) async fn scan<T: Plain>(
         &self,
         own: Vec<T>,
@@ -102,7 +102,7 @@ impl Turn {
         Ok(if inclusive { Some(up_to) } else { lower })
     }
 
-    /// Combines up a binomial tree; returns whether this process has the result, which is rank 0.
+    /// Combines up a binomial tree; returns true at rank 0, which has the result.
     async fn combine_up<T: Plain>(
         &self,
         values: &mut [T],
@@ -142,8 +142,8 @@ impl Turn {
         Ok(())
     }
 
-    /// Combines half of the values in each step with a process that combines the other half, then exchanges the
-    /// results in the opposite order; for a power of two of ranks.
+    /// Combines by recursive halving: in each step, two processes combine one half each. Then exchanges the results
+    /// in the opposite order. For a power of two of ranks.
     async fn halve<T: Plain>(
         &self,
         values: &mut [T],
@@ -174,7 +174,7 @@ impl Turn {
     }
 
     /// Sends each process its block of the values, and combines the blocks for this one: by pairwise exchange.
-    /// A ring sends as many bytes, in steps that depend on one another and in an order that is not the ranks'.
+    /// A ring would send as many bytes, but its steps depend on one another and do not combine in rank order.
     pub(super) async fn combine_blocks<T: Plain>(
         &self,
         values: Vec<T>,
@@ -213,7 +213,7 @@ impl Turn {
         Ok(combined)
     }
 
-    /// Sends each process's block to the root; returns all of them there, one after another.
+    /// Sends each process's block to the root; returns all blocks there, concatenated in rank order.
     async fn bring_together<T: Plain>(
         &self,
         root: u32,
@@ -250,7 +250,7 @@ impl Turn {
     }
 }
 
-/// Combines `own` with received bytes, which are of lower ranks if `lower`.
+/// Combines `own` with received bytes: those of lower ranks if `lower`, else of higher ranks.
 fn join<T: Plain>(
     by: &mut impl Reduction<T>,
     own: &mut [T],

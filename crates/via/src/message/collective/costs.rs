@@ -1,32 +1,31 @@
 //! The cost model that chooses an algorithm.
 //!
-//! A step that depends on another takes a latency, a further message within a step takes the overhead of one,
-//! and each byte that a process sends takes its time (Hockney's model with LogP's overhead; Thakur, Rabenseifner
-//! and Gropp, "Optimization of collective communication operations in MPICH", 2005, section 3).
+//! Each step that depends on another costs one latency, each further message within a step one overhead, and each
+//! byte that a process sends the time of a byte (Hockney's model with LogP's overhead; Thakur, Rabenseifner and
+//! Gropp, "Optimization of collective communication operations in MPICH", 2005, section 3).
 
 /// Times of a network, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Costs {
-    /// From a send to the end of its receive at a process that waits for it.
+    /// From a send to the end of the receive, at a process that waits for the message.
     latency: f64,
-    /// Of one message more at the same time.
+    /// The time of each further message within a step.
     overhead: f64,
     /// The time of one byte.
     byte: f64,
 }
 
-/// Between threads of one host, over memory: both ends of a short message take 283 ns (`layers`), those of one of
-/// 1 MiB 0.17 ns a byte. That a thread wakes within 3 us is an assumption.
+/// Times between threads of one host, over shared memory. Measured (benchmark `layers`): 283 ns for both ends of a
+/// short message, 0.17 ns a byte for one of 1 MiB. Assumed: a thread wakes within 3 us.
 pub(super) const HOST: Costs = Costs { latency: 3_000.0, overhead: 300.0, byte: 0.2 };
 
-/// Fewest bytes that are reduced in blocks. The sums of shorter values are those of the NICs' trees, to the last
-/// bit.
+/// Fewest bytes that are reduced in blocks. Sums of fewer bytes equal those of the NICs' trees, to the last bit.
 const LEAST_IN_BLOCKS: usize = 1024;
 
 /// An algorithm that reduces values.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Reducing {
-    /// Up a binomial tree; an all-reduce then goes down again.
+    /// Up a binomial tree; an all-reduce then broadcasts the result.
     Tree,
     /// By recursive doubling: all values are exchanged in each step.
     Doubling,
@@ -46,7 +45,7 @@ pub(super) enum Spreading {
 }
 
 impl Costs {
-    /// Returns how `bytes` of each of `ranks` processes are reduced to all.
+    /// Chooses the algorithm that reduces `bytes` bytes of each of `ranks` processes to all of them.
     pub(super) fn all_reduce(self, ranks: u32, bytes: usize) -> Reducing {
         let rounds = rounds(ranks);
         let (whole, halved) = (self.byte * bytes as f64, self.parts(ranks, bytes));
@@ -60,14 +59,14 @@ impl Costs {
         cheapest([others[0], others[1], blocks])
     }
 
-    /// Returns how they are reduced to one process: up a tree, or in blocks.
+    /// Chooses the algorithm that reduces to one process: up a tree, or in blocks.
     pub(super) fn reduce(self, ranks: u32, bytes: usize) -> Reducing {
         let tree = rounds(ranks) * (self.latency + self.byte * bytes as f64);
         let blocks = 2.0 * self.in_blocks(ranks, bytes);
         cheapest([(Reducing::Tree, tree), (Reducing::Blocks, blocks)])
     }
 
-    /// Returns how `bytes` of a root are spread to `ranks` processes.
+    /// Chooses the algorithm that spreads `bytes` bytes of a root to `ranks` processes.
     pub(super) fn broadcast(self, ranks: u32, bytes: usize) -> Spreading {
         let (whole, halved) = (self.byte * bytes as f64, self.parts(ranks, bytes));
         let tree = rounds(ranks) * (self.latency + whole);
@@ -75,7 +74,7 @@ impl Costs {
         cheapest([(Spreading::Tree, tree), (Spreading::Blocks, blocks)])
     }
 
-    /// Returns the time of one half of a reduction in blocks, if the values are long enough for them.
+    /// Returns the time of one of the two phases of a reduction in blocks; infinite if the values are too short.
     fn in_blocks(self, ranks: u32, bytes: usize) -> f64 {
         if bytes < LEAST_IN_BLOCKS {
             return f64::INFINITY;
@@ -83,12 +82,12 @@ impl Costs {
         self.at_once(ranks) + self.parts(ranks, bytes)
     }
 
-    /// Returns the time to send a message to each of the others.
+    /// Returns the time to send a message to each other process.
     fn at_once(self, ranks: u32) -> f64 {
         self.latency + self.overhead * f64::from(ranks - 1)
     }
 
-    /// Returns the time of the bytes that are not a process's own block.
+    /// Returns the time of all bytes except those of a process's own block.
     fn parts(self, ranks: u32, bytes: usize) -> f64 {
         self.byte * bytes as f64 * f64::from(ranks - 1) / f64::from(ranks)
     }

@@ -27,7 +27,7 @@ pub(in crate::message) struct Nics {
 }
 
 struct State {
-    /// `None` once the process's messages were finalised.
+    /// `None` once the process was finalised.
     access: Option<NicAccess>,
     /// Operations that have entered the queue.
     queued: u32,
@@ -84,7 +84,7 @@ impl Nics {
             return Poll::Ready(());
         }
         let former = state.waiting.insert(place, context.waker().clone());
-        // Its drop may run any code.
+        // Dropping a waker may run any code.
         drop(state);
         drop(former);
         Poll::Pending
@@ -102,13 +102,13 @@ impl Nics {
         }
     }
 
-    /// Wakes all that wait: an operation failed or was dropped, so that no later one will get its turn.
+    /// Wakes all waiting operations: one failed or was dropped, so that no later one gets its turn.
     pub(super) fn abandon(&self) {
         let waiting = std::mem::take(&mut self.lock().waiting);
         waiting.into_values().for_each(Waker::wake);
     }
 
-    /// Releases the NICs' group: for the other processes, this one has left.
+    /// Releases the NICs' group; the other processes then count this one as lost.
     pub(in crate::message) fn close(&self) {
         let access = self.lock().access.take();
         drop(access);
@@ -146,16 +146,16 @@ impl Nics {
 }
 
 impl Communicator {
-    /// Duplicates this communicator and has the NICs carry out what they can, each on its process's node:
-    /// barriers, broadcasts of up to [`MAX_BROADCAST`] bytes, all-gathers of up to 84 bytes a process (of up to
-    /// 256 processes), and [reductions](Self::all_reduce) of up to eleven words by operations that they know. The hosts carry out
-    /// everything else. They also serve communicators made from this one, and any of a single process.
+    /// Duplicates this communicator, and has each process's NIC carry out the operations that NICs support: barriers,
+    /// broadcasts of up to [`MAX_BROADCAST`] bytes, all-gathers of up to 84 bytes a process (of up to 256 processes),
+    /// and [reductions](Self::all_reduce) of up to eleven words by the NICs' operations. The hosts carry out everything
+    /// else, and all operations of communicators made from this one or of a single process.
     ///
     /// The NICs' group ([`Collectives`](midplane_nicvm::collective::Collectives)) lists the processes' nodes in
     /// the order of their ranks. One communicator at a time holds it, until its last handle is dropped or its
-    /// process is [finalised](Self::finalize). For the other processes, one that releases the group is lost:
-    /// their operations that need it end with [`Failure::PeerLost`]. An operation may end here before other
-    /// NICs have received all that they need from this one: stop a NIC only after a barrier by hosts.
+    /// process is [finalised](Self::finalize). The other processes count a process that releases the group as lost:
+    /// their operations that need it end with [`Failure::PeerLost`]. An operation may end at one process before other
+    /// NICs have received all that they need from its NIC: stop a NIC only after a barrier of the hosts.
     ///
     /// # Errors
     /// [`MessageError::Nics`], at all processes, if the NIC of any of them does not take part; those of
@@ -202,7 +202,7 @@ impl Communicator {
         }
     }
 
-    /// Gives the NIC a command and waits for its completion; messages move forward meanwhile.
+    /// Posts a command to the NIC and waits for its completion; messages progress meanwhile.
     pub(super) async fn carry_out(
         &self,
         nics: &Nics,

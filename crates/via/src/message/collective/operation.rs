@@ -12,9 +12,9 @@ pub enum Operation {
     Sum,
     /// The product; integers wrap.
     Product,
-    /// The least number; a NaN counts only if there is nothing else.
+    /// The least number; NaN only if all numbers are NaN.
     Min,
-    /// The greatest number; a NaN counts only if there is nothing else.
+    /// The greatest number; NaN only if all numbers are NaN.
     Max,
     /// Bitwise and; of floating-point numbers, the bits of their encoding.
     And,
@@ -26,16 +26,15 @@ pub enum Operation {
     LogicalAnd,
     /// 1 if a number is not 0, else 0.
     LogicalOr,
-    /// 1 if an odd number of numbers is not 0, else 0.
+    /// 1 if an odd count of the numbers is not 0, else 0.
     LogicalXor,
 }
 
 /// Combines the values of several processes, position by position. It must be associative, and need not be
-/// commutative: values are combined in the order of ranks. An [`Operation`] combines numbers; a function of two
-/// values, of which it changes the first, combines any, such as
-/// [`min_location`] or `|a: &mut u64, b: &u64| *a += b`.
+/// commutative: values are combined in the order of ranks. An [`Operation`] combines numbers. A function that changes
+/// the first of two values combines values of any type, such as [`min_location`] or `|a: &mut u64, b: &u64| *a += b`.
 pub trait Reduction<T> {
-    /// Combines `second`, the values of higher ranks, with `first`, in place. Both have the same length.
+    /// Combines `second`, the values of higher ranks, into `first`. Both have the same length.
     fn join(&mut self, first: &mut [T], second: &[T]);
 
     /// Returns the NICs' operation on words of 8 bytes that does the same; `None` if there is none.

@@ -9,8 +9,8 @@ use crate::message::process::MessageError;
 use crate::message::typed::Plain;
 
 impl Communicator {
-    /// Combines the values of all processes position by position; returns them at the root, `None` at the
-    /// others. All must pass equally many.
+    /// Combines the values of all processes position by position; returns the result at the root, `None` at the
+    /// others. All processes must pass the same number of values.
     ///
     /// # Errors
     /// Those of [`all_reduce`](Self::all_reduce), and [`MessageError::Rank`].
@@ -43,20 +43,20 @@ impl Communicator {
         }
     }
 
-    /// Combines the values of all processes position by position; returns them at every process. All must pass
-    /// equally many. `by` is an [`Operation`](super::Operation), or a function that combines its second argument,
-    /// from higher ranks, with its first.
+    /// Combines the values of all processes position by position; returns the result at every process. All processes
+    /// must pass the same number of values. `by` is an [`Operation`](super::Operation), or a function that combines
+    /// its second argument, from higher ranks, into its first.
     ///
-    /// The algorithm follows from the number of bytes and processes: recursive doubling, or a tree if the
-    /// processes are no power of two; recursive halving and doubling; or one block for each process. Where
-    /// functions differ with the association, as sums of floating-point numbers do, all processes still get the
-    /// same.
+    /// The numbers of bytes and processes decide the algorithm: recursive doubling, or a tree if the number of
+    /// processes is no power of two; recursive halving and doubling; or one block for each process. If the result
+    /// depends on the association, as a floating-point sum does, all processes still get the same result.
     ///
     /// # Errors
-    /// [`MessageError::Failed`], [`MessageError::Abandoned`]. If the processes do not pass equally many,
-    /// [`MessageError::Shape`] at one that detects it; the others may end with
+    /// [`MessageError::Failed`], [`MessageError::Abandoned`]. If the numbers of values differ,
+    /// [`MessageError::Shape`] at a process that detects it; the others may end with
     /// [`Failure::Abandoned`](crate::message::request::Failure::Abandoned). On a communicator
-    /// [on NICs](Self::on_nics), if some pass more bytes than the NICs take and others do not, all wait for ever.
+    /// [on NICs](Self::on_nics), if some processes pass more bytes than the NICs carry and others do not, all wait
+    /// for ever.
     ///
     /// # Cancel safety
     /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
@@ -80,11 +80,11 @@ impl Communicator {
     }
 
     /// Combines the values of all processes position by position, and returns to each its block of the result,
-    /// of `counts[rank]` values. All must pass the same counts, and as many values as these are together.
+    /// of `counts[rank]` values. All processes must pass the same counts, and as many values as their sum.
     ///
     /// # Errors
     /// Those of [`all_reduce`](Self::all_reduce); [`MessageError::Shape`] if there is not one count a process,
-    /// or the values are not as many.
+    /// or the number of values is not the sum of the counts.
     ///
     /// # Cancel safety
     /// None: if dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).

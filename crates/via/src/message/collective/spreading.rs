@@ -9,18 +9,18 @@ use super::{MessageError, Turn, all};
 use crate::message::communicator::Pending;
 use crate::message::typed::{Plain, values_of};
 
-/// Most bytes of a block that travels with the lengths of all blocks; longer ones follow, from their process
-/// to each other one.
+/// Most bytes of a block that is sent together with the lengths of all blocks. Each process sends a longer block
+/// directly to every other process.
 const INLINE: usize = 1024;
-/// Blocks of more bytes are long: [`LONG_AT_ONCE`] of them are under way at once.
+/// Bytes above which a block is long: at most [`LONG_AT_ONCE`] long blocks are in flight at once.
 const LONG: usize = 16 << 10;
 const LONG_AT_ONCE: usize = 2;
-/// Bytes of a length.
+/// Bytes of an encoded length.
 const LENGTH: usize = 4;
 
 impl Turn {
-    /// Broadcasts down a binomial tree whose root is `root`: a message with the length and all bytes, or the
-    /// length, then the blocks of a subtree, which all processes exchange afterwards.
+    /// Broadcasts down a binomial tree whose root is `root`. Short bytes go down together with their length. Of long
+    /// ones, the length goes down, then the blocks of each subtree; all processes exchange their blocks afterwards.
     pub(super) async fn broadcast(&self, root: u32, bytes: Bytes) -> Result<Bytes, MessageError> {
         let (size, place) = (self.size(), (self.rank() + self.size() - root) % self.size());
         if size == 1 {
@@ -33,7 +33,7 @@ impl Turn {
         let parent = (place != 0).then(|| (place - bit + root) % size);
         let first = match parent {
             Some(parent) => self.receive(parent)?.await?.bytes.into(),
-            None => announced(size, &bytes),
+            None => first_message(size, &bytes),
         };
         let (length, rest) = split_length(first.clone()).ok_or_else(|| odd(0))?;
         if HOST.broadcast(size, length) == Spreading::Tree {
@@ -62,7 +62,7 @@ impl Turn {
         Ok(self.share::<u8>(root, own, &bounds).await?.into())
     }
 
-    /// Sends what `of` returns to each child in the tree of `root`, below the given bit; it gets the places
+    /// Sends bytes to each child in the tree of `root`, below the given bit. `of` returns the bytes for the places
     /// from the child to the end of its subtree.
     async fn send_below(
         &self,
@@ -84,8 +84,8 @@ impl Turn {
         all(sends).await.map(drop)
     }
 
-    /// Exchanges blocks with all other processes; returns the values of all blocks. `bounds` are the places of
-    /// the blocks in them; the first block is the root's.
+    /// Exchanges blocks with all other processes; returns the values of all blocks, concatenated. `bounds` are the
+    /// blocks' bounds in the result; the first block is the root's.
     pub(super) async fn share<T: Plain>(
         &self,
         root: u32,
@@ -99,7 +99,7 @@ impl Turn {
         self.joined(blocks, bounds)
     }
 
-    /// Returns the values of blocks, one after another. `bounds` are their places.
+    /// Concatenates the values of blocks, whose bounds in the result are `bounds`.
     pub(super) fn joined<T: Plain>(
         &self,
         blocks: Vec<Vec<u8>>,
@@ -113,8 +113,8 @@ impl Turn {
         Ok(values)
     }
 
-    /// Sends each other process what `block` returns for it, and receives from those for which `sends` returns
-    /// true; returns what they sent, by rank. Of long blocks, few are under way at once, each with another
+    /// Sends each other process the block that `block` returns for it, and receives from those for which `sends`
+    /// returns true; returns the received blocks, by rank. Of long blocks, few are in flight at once, each to another
     /// process, so that no process is the target of all.
     pub(super) async fn swap(
         &self,
@@ -175,7 +175,7 @@ impl Turn {
 /// The messages with another process in one step of a swap.
 type Step = (u32, Option<Pending>, Option<Pending>);
 
-/// Waits for the first step under way, and keeps what it has received.
+/// Waits for the first step in progress, and appends its received block to `received`.
 async fn finish(
     under_way: &mut VecDeque<Step>,
     received: &mut Vec<(u32, Vec<u8>)>,
@@ -191,7 +191,7 @@ async fn finish(
 }
 
 /// Makes the first message of a broadcast: the length, and all bytes if they are not sent in blocks.
-fn announced(size: u32, bytes: &Bytes) -> Bytes {
+fn first_message(size: u32, bytes: &Bytes) -> Bytes {
     let whole = HOST.broadcast(size, bytes.len()) == Spreading::Tree;
     pack(&[(bytes.len(), whole.then(|| bytes.clone()))])
 }
@@ -201,7 +201,7 @@ fn split_length(mut bytes: Bytes) -> Option<(usize, Bytes)> {
     Some((length, bytes))
 }
 
-/// Packs blocks: each one's length, little-endian, and its bytes if they are there.
+/// Packs blocks: the length of each, little-endian, and its bytes if present.
 fn pack(blocks: &[(usize, Option<Bytes>)]) -> Bytes {
     let bytes = blocks.iter().filter_map(|(_, block)| block.as_ref());
     let mut packed =
@@ -213,7 +213,7 @@ fn pack(blocks: &[(usize, Option<Bytes>)]) -> Bytes {
     packed.into()
 }
 
-/// Reads `count` blocks that [`pack`] has packed, of which the short ones have their bytes.
+/// Reads `count` blocks that [`pack`] has packed; short blocks have their bytes, long ones only their length.
 fn unpack(packed: Bytes, count: usize) -> Result<Vec<(usize, Option<Bytes>)>, MessageError> {
     let mut rest = packed;
     let mut blocks = Vec::with_capacity(count);
@@ -229,7 +229,7 @@ fn unpack(packed: Bytes, count: usize) -> Result<Vec<(usize, Option<Bytes>)>, Me
     if rest.is_empty() { Ok(blocks) } else { Err(odd(rest.len())) }
 }
 
-/// Returns the error for a message of another process that is not what this operation sends.
+/// Returns the error for a message of another process that this operation does not send.
 const fn odd(found: usize) -> MessageError {
     MessageError::Shape { what: "bytes of another process's block", expected: LENGTH, found }
 }

@@ -1,7 +1,7 @@
 //! New communicators from old ones: duplicated, split, created for some of the processes.
 //!
-//! All processes of the old communicator take part, as in any collective operation. Each proposes the next
-//! number that it could use; the highest one is unused in all of them. Numbers are not reused.
+//! All processes of the old communicator take part, as in any collective operation. Each proposes its next unused
+//! number; the highest proposal is unused in all processes. Numbers are not reused.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::message::group::{CommHandle, Group, Rank};
 use crate::message::process::MessageError;
 use crate::message::transport::BuildError;
 
-/// A process's proposal to the others: 28 bytes, little-endian.
+/// A process's proposal to the other processes: 28 bytes, little-endian.
 #[derive(
     Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq, Unaligned,
 )]
@@ -42,7 +42,7 @@ impl SplitProposal {
     }
 }
 
-/// Returns a number of this host's running kernel that no other has; `None` if it has none.
+/// Returns the boot identifier of this host's kernel; `None` if it has none.
 fn host() -> Option<u128> {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     u128::from_str_radix(&id.trim().replace('-', ""), 16).ok()
@@ -64,8 +64,8 @@ impl Communicator {
         }
     }
 
-    /// Makes one communicator for each color, of the processes that named it. Ranks follow the keys and, where
-    /// keys are equal, the ranks here. Returns `None` to a process that named no color.
+    /// Makes one communicator for each color, of the processes that passed it. Ranks follow the keys and, where
+    /// keys are equal, the ranks here. Returns `None` to a process that passed no color.
     ///
     /// # Errors
     /// [`MessageError::NoContext`], and those of collective operations.
@@ -184,7 +184,7 @@ impl Communicator {
         })
     }
 
-    /// Marks the number that all have agreed on as used.
+    /// Marks the number that all processes have agreed on as used.
     pub(super) fn use_number(&self, number: u32) -> Result<(), MessageError> {
         if number > CommHandle::MAX_NUMBER {
             return Err(MessageError::NoContext);

@@ -49,7 +49,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Returns how many times a process was lost so far.
+    /// Returns the number of process losses so far.
     pub(in crate::message) fn losses(&self) -> u32 {
         self.with(|process| process.engine().losses())
     }
@@ -71,7 +71,7 @@ impl Communicator {
             for to in (0..self.size()).map(Rank).filter(|to| *to != self.rank()) {
                 let sent = process.build_send(scope, context, Mode::Standard, to, LEFT);
                 let sent = sent.and_then(|sent| process.start_or_free(sent, Load::Copy(&[])));
-                // A member that cannot be notified is gone.
+                // If the notice cannot be sent, the member was lost and needs none.
                 if let Ok(request) = sent {
                     process.free(request);
                 }

@@ -11,10 +11,9 @@ use crate::message::engine::Target;
 use crate::message::process::MessageError;
 use crate::message::request::{Failure, Outcome, Request};
 
-/// Requests that may complete in a row within their own poll, before the task yields to others on its thread: a
-/// task that never has to wait would starve them. Each turn of another task may busy-poll for as long as its
-/// carrier does: with 4, eight streams over shared memory have half the rate; with 32, their tail latency is
-/// half as long again.
+/// Requests that may complete in a row within their own poll before the task yields: a task that never waits would
+/// starve the others on its thread. Each turn of another task may busy-poll for as long as its carrier does: with 4,
+/// eight streams over shared memory have half the rate; with 32, their tail latency is 1.5 times as long.
 pub(super) const TURNS: u32 = 16;
 
 /// The future of a request's message. A send's message has no bytes.
@@ -31,9 +30,9 @@ pub struct Pending {
     request: Option<Request>,
     place: Option<usize>,
     undo: bool,
-    /// True if its owner may keep it without polling it.
+    /// True if the owner may keep this future without polling it.
     kept: bool,
-    /// The count of moves when it last yielded to others: it waits if nothing has moved since.
+    /// The count of moves when this future last yielded. If it is unchanged, the next poll waits.
     seen: Option<u32>,
 }
 
@@ -48,8 +47,8 @@ impl Pending {
         Self { communicator, request: Some(request), place: None, undo, kept: false, seen: None }
     }
 
-    /// Declares that the owner may keep this without polling it, as a stream does between two messages: other
-    /// waiters then do not depend on it. While it was the last to be polled, every arrival wakes all of them.
+    /// Declares that the owner may keep this future without polling it, as a stream does between two messages. Other
+    /// waiters then do not depend on it: if it was polled last, every arrival wakes all of them.
     pub const fn kept(mut self) -> Self {
         self.kept = true;
         self
@@ -62,7 +61,7 @@ impl Pending {
         self.request
     }
 
-    /// Moves requests forward, then takes the outcome, if the request is done.
+    /// Advances requests, then takes the outcome, if the request is done.
     pub fn test(&mut self) -> Option<Result<Received, MessageError>> {
         let request = self.request?;
         let owner = Arc::clone(&self.communicator.shared);
@@ -88,14 +87,14 @@ impl Pending {
         }
     }
 
-    /// Discards the outcome; a request under way continues (`MPI_Request_free`).
+    /// Discards the outcome; a request in progress continues (`MPI_Request_free`).
     pub fn free(mut self) {
         if let Some(request) = self.request.take() {
             self.communicator.with(|process| process.free(request));
         }
     }
 
-    /// Waits, and returns the bytes even if the receive failed: of a message that was too long, the beginning.
+    /// Waits for the outcome. Returns bytes even if the receive failed: the beginning of a message that was too long.
     ///
     /// # Cancel safety
     /// The same as for [`Pending`].
@@ -158,7 +157,7 @@ impl Pending {
             *again = true;
             return Poll::Pending;
         }
-        // Waiting may busy-poll and block the thread's other tasks: yield to them first.
+        // Waiting may busy-poll and so block the thread's other tasks: yield to them first.
         let waits = self.seen == Some(shared.moves());
         let mut target = Target::new(request, memory.as_deref_mut());
         if waits {
@@ -216,7 +215,7 @@ impl Drop for Pending {
     }
 }
 
-/// A receive whose message is written to the caller's memory, as long as that is borrowed.
+/// A receive whose message is written to the caller's memory while that is borrowed.
 pub(in crate::message) struct ReceiveInto<'a> {
     pub(in crate::message) pending: Pending,
     pub(in crate::message) memory: &'a mut [u8],

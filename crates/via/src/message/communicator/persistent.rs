@@ -11,7 +11,7 @@ use crate::message::group::Rank;
 use crate::message::process::MessageError;
 use crate::message::request::{Failure, Load, Mode, Request, State};
 
-/// A send or a receive that can be started repeatedly. If dropped while it is under way, it ends as a
+/// A send or a receive that can be started repeatedly. If dropped while in progress, it ends as a
 /// [`Pending`](super::Pending) does.
 #[derive(Debug)]
 pub struct Persistent {
@@ -50,7 +50,7 @@ impl Persistent {
     /// Starts the request: a send with its message, a receive with room.
     ///
     /// # Errors
-    /// [`MessageError::Start`] while it is under way, or if its outcome was not taken.
+    /// [`MessageError::Start`] while the request is in progress, or if its outcome was not taken.
     pub fn start(&mut self, load: Load<'_>) -> Result<(), MessageError> {
         self.communicator.with(|process| process.start(self.request, load))
     }
@@ -58,27 +58,27 @@ impl Persistent {
     /// Starts several requests, in this order.
     ///
     /// # Errors
-    /// [`MessageError::Start`] for the first that is under way, or whose outcome was not taken; those before it
-    /// were started.
+    /// [`MessageError::Start`] for the first request that is in progress, or whose outcome was not taken; the requests
+    /// before it were started.
     pub fn start_all<'a>(
         requests: impl IntoIterator<Item = (&'a mut Self, Load<'a>)>,
     ) -> Result<(), MessageError> {
         requests.into_iter().try_for_each(|(request, load)| request.start(load))
     }
 
-    /// Returns whether it was started and its outcome was not taken.
+    /// Returns whether the request was started and its outcome was not taken.
     #[must_use]
     pub fn is_active(&self) -> bool {
         let state = self.communicator.with(|p| p.engine_mut().requests().state(self.request));
         !matches!(state, None | Some(State::Built))
     }
 
-    /// Requests cancellation of the started operation; wait for it all the same.
+    /// Requests cancellation of the started operation. Wait for the outcome all the same.
     pub fn cancel(&self) {
         self.communicator.with(|process| process.cancel(self.request));
     }
 
-    /// Waits for the outcome; `None` if it was not started. It can then be started again.
+    /// Waits for the outcome; `None` if the request was not started. It can then be started again.
     ///
     /// # Cancel safety
     /// If dropped, no outcome was taken.

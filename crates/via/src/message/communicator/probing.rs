@@ -1,4 +1,4 @@
-//! Probes: messages inspected before they are received, and messages that only their finder can receive.
+//! Probes: they find messages before these are received, and can reserve a message for one receive.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
@@ -17,14 +17,14 @@ use crate::message::transport::{Claim, Probe, Wait};
 pub struct Probed {
     /// The sender's rank.
     pub source: Rank,
-    /// Its tag.
+    /// The message's tag.
     pub tag: Tag,
-    /// Its length in bytes.
+    /// The message's length in bytes.
     pub length: usize,
 }
 
-/// A message that a matched probe took out of the queue: no other receive can match it. If dropped, it returns
-/// to its place in the queue.
+/// A message that a matched probe took out of the queue: no other receive can match it. If dropped, the message
+/// returns to its place in the queue.
 #[derive(Debug)]
 pub struct Message {
     communicator: Communicator,
@@ -33,13 +33,13 @@ pub struct Message {
 }
 
 impl Message {
-    /// Returns its source, tag and length.
+    /// Returns the message's source, tag and length.
     #[must_use]
     pub const fn probed(&self) -> Probed {
         self.probed
     }
 
-    /// Starts to receive it into `room` (`MPI_Imrecv`).
+    /// Starts to receive the message into `room` (`MPI_Imrecv`).
     ///
     /// # Errors
     /// [`MessageError::Start`] if the sender exited before the message's bytes arrived.
@@ -49,7 +49,7 @@ impl Message {
         Ok(Pending::new(self.communicator.clone(), request, true))
     }
 
-    /// Receives it (`MPI_Mrecv`).
+    /// Receives the message (`MPI_Mrecv`).
     ///
     /// # Errors
     /// Those of [`ireceive`](Self::ireceive), and [`MessageError::Failed`].
@@ -104,7 +104,7 @@ impl Communicator {
     /// [`MessageError::Rank`].
     ///
     /// # Cancel safety
-    /// If dropped, it has done nothing.
+    /// If dropped, it has had no effect.
     pub async fn probe(
         &self,
         source: impl Into<Option<Rank>>,
@@ -132,7 +132,7 @@ impl Communicator {
         Ok(self.message(found.await?))
     }
 
-    /// Calls `ask` until it answers: whenever a message has arrived or another request has moved.
+    /// Calls `ask` until it returns a value: at once, then whenever a message has arrived or a request has progressed.
     pub(super) async fn watch<T>(&self, ask: impl Fn(&mut Process) -> Option<T>) -> T {
         let mut place = Registration::new(self);
         poll_fn(|context| {
@@ -150,7 +150,7 @@ impl Communicator {
         .await
     }
 
-    /// Waits for `poll`, which asks for something other than messages, and moves messages forward meanwhile.
+    /// Calls `poll` until it is ready, and advances messages meanwhile. `poll` waits for something other than messages.
     pub(in crate::message) async fn meanwhile<T>(
         &self,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
@@ -176,7 +176,7 @@ impl Communicator {
     }
 }
 
-/// A place among the process's waiters, for as long as this lives.
+/// A place among the process's waiters, released on drop.
 #[derive(Debug)]
 struct Registration {
     shared: Arc<Mutex<Shared>>,

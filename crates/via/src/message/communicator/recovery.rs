@@ -1,11 +1,10 @@
 //! Continuing after processes were lost: revoked communicators, agreement, communicators of the survivors.
 //!
-//! An agreement takes a round in which all exchange their proposals, then one message of each process to all
-//! others: in the order of ranks, each sends its value, which the others adopt unless that process is lost (the
-//! algorithm for strong failure detectors; Chandra and Toueg, "Unreliable failure detectors for reliable
-//! distributed systems", 1996, section 6.1). All adopt the value of the first process that survives, and no later
-//! one differs. This holds as long as a process that is lost for one process exchanges no more messages with any:
-//! a carrier that loses processes which are still alive breaks it.
+//! In an agreement, all processes first exchange their proposals. Then, in the order of ranks, each process sends its
+//! value to all others, which adopt it unless the sender is lost (the algorithm for strong failure detectors; Chandra
+//! and Toueg, "Unreliable failure detectors for reliable distributed systems", 1996, section 6.1). All adopt the value
+//! of the first process that survives, and no later value differs. This requires that a process that one process has
+//! lost exchanges no more messages with any. A carrier that reports running processes as lost breaks agreements.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -60,8 +59,8 @@ impl Communicator {
     /// and those started later. A process that sees a loss calls it, so that the others do not wait for messages
     /// that will not come. [`agree`](Self::agree) and [`shrink`](Self::shrink) still work.
     ///
-    /// Messages whose transfer has begun are still received. A process learns of it when it next progresses, and
-    /// passes it on when an operation ends so.
+    /// Messages whose transfer has begun are still received. A process learns of the revocation when its messages next
+    /// progress, and notifies all others when one of its operations ends with this failure.
     pub fn revoke(&self) {
         if self.revoked.swap(true, Ordering::Relaxed) {
             return;
@@ -71,15 +70,15 @@ impl Communicator {
         self.notify_others(context);
     }
 
-    /// Agrees on flags with all processes that are not lost, even if more of them are lost meanwhile: returns the
-    /// flags that all have passed, the same at each. The flags of a process that is lost may count. It works on a
-    /// communicator that is [revoked](Self::revoke) or [abandoned](MessageError::Abandoned). All processes that
-    /// are not lost must call it, in the same order as [`shrink`](Self::shrink); it takes 2 n messages of each of
-    /// n processes.
+    /// Agrees on flags with all processes that are not lost, even if more of them are lost meanwhile. Returns the
+    /// flags that all processes have passed, the same at each. The flags of a lost process may be included. It works
+    /// on a communicator that is [revoked](Self::revoke) or [abandoned](MessageError::Abandoned). All processes that
+    /// are not lost must call it, in the same order as [`shrink`](Self::shrink). Each of n processes sends 2 (n - 1)
+    /// messages.
     ///
     /// # Errors
-    /// [`MessageError::Failed`] if this process is finalised meanwhile, [`MessageError::Shape`] if another one
-    /// sent something else.
+    /// [`MessageError::Failed`] if this process is finalised meanwhile, [`MessageError::Shape`] if another process
+    /// sent something other than a proposal.
     ///
     /// # Cancel safety
     /// None: if dropped, the other processes wait until this one is lost.
@@ -93,8 +92,8 @@ impl Communicator {
     /// [`agree`](Self::agree).
     ///
     /// # Errors
-    /// Those of [`agree`](Self::agree); [`MessageError::NoContext`]; [`Failure::PeerLost`] with this process if it
-    /// is lost for another one.
+    /// Those of [`agree`](Self::agree); [`MessageError::NoContext`]; [`Failure::PeerLost`] with this process if
+    /// another one has lost it.
     ///
     /// # Cancel safety
     /// None: if dropped, the other processes wait until this one is lost.
@@ -163,7 +162,7 @@ impl Communicator {
             .collect()
     }
 
-    /// Starts to receive a proposal; `None` if another process has taken that one's place.
+    /// Starts to receive a proposal; `None` if another process has replaced its sender.
     fn receive_proposal(&self, tag: Tag, from: Rank) -> Result<Option<Pending>, MessageError> {
         let scope = &self.scope;
         let request = self.with(|process| {
@@ -177,7 +176,7 @@ impl Communicator {
         Ok(request.map(|request| self.adopt(request, true)))
     }
 
-    /// Waits for a proposal; `None` if its process is lost.
+    /// Waits for a proposal; `None` if its sender is lost.
     async fn proposal(
         &self,
         receive: Result<Option<Pending>, MessageError>,

@@ -1,4 +1,4 @@
-//! Messages between registered memory of two processes: neither copies a long one.
+//! Messages between registered memory of two processes: long ones are not copied.
 
 use super::Communicator;
 use crate::memory::{Memory, Segment};
@@ -9,11 +9,11 @@ use crate::message::process::MessageError;
 use crate::message::request::{Load, Mode};
 
 impl Communicator {
-    /// Registers `bytes` of zeroed memory for messages from and to `peer`. Register it once, and use it for many
-    /// messages: each registration takes the kernel's time.
+    /// Registers `bytes` of zeroed memory for messages from and to `peer`. Register memory once, and use it for many
+    /// messages: each registration costs time in the kernel.
     ///
     /// `peer` may write to this memory as long as it is connected. A long message between such memory of both processes
-    /// is not copied; with all other ranks the memory works as well, by copies.
+    /// is not copied. Messages with other ranks can use the memory too, but are copied.
     ///
     /// ```
     /// # use midplane_via::message::communicator::Communicator;
@@ -45,7 +45,7 @@ impl Communicator {
         memory.ok_or(MessageError::NotRegistered { peer, bytes })
     }
 
-    /// Sends a message from registered memory, in standard mode. Do not change the memory before it returns.
+    /// Sends a message from registered memory, in standard mode. Do not change the memory before the send completes.
     ///
     /// # Errors
     /// Those of [`isend`](Self::isend), and [`MessageError::Failed`].
@@ -70,8 +70,8 @@ impl Communicator {
     ///
     /// # Cancel safety
     /// If dropped, the receive is withdrawn; a message that it had matched returns to its place in the queue. The bytes
-    /// of such a message may still be written to `room`, and are then taken from there: leave `room` unchanged until the
-    /// message is received again.
+    /// of such a message may still be written to `room`, and are then copied from there to the queue: leave `room`
+    /// unchanged until the message is received again.
     pub async fn receive_memory(
         &self,
         source: impl Into<Option<Rank>>,

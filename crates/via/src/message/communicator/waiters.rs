@@ -1,4 +1,4 @@
-//! The tasks of a process that wait, and which of them the carrier wakes.
+//! The waiting tasks of a process, one of which the carrier wakes.
 
 use std::iter::once;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use crate::message::bell::{Bell, Deferred};
 #[derive(Debug)]
 struct Waiter {
     waker: Waker,
-    /// True if it waits for anything to move, not for one request.
+    /// True if the task waits for any progress, not for one request.
     probes: bool,
 }
 
-/// The tasks that wait. One of them leads: the bell that the carrier holds wakes it, or it was woken and is
-/// about to arm the carrier again. A leader that leaves hands over to another one.
+/// The waiting tasks. One of them leads: the bell that the carrier holds wakes it, or it was woken and is
+/// about to arm the carrier again. When the leader leaves, another waiter becomes the leader and is woken.
 #[derive(Debug)]
 pub(super) struct Waiters {
     list: Slab<Waiter>,
@@ -63,8 +63,8 @@ impl Waiters {
         &self.armed
     }
 
-    /// Does the same for a waiter that may be kept without being polled. Such a waiter might never react, so
-    /// the bell wakes all waiters.
+    /// Does the same as `lead`, for a waiter that may be kept without being polled. Such a waiter may never arm the
+    /// carrier again, so the bell wakes all waiters.
     pub(super) fn lead_kept(&mut self, place: usize) -> &Waker {
         self.leader = Some(place);
         let all = self.list.iter().map(|(_, waiter)| &waiter.waker);

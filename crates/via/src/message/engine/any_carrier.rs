@@ -13,10 +13,13 @@ use crate::message::carrier::{Carrier, Event, Posted, Refusal};
 use crate::message::envelope::{Envelope, Peer};
 use crate::message::transport::InitError;
 
-/// Any carrier: calls of the lanes' are not virtual.
+/// Any carrier. Calls of a [`LaneCarrier`](crate::lanes::LaneCarrier) are not virtual.
 pub(super) struct AnyCarrier(Kind);
 
-#[expect(clippy::large_enum_variant, reason = "an engine has one; its lanes are a call away")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "an engine has one; boxed lanes would cost an indirection a call"
+)]
 enum Kind {
     #[cfg(target_os = "linux")]
     Lanes(LaneCarrier),

@@ -67,9 +67,9 @@ impl Core {
             })
     }
 
-    /// Handles a packet while one receive waits without a request, and no other does. If the packet is a
-    /// message that it matches, puts its bytes straight into `storage` and returns the outcome; handles any
-    /// other packet as usual.
+    /// Handles a packet while only one receive waits, which has no request. If the packet is a message that this
+    /// receive matches, copies its bytes straight to `storage` and returns the outcome. Handles any other packet as
+    /// usual.
     #[inline]
     pub(super) fn on_packet_for(
         &mut self,
@@ -96,8 +96,8 @@ impl Core {
         Some(self.verdict(key, payload.len(), room))
     }
 
-    /// Checks that a message is the next of its sender, within its window, and as long as it claims; returns
-    /// the bytes of the window that it occupies.
+    /// Checks that a message is the next one of its sender, fits the sender's window, and has the length that it
+    /// claims. Returns the bytes of the window that it occupies.
     #[inline]
     fn admit(&mut self, from: Peer, envelope: &Envelope, bytes: usize) -> Result<u32, Breach> {
         let charge = Arrived::charge(envelope.kind, envelope.length);
@@ -177,7 +177,7 @@ impl Core {
         self.requests.note_move();
     }
 
-    /// Delivers an arriving message straight to the receive that was posted for it.
+    /// Delivers an arriving message straight to the posted receive that it matches.
     #[inline]
     fn deliver(
         &mut self,
@@ -201,7 +201,7 @@ impl Core {
         self.received(receive, key, payload.len(), room);
     }
 
-    /// Starts a receive: it matches a message that has arrived, or is posted.
+    /// Starts a receive: matches it with a message that has arrived, or posts it.
     #[inline]
     pub(super) fn receive(&mut self, request: Request, pattern: &Pattern) {
         if let Some(held) = self.matching.take(pattern) {
@@ -228,7 +228,7 @@ impl Core {
         }
     }
 
-    /// Matches a receive with a message that was stored or just announced.
+    /// Matches a receive with a stored message, or with one whose RTS or hint has just arrived.
     pub(super) fn meet(&mut self, receive: Request, held: UnexpectedMessage<Arrived>) {
         let UnexpectedMessage { key, arrival, message } = held;
         let Some(record) = self.requests.get_mut(receive) else { return };
@@ -283,7 +283,7 @@ impl Core {
         (status, Err(Failure::Truncated { length, room }))
     }
 
-    /// Completes a receive that has all the bytes that it takes of its message.
+    /// Completes a receive that has all the bytes that it accepts of its message.
     #[inline]
     fn received(&mut self, receive: Request, key: Key, length: usize, room: usize) {
         let (status, result) = self.verdict(key, length, room);
@@ -324,7 +324,7 @@ impl Core {
         self.end_transfer(receive)
     }
 
-    /// Handles a data packet whose bytes are in the receive's memory already.
+    /// Handles a data packet whose bytes are already in the receive's memory.
     pub(super) fn on_placed(&mut self, from: Peer, envelope: &Envelope) {
         let receive = Request::from_handle(envelope.to);
         let record = self.requests.get_mut(receive).filter(|record| record.memory.is_some());
@@ -344,7 +344,7 @@ impl Core {
         }
     }
 
-    /// Completes a receive if all bytes of its announced message have arrived.
+    /// Completes a receive if all bytes of its rendezvous message have arrived.
     fn end_transfer(&mut self, receive: Request) -> Result<(), Breach> {
         let record = self.requests.get_mut(receive).ok_or(Breach)?;
         let transfer = record.transfer.ok_or(Breach)?;
@@ -363,14 +363,14 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the send that an answer from `from` refers to: the first one to it.
+    /// Returns the send that an answer from `from` refers to, if it has had no answer yet.
     pub(super) fn answered(&self, from: Peer, handle: u64) -> Result<Request, Breach> {
         let send = Request::from_handle(handle);
         let record = self.requests.get(send).ok_or(Breach)?;
         let waits = matches!(record.operation, Operation::Send { to, .. } if to == from)
             && record.state == State::Active
             && !record.in_use;
-        // A cleared message has its answer.
+        // A send that got its CTS has had its answer.
         let cleared = |link: &Link| link.streams.iter().any(|stream| stream.send == send);
         let waits = waits && !self.link(from).is_some_and(cleared);
         if waits { Ok(send) } else { Err(Breach) }
@@ -402,7 +402,7 @@ impl Core {
         Ok(())
     }
 
-    /// Handles returned credit: the bytes of each class, and their sum, which raises the limit.
+    /// Handles returned credit: the bytes of each class, whose sum raises the limit.
     fn on_credit(
         &mut self,
         from: Peer,
@@ -434,14 +434,15 @@ impl Core {
         Ok(())
     }
 
-    /// Checks that a peer does not keep asking while it takes no answers, which violates the protocol.
+    /// Checks that a peer does not send questions without receiving the answers, which violates the protocol.
     pub(super) fn admit_question(&self, from: Peer) -> Result<(), Breach> {
         let owed = self.link(from).map_or(0, |link| link.owed);
         // One search for a message that waits here, in addition to the withdrawals.
         if owed > MAX_WITHDRAWALS { Err(Breach) } else { Ok(()) }
     }
 
-    /// Handles a withdrawal: returns the message if no receive has matched it. Searches all stored messages.
+    /// Handles a withdrawal: returns the message to its sender if no receive has matched it. Searches all stored
+    /// messages.
     fn on_withdraw(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
         self.admit_question(from)?;
         let key = Key { context: envelope.context, source: from, tag: envelope.tag };
@@ -469,7 +470,7 @@ impl Core {
         link.withdrawing = link.withdrawing.checked_sub(1).ok_or(Breach)?;
         self.next_withdrawal(from);
         if !envelope.marks.contains(Marks::GRANTED) {
-            // It matched first, and that answer came before this one; or it waits here.
+            // The message matched first, and that answer arrived before this one; or the message waits here.
             self.cancel_hinted(from, Request::from_handle(envelope.to));
             return Ok(());
         }

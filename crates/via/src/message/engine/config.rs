@@ -10,11 +10,11 @@ use crate::message::carrier::Carrier;
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum WhenFull {
-    /// The message is announced; its bytes stay with the sender until the receive is posted. If there is no
-    /// room for the announcement either, the message waits as with [`WhenFull::Wait`].
+    /// The sender sends an RTS; the message's bytes stay with it until the receive is posted. If there is no
+    /// room for the RTS either, the message waits as with [`WhenFull::Wait`].
     #[default]
     Rendezvous,
-    /// The message waits with the sender until a receive asks for it. So do later messages of its context to
+    /// The message waits at the sender until a receive asks for it. So do later messages of its context to
     /// that process.
     Wait,
     /// The send fails with [`Failure::Refused`](crate::message::request::Failure::Refused).
@@ -24,10 +24,10 @@ pub enum WhenFull {
 /// Default limit of eager messages in bytes over the shared memory of one host. At this length, two copies without a
 /// handshake cost as much as one copy and a round trip.
 pub const DEFAULT_EAGER: usize = 8192;
-/// The limit of eager messages in bytes that suits sockets: a handshake takes two wake-ups there, and copying
+/// Limit of eager messages in bytes that suits sockets: a handshake over sockets takes two wake-ups, and copying
 /// this much costs less than one.
 pub const SOCKET_EAGER: usize = 512 * 1024;
-/// Bytes that are copied once more in a nanosecond.
+/// Bytes that one more copy moves in a nanosecond.
 const COPIED_PER_NANO: u64 = 16;
 
 /// Returns the length in bytes at which one more copy takes as long as the two packets of a handshake.
@@ -40,16 +40,16 @@ pub(super) fn planned_eager(latency: Duration) -> usize {
 pub const DEFAULT_WINDOW: usize = 1 << 20;
 /// Default bytes of unexpected messages that all senders together may have here.
 pub const DEFAULT_TOTAL: usize = 1 << 30;
-/// The messages of one stream may occupy 1/8 of a window by default; those of one context leave as much to the
-/// others.
+/// Divisor of the window: by default, the messages of one stream may occupy 1/8 of it, and those of one context all
+/// but 1/8.
 const STREAM_PART: usize = 8;
-/// Bytes that an unexpected message counts for in addition to its own: about the size of its bookkeeping.
+/// Bytes that an unexpected message counts in addition to its own: about the size of its bookkeeping.
 pub const ENTRY: usize = 64;
 /// Default number of packets that one call of `advance` receives before it sends.
 pub const DEFAULT_BATCH: usize = 64;
 
-/// Most withdrawals of one process that another answers at a time: further ones wait with their sender. A
-/// process that sends more violates the protocol.
+/// Most unanswered withdrawals of one process to another: further ones wait at their sender. A process that sends
+/// more violates the protocol.
 pub(super) const MAX_WITHDRAWALS: usize = 64;
 
 /// The limits of an engine.
@@ -89,7 +89,7 @@ impl Config {
     }
 
     /// Sets the bytes of unexpected messages that each process may have here, at least 4 [`ENTRY`]. Each
-    /// message counts [`ENTRY`], and an eager one also its bytes. Messages beyond it wait with their senders.
+    /// message counts [`ENTRY`], and an eager one also its bytes. Messages beyond this limit wait at their senders.
     /// Default: [`DEFAULT_WINDOW`].
     #[must_use]
     pub const fn window(mut self, bytes: usize) -> Self {
@@ -98,7 +98,7 @@ impl Config {
     }
 
     /// Sets the bytes of that window that the messages of one stream may occupy: those of one tag, in a context
-    /// where no receive leaves the tag open. The messages of one context leave as much to the others. At least
+    /// where no receive has a wildcard tag. The messages of one context leave as much to other contexts. At least
     /// one message of the largest eager size. Default: an eighth of the window.
     #[must_use]
     pub const fn stream_window(mut self, bytes: usize) -> Self {
@@ -107,7 +107,7 @@ impl Config {
     }
 
     /// Sets the bytes of unexpected messages that all processes together may have here. With many processes,
-    /// each one's window is cut accordingly. Default: [`DEFAULT_TOTAL`].
+    /// each window is cut accordingly. Default: [`DEFAULT_TOTAL`].
     #[must_use]
     pub const fn total(mut self, bytes: usize) -> Self {
         self.total = bytes;
@@ -137,8 +137,8 @@ impl Config {
         self
     }
 
-    /// Sets the seed of the hash of tags. If senders are not trusted, draw it at random: a sender that knows it
-    /// can choose tags that make matching slow. Default: 0, so that runs repeat.
+    /// Sets the seed of the hash of tags. If senders are not trusted, draw it at random: a sender that knows the seed
+    /// can choose tags that make matching slow. Default: 0, so that runs are reproducible.
     #[must_use]
     pub const fn hash_seed(mut self, seed: u64) -> Self {
         self.hash_seed = seed;

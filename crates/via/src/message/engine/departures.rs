@@ -1,4 +1,4 @@
-//! Departing packets: messages in their order, answers, and the parts of announced messages.
+//! Departing packets: messages in their order, answers, and data packets of rendezvous messages.
 
 use bytes::Bytes;
 
@@ -12,7 +12,7 @@ use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
 use crate::message::matching::Key;
 use crate::message::request::{Failure, Mode, Operation, Request, State, Status};
 
-/// Most parts of announced messages sent to one process in a turn.
+/// Most data packets of rendezvous messages sent to one process in a turn.
 const PARTS: usize = 8;
 
 /// The destination of a message, and its mode.
@@ -43,7 +43,7 @@ impl Route {
 /// The result of an attempt to send a message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Attempt {
-    /// It was sent; `answered`: the receiver will answer it, else it is done.
+    /// The message was sent. If `answered`, the receiver will answer it; otherwise the send is done.
     Left {
         answered: bool,
     },
@@ -69,7 +69,7 @@ impl Core {
         self.conclude(request, self.sent(route, bytes.len()), attempt)
     }
 
-    /// Does the same without a request; returns `None` if the message can't be sent now or needs an answer.
+    /// Sends a message without a request; returns `None` if it can't be sent now or needs an answer.
     #[inline]
     pub(super) fn send_alone(
         &mut self,
@@ -140,7 +140,7 @@ impl Core {
         self.list(to);
     }
 
-    /// Attempts to send a message of `length` bytes; `bytes` are empty if they are in registered memory.
+    /// Attempts to send a message of `length` bytes. `bytes` is empty if the message is in registered memory.
     #[inline]
     fn attempt(
         &mut self,
@@ -191,15 +191,15 @@ impl Core {
         Attempt::Left { answered }
     }
 
-    /// Returns the class of a message: messages of one class keep their order.
+    /// Returns the class of a message. Messages of one class keep their order.
     #[inline]
     fn class(&self, route: Route) -> Class {
         let by_tag = !self.by_tag.is_empty() && self.by_tag.contains(&route.context);
         Class { context: route.context, tag: by_tag.then_some(route.tag) }
     }
 
-    /// Returns how a message is sent: whole, announced, or as a hint. No message overtakes one of its class
-    /// that waits here.
+    /// Decides how a message is sent: whole, by RTS, or by hint. No message overtakes one of its class that waits
+    /// here.
     #[inline]
     fn form(
         &self,
@@ -221,12 +221,12 @@ impl Core {
             if short && !full {
                 return Ok(Kind::Eager);
             }
-            let announce = !short || self.config.when_full == WhenFull::Rendezvous;
-            if announce && link.has_window(self.class(route), ENTRY) {
+            let by_rts = !short || self.config.when_full == WhenFull::Rendezvous;
+            if by_rts && link.has_window(self.class(route), ENTRY) {
                 return Ok(Kind::Rts);
             }
         }
-        // The receiver treats a hint that follows an answer as sent after it.
+        // The receiver assumes that a hint was sent after every answer that it follows.
         if link.answers.is_empty() { Ok(Kind::Hint) } else { Err(Attempt::NotNow) }
     }
 
@@ -287,7 +287,7 @@ impl Core {
         }
     }
 
-    /// Asks the receiver to return a message that was announced, or whose acknowledgement is awaited.
+    /// Asks the receiver to return a message that waits for its CTS or its acknowledgement.
     pub(super) fn withdraw(&mut self, send: Request) {
         let operation = self.requests.get(send).map(|record| record.operation);
         let Some(Operation::Send { to, .. }) = operation else { return };
@@ -299,7 +299,7 @@ impl Core {
         self.ask_back(send);
     }
 
-    /// Sends the next withdrawal, after one was answered.
+    /// Sends the next queued withdrawal, after one was answered.
     pub(super) fn next_withdrawal(&mut self, peer: Peer) {
         while let Some(send) = self.link_mut(peer).and_then(|link| link.withdrawals.pop_front()) {
             let record = self.requests.get(send);
@@ -341,7 +341,7 @@ impl Core {
         let Some(link) = self.link_mut(key.source) else { return };
         link.freed += u64::from(charge);
         link.unreported.add(key.context, key.tag, charge, limit);
-        // Stored messages may stay for ever: report credit in time for the rest of the window.
+        // Stored messages may stay for ever: report credit before the rest of the window is used up.
         let (unused, free) = (link.granted() - link.arrived, link.freed - link.reported);
         link.unreported.due |= free >= unused;
         if link.unreported.due {
@@ -349,7 +349,7 @@ impl Core {
         }
     }
 
-    /// Reports all free room to a process whose window is exhausted, however little it is.
+    /// Reports all free room, however little, to a process whose window is exhausted.
     pub(super) fn report_all_credit(&mut self, peer: Peer) {
         let Some(link) = self.link_mut(peer) else { return };
         if !link.unreported.is_empty() {
@@ -412,7 +412,7 @@ impl Core {
     fn flush_link(&mut self, carrier: &mut AnyCarrier, peer: Peer) -> bool {
         while let Some(envelope) = self.link(peer).and_then(|link| link.answers.front().copied()) {
             if envelope.kind == Kind::Cts && peer != self.own {
-                self.lend(carrier, peer, envelope.from);
+                self.offer_memory(carrier, peer, envelope.from);
             }
             if self.post(carrier, peer, &envelope, &[]) == Err(Refusal::Full) {
                 return false;

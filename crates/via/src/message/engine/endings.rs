@@ -15,7 +15,7 @@ impl Core {
         }
     }
 
-    /// Cancels a request that has not matched; otherwise it continues.
+    /// Cancels a request that has not matched; one that has matched continues.
     fn cancel(&mut self, request: Request) {
         let Some(record) = self.requests.get(request) else { return };
         match (record.operation, record.state) {
@@ -42,7 +42,7 @@ impl Core {
         }
     }
 
-    /// Abandons a request whose outcome will not be taken: it is under way, or done and to be undone.
+    /// Abandons a request whose outcome will not be taken: a request in progress, or a done one that is to be undone.
     pub(super) fn abandon(&mut self, request: Request, undo: bool) {
         let Some(record) = self.requests.get_mut(request) else { return };
         record.orphan = true;
@@ -77,7 +77,7 @@ impl Core {
         Key { context, source: status.source, tag: status.tag }
     }
 
-    /// Returns the message that a receive got to the queue, and removes the receive.
+    /// Puts the message of a receive back into the queue, and removes the receive.
     pub(super) fn return_message(&mut self, receive: Request, key: Key, length: usize) {
         let Some(record) = self.requests.get_mut(receive) else { return };
         let bytes = match record.memory.take().and_then(|memory| memory.part(0..length)) {
@@ -87,7 +87,7 @@ impl Core {
         let arrival = record.arrival;
         self.requests.remove(receive);
         let length = u32::try_from(bytes.len()).expect("at most MAX_LENGTH");
-        // Its room in the window was returned when it was received.
+        // The message's room in the window was returned when it was received.
         let message = Arrived { sender: 0, length, charge: 0, bytes: Some(bytes), hinted: false };
         self.put_back(UnexpectedMessage { key, arrival, message });
     }
@@ -99,8 +99,8 @@ impl Core {
         }
     }
 
-    /// Handles the loss of a process: ends everything that waits for it. Every receive from any source that is
-    /// posted now also ends, once: its message may have been that process's.
+    /// Handles the loss of a process: fails every request that waits for it. Also fails every posted receive from any
+    /// source, because its message might have come from that process.
     pub(super) fn lose(&mut self, failure: Failure) {
         let (Failure::PeerLost(peer) | Failure::PeerRestarted(peer)) = failure else { return };
         let losses = self.losses.saturating_add(1);
@@ -144,13 +144,13 @@ impl Core {
         });
     }
 
-    /// Ends a collective operation that a process has left before its end, or all operations of a communicator
-    /// that a process has revoked. Stores as many such notices of a process as its window holds messages, and
-    /// forgets those of the oldest communicators first.
+    /// Fails the requests of a collective operation that a process has left before its end, or of a communicator that
+    /// a process has revoked. Stores as many such notices of a process as its window holds messages; those of the
+    /// oldest communicators are dropped first.
     pub(super) fn leave(&mut self, Key { context, source, .. }: Key) {
         self.has_left = true;
         let most = self.config.window / ENTRY;
-        // A communicator stays revoked if a process returns.
+        // Stored at this process's own link: a communicator stays revoked if the process that revoked it returns.
         let holder = if context.is_recovery() { self.own } else { source };
         if let Some(link) = self.link_mut(holder) {
             link.left.insert(context);
@@ -166,7 +166,7 @@ impl Core {
         }
     }
 
-    /// Returns whether the communicator of this context was revoked, and the context's operations end with it.
+    /// Returns whether the communicator of this context was revoked. Contexts of recovery are not affected.
     #[inline]
     pub(super) fn is_revoked(&self, context: Context) -> bool {
         self.has_left
@@ -174,15 +174,15 @@ impl Core {
             && self.link(self.own).is_some_and(|link| link.left.contains(&context.recovery()))
     }
 
-    /// Ends every request of a context. A transfer under way continues to its end: the other process may know of
-    /// no failure. An announced send ends once its receiver has returned it.
+    /// Fails every request of a context. A transfer in progress completes, because the other process may not know of
+    /// the failure. A send that waits for an answer fails once its receiver has returned the message.
     fn fail_context(&mut self, context: Context, failure: Failure) {
-        let is_announced = |record: &Record| {
+        let is_active_send = |record: &Record| {
             matches!(record.operation, Operation::Send { context: at, .. } if at == context)
                 && record.state == State::Active
         };
-        let announced = self.requests.iter().filter(|(_, record)| is_announced(record));
-        for request in announced.map(|(request, _)| request).collect::<Vec<_>>() {
+        let active = self.requests.iter().filter(|(_, record)| is_active_send(record));
+        for request in active.map(|(request, _)| request).collect::<Vec<_>>() {
             if let Some(record) = self.requests.get_mut(request) {
                 record.result = Err(failure);
             }
@@ -195,7 +195,7 @@ impl Core {
         });
     }
 
-    /// Handles the return of a process that was lost: removes all that is left of the former one.
+    /// Handles the return of a lost process: removes the state and the messages of the former one.
     pub(super) fn regain(&mut self, peer: Peer) {
         self.lose(Failure::PeerRestarted(peer));
         let Some(link) = self.link_mut(peer).filter(|link| link.known) else { return };
@@ -216,7 +216,7 @@ impl Core {
         self.fail(failure, |_| true);
     }
 
-    /// Ends every request under way for which `concerns` returns true.
+    /// Fails every request in progress for which `concerns` returns true.
     fn fail(&mut self, failure: Failure, concerns: impl Fn(&Record) -> bool) {
         let concerned: Vec<_> = self
             .requests
@@ -237,7 +237,7 @@ impl Core {
         }
     }
 
-    /// Returns the peer that all requests under way wait for, if that is one.
+    /// Returns the peer that all requests in progress wait for, if there is exactly one.
     pub(super) fn missing(&self) -> Option<Peer> {
         let under_way =
             |(_, record): &(_, &Record)| matches!(record.state, State::Waiting | State::Active);

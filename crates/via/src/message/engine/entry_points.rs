@@ -1,8 +1,8 @@
 //! The entry points of an engine: the eight functions of LAM's request progression interface, and shortcuts.
 //!
 //! LAM/MPI puts everything that depends on the transport behind eight entry points (the LAM over VIA paper,
-//! section 3; Burns, "LAM 6.0 portability", 1996). LAM's layers share state in the request's structure; here they
-//! share it in [`Requests`].
+//! section 3; Burns, "LAM 6.0 portability", 1996). LAM's layers share state in the request's structure; here, both
+//! layers share [`Requests`].
 
 use std::task::Poll;
 
@@ -23,7 +23,7 @@ use crate::message::transport::{
 };
 
 impl Engine {
-    /// Initialises the layer; call it once, before anything else.
+    /// Initialises the engine; call it once, before anything else.
     ///
     /// # Errors
     /// [`InitError`].
@@ -41,7 +41,7 @@ impl Engine {
         })
     }
 
-    /// Adds processes, with which messages can then be exchanged. Skips those that were added before.
+    /// Adds processes, with which messages can then be exchanged. Skips processes that were added before.
     ///
     /// # Errors
     /// [`InitError`]; the processes before the one that failed were added.
@@ -86,7 +86,7 @@ impl Engine {
         Ok(self.core.requests.insert(operation))
     }
 
-    /// Starts one communication of a request. It may be done when this returns.
+    /// Starts one communication of a request, which may be done when this returns.
     ///
     /// # Errors
     /// [`StartError`]; the load is dropped.
@@ -151,10 +151,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Undoes a build. A send that is under way continues without an owner. A receive under way does too, and
-    /// its message is lost, unless `undo`: then the receive is withdrawn, or the message that it matched
-    /// returns to its place in the queue (a truncated one is lost). A claimed message that was not received
-    /// returns to the queue in either case.
+    /// Destroys a request. A send in progress continues without an owner. A receive in progress does too, and its
+    /// message is lost. If `undo`, the receive is withdrawn instead, or the message that it matched returns to its
+    /// place in the queue (a truncated one is lost). A claimed message that was not received returns to the queue in
+    /// either case.
     #[inline]
     pub fn destroy(&mut self, request: Request, undo: bool) {
         if !self.core.claimed.is_empty()
@@ -188,8 +188,8 @@ impl Engine {
         Some(Outcome { status, result, bytes: Vec::new() })
     }
 
-    /// Receives without a request: polls once, and puts at most `room` bytes of a matching message straight
-    /// into `storage`. This works only if no other receive and no unexpected message waits. Other packets that
+    /// Receives without a request: polls once, and copies at most `room` bytes of a matching message straight
+    /// to `storage`. This works only if no other receive and no unexpected message waits. Other packets that
     /// arrive are handled as usual.
     #[inline]
     pub fn receive_now(
@@ -222,8 +222,8 @@ impl Engine {
         }
     }
 
-    /// Shuts the layer down: ready once all of this process's packets have left; call
-    /// [`advance`](Self::advance) until then. Requests that are not done fail then.
+    /// Shuts the engine down. Ready once all of this process's packets have left; call [`advance`](Self::advance)
+    /// until then. Requests that are not done by then fail.
     pub fn finalize(&mut self) -> Poll<()> {
         match self.phase {
             Phase::Down => return Poll::Ready(()),
@@ -257,13 +257,13 @@ impl Engine {
         Some(Probe { key, length, claimed })
     }
 
-    /// Moves requests forward; returns how many completed since the last call that returned them.
+    /// Advances requests; returns how many completed since the last call.
     #[inline]
     pub fn advance(&mut self, wait: Wait<'_>) -> usize {
         self.advance_for(wait, &mut Target::default())
     }
 
-    /// Does the same, and writes bytes of the target's message to its memory.
+    /// Does the same as `advance`, and writes bytes of the target's message to its memory.
     #[inline]
     pub(in crate::message) fn advance_for(
         &mut self,
@@ -294,7 +294,7 @@ impl Engine {
         self.carrier.register(peer, bytes)
     }
 
-    /// Takes back the bytes of a receive that is under way from the caller's memory, which is no longer borrowed.
+    /// Copies the bytes of a receive in progress from the caller's memory, whose borrow ends, to the engine.
     pub(in crate::message) fn take_back(&mut self, request: Request, memory: &[u8]) {
         let Core { requests, pool, .. } = &mut self.core;
         let Some(record) = requests.get_mut(request).filter(|record| record.delivered > 0) else {
@@ -309,7 +309,7 @@ impl Engine {
         record.delivered = 0;
     }
 
-    /// Keeps the buffer of a received message for later ones.
+    /// Returns the buffer of a received message to the pool.
     pub(in crate::message) fn recycle(&mut self, buffer: Vec<u8>) {
         self.core.pool.put(buffer);
     }
@@ -319,7 +319,7 @@ impl Engine {
         &mut self.core.requests
     }
 
-    /// Returns how many times a process was lost so far.
+    /// Returns the number of process losses so far.
     pub fn losses(&self) -> u32 {
         self.core.losses
     }
@@ -329,7 +329,7 @@ impl Engine {
         self.core.has_left && self.core.links.iter().any(|link| link.left.contains(&context))
     }
 
-    /// Ends the operations of the communicator with this context of recovery.
+    /// Fails the operations of the communicator with this context of recovery.
     pub(in crate::message) fn revoke(&mut self, context: Context) {
         self.core.leave(Key { context, source: self.core.own, tag: LEFT });
         self.flush();
@@ -345,7 +345,7 @@ impl Engine {
         self.core.link(peer).is_some_and(|link| link.lost_at > losses)
     }
 
-    /// Promises that no receive or probe of this context leaves the tag open, here or at the processes that
+    /// Promises that no receive or probe of this context has a wildcard tag, here or at the processes that
     /// this one sends to. Messages of different tags then have no order, and unreceived messages of one tag do
     /// not hold back other tags.
     pub fn assert_no_any_tag(&mut self, context: Context) {

@@ -1,14 +1,14 @@
 //! Credits by class: the bytes of a receiver's window that the messages of each class occupy.
 //!
-//! A class is a context, or a context and a tag if no receive of that context leaves the tag open. Each class
-//! has a limit of its own, so that unreceived messages of one class leave room for the others.
+//! A class is a context, or a context and a tag if no receive of that context has a wildcard tag. Each class
+//! has a limit of its own, so that unreceived messages of one class leave room for other classes.
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
 use crate::message::envelope::{Context, Tag};
 
-/// A set of messages that keep their order among themselves; without a tag, all of a context.
+/// A set of messages that keep their order among themselves; without a tag, all messages of a context.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Class {
     pub(super) context: Context,
@@ -20,7 +20,7 @@ pub(super) struct Class {
 pub(super) struct Limits {
     /// For all messages of a context.
     pub(super) context: u32,
-    /// For those of a context and a tag.
+    /// For all messages of a context and a tag.
     pub(super) stream: u32,
 }
 
@@ -36,8 +36,8 @@ impl Limits {
     }
 }
 
-/// Bytes of one process's window that messages to it occupy, by class, as far as it has not returned the
-/// credit. Never has more entries than the window has room for messages.
+/// Bytes of a receiver's window that messages to it occupy, by class, until the receiver returns the credit. Has at
+/// most as many entries as the window has room for messages.
 #[derive(Debug)]
 pub(super) struct Flows {
     taken: HashMap<Class, u64, FixedState>,
@@ -67,7 +67,7 @@ impl Flows {
 
     /// Returns credit for messages with this context and tag; returns `false` if they occupied fewer bytes.
     pub(super) fn free(&mut self, context: Context, tag: Tag, bytes: u32) -> bool {
-        // The context may have been promised to have no open tags meanwhile.
+        // The program may have asserted meanwhile that this context has no wildcard tags, which changes the class.
         let mut rest = u64::from(bytes);
         for tag in [Some(tag), None] {
             let class = Class { context, tag };
@@ -88,20 +88,20 @@ impl Flows {
     }
 }
 
-/// Credit that is free again and not yet reported to its sender, by context and tag.
+/// Bytes of a sender's window that are free again and not yet reported to it, by context and tag.
 #[derive(Debug, Default)]
 pub(super) struct UnreportedCredit {
     entries: Vec<(Context, Tag, u32)>,
-    /// True if it should be reported as soon as a packet can be sent.
+    /// True if a report should be sent as soon as possible.
     pub(super) due: bool,
 }
 
 /// Bytes of an entry in a packet.
 const ENTRY_BYTES: usize = 12;
-/// Number of entries at which the sender gets a report. Only the last so many are searched for an entry with
-/// the same key.
+/// Number of entries at which the sender gets a report. Only this many of the latest entries are searched for one
+/// with the same key.
 const MANY: usize = 32;
-/// Bytes of a packet of so many entries.
+/// Bytes of a packet of [`MANY`] entries.
 pub(super) const PACKET_BYTES: usize = MANY * ENTRY_BYTES;
 
 impl UnreportedCredit {

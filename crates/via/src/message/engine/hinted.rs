@@ -1,6 +1,6 @@
-//! Messages that wait with their sender: the receiver has no room even for their announcement.
+//! Messages that wait at their sender: the receiver has no room even for their RTS.
 //!
-//! The sender notifies the receiver of such a message once, by a hint. The receiver stores no more than its
+//! The sender notifies the receiver of such a message once, by a hint. The receiver stores only the message's
 //! key, unless a receive waits for it. A receive that is posted later asks for the message
 //! ([`Seeks`](super::seeks::Seeks)).
 
@@ -10,7 +10,7 @@ use super::flows::Class;
 use crate::message::envelope::{Context, Tag};
 use crate::message::request::Request;
 
-/// The receiver's state for a message that waits with its sender.
+/// The receiver's state for a message that waits at its sender.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Place {
     /// The receiver has not asked for it.
@@ -25,7 +25,7 @@ pub(super) enum Place {
 struct Waiting {
     send: Request,
     place: Place,
-    /// True if its sender has asked for it back.
+    /// True if the sender has asked the receiver to return the message.
     cancelling: bool,
 }
 
@@ -59,7 +59,7 @@ impl Hinted {
         self.waiting.get(at).map(|waiting| waiting.place)
     }
 
-    /// Sets the state of a message; returns whether its sender has asked for it back.
+    /// Sets the state of a message; returns whether its sender has asked the receiver to return it.
     pub(super) fn put(&mut self, send: Request, place: Place) -> bool {
         let waiting = self.numbers.get(&send).and_then(|at| self.waiting.get_mut(at));
         waiting.is_some_and(|waiting| {
@@ -68,7 +68,7 @@ impl Hinted {
         })
     }
 
-    /// Sets whether the sender wants a message back: such a message is not offered.
+    /// Sets whether the sender has asked the receiver to return a message: such a message is not offered.
     pub(super) fn set_cancelling(&mut self, send: Request, cancelling: bool) {
         if let Some(waiting) = self.numbers.get(&send).and_then(|at| self.waiting.get_mut(at)) {
             waiting.cancelling = cancelling;

@@ -1,4 +1,4 @@
-//! Departing messages in registered memory, and the parts of messages that their receivers have cleared.
+//! Departing messages in registered memory, and data packets of rendezvous messages after their CTS.
 
 use bytes::Bytes;
 
@@ -12,7 +12,7 @@ use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
 use crate::message::request::{Request, State};
 
 impl Core {
-    /// Sends a message from registered memory: a short one is copied, as an unexpected one would be at its receiver.
+    /// Sends a message from registered memory. A short one is copied and sent whole.
     pub(super) fn send_memory(
         &mut self,
         carrier: &mut AnyCarrier,
@@ -33,8 +33,8 @@ impl Core {
         self.queue_send(request, route.to, Bytes::new());
     }
 
-    /// Lends the carrier the registered memory of the receive that the next packet clears a message for.
-    pub(super) fn lend(&self, carrier: &mut AnyCarrier, peer: Peer, receive: u64) {
+    /// Offers the carrier the registered memory of the receive whose CTS is posted next.
+    pub(super) fn offer_memory(&self, carrier: &mut AnyCarrier, peer: Peer, receive: u64) {
         let record = self.requests.get(Request::from_handle(receive));
         if let Some(room) = record.and_then(|record| record.memory.as_ref()) {
             carrier.lend(peer, receive, room);
@@ -50,7 +50,7 @@ impl Core {
         }
     }
 
-    /// Sends the next part of an announced message; returns `false` if the carrier has no room for it.
+    /// Sends the next data packet of a rendezvous message; returns `false` if the carrier has no room for it.
     pub(super) fn send_part(
         &mut self,
         carrier: &mut AnyCarrier,

@@ -2,7 +2,7 @@
 
 use midplane_simhw::region::Payload;
 
-/// Most free buffers kept in one size class, and the most bytes.
+/// Most free buffers kept in one size class, and most bytes of them.
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 4 << 20;
 const SMALLEST: u32 = 7;
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_comes_back_for_a_message_that_fits_it() {
+    fn a_returned_buffer_is_reused_for_a_message_that_fits_it() {
         let mut pool = Pool::default();
         for length in [1, 128, 129, 5_000, 262_144] {
             let buffer = pool.take(length);

@@ -1,4 +1,4 @@
-//! Messages that wait with their sender: hints, questions for them, and answers.
+//! Messages that wait at their sender: hints, questions for them, and answers.
 
 use super::arrivals::Breach;
 use super::hinted::Place;
@@ -10,15 +10,15 @@ use crate::message::matching::{Key, Pattern, PostedId, UnexpectedMessage};
 use crate::message::request::{Failure, Operation, Request, Status};
 use crate::message::transport::{Claim, Probe};
 
-/// Bits of `sequence` in [`Kind::Sought`]: more such messages wait; any messages wait.
+/// Bits of `sequence` in [`Kind::Sought`]: more messages that match wait; any messages wait.
 const MORE_SUCH: u32 = 1;
 const MORE: u32 = 2;
 
-/// Most receives in a queue of questions that are no longer posted, in addition to those that are.
+/// Entries of a queue of questions, beyond twice the posted receives, at which receives no longer posted are removed.
 const STALE: usize = 64;
 
 impl Core {
-    /// Handles a hint: the message matches a receive that waits for it, or only its key is stored.
+    /// Handles a hint: matches the message with a receive that waits for it, or stores only its key.
     pub(super) fn on_hint(
         &mut self,
         from: Peer,
@@ -48,7 +48,7 @@ impl Core {
         Ok(())
     }
 
-    /// Matches a message that waits with its sender with the first receive that accepts it.
+    /// Matches a message that waits at its sender with the first receive that accepts it.
     fn accept(&mut self, offer: &Offer) {
         let (arrival, receive) = self.matching.arrive(offer.key);
         if let Some(receive) = receive {
@@ -193,7 +193,7 @@ impl Core {
         Ok(())
     }
 
-    /// Queues the receives that missed hints while a question was open: they may have to ask as well.
+    /// Queues the receives that missed hints while a question was open, because they may have to ask as well.
     fn seek_missed(&mut self, from: Peer, asked: Option<(u64, Request)>) {
         let Some(link) = self.link(from) else { return };
         let concerned: Vec<_> = self
@@ -219,7 +219,7 @@ impl Core {
                 link.seeks.found = Some(*offer);
                 return;
             }
-            // A receive posted earlier may be due an earlier message: it asks first.
+            // A receive posted earlier may match an earlier message: it asks first.
             Some(_) | None => {}
         }
         self.settle(from, offer.key, offer.sender, false);
@@ -228,7 +228,7 @@ impl Core {
         }
     }
 
-    /// Tells a sender whether its offered message was taken.
+    /// Notifies a sender whether its offered message was taken.
     fn settle(&mut self, peer: Peer, key: Key, sender: u64, taken: bool) {
         let marks = if taken { Marks::GRANTED } else { Marks::NONE };
         if let Some(link) = self.link_mut(peer).filter(|link| !taken && !link.lost) {
@@ -270,7 +270,7 @@ impl Core {
             Some(Place::Free) => {
                 link.hinted.remove(send);
                 let Some(record) = self.requests.get(send) else { return };
-                // What ended it early is the reason, if its owner did not cancel it.
+                // The recorded failure is the reason; without one, the send's owner cancelled it.
                 let failure = record.result.err().unwrap_or(Failure::Cancelled);
                 let status = Status { length: 0, ..record.status };
                 self.complete(send, status, Err(failure));
@@ -280,15 +280,15 @@ impl Core {
         }
     }
 
-    /// Drops a probe's find that its sender withdraws; returns whether it was found.
+    /// Drops a message that a probe has found and its sender withdraws; returns whether there was one.
     pub(super) fn drop_found(&mut self, from: Peer, sender: u64) -> bool {
         let Some(link) = self.link_mut(from) else { return false };
         let found = link.seeks.found.take_if(|offer| offer.sender == sender);
         found.is_some()
     }
 
-    /// Takes the first message that probes have found and that matches. Returns those to their sender that may
-    /// not be its first.
+    /// Takes the first matching message that probes have found. Returns messages to their sender if an earlier one of
+    /// it may match.
     pub(super) fn take_found(&mut self, pattern: &Pattern) -> Option<UnexpectedMessage<Arrived>> {
         let offer = self.found(pattern, true)?;
         let link = self.link_mut(offer.key.source)?;
@@ -312,7 +312,7 @@ impl Core {
         None
     }
 
-    /// Searches the messages that wait with their senders; asks the senders if the answer is not known yet.
+    /// Searches the messages that wait at their senders; asks the senders if the answer is not known yet.
     pub(super) fn probe_hinted(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe> {
         if self.hinting.is_empty() {
             return None;

@@ -1,7 +1,7 @@
 //! Questions of a receiver to a sender: hints that found no receive, and searches for the messages that wait
-//! with their sender.
+//! at their sender.
 //!
-//! All messages of a context that are stored here were sent before those that wait with their sender, so a
+//! All messages of a context that are stored here were sent before those that wait at their sender, so a
 //! receive searches here first. If it finds none and the sender has sent a matching hint, it asks the sender.
 //! Receives ask one after another, in the order in which they were posted. Until the answer arrives, no receive
 //! takes a hinted message of that sender: the answer may be that message, or an earlier one.
@@ -15,7 +15,7 @@ use crate::message::request::Request;
 /// Keys of one sender's hints that are stored; if there are more, every pattern counts as matching.
 const KEYS: usize = 64;
 
-/// Hints that found no receive: they tell whether asking their sender may find a message.
+/// Keys of hints that found no receive: they show whether asking their sender may find a message.
 #[derive(Debug, Default)]
 pub(super) struct Forgotten {
     keys: BTreeSet<(Context, Tag)>,
@@ -58,7 +58,7 @@ impl Forgotten {
     }
 }
 
-/// The receive or probe on whose behalf a sender is asked.
+/// The receive or probe for which a sender is asked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seeker {
     pub(super) pattern: Pattern,
@@ -66,14 +66,14 @@ pub(super) struct Seeker {
     pub(super) receive: Option<(u64, Request)>,
 }
 
-/// A message that waits with its sender and is reserved for this process.
+/// A message that waits at its sender and is reserved for this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer {
     pub(super) key: Key,
     /// The handle of the sender's request.
     pub(super) sender: u64,
     pub(super) length: u32,
-    /// True if it is the first of its context, not only of its tag.
+    /// True if the message is the first one of its context, not only of its tag.
     pub(super) any_tag: bool,
 }
 
@@ -106,7 +106,7 @@ impl Seeks {
         self.queue.contains_key(&stamp) || asks.is_some_and(|(at, _)| at == stamp)
     }
 
-    /// Returns whether no message is known to wait with the sender.
+    /// Returns whether no message is known to wait at the sender.
     pub(super) fn is_quiet(&self) -> bool {
         self.forgotten.is_empty()
             && self.asking.is_none()

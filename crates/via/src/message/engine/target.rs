@@ -2,8 +2,8 @@
 
 use crate::message::request::Request;
 
-/// The request that the caller waits for, and the caller's memory, which the bytes of its message are written to
-/// while the caller polls. Between polls, they are kept in the engine.
+/// The request that the caller waits for, and the caller's memory for its message. Bytes are written there while the
+/// caller polls; between polls, the engine stores them.
 #[derive(Debug, Default)]
 pub(in crate::message) struct Target<'a> {
     pub(in crate::message) request: Option<Request>,

@@ -1,4 +1,4 @@
-//! Credit, checked at the sender and the receiver.
+//! Tests of credit at the sender and the receiver.
 
 use midplane_simhw::rng::Rng;
 use proptest::prelude::*;
@@ -36,7 +36,8 @@ fn settle(engines: &mut [Process]) {
     }
 }
 
-/// Checks, once nothing is under way: a sender has charged what its receiver holds or has not reported as free.
+/// Checks, once no packet is in flight, that a sender has charged the bytes that its receiver holds or has not reported
+/// as free.
 #[track_caller]
 fn conserved(engines: &[Process], window: u64) {
     for (from, sender) in engines.iter().enumerate() {
@@ -140,7 +141,7 @@ fn a_stream_that_is_not_received_leaves_the_others_their_credit() {
     }
     settle(&mut engines);
     let before = engines[0].counters().demoted;
-    assert!(before > 400, "{before} of 500 wait with their sender");
+    assert!(before > 400, "{before} of 500 wait at their sender");
     assert!(engines[1].unexpected_bytes() <= 1 << 13, "no more than an eighth of the window");
     // Messages of another stream, and of another context, are still sent whole.
     for tag in 2..6 {

@@ -5,11 +5,11 @@ use crate::message::envelope::{Context, Envelope, Peer, Tag};
 /// The parts of an envelope that matching compares.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Key {
-    /// Its context.
+    /// The context of the message.
     pub context: Context,
-    /// Its sender.
+    /// The sender of the message.
     pub source: Peer,
-    /// Its tag.
+    /// The tag of the message.
     pub tag: Tag,
 }
 
@@ -21,14 +21,14 @@ impl Key {
     }
 }
 
-/// The messages that a receive or a probe accepts; `None` is a wildcard. The context is never open.
+/// The messages that a receive or a probe accepts; `None` is a wildcard. The context has no wildcard.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Pattern {
     /// The context of the messages.
     pub context: Context,
-    /// Their sender, or `None` for any.
+    /// The sender of the messages, or `None` for any.
     pub source: Option<Peer>,
-    /// Their tag, or `None` for any.
+    /// The tag of the messages, or `None` for any.
     pub tag: Option<Tag>,
 }
 
@@ -41,13 +41,13 @@ impl Pattern {
             && self.tag.is_none_or(|tag| tag == key.tag)
     }
 
-    /// Returns which of source and tag are open.
+    /// Returns which of source and tag are wildcards.
     #[inline]
     pub(super) const fn shape(&self) -> Shape {
         Shape(self.source.is_none() as usize | (self.tag.is_none() as usize) << 1)
     }
 
-    /// Returns the key's parts that all matching messages share.
+    /// Returns the parts of the key that all matching messages share.
     #[inline]
     pub(super) fn common(&self) -> Common {
         self.shape().common(Key {
@@ -58,7 +58,7 @@ impl Pattern {
     }
 }
 
-/// One of the four ways to leave source and tag open: bit 0 any source, bit 1 any tag.
+/// One of the four combinations of wildcards: bit 0 any source, bit 1 any tag.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Shape(usize);
 
@@ -82,7 +82,7 @@ impl Shape {
     }
 }
 
-/// Identifies a queue among those of its shape.
+/// Names a queue among those of its shape.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Common {
     context: u32,

@@ -5,11 +5,11 @@ use slab::Slab;
 use super::key::{Common, Key, Pattern, Shape};
 use super::queues::{Entries, Queues};
 
-/// The last so many posted receives are kept in a list: searching so few costs less than inserting them into a
-/// table and finding them again.
+/// Number of the latest posted receives that are kept in a list: searching so few costs less than inserting them into
+/// a table and finding them there.
 const LISTED: usize = 8;
 
-/// Names a posted receive; never reused for another one.
+/// Identifies a posted receive; never reused for another one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PostedId {
     slot: u32,
@@ -27,12 +27,12 @@ impl PostedId {
 struct Entry<R> {
     pattern: Pattern,
     stamp: u64,
-    /// True if it is in a queue, false if it is in the list.
+    /// True if the receive is in a queue, false if it is in the list.
     queued: bool,
     receive: R,
 }
 
-/// The receives in the list were all posted after those in the queues.
+/// The posted receives. Those in the list were all posted after those in the queues.
 #[derive(Debug)]
 pub(super) struct Posted<R> {
     entries: Slab<Entry<R>>,
@@ -97,7 +97,7 @@ impl<R: Copy> Posted<R> {
         Some(self.entries.remove(slot as usize).receive)
     }
 
-    /// Returns that receive without taking it.
+    /// Returns the receive that `take` would take; it stays posted.
     pub(super) fn first(&self, key: Key) -> Option<(PostedId, R)> {
         let queued = if self.queued > 0 { self.first_queued(key) } else { None };
         let slot = queued.map(|(slot, ..)| slot).or_else(|| {

@@ -1,6 +1,6 @@
-//! Queues by name. Their entries are stored and numbered elsewhere.
+//! Named queues, whose entries are stored and numbered by their user.
 //!
-//! With 100,000 waiting messages, the cost is the number of cache lines that each of them touches. The table of
+//! With 100,000 waiting messages, the number of cache lines that each message touches decides the cost. The table of
 //! names holds 8 bytes a queue, so that it stays in the cache: the number of the queue's first entry, and
 //! enough of its name's hash that only the wanted entry is read. Links take 8 bytes an entry, densely packed,
 //! so that neighbours are relinked without touching their entries.
@@ -16,15 +16,15 @@ use super::key::Common;
 /// Marks the end of a queue.
 const NONE: u32 = u32::MAX;
 
-/// The entries, as the queues of one shape see them.
+/// Gives the queues of one shape access to their entries.
 pub(super) trait Entries {
     /// Returns the name of the queue that an entry belongs to.
     fn name(&self, entry: u32) -> Common;
-    /// Returns an entry's stamp; older entries have smaller ones.
+    /// Returns an entry's stamp; older entries have smaller stamps.
     fn stamp(&self, entry: u32) -> u64;
 }
 
-/// An entry's neighbours; the first entry's `previous` is the last entry.
+/// The neighbours of an entry; the first entry's `previous` is the last entry.
 #[derive(Clone, Copy, Debug)]
 struct Link {
     previous: u32,
@@ -58,7 +58,7 @@ pub(super) struct Queues {
     hasher: FixedState,
 }
 
-/// Widens a hash to 64 bits: the table uses the lowest and the highest ones.
+/// Widens a hash to 64 bits: the table uses the lowest and the highest bits.
 #[inline]
 fn wide(hash: u32) -> u64 {
     u64::from(hash) << 32 | u64::from(hash)
@@ -70,7 +70,7 @@ impl Queues {
         Self { heads: HashTable::new(), links: Vec::new(), hasher }
     }
 
-    /// Appends an entry.
+    /// Appends an entry to the queue with this name.
     #[inline]
     pub(super) fn push(&mut self, name: Common, entry: u32, entries: &impl Entries) {
         self.make_room(entry);

@@ -1,4 +1,4 @@
-//! Storage of held messages, by number. Their keys are stored apart from the rest, which is touched only once.
+//! Numbered storage of held messages. Keys are stored apart from the rest of a message, which is touched only once.
 
 use super::key::Key;
 use super::unexpected::{Arrival, UnexpectedMessage};
@@ -10,11 +10,11 @@ struct Slot<M> {
     message: Option<M>,
 }
 
-/// The slot freed last is reused first, since it is still in the cache. Once all are free, they are used in
-/// order again, so that consecutive messages lie next to each other.
+/// Slots for messages. The slot freed last is reused first, since it is still in the cache. Once all slots are free,
+/// they are used in order again, so that consecutive messages lie next to each other.
 #[derive(Debug)]
 pub(super) struct Slots<M> {
-    /// The key of the message that lies, or last lay, in each slot.
+    /// The key of the message that is, or last was, in each slot.
     keys: Vec<Key>,
     slots: Vec<Slot<M>>,
     /// The slots from here on are free.
@@ -71,13 +71,13 @@ impl<M> Slots<M> {
         self.slots.get(number as usize)?.message.as_ref()
     }
 
-    /// Returns the key of the message that lies, or last lay, in a slot.
+    /// Returns the key of the message that is, or last was, in a slot.
     #[inline]
     pub(super) fn key(&self, number: u32) -> Key {
         self.keys[number as usize]
     }
 
-    /// Returns the place in the order of arrival of the message that lies, or last lay, in a slot.
+    /// Returns the place in the order of arrival of the message that is, or last was, in a slot.
     #[inline]
     pub(super) fn stamp(&self, number: u32) -> u64 {
         self.slots[number as usize].stamp

@@ -1,4 +1,4 @@
-//! The matching engine compared with a model that searches everything.
+//! Tests that compare the matching engine with a model that searches linearly.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -210,7 +210,7 @@ proptest! {
 
     /// Reuses the slots of messages before any receive uses a wildcard.
     #[test]
-    fn a_shape_that_is_asked_with_late_finds_all_in_order(
+    fn a_shape_first_used_late_finds_all_messages_in_order(
         seed: u64,
         early in proptest::collection::vec(exact_operation(), 0..200),
         late in proptest::collection::vec(operation(), 0..30),
@@ -224,7 +224,7 @@ proptest! {
 
     /// Keeps two keys apart that the tables cannot distinguish by hash.
     #[test]
-    fn keys_whose_hashes_are_the_same_are_told_apart(
+    fn keys_with_equal_hashes_are_distinguished(
         ops in proptest::collection::vec((operation(), any::<bool>()), 0..200),
     ) {
         let twins = twins();
@@ -278,7 +278,7 @@ fn held(run: &mut Run, tags: impl IntoIterator<Item = u32>) {
 /// Holds three messages of each key; takes one out and puts it back, with or without a fourth behind them, and
 /// with each shape in use or not.
 #[test]
-fn what_is_put_back_stands_where_it_stood() {
+fn a_message_put_back_regains_its_place() {
     for (place, behind, wild) in (0..12).map(|i| (i % 3, i / 3 % 2 == 0, i / 6 == 0)) {
         let mut run = Run::new(0);
         held(&mut run, [1, 2, 1, 2, 1, 2]);
@@ -300,7 +300,7 @@ fn what_is_put_back_stands_where_it_stood() {
 }
 
 #[test]
-fn ids_of_messages_that_are_gone_name_nobody() {
+fn ids_of_removed_messages_match_no_message() {
     let mut real = Matching::<(), u32>::new(0);
     let key = Key { context: Context(0), source: Peer(0), tag: Tag(0) };
     let hold = |real: &mut Matching<_, _>, message| {
@@ -336,7 +336,7 @@ fn slots_are_used_in_order_again_once_all_are_free() {
 }
 
 #[test]
-fn many_tags_come_and_go() {
+fn queues_of_many_tags_are_made_and_removed() {
     let mut run = Run::new(0);
     let key = |tag| Key { context: Context(0), source: Peer(tag % 7), tag: Tag(tag) };
     for round in 0..3 {

@@ -6,7 +6,7 @@ use super::key::{Common, Key, Pattern, Shape};
 use super::queues::{Entries, Queues};
 use super::slots::Slots;
 
-/// Names a held message; never reused for another one.
+/// Identifies a held message; never reused for another one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct UnexpectedId {
     slot: u32,
@@ -20,16 +20,16 @@ pub struct Arrival(pub(super) u64);
 /// A message that is or was held.
 #[derive(Debug)]
 pub struct UnexpectedMessage<M> {
-    /// Its source, tag and context.
+    /// The message's source, tag and context.
     pub key: Key,
-    /// Its place in the order of arrival.
+    /// The message's place in the order of arrival.
     pub arrival: Arrival,
     /// The message, as the caller stores it.
     pub message: M,
 }
 
-/// A message is in one queue for each shape that any receive or probe has used so far: programs that use no
-/// wildcard pay for none.
+/// The held messages. Each is in one queue for every shape that any receive or probe has used so far: programs
+/// without wildcards pay only for exact matches.
 #[derive(Debug)]
 pub(super) struct Unexpected<M> {
     slots: Slots<M>,
@@ -39,7 +39,7 @@ pub(super) struct Unexpected<M> {
     seed: u64,
 }
 
-/// The held messages, as the queues of one shape see them.
+/// Gives the queues of one shape access to the held messages.
 struct Seen<'a, M> {
     slots: &'a Slots<M>,
     shape: Shape,
@@ -84,7 +84,7 @@ impl<M> Unexpected<M> {
     #[inline]
     pub(super) fn take(&mut self, pattern: &Pattern) -> Option<UnexpectedMessage<M>> {
         let shape = pattern.shape();
-        let (queues, seen) = self.asked(shape)?;
+        let (queues, seen) = self.queues_of(shape)?;
         let slot = queues.pop(pattern.common(), &seen)?;
         Some(self.unlink(slot, Some(shape)))
     }
@@ -95,7 +95,7 @@ impl<M> Unexpected<M> {
     }
 
     pub(super) fn peek(&mut self, pattern: &Pattern) -> Option<(UnexpectedId, Key, &M)> {
-        let (queues, seen) = self.asked(pattern.shape())?;
+        let (queues, seen) = self.queues_of(pattern.shape())?;
         let slot = queues.first(pattern.common(), &seen)?;
         Some((self.id(slot), self.slots.key(slot), self.slots.message(slot)?))
     }
@@ -112,7 +112,7 @@ impl<M> Unexpected<M> {
         UnexpectedId { slot, stamp: self.slots.stamp(slot) }
     }
 
-    /// Iterates over the queues of each shape, with a view of their entries.
+    /// Iterates over the queues of each shape, with access to their entries.
     #[inline]
     fn parts(&mut self) -> impl Iterator<Item = (Shape, &mut Queues, Seen<'_, M>)> {
         let slots = &self.slots;
@@ -121,9 +121,9 @@ impl<M> Unexpected<M> {
         all.map(move |(shape, queues)| (shape, queues, Seen { slots, shape }))
     }
 
-    /// Returns the queues of a shape, made on first use; `None` if no message is held.
+    /// Returns the queues of a shape, which are made on first use; `None` if no message is held.
     #[inline]
-    fn asked(&mut self, shape: Shape) -> Option<(&mut Queues, Seen<'_, M>)> {
+    fn queues_of(&mut self, shape: Shape) -> Option<(&mut Queues, Seen<'_, M>)> {
         if self.slots.is_empty() {
             return None;
         }
@@ -149,7 +149,7 @@ impl<M> Unexpected<M> {
         self.wild.len() - 1
     }
 
-    /// Removes a message from all queues but those of `popped`, which have removed it already.
+    /// Removes a message from all queues except those of shape `popped`, which have removed it already.
     #[inline]
     fn unlink(&mut self, slot: u32, popped: Option<Shape>) -> UnexpectedMessage<M> {
         for (shape, queues, seen) in self.parts() {

@@ -29,11 +29,11 @@ impl Wake for Unpark {
 pub struct Parker {
     waker: Waker,
     spins: u32,
-    /// True if it never parks.
+    /// True if the thread never parks.
     polls: bool,
 }
 
-/// Polls after which a thread that never parks yields its core, some 15 us apart. With more threads than cores,
+/// Polls after which a thread that never parks yields its core; they take some 15 us. With more threads than cores,
 /// the thread that it waits for may need that core.
 const POLLS_PER_YIELD: u32 = 256;
 
@@ -66,14 +66,14 @@ impl Spin<'_> {
 }
 
 impl Parker {
-    /// Makes one for the calling thread; it polls `spins` times before it parks.
+    /// Makes a parker for the calling thread, which polls `spins` times before it parks.
     #[must_use]
     pub fn new(spins: u32) -> Self {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         Self { waker, spins, polls: false }
     }
 
-    /// Makes one for a thread with a core of its own: it never parks, and yields the core only now and then.
+    /// Makes a parker for a thread with a core of its own: it never parks, and yields the core only now and then.
     #[must_use]
     pub fn polling() -> Self {
         Self { polls: true, ..Self::new(u32::MAX) }
@@ -83,7 +83,7 @@ impl Parker {
         Spin { parker: self, made: 0 }
     }
 
-    /// Calls `ask` until it answers. After the spins, moves the engine forward and parks between calls.
+    /// Calls `ask` until it returns a value. After the spins, advances the engine and parks between calls.
     pub(crate) fn until<T>(
         &self,
         process: &mut Process,
@@ -101,7 +101,7 @@ impl Parker {
                 return answer;
             }
             let done = process.engine.advance(Wait::Wake(&self.waker));
-            // Progress made by this call wakes no waker: ask again before parking.
+            // Progress made by this call wakes no waker: call `ask` again before parking.
             if done == 0 && process.engine.requests().moves() == before {
                 std::thread::park();
             }
@@ -181,7 +181,7 @@ impl Process {
         Ok(parker.until(self, |process| process.finish(request)))
     }
 
-    /// Receives without a request, within the polls before parking.
+    /// Receives without a request, during the polls before parking.
     #[inline]
     fn receive_now(
         &mut self,

@@ -1,4 +1,4 @@
-//! Tests of a request, without waiting.
+//! Tests whether a request has completed, without waiting (`MPI_Test`).
 //!
 //! A request that is not under way (built, or its outcome taken) has no outcome, like an inactive request in MPI.
 
@@ -7,7 +7,7 @@ use crate::message::request::{Failure, Outcome, Request, State, Status};
 use crate::message::transport::Wait;
 
 impl Process {
-    /// Moves requests forward, and takes the outcome of `request` if it is done. The request can then be
+    /// Advances requests, and takes the outcome of `request` if it is done. The request can then be
     /// started again, or freed.
     #[inline]
     pub fn test(&mut self, request: Request) -> Option<Outcome> {

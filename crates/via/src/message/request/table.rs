@@ -111,14 +111,14 @@ impl Requests {
         (slot.generation == request.generation && slot.live).then_some(&mut slot.record)
     }
 
-    /// Returns how far a request has got; `None` if it was removed.
+    /// Returns the state of a request; `None` if it was removed.
     #[must_use]
     #[inline]
     pub fn state(&self, request: Request) -> Option<State> {
         self.get(request).map(|record| record.state)
     }
 
-    /// Returns what a request does; `None` if it was removed.
+    /// Returns the operation of a request; `None` if it was removed.
     #[must_use]
     pub fn operation(&self, request: Request) -> Option<Operation> {
         self.get(request).map(|record| record.operation)
@@ -141,7 +141,7 @@ impl Requests {
         Some(Outcome { status: record.status, result: record.result, bytes })
     }
 
-    /// Completes the message of a receive that is done in the caller's memory.
+    /// Copies the rest of a completed receive's message to the caller's memory.
     pub(in crate::message) fn deliver_rest(&mut self, request: Request, memory: &mut [u8]) {
         if let Some(record) = self.get_mut(request).filter(|record| record.state == State::Done) {
             record.deliver_stored(memory, record.status.length);
@@ -149,7 +149,7 @@ impl Requests {
     }
 
     /// Marks a request to be cancelled. At its next [`advance`](super::super::engine::Engine::advance), the
-    /// engine decides whether it still can.
+    /// engine decides whether that is still possible.
     pub fn cancel(&mut self, request: Request) {
         let state = self.state(request);
         if matches!(state, Some(State::Waiting | State::Active)) {
@@ -157,7 +157,7 @@ impl Requests {
         }
     }
 
-    /// Has `waker` woken when the request is done; at once if it already is.
+    /// Wakes `waker` when the request is done; at once if it already is.
     pub(in crate::message) fn wake_when_done(&mut self, request: Request, waker: &Waker) {
         let Some(record) = self.get_mut(request).filter(|record| record.state != State::Done)
         else {
@@ -169,21 +169,20 @@ impl Requests {
         }
     }
 
-    /// Returns the bytes of the attached buffer that sends under way occupy.
+    /// Returns the bytes of the attached buffer that sends in progress occupy.
     #[must_use]
     pub const fn attached(&self) -> usize {
         self.attached
     }
 
-    /// Completes a request without a message: one for [`Operation::Nothing`], or one that has nothing left to
-    /// do.
+    /// Completes a request that has nothing left to do: one for [`Operation::Nothing`], or a buffered send.
     pub(in crate::message) fn finish(&mut self, request: Request, length: usize) {
         let status = Status { source: NULL_PEER, tag: Tag(0), length };
         self.complete(request, status, Ok(()));
     }
 
     /// Returns a counter that wraps. It changes whenever an unexpected message has arrived, a request is done,
-    /// or the last packet for a process has left. Probes then ask again.
+    /// or the last packet for a process has left. Probes then search again.
     #[must_use]
     pub const fn moves(&self) -> u32 {
         self.moves
@@ -193,7 +192,7 @@ impl Requests {
         self.moves = self.moves.wrapping_add(1);
     }
 
-    /// Has a send occupy `bytes` of the attached buffer until it is done.
+    /// Reserves `bytes` of the attached buffer for a send until it is done.
     pub(in crate::message) fn hold_attached(&mut self, request: Request, bytes: usize) {
         if let Some(record) = self.get_mut(request) {
             record.attached = bytes;
@@ -240,7 +239,7 @@ impl Requests {
         self.completed
     }
 
-    /// Returns the same count, and resets it to 0.
+    /// Returns the count of [`Requests::completed`], and resets it to 0.
     pub(in crate::message) fn take_completed(&mut self) -> usize {
         std::mem::take(&mut self.completed)
     }

@@ -1,4 +1,4 @@
-//! The stream to one process, and the packets in its buffers.
+//! A stream to one process, and the packets in its buffers.
 
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
@@ -15,26 +15,26 @@ use crate::message::envelope::{Envelope, LONGEST, Malformed, PLAIN};
 const HEAD: usize = 4;
 /// Bytes of the longest packet.
 const MAX_PACKET: usize = HEAD + LONGEST + ROOM;
-/// Bytes to be written at which further packets are refused.
+/// Unwritten bytes at which further packets are refused.
 const MAX_UNWRITTEN: usize = 256 << 10;
 
-/// The stream to one process.
+/// A stream to one process, with its buffers.
 #[derive(Debug)]
 pub(super) struct Line<S> {
     stream: Option<S>,
     /// True once there was a stream.
     was_connected: bool,
     waker: Waker,
-    /// The bytes that were read, from `start` to `end`.
+    /// Received bytes, from `start` to `end`.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// True once the stream has no more bytes.
+    /// True once the stream has ended: there is nothing more to read.
     has_ended: bool,
     /// Bytes to be written, from `written` on.
     unwritten: Vec<u8>,
     written: usize,
-    /// True if a packet was refused for want of room.
+    /// True if a packet was refused because there was no room.
     has_refused: bool,
     /// True once nothing can be written any more.
     is_stopped: bool,
@@ -43,7 +43,7 @@ pub(super) struct Line<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
-    /// Makes a line without a stream; `waker` is woken when it is to be pumped.
+    /// Makes a line without a stream. `waker` is woken when [`pump`](Self::pump) is to be called.
     pub(super) const fn new(waker: Waker) -> Self {
         Self {
             stream: None,
@@ -65,13 +65,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         self.stream.is_some()
     }
 
-    /// Takes a new stream.
+    /// Replaces the stream with a new one.
     pub(super) fn connect(&mut self, stream: S) {
         self.disconnect();
         (self.stream, self.was_connected) = (Some(stream), true);
     }
 
-    /// Drops the stream, and what its buffers hold.
+    /// Drops the stream and all buffered bytes.
     pub(super) fn disconnect(&mut self) {
         self.stream = None;
         (self.start, self.end, self.has_ended) = (0, 0, false);
@@ -79,7 +79,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         (self.written, self.is_stopped) = (0, false);
     }
 
-    /// Queues a packet; writes what the stream takes at once.
+    /// Queues a packet, and writes as much of it as the stream accepts at once.
     pub(super) fn post(&mut self, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
         if self.stream.is_none() || self.is_stopped {
             return Err(if self.was_connected { Refusal::Lost } else { Refusal::Full });
@@ -103,13 +103,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
             done -= skipped;
         }
         if was_flushed && !self.is_flushed() {
-            // The stream wakes only after a write that it could not take.
+            // A stream wakes its waker only after a write has returned pending.
             self.write();
         }
         Ok(())
     }
 
-    /// Writes what the stream takes at once of a packet; returns how many bytes.
+    /// Writes as much of a packet as the stream accepts at once; returns the number of bytes.
     fn write_now(&mut self, parts: [&[u8]; 3]) -> usize {
         self.unwritten.clear();
         self.written = 0;
@@ -128,7 +128,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         }
     }
 
-    /// Writes what waits, as far as the stream takes it.
+    /// Writes queued bytes, as many as the stream accepts.
     fn write(&mut self) {
         let Some(stream) = &mut self.stream else { return };
         while self.written < self.unwritten.len() {
@@ -150,7 +150,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         }
     }
 
-    /// Nothing can be written any more; what the process has sent before can still be read.
+    /// Gives up writing, after an error. Bytes that the process sent before can still be read.
     fn stop(&mut self) {
         self.is_stopped = true;
         self.unwritten.clear();
@@ -158,7 +158,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         self.waker.wake_by_ref();
     }
 
-    /// Writes what waits, and reads once; returns whether more may be read at once.
+    /// Writes queued bytes, and reads once; returns whether more may be read at once.
     pub(super) fn pump(&mut self) -> bool {
         self.write();
         let Some(stream) = &mut self.stream else { return false };
@@ -193,7 +193,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         }
     }
 
-    /// Returns the first packet in the buffer; `None` if it is not there as a whole.
+    /// Returns the first packet in the buffer; `None` if it has not arrived completely.
     pub(super) fn packet(&self) -> Option<Result<(Envelope, &[u8]), Malformed>> {
         let bytes = &self.buffer[self.start..self.end];
         let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
@@ -209,7 +209,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         Some(parsed)
     }
 
-    /// Removes the first packet.
+    /// Removes the first packet from the buffer.
     pub(super) fn advance(&mut self) {
         let head = self.buffer[self.start..self.end].first_chunk::<HEAD>();
         let length = head.map_or(0, |head| u32::from_le_bytes(*head) as usize);
@@ -221,7 +221,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         self.has_ended
     }
 
-    /// Returns whether there is room where a packet was refused; says so once.
+    /// Returns whether there is room again after a packet was refused. Returns true only once.
     pub(super) fn has_room_again(&mut self) -> bool {
         let has_room = self.unwritten.len() - self.written < MAX_UNWRITTEN;
         has_room && std::mem::take(&mut self.has_refused)
@@ -232,7 +232,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
     }
 }
 
-/// Polls once, whatever the task's budget: a stream that has used it up would be polled again at once.
+/// Polls once, outside tokio's cooperative budget: a stream that has used the budget up would be polled again at once.
 fn poll_once<T>(
     waker: &Waker,
     poll: impl FnMut(&mut Context<'_>) -> Poll<io::Result<T>>,

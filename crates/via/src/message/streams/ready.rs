@@ -1,4 +1,4 @@
-//! The streams that may have something to do, set by their wakers.
+//! The streams that may be readable or writable, marked by their wakers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,14 +6,14 @@ use std::task::{Wake, Waker};
 
 use atomic_waker::AtomicWaker;
 
-/// One bit for each stream, and the waker of the task that waits for any of them.
+/// A bit for each stream, and the waker of the task that waits for any of them.
 #[derive(Debug)]
 pub(super) struct Ready {
     bits: Box<[AtomicU64]>,
     waiting: AtomicWaker,
 }
 
-/// Wakes for one stream.
+/// The waker of one stream.
 struct One {
     ready: Arc<Ready>,
     number: usize,
@@ -36,7 +36,7 @@ impl Ready {
         Arc::new(Self { bits, waiting: AtomicWaker::new() })
     }
 
-    /// Returns a waker that sets the stream's bit, and wakes the task that waits.
+    /// Returns a waker that sets the stream's bit, and wakes the waiting task.
     pub(super) fn waker(self: &Arc<Self>, number: usize) -> Waker {
         Waker::from(Arc::new(One { ready: Arc::clone(self), number }))
     }
@@ -63,7 +63,7 @@ impl Ready {
         }
     }
 
-    /// Has the task woken by the next wake of any stream.
+    /// Registers the task that the next wake of any stream wakes.
     pub(super) fn arm(&self, waker: &Waker) {
         self.waiting.register(waker);
     }

@@ -1,4 +1,4 @@
-//! Streams that carry anything.
+//! Tests of streams with arbitrary bytes, and with packets and buffers of any size.
 
 use std::task::{Context as TaskContext, Waker};
 
@@ -9,7 +9,7 @@ use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 use super::*;
 use crate::message::envelope::{Context, Kind, Marks, Tag};
 
-/// Writes at once what a stream has room for.
+/// Writes bytes for which the stream has room.
 fn write(stream: &mut DuplexStream, bytes: &[u8]) {
     let mut writing = std::pin::pin!(stream.write_all(bytes));
     let written = writing.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()));
@@ -36,7 +36,7 @@ proptest! {
         let mut rng = Rng::new(seed, "bytes");
         let mut bytes: Vec<u8> = (0..length).map(|_| rng.next_u64() as u8).collect();
         if is_near && length > 20 {
-            // A length that may be right, and a kind that may be one.
+            // A length that may be valid, and a kind that may exist.
             bytes[..4].copy_from_slice(&(24 + rng.next_u64() as u32 % 60).to_le_bytes());
             bytes[12..16].copy_from_slice(&[rng.below(15) as u8, rng.below(20) as u8, 0, 0]);
         }
@@ -64,12 +64,12 @@ proptest! {
         let lengths: Vec<_> = lengths.into_iter().map(|length| length.min(ROOM)).collect();
         let (mut one, first) = StreamCarrier::new(Peer(0), 2);
         let (mut other, second) = StreamCarrier::new(Peer(1), 2);
-        let (near, far) = duplex(held);
-        first.source().connect(Peer(1), near);
-        second.source().connect(Peer(0), far);
-        let (mut sent, mut came) = (0, 0);
+        let (own, other_end) = duplex(held);
+        first.source().connect(Peer(1), own);
+        second.source().connect(Peer(0), other_end);
+        let (mut sent, mut received) = (0, 0);
         let mut idle = 0;
-        while came < lengths.len() {
+        while received < lengths.len() {
             if let Some(length) = lengths.get(sent) {
                 let payload = vec![sent as u8; *length];
                 sent += usize::from(one.post(Peer(1), &envelope(*length), &payload).is_ok());
@@ -77,13 +77,13 @@ proptest! {
             one.poll();
             match other.poll() {
                 Some(Event::Packet { payload, .. }) => {
-                    prop_assert!(payload.to_vec() == vec![came as u8; lengths[came]]);
-                    came += 1;
+                    prop_assert!(payload.to_vec() == vec![received as u8; lengths[received]]);
+                    received += 1;
                     idle = 0;
                 }
                 _ => idle += 1,
             }
-            prop_assert!(idle < 500_000, "{} of {} came", came, lengths.len());
+            prop_assert!(idle < 500_000, "{} of {} received", received, lengths.len());
         }
     }
 }

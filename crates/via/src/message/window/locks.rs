@@ -7,11 +7,11 @@ use std::collections::{BTreeSet, VecDeque};
 pub(super) struct Waiting {
     pub(super) rank: u32,
     pub(super) is_exclusive: bool,
-    /// The tag of the answer.
+    /// The tag of the answer that grants the lock.
     pub(super) reply: u32,
 }
 
-/// The holders, and the processes that wait.
+/// The holders of a lock, and the processes that wait for it.
 #[derive(Debug, Default)]
 pub(super) struct Locks {
     holders: BTreeSet<u32>,
@@ -43,12 +43,12 @@ impl Locks {
         Some(next)
     }
 
-    /// Takes the lock back; returns `false` if the process did not hold it.
+    /// Releases the lock; returns `false` if the process did not hold it.
     pub(super) fn release(&mut self, rank: u32) -> bool {
         self.holders.remove(&rank)
     }
 
-    /// Forgets processes that were lost.
+    /// Removes processes that were lost.
     pub(super) fn forget(&mut self, was_lost: impl Fn(u32) -> bool) {
         self.holders.retain(|rank| !was_lost(*rank));
         self.waiting.retain(|waiting| !was_lost(waiting.rank));
@@ -62,7 +62,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Requests, releases and losses in any order: one writer or readers, never both; who asks first is granted first.
+        /// Requests, releases and losses in any order. Readers or one writer hold the lock; it is granted in the order
+        /// of requests.
         #[test]
         fn there_are_readers_or_one_writer(
             steps in prop::collection::vec((0_u32..5, 0_u8..4), 0..200),

@@ -1,4 +1,4 @@
-//! What one process asks of another's part of a window.
+//! Requests of a process to another one's part of a window.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use zerocopy::little_endian::{U32, U64};
@@ -12,11 +12,11 @@ pub(super) enum Access {
     Put,
     Get,
     Accumulate(Operation),
-    /// Combines one value with the window's, and answers with what was there.
+    /// Combines one value with the window's, and answers with the former value.
     Fetch(Operation),
-    /// Answers with the value, and replaces it if it is the first of two that come with the request.
+    /// Answers with the value. If it equals the first value of the request, replaces it with the second.
     CompareAndSwap,
-    /// Answers once all accesses before it have taken place.
+    /// Answers once all accesses before it have taken effect.
     Flush,
     LockShared,
     LockExclusive,
@@ -86,7 +86,7 @@ struct Head {
     count: U64,
 }
 
-/// A request to a process: 24 bytes, little-endian, and the values that come with it.
+/// A request to a process: 24 bytes, little-endian, then the request's values.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Request {
     pub(super) access: Access,
@@ -94,7 +94,7 @@ pub(super) struct Request {
     pub(super) size: usize,
     /// The tag of the answer; 0 if none is expected.
     pub(super) reply: u32,
-    /// The first value, and how many.
+    /// Index of the first value, and number of values.
     pub(super) offset: u64,
     pub(super) count: u64,
 }
@@ -111,7 +111,7 @@ impl Request {
         bytes.freeze()
     }
 
-    /// Reads a request and the values that come with it; `None` if it is no request.
+    /// Reads a request and its values; `None` if the bytes are no valid request.
     pub(super) fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (head, values) = Head::read_from_prefix(bytes).ok()?;
         let access = Access::of(head.kind, head.operation)?;
@@ -129,7 +129,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_request_is_the_same_after_its_journey(
+        fn an_encoded_request_is_parsed_unchanged(
             kind in 0_u8..9, operation in 0_u8..10, reply: u32, offset: u64, count: u64, values: Vec<u8>,
         ) {
             let access = Access::of(kind, operation).unwrap();

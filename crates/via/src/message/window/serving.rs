@@ -1,4 +1,4 @@
-//! One process's part of a window: its values, and what the other processes ask of it.
+//! One process's part of a window: its values, and how it serves the requests of other processes.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -20,10 +20,10 @@ use crate::message::process::MessageError;
 use crate::message::request::{Failure, Mode};
 use crate::message::typed;
 
-/// Requests that are served in a row, before the task yields to others on its thread.
+/// Most requests served in a row before the task yields to others on its thread.
 const IN_A_ROW: u32 = 64;
 
-/// Bytes before the values of an answer, which say whether it is one.
+/// Bytes of an answer's status, which precedes the values.
 const STATUS: usize = size_of::<u32>();
 const GRANTED: u32 = 0;
 const REFUSED: u32 = 1;
@@ -33,7 +33,7 @@ const REFUSED: u32 = 1;
 pub(super) struct Bell(Mutex<Vec<Waker>>);
 
 impl Bell {
-    /// Wakes a task the next time, and no more.
+    /// Registers a task for the next wake only.
     pub(super) fn add(&self, waker: &Waker) {
         let mut wakers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !wakers.iter().any(|known| known.will_wake(waker)) {
@@ -61,16 +61,16 @@ pub(super) struct Part<T> {
     answers: Vec<Vec<Pending>>,
     /// Processes that have broken the protocol: they are not served.
     refused: BTreeSet<u32>,
-    /// Losses of processes that the locks know of.
+    /// Number of process losses that the locks reflect.
     losses: u32,
 }
 
-/// The result of serving what has arrived.
+/// The result of serving the requests that have arrived.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Progress {
     /// No request had arrived.
     Idle,
-    /// Everything was served; it may be what the own task waits for.
+    /// All requests that had arrived were served. The task's own work may depend on one of them.
     Served,
     /// Many requests were served, and more may have arrived.
     Busy,
@@ -102,7 +102,7 @@ impl<T: Number> Part<T> {
             self.receive = None;
             match received {
                 Ok(received) => self.serve(received.source, &received.bytes)?,
-                // The next step forgets it.
+                // The next round releases the locks of the lost process.
                 Err(MessageError::Failed(Failure::PeerLost(_) | Failure::PeerRestarted(_))) => {}
                 Err(error) => return Err(error),
             }
@@ -110,7 +110,8 @@ impl<T: Number> Part<T> {
         Ok(Progress::Busy)
     }
 
-    /// Releases the locks of processes that were lost. A receive does not report each loss: none may be posted then.
+    /// Releases the locks of processes that were lost. The receive of requests does not report every loss, because it
+    /// is not always posted.
     fn forget_lost(&mut self) -> Result<(), MessageError> {
         let losses = self.communicator.losses();
         if losses == self.losses {
@@ -127,7 +128,7 @@ impl<T: Number> Part<T> {
         self.grant()
     }
 
-    /// Serves a request. A process that asks what does not fit the window is refused from then on.
+    /// Serves a request. A process whose request does not fit the window is refused from then on.
     fn serve(&mut self, from: Rank, bytes: &[u8]) -> Result<(), MessageError> {
         let Some((request, values)) = Request::parse(bytes) else {
             self.refused.insert(from.0);
@@ -200,7 +201,7 @@ impl<T: Number> Part<T> {
         Some(former)
     }
 
-    /// Grants the lock to those who can have it now.
+    /// Grants the lock to the waiting processes that can hold it now.
     fn grant(&mut self) -> Result<(), MessageError> {
         while let Some(granted) = self.locks.grant() {
             self.answer(Rank(granted.rank), granted.reply, GRANTED, &[])?;
@@ -208,7 +209,8 @@ impl<T: Number> Part<T> {
         Ok(())
     }
 
-    /// Sends an answer, unless the process takes none: it gets no more than it may wait for.
+    /// Sends an answer, unless the process expects none or does not receive its answers: at most [`MOST_ANSWERS`] are
+    /// in flight.
     fn answer(
         &mut self,
         to: Rank,
@@ -224,7 +226,7 @@ impl<T: Number> Part<T> {
         let bytes = encode(status, values);
         match self.communicator.isend(Mode::Standard, to, Tag(reply), bytes) {
             Ok(send) => answers.push(send.kept()),
-            // A receive reports its loss.
+            // The process was lost: a receive reports that.
             Err(MessageError::Failed(_)) => {}
             Err(error) => return Err(error),
         }
@@ -239,7 +241,7 @@ enum Served<T> {
     Refused,
 }
 
-/// Returns whether an answer can have so many values.
+/// Returns whether `count` values fit an answer.
 pub(super) const fn fits_answer<T>(count: usize) -> bool {
     count <= (MAX_LENGTH - STATUS) / size_of::<T>()
 }
@@ -252,7 +254,7 @@ fn encode<T: Number>(status: u32, values: &[T]) -> Bytes {
     bytes.freeze()
 }
 
-/// Reads an answer with so many values; `None` if it is a refusal, or has others.
+/// Reads an answer with `count` values; `None` if it is a refusal, or does not have `count` values.
 pub(super) fn decode<T: Number>(count: usize, bytes: &[u8]) -> Option<Vec<T>> {
     let (status, values) = bytes.split_first_chunk::<STATUS>()?;
     let is_granted = u32::from_le_bytes(*status) == GRANTED;

@@ -1,4 +1,4 @@
-//! The packets that two processes exchange about their wires.
+//! Control packets, by which two processes agree on their wires.
 
 use midplane_simhw::region::Payload;
 
@@ -7,7 +7,7 @@ use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
 /// Bytes of a control packet's payload.
 pub(super) const BYTES: usize = 16;
 
-/// The highest identity: there are more above it than any process takes.
+/// The highest identity accepted from a peer. Above it are enough for all increments of a process.
 const HIGHEST: u64 = u64::MAX / 2;
 
 /// The request or report of a control packet.
@@ -18,15 +18,15 @@ pub(super) enum Operation {
     Probe = 1,
     /// Answers a `Probe`: packets pass this wire in both directions.
     Seen = 2,
-    /// The sender's next packets come by this wire, in the epoch `epoch`.
+    /// The sender's next packets use this wire, in the epoch `epoch`.
     Begin = 3,
-    /// Answers a `Begin`: `count` packets were received; none that was sent in an earlier epoch is accepted any more.
+    /// Answers a `Begin`: `count` packets were received; packets of earlier epochs are no longer accepted.
     Go = 4,
-    /// `count` packets were received.
+    /// Acknowledges that `count` packets were received.
     Taken = 5,
     /// The sender leaves the network.
     Leave = 6,
-    /// The sender accepts nothing of the identity `to`, only of those above `count`.
+    /// The sender accepts no packets of the identity `to`, only of identities above `count`.
     Refused = 7,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Control {
     pub(super) operation: Operation,
     /// The sender's identity towards this receiver.
     pub(super) from: u64,
-    /// The receiver's identity, as far as the sender knows it; 0 if it does not.
+    /// The receiver's identity; 0 if the sender does not know it.
     pub(super) to: u64,
     pub(super) epoch: u32,
     pub(super) count: u64,

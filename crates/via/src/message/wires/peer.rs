@@ -1,12 +1,12 @@
 //! The wires to one process, as a state machine: it decides which wire carries packets, and counts them.
 //!
-//! Each direction is its sender's. The sender asks the receiver to accept packets from one wire only (`Begin`), and
-//! the answer (`Go`) says how many packets have arrived: the sender repeats those that have not.
+//! The sender controls each direction. It asks the receiver to accept packets from one wire only (`Begin`). The answer
+//! (`Go`) states how many packets have arrived: the sender repeats those that have not.
 //!
-//! Identities tell processes apart, and also the time before a loss of the other process from that after it: once
-//! either side has lost the other, it takes a higher identity. Nothing is accepted of a lower identity than was seen
-//! before: wires differ in how late packets of an ended process arrive. A process whose identity is too low, since the
-//! clock was set back, is refused, and takes a higher one.
+//! Identities distinguish processes with the same number, and also the times before and after a loss: a process that
+//! has lost the other takes a higher identity. Packets of a lower identity than was seen before are refused, because
+//! wires differ in how late packets of an ended process arrive. If a process's identity is too low, for example since
+//! its clock was set back, the process is refused and takes a higher one.
 
 use std::collections::VecDeque;
 
@@ -18,31 +18,32 @@ use crate::message::envelope::{Envelope, Peer};
 pub(super) const KEPT: usize = if cfg!(test) { 1 << 10 } else { 1 << 20 };
 /// Bytes that a stored packet counts in addition to its payload.
 const OVERHEAD: usize = 64;
-/// Bytes of packets, counted alike, after which the receiver acknowledges them.
+/// Bytes of packets, each with [`OVERHEAD`], after which the receiver acknowledges them.
 const REPORT: usize = KEPT / 8;
-/// Buffers of stored packets that are used again.
+/// Most free buffers kept for stored packets.
 const MAX_SPARE: usize = 64;
+
 /// The state of a wire to the process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Wire {
-    /// It does not reach the process, or not any more.
+    /// The wire does not reach the process, or no longer.
     Absent,
-    /// It may reach the process.
+    /// The wire may reach the process: a probe is sent.
     Trying,
-    /// It reaches the process.
+    /// The wire reaches the process.
     Up,
 }
 
 #[derive(Debug)]
 struct Line {
     state: Wire,
-    /// True if it reaches processes of this host only, and loses one only if that has ended.
+    /// True if the wire reaches only processes of this host, and loses a process only after it has ended.
     is_local: bool,
-    /// True once the present process has sent a packet by it.
+    /// True once the current process has sent a control packet on this wire.
     is_heard: bool,
     owes_probe: bool,
     owes_seen: bool,
-    /// A former identity whose owner is to be told.
+    /// An outdated identity to which a `Refused` is to be sent.
     owes_refusal: Option<u64>,
 }
 
@@ -57,7 +58,7 @@ impl Line {
 enum Out {
     /// There is no wire.
     Idle,
-    /// The receiver was asked, or is to be, to accept packets from a wire only.
+    /// The receiver is asked to accept packets from this wire only; `is_posted`: the `Begin` was posted.
     Asked { wire: usize, is_posted: bool },
     /// The wire carries packets.
     Open(usize),
@@ -70,7 +71,7 @@ struct Kept {
     payload: Vec<u8>,
 }
 
-/// Posts a packet by the wire with that number.
+/// Posts a packet on the wire with that number.
 pub(super) type Post<'a> = dyn FnMut(usize, &Envelope, &[u8]) -> Result<(), Refusal> + 'a;
 
 /// The wires to one process.
@@ -80,16 +81,16 @@ pub(super) struct PeerWires {
     peer: Peer,
     /// This process's identity towards the other.
     identity: u64,
-    /// The other's; `None` if it is unknown.
+    /// The other process's identity; `None` if it is unknown.
     known: Option<u64>,
-    /// True once the other has shown that it knows `identity`.
+    /// True once the other process has shown that it knows `identity`.
     is_met: bool,
-    /// Of identities up to this one nothing is accepted.
+    /// Packets of identities up to this one are refused.
     floor: u64,
     /// True if the process was lost, and its loss reported.
     is_lost: bool,
     host: u64,
-    /// True once the other is known to run on this host.
+    /// True once the other process is known to run on this host.
     pub(super) is_here: bool,
     lines: Vec<Line>,
     /// True if packets are stored until they are acknowledged.
@@ -98,11 +99,11 @@ pub(super) struct PeerWires {
     out: Out,
     epoch: u32,
     sent: u64,
-    /// The packets that follow the first `acknowledged` ones.
+    /// Stored packets: those after the first `acknowledged` ones.
     kept: VecDeque<Kept>,
     acknowledged: u64,
     kept_bytes: usize,
-    /// Packets of `kept` that the current wire has carried, or does not have to.
+    /// Number of packets of `kept` that the current wire has carried, or does not have to carry.
     carried: usize,
     spare: Vec<Vec<u8>>,
 
@@ -117,7 +118,7 @@ pub(super) struct PeerWires {
 }
 
 impl PeerWires {
-    /// Makes the state of as many wires as `local` has entries: `true` for those that are local.
+    /// Makes the state of the wires to a process. `local` has an entry for each wire: `true` if it is local.
     pub(super) fn new((own, peer): (Peer, Peer), identity: u64, host: u64, local: &[bool]) -> Self {
         let line = |is_local: &bool| Line {
             state: Wire::Absent,
@@ -177,24 +178,24 @@ impl PeerWires {
         }
     }
 
-    /// Handles the loss of the process on a wire: it does not work again unless `on_reachable` says so.
+    /// Handles the loss of the process on a wire, which is then absent until [`on_reachable`](Self::on_reachable).
     pub(super) fn on_lost(&mut self, wire: usize, news: &mut VecDeque<Event<'static>>) {
         let has_ended = self.lines[wire].is_local && self.lines[wire].state == Wire::Up;
         self.set(wire, Wire::Absent);
-        let has_hope = self.lines.iter().any(|line| match line.state {
+        let may_be_reached = self.lines.iter().any(|line| match line.state {
             Wire::Up => true,
             // A local wire may never reach it.
             Wire::Trying => !line.is_local || line.is_heard,
             Wire::Absent => false,
         });
-        if has_ended || !has_hope {
+        if has_ended || !may_be_reached {
             self.lose(news);
         } else {
             self.decide();
         }
     }
 
-    /// Begins anew with a wire: what is under way on it is lost.
+    /// Resets a wire to a state: packets in flight on it are lost.
     fn set(&mut self, wire: usize, state: Wire) {
         let line = &mut self.lines[wire];
         (line.state, line.owes_probe, line.owes_seen) = (state, state == Wire::Trying, false);
@@ -204,7 +205,7 @@ impl PeerWires {
         }
     }
 
-    /// Gives the process up, and all that was sent to it.
+    /// Reports the process as lost, and drops all packets stored for it.
     fn lose(&mut self, news: &mut VecDeque<Event<'static>>) {
         if !std::mem::replace(&mut self.is_lost, true) {
             news.push_back(Event::Lost(self.peer));
@@ -213,14 +214,15 @@ impl PeerWires {
         }
     }
 
-    /// Tries the wires anew that worked: the other process may be there with a new identity.
+    /// Probes again the wires that worked: the other process may have a new identity.
     fn retry(&mut self) {
         for line in self.lines.iter_mut().filter(|line| line.state != Wire::Absent) {
             (line.state, line.is_heard, line.owes_probe) = (Wire::Trying, false, true);
         }
     }
 
-    /// Takes the identity `own` towards the other process, and forgets all but that of `known`.
+    /// Takes the identity `own` towards the other process, and resets all state of both directions. `known` is the
+    /// other process's identity.
     fn renew(&mut self, own: u64, known: Option<u64>) {
         if let Some(former) = std::mem::replace(&mut self.known, known)
             && known != Some(former)
@@ -245,7 +247,7 @@ impl PeerWires {
         self.retry();
     }
 
-    /// Learns the sender's identity.
+    /// Records the sender's identity, and starts anew if that has changed.
     fn learn(&mut self, control: &Control, news: &mut VecDeque<Event<'static>>) {
         if self.known != Some(control.from) {
             if self.is_met {
@@ -283,7 +285,7 @@ impl PeerWires {
         self.learn(control, news);
         let line = &mut self.lines[wire];
         if line.state == Wire::Absent {
-            // The process sends by a wire that this one does not know to reach it.
+            // The process uses a wire that was not known to reach it.
             (line.state, line.owes_probe) = (Wire::Trying, true);
         }
         line.is_heard = true;
@@ -309,7 +311,7 @@ impl PeerWires {
                 (0..self.lines.len()).for_each(|wire| self.set(wire, Wire::Absent));
                 self.lose(news);
             }
-            // It was meant for a former identity: the answer to a probe tells the present one.
+            // The packet was meant for a former identity: the answer to a probe reports the current one.
             _ => line.owes_seen = true,
         }
         self.decide();
@@ -325,7 +327,7 @@ impl PeerWires {
             return;
         }
         if control.count < self.acknowledged {
-            // It lacks packets that are stored no longer, since it or a local wire has acknowledged them.
+            // The process lacks packets that are no longer stored, because it or a local wire has acknowledged them.
             self.lose(news);
             return;
         }
@@ -336,10 +338,10 @@ impl PeerWires {
         }
     }
 
-    /// The receiver has the first `count` packets.
+    /// Handles the report that the receiver has the first `count` packets.
     fn on_taken(&mut self, count: u64, news: &mut VecDeque<Event<'static>>) {
         if count > self.sent {
-            // It claims packets that were never sent: nothing of it can be believed.
+            // The process claims packets that were never sent, so it can't be trusted.
             self.lose(news);
             return;
         }
@@ -349,7 +351,7 @@ impl PeerWires {
         }
     }
 
-    /// The next packet needs to be stored no longer.
+    /// Counts the next packet as acknowledged, and drops it if it is stored.
     fn acknowledge_next(&mut self) {
         self.acknowledged += 1;
         let Some(kept) = self.kept.pop_front() else { return };
@@ -389,7 +391,7 @@ impl PeerWires {
         true
     }
 
-    /// Posts a packet by the wire that carries packets now.
+    /// Posts a packet on the wire that carries packets now.
     #[inline]
     pub(super) fn post(
         &mut self,
@@ -432,12 +434,12 @@ impl PeerWires {
         }
     }
 
-    /// Has the process told that this one leaves.
+    /// Makes [`pump`](Self::pump) notify the process that this one leaves.
     pub(super) fn leave(&mut self) {
         self.leaves = true;
     }
 
-    /// Returns whether [`pump`](Self::pump) has something to post.
+    /// Returns whether [`pump`](Self::pump) has packets to post.
     pub(super) fn has_work(&self) -> bool {
         let is_asking = matches!(self.out, Out::Asked { is_posted: false, .. });
         is_asking
@@ -448,39 +450,39 @@ impl PeerWires {
             || self.lines.iter().any(Line::has_work)
     }
 
-    /// Posts what is owed, as far as the wires have room.
+    /// Posts the control packets and repeated packets that wait, as far as the wires have room.
     pub(super) fn pump(&mut self, post: &mut Post<'_>) {
         for wire in 0..self.lines.len() {
             if let Some(refused) = self.lines[wire].owes_refusal
-                && self.tell_to(refused, Operation::Refused, wire, post)
+                && self.send_control_to(refused, Operation::Refused, wire, post)
             {
                 self.lines[wire].owes_refusal = None;
             }
             if self.lines[wire].owes_probe {
-                self.lines[wire].owes_probe = !self.tell(Operation::Probe, wire, post);
+                self.lines[wire].owes_probe = !self.send_control(Operation::Probe, wire, post);
             }
             if self.lines[wire].owes_seen {
-                self.lines[wire].owes_seen = !self.tell(Operation::Seen, wire, post);
+                self.lines[wire].owes_seen = !self.send_control(Operation::Seen, wire, post);
             }
         }
         if let Some(wire) = self.from {
-            self.owes_go = self.owes_go && !self.tell(Operation::Go, wire, post);
-            self.owes_taken = self.owes_taken && !self.tell(Operation::Taken, wire, post);
+            self.owes_go = self.owes_go && !self.send_control(Operation::Go, wire, post);
+            self.owes_taken = self.owes_taken && !self.send_control(Operation::Taken, wire, post);
         }
         if let Out::Asked { wire, is_posted: false } = self.out {
-            let is_posted = self.tell(Operation::Begin, wire, post);
+            let is_posted = self.send_control(Operation::Begin, wire, post);
             self.out = Out::Asked { wire, is_posted };
         }
         self.repeat(post);
         self.leaves = match self.out {
             Out::Open(wire) if self.leaves => {
-                self.carried < self.kept.len() || !self.tell(Operation::Leave, wire, post)
+                self.carried < self.kept.len() || !self.send_control(Operation::Leave, wire, post)
             }
             _ => false,
         };
     }
 
-    /// Repeats packets that a former wire may have lost.
+    /// Posts the stored packets again that a former wire may have lost.
     fn repeat(&mut self, post: &mut Post<'_>) {
         let Out::Open(wire) = self.out else { return };
         let is_kept = self.keeps_on(wire);
@@ -501,11 +503,17 @@ impl PeerWires {
     }
 
     /// Posts a control packet; returns false if it is still to be posted.
-    fn tell(&self, operation: Operation, wire: usize, post: &mut Post<'_>) -> bool {
-        self.tell_to(self.known.unwrap_or(0), operation, wire, post)
+    fn send_control(&self, operation: Operation, wire: usize, post: &mut Post<'_>) -> bool {
+        self.send_control_to(self.known.unwrap_or(0), operation, wire, post)
     }
 
-    fn tell_to(&self, to: u64, operation: Operation, wire: usize, post: &mut Post<'_>) -> bool {
+    fn send_control_to(
+        &self,
+        to: u64,
+        operation: Operation,
+        wire: usize,
+        post: &mut Post<'_>,
+    ) -> bool {
         let epoch = if operation == Operation::Go { self.from_epoch } else { self.epoch };
         let highest = self.floor.max(self.known.unwrap_or(0));
         let count = if operation == Operation::Refused { highest } else { self.received };
@@ -514,7 +522,7 @@ impl PeerWires {
         post(wire, &envelope, &payload).is_ok()
     }
 
-    /// Returns whether everything has been carried to the process, or can't be.
+    /// Returns whether all packets have been carried to the process, or can't be.
     pub(super) fn is_flushed(&self) -> bool {
         let is_carried = self.carried >= self.kept.len() && matches!(self.out, Out::Open(_));
         self.is_lost || !self.leaves && (is_carried || self.sent == self.acknowledged)

@@ -1,4 +1,4 @@
-//! Wires that die and return at any step, and processes that do.
+//! Tests in which wires and processes fail and return at any step.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::message::envelope::{Context, Marks, Tag};
 
-/// Packets that a queue of a test's carrier holds.
+/// Packets that a queue of the test's carrier holds.
 const DEPTH: usize = 5;
 const HOST: u64 = 7;
 
@@ -22,12 +22,12 @@ enum Item {
     Returned,
 }
 
-/// The queues of one carrier: from sender `s` to receiver `r` at `s * processes + r`.
+/// The queues of one carrier: the queue from sender `s` to receiver `r` is at `s * processes + r`.
 #[derive(Debug)]
 struct Net {
     processes: usize,
     queues: Vec<VecDeque<Item>>,
-    /// False while the carrier carries nothing between two processes.
+    /// For each queue, false while the carrier carries nothing over it.
     works: Vec<bool>,
 }
 
@@ -36,7 +36,7 @@ impl Net {
         from * self.processes + to
     }
 
-    /// Drops what is under way between two processes, and has both told.
+    /// Drops the packets in flight between two processes, and reports `item` to both.
     fn cut(&mut self, one: usize, other: usize, item: &Item) {
         for (from, to) in [(one, other), (other, one)] {
             let at = self.at(from, to);
@@ -46,7 +46,7 @@ impl Net {
         }
     }
 
-    fn mend(&mut self, one: usize, other: usize) {
+    fn repair(&mut self, one: usize, other: usize) {
         for (from, to) in [(one, other), (other, one)] {
             let at = self.at(from, to);
             if !std::mem::replace(&mut self.works[at], true) {
@@ -125,17 +125,17 @@ impl Carrier for Cut {
     fn close(&mut self) {}
 }
 
-/// One process of a test, and what it has sent to and received from each other one.
+/// One process of a test, and counts of its packets to and from each other process.
 struct Process {
     wires: Wires,
-    /// Counts the starts of this process.
-    life: u8,
-    /// Each other process: times that it was lost and returned, packets sent since then.
+    /// Number of the process's earlier starts.
+    incarnation: u8,
+    /// For each other process: how often it returned, and packets sent since then.
     sent: Vec<(u8, u32)>,
-    /// Each other process: what the next packet must say; `None` if it may begin anything.
+    /// For each other process: the next packet's content; `None` if any first packet of a session may arrive.
     due: Vec<Option<(u8, u8, u32)>>,
     received: Vec<u32>,
-    /// Each other process: its losses that were reported, and its ends since this one was started.
+    /// For each other process: its reported losses, and its ends since this one was started.
     losses: Vec<(u32, u32)>,
 }
 
@@ -164,7 +164,7 @@ impl World {
         world
     }
 
-    fn start(&mut self, own: usize, life: u8, processes: usize) -> Process {
+    fn start(&mut self, own: usize, incarnation: u8, processes: usize) -> Process {
         let carrier = |(number, net): (usize, &Arc<Mutex<Net>>)| -> Box<dyn Carrier> {
             let (net, is_local) = (Arc::clone(net), number < self.locals);
             Box::new(Cut { own, net, is_local, turn: 0, current: Vec::new() })
@@ -172,14 +172,14 @@ impl World {
         let carriers = self.nets.iter().enumerate().map(carrier).collect();
         // The clock may have been set back.
         let jitter = if self.is_clock_steady { 1_000 } else { 1_500 };
-        let identity = 1_000 * u64::from(life) + self.rng.below(jitter);
+        let identity = 1_000 * u64::from(incarnation) + self.rng.below(jitter);
         let mut wires = Wires::new(identity, HOST, carriers);
         let others: Vec<_> =
             (0..processes).filter(|one| *one != own).map(|one| Peer(one as u32)).collect();
         wires.connect(&others).unwrap();
         Process {
             wires,
-            life,
+            incarnation,
             sent: vec![(0, 0); processes],
             due: vec![None; processes],
             received: vec![0; processes],
@@ -191,7 +191,7 @@ impl World {
         self.rng.below(self.processes.len() as u64) as usize
     }
 
-    /// Two processes that differ.
+    /// Draws two different processes.
     fn pair(&mut self) -> (usize, usize) {
         let one = self.any();
         let other = (one + 1 + self.rng.below(self.processes.len() as u64 - 1) as usize)
@@ -200,9 +200,9 @@ impl World {
     }
 
     fn send(&mut self, from: usize, to: usize) -> bool {
-        let Process { wires, sent, life, .. } = &mut self.processes[from];
+        let Process { wires, sent, incarnation, .. } = &mut self.processes[from];
         let (session, number) = &mut sent[to];
-        let mut payload = vec![*life, *session];
+        let mut payload = vec![*incarnation, *session];
         payload.extend_from_slice(&number.to_le_bytes());
         let envelope = Envelope {
             length: payload.len() as u32,
@@ -228,14 +228,14 @@ impl World {
             Some(Event::Packet { from, envelope, payload }) => {
                 let bytes = payload.to_vec();
                 let number = u32::from_le_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]);
-                let came = (bytes[0], bytes[1], number);
+                let content = (bytes[0], bytes[1], number);
                 prop_assert_eq!(envelope.tag, Tag(number));
                 let from = from.0 as usize;
                 match due[from] {
-                    Some(due) => prop_assert_eq!(came, due, "{} -> {}", from, own),
+                    Some(due) => prop_assert_eq!(content, due, "{} -> {}", from, own),
                     None => prop_assert_eq!(number, 0, "{} -> {}", from, own),
                 }
-                due[from] = Some((came.0, came.1, number + 1));
+                due[from] = Some((content.0, content.1, number + 1));
                 received[from] += 1;
             }
             Some(Event::Lost(peer) | Event::Restarted(peer)) => {
@@ -252,12 +252,12 @@ impl World {
         Ok(true)
     }
 
-    /// Repairs all wires, and polls until nothing happens any more.
+    /// Repairs all wires, and polls until all queues stay empty.
     fn settle(&mut self) -> Result<(), TestCaseError> {
         for net in self.nets.clone() {
             for one in 0..self.processes.len() {
                 for other in 0..one {
-                    net.lock().unwrap().mend(one, other);
+                    net.lock().unwrap().repair(one, other);
                 }
             }
         }
@@ -269,7 +269,7 @@ impl World {
             let is_empty =
                 |net: &Arc<Mutex<Net>>| net.lock().unwrap().queues.iter().all(VecDeque::is_empty);
             quiet = if self.nets.iter().all(is_empty) { quiet + 1 } else { 0 };
-            // What found a queue full is posted with the next poll.
+            // A packet that found its queue full is posted with the next poll.
             if quiet > 1 {
                 return Ok(());
             }
@@ -278,8 +278,8 @@ impl World {
         Ok(())
     }
 
-    /// Sends one packet each way between all, which must arrive.
-    fn check_that_all_meet(&mut self) -> Result<(), TestCaseError> {
+    /// Checks that one packet each way between all processes arrives.
+    fn check_all_pairs(&mut self) -> Result<(), TestCaseError> {
         self.settle()?;
         let before: Vec<_> = self.processes.iter().map(|one| one.received.clone()).collect();
         for from in 0..self.processes.len() {
@@ -309,8 +309,8 @@ impl World {
         Ok(())
     }
 
-    /// Ends a process, and starts another one with its number. Each carrier notices on its own, some behind what the
-    /// former process had sent.
+    /// Ends a process, and starts another one with its number. Each carrier reports that on its own, some only after
+    /// the packets that the former process had sent.
     fn kill(&mut self, own: usize) {
         let processes = self.processes.len();
         for net in self.nets.clone() {
@@ -325,8 +325,8 @@ impl World {
                 (net.works[there], net.works[here]) = (true, true);
             }
         }
-        let life = self.processes[own].life + 1;
-        self.processes[own] = self.start(own, life, processes);
+        let incarnation = self.processes[own].incarnation + 1;
+        self.processes[own] = self.start(own, incarnation, processes);
         for process in &mut self.processes {
             process.losses[own].1 += 1;
         }
@@ -337,28 +337,28 @@ impl World {
 /// The faults of a test.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Trouble {
-    /// Wires break and work again; processes live.
+    /// Wires break and work again; no process ends.
     Breaks,
-    /// Processes end, and others take their place.
+    /// Processes end and are replaced.
     Ends,
-    /// The same, no wire may reach a process that lives, and clocks are set back.
+    /// As `Ends`; also, running processes may be reached by no wire, and clocks are set back.
     All,
 }
 
 impl World {
-    /// Lets one thing happen.
+    /// Takes one random step: a fault, a repair, a send or a poll.
     fn step(&mut self, trouble: Trouble) -> Result<(), TestCaseError> {
         let (what, (one, other)) = (self.rng.below(40), self.pair());
         match (what, trouble) {
             (0..2, Trouble::Breaks) => {
-                // Memory fails with its process only.
+                // Shared memory fails only with its process.
                 let remotes = self.nets.len() - self.locals;
                 let net = self.locals + self.rng.below(remotes as u64) as usize;
                 self.nets[net].lock().unwrap().cut(one, other, &Item::Broken);
             }
             (2..4, Trouble::Breaks) => {
                 let net = self.rng.below(self.nets.len() as u64) as usize;
-                self.nets[net].lock().unwrap().mend(one, other);
+                self.nets[net].lock().unwrap().repair(one, other);
             }
             (0, Trouble::Ends | Trouble::All) => self.kill(one),
             (1, Trouble::All) => {
@@ -368,7 +368,7 @@ impl World {
             }
             (2..4, Trouble::All) => {
                 for net in &self.nets {
-                    net.lock().unwrap().mend(one, other);
+                    net.lock().unwrap().repair(one, other);
                 }
             }
             (4..18, _) => {
@@ -394,7 +394,7 @@ fn check(
     for _ in 0..steps {
         world.step(trouble)?;
     }
-    world.check_that_all_meet()?;
+    world.check_all_pairs()?;
     for (own, process) in world.processes.iter().enumerate() {
         for (from, (losses, ends)) in
             process.losses.iter().enumerate().filter(|(from, _)| *from != own)
@@ -415,7 +415,7 @@ fn check(
 }
 
 #[test]
-fn the_late_loss_of_an_old_wire_loses_no_process_met_by_a_local_one() {
+fn a_late_loss_on_an_old_wire_does_not_lose_a_process_reached_by_a_local_one() {
     check((11_948_165_992_052_476_140, 3, 1, 1, 239), Trouble::Ends).unwrap();
 }
 
@@ -430,7 +430,7 @@ fn a_receiver_that_takes_back_an_acknowledgement_is_lost() {
         }
         let net = Arc::clone(&world.nets[0]);
         net.lock().unwrap().cut(0, 1, &Item::Broken);
-        net.lock().unwrap().mend(0, 1);
+        net.lock().unwrap().repair(0, 1);
         let begin = loop {
             world.poll(0).unwrap();
             let queue = net.lock().unwrap().queues[1].clone();
@@ -443,7 +443,7 @@ fn a_receiver_that_takes_back_an_acknowledgement_is_lost() {
             });
             match begin {
                 Some(begin) => break begin,
-                // It answers the probe.
+                // Process 1 answers the probe.
                 None => world.poll(1).unwrap(),
             };
         };
@@ -468,7 +468,7 @@ proptest! {
     }
 
     #[test]
-    fn any_control_packets_of_a_process_harm_no_other(
+    fn invalid_control_packets_of_a_process_do_not_affect_others(
         packets in prop::collection::vec((0_u32..9, 1_u64..6, 0_u64..6, any::<u32>(), any::<u64>(), 0_usize..18), 0..60),
     ) {
         let mut world = World::new(1, 3, 1, 1);
