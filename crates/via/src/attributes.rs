@@ -6,7 +6,7 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::region::ProtectionTag;
 use serde::{Deserialize, Serialize};
 
-/// Most bytes of a discriminator.
+/// The maximum length of a discriminator, in bytes.
 pub const MAX_DISCRIMINATOR: usize = 16;
 
 /// The reliability level of a connected Virtual Interface.
@@ -122,7 +122,7 @@ impl Discriminator {
         Some(Self { length: bytes.len() as u8, bytes: own })
     }
 
-    /// Returns its bytes.
+    /// Returns the discriminator's bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.length).min(MAX_DISCRIMINATOR)]
@@ -138,7 +138,7 @@ impl fmt::Debug for Discriminator {
 /// The address at which a process waits for connections.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Address {
-    /// The node.
+    /// The node of the waiting process.
     pub node: NodeId,
     /// The connection point on that node.
     pub discriminator: Discriminator,

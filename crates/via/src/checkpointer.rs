@@ -33,9 +33,9 @@ const SAVE_ATTEMPTS: u32 = 64;
 /// One end of a connection, by the NICs' numbers.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct NicEnd {
-    /// The node.
+    /// The node of the interface.
     pub node: NodeId,
-    /// The node's incarnation.
+    /// The incarnation of that node.
     pub incarnation: Incarnation,
     /// The NIC's number of the interface.
     pub vi: u16,
@@ -46,9 +46,9 @@ pub struct NicEnd {
 /// The NIC's half of a saved process.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct SavedPort {
-    /// The interfaces.
+    /// The state of the process's interfaces.
     pub context: PortContext<NicEnd>,
-    /// The NIC's numbers of them, in the same order.
+    /// The NIC's numbers of the interfaces, in the same order.
     pub ends: Vec<NicEnd>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct RestoreRequest {
     pub(crate) memory: Option<Vec<MappedMemory>>,
 }
 
-/// Why a checkpointer could not do what it was asked to.
+/// The reason why a checkpointer's command failed.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum CheckpointerError {
@@ -121,7 +121,7 @@ pub enum CheckpointerError {
     Refused {
         /// The command that it refused.
         what: &'static str,
-        /// Why it refused.
+        /// The reason for the refusal.
         why: Refused,
         /// The interface concerned, by the process's name of it.
         vi: Option<u16>,
@@ -161,7 +161,7 @@ impl Checkpointer {
         Ok(Self { port, scratch })
     }
 
-    async fn ask(
+    async fn call(
         &mut self,
         what: &'static str,
         command: Command,
@@ -192,9 +192,9 @@ impl Checkpointer {
         Ok(())
     }
 
-    /// Saves the NIC's half of the process behind a port, which must be suspended. The NIC keeps the
-    /// interfaces. All frames that the saved state counts as accepted are then in the process's memory: a NIC shows
-    /// its answer after all its earlier writes.
+    /// Saves the NIC's half of the process behind a port, which must be suspended. The NIC keeps the interfaces. All
+    /// frames that the saved state counts as accepted are then in the process's memory, because a NIC answers after all
+    /// its earlier writes.
     ///
     /// # Errors
     /// [`CheckpointerError::Refused`] says what can't be saved now.
@@ -206,7 +206,7 @@ impl Checkpointer {
         let mut tries = 0;
         loop {
             let length = self.scratch.len();
-            let answer = self.ask(WHAT, order(SAVE, port), length).await;
+            let answer = self.call(WHAT, order(SAVE, port), length).await;
             match answer {
                 Err(CheckpointerError::Refused { why: Refused::Unsteady, .. })
                     if tries < SAVE_ATTEMPTS =>
@@ -248,7 +248,7 @@ impl Checkpointer {
     ) -> Result<(), CheckpointerError> {
         let bytes = wire::encode_long(saved).map_err(|_| CheckpointerError::TooLong)?;
         self.put(&bytes)?;
-        self.ask("forget a process's interfaces", order(FORGET, port), bytes.len()).await?;
+        self.call("forget a process's interfaces", order(FORGET, port), bytes.len()).await?;
         Ok(())
     }
 
@@ -261,14 +261,14 @@ impl Checkpointer {
     /// As [`Checkpointer::save`].
     pub async fn discard_restored(&mut self, port: PortId) -> Result<(), CheckpointerError> {
         let forget = Command { args: [port.0.into(), 1, 0], ..order(FORGET, port) };
-        self.ask("take back what was restored", forget, 0).await?;
+        self.call("take back what was restored", forget, 0).await?;
         Ok(())
     }
 
-    /// Restores interfaces for the process behind a port, which must be suspended and have none. `memory` tells
-    /// where the process's memory is now ([`Nic::memory_map`](crate::nic::Nic::memory_map)); `None` if the
-    /// interfaces were saved from this very port. Returns the NIC's numbers of them, in order. They are usable
-    /// only after [`Checkpointer::join`].
+    /// Restores interfaces for the process behind a port, which must be suspended and have none. `memory` says where
+    /// the process's memory is now ([`Nic::memory_map`](crate::nic::Nic::memory_map)); it is `None` if the interfaces
+    /// were saved from this very port. Returns the NIC's numbers of the interfaces, in order. They are usable only
+    /// after [`Checkpointer::join`].
     ///
     /// # Errors
     /// [`CheckpointerError`]; nothing has changed then.
@@ -290,7 +290,7 @@ impl Checkpointer {
             wire::encode_long(&(nameless, memory)).map_err(|_| CheckpointerError::TooLong)?;
         self.put(&bytes)?;
         let what = "restore a process's interfaces";
-        let answer = self.ask(what, order(RESTORE, port), bytes.len()).await?;
+        let answer = self.call(what, order(RESTORE, port), bytes.len()).await?;
         let mut ends = vec![0; answer.args[0] as usize];
         let damaged = CheckpointerError::Refused { what, why: Refused::Malformed, vi: None };
         self.scratch.read(0, &mut ends).map_err(|_| damaged)?;
@@ -307,7 +307,7 @@ impl Checkpointer {
     pub async fn join(&mut self, port: PortId, ends: &[Joined]) -> Result<(), CheckpointerError> {
         let bytes = wire::encode_long(&ends).map_err(|_| CheckpointerError::TooLong)?;
         self.put(&bytes)?;
-        self.ask("join restored interfaces", order(JOIN, port), bytes.len()).await?;
+        self.call("join restored interfaces", order(JOIN, port), bytes.len()).await?;
         Ok(())
     }
 }

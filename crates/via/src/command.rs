@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::attributes::Discriminator;
 use crate::outcome::{DescriptorError, Operation};
 
-/// The extension's number.
+/// The number of the extension for Virtual Interfaces, which its commands carry.
 pub const VIA: ExtensionId = ExtensionId(3);
 
 /// Most data segments of one descriptor.
@@ -36,17 +36,17 @@ pub(crate) const EVENT: u8 = 12;
 pub(crate) const CANCEL: u8 = 13;
 /// Completes with the NIC's resources.
 pub(crate) const QUERY_NIC: u8 = 14;
-/// Announces a descriptor of a context that is to be restored: completes when the descriptor does.
+/// Registers interest in a descriptor of a context that is to be restored: completes when the descriptor does.
 pub(crate) const AWAIT: u8 = 15;
 
-/// Offers the host for a queue of an interface, which the cookie names as a [`WorkQueue`](crate::nic::WorkQueue).
-/// Completes once the queue is lent to it, with the gate's number and both ends of the connection; or with
-/// [`Status::Cancelled`].
-pub(crate) const LEND: u8 = 20;
-/// Completes when the host has to return a lent queue; or with [`Status::Cancelled`] if it is not lent.
+/// Offers that the host takes over a queue of an interface, which the cookie names as a
+/// [`WorkQueue`](crate::nic::WorkQueue). Completes once the NIC grants the queue, with the gate's number and both ends
+/// of the connection; or with [`Status::Cancelled`].
+pub(crate) const OFFER: u8 = 20;
+/// Completes when the NIC recalls a granted queue; or with [`Status::Cancelled`] if the host does not have it.
 pub(crate) const RECALL: u8 = 21;
-/// Returns a queue: bytes of its first message that were sent or received, and how many receives the host then posts
-/// again.
+/// Returns a queue to the NIC: how many bytes of its first message were sent or received, and how many descriptors the
+/// host then posts again.
 pub(crate) const RETURN: u8 = 22;
 
 /// Saves a port's interfaces into the region: port. Completes with their length in bytes; writes nothing if the

@@ -35,10 +35,10 @@ pub struct RemoteEnd {
     pub vi: u16,
 }
 
-/// One interface.
+/// The state of one interface.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ViContext<P = RemoteEnd> {
-    /// Its process's name of it.
+    /// The process's name of the interface.
     pub name: u16,
     /// The attributes with which it was created.
     pub attributes: ViAttributes,
@@ -48,28 +48,27 @@ pub struct ViContext<P = RemoteEnd> {
     pub link: Option<LinkContext<P>>,
     /// Sends, writes and reads that have not completed, oldest first.
     pub sends: Vec<SendContext>,
-    /// Index in `sends` of the first that is not completely cut into frames;
-    /// [`acknowledged`](Self::acknowledged) is the index of the first whose last frame is not acknowledged.
+    /// Index in `sends` of the first that is not completely cut into frames.
     pub cut: u32,
-    /// See [`cut`](Self::cut).
+    /// Index in `sends` of the first whose last frame is not acknowledged.
     pub acknowledged: u32,
-    /// On an unreliable interface: how many of the sends are done and count as lost on the way.
+    /// On an unreliable interface: number of sends that are done and count as lost on the way.
     pub withdrawn: u32,
-    /// Who has its queues.
+    /// The holders of its queues.
     pub gate: GateContext,
     /// Receives that have not completed, oldest first.
     pub receives: Vec<ReceiveContext>,
 }
 
 /// The queues of an interface that its process has, to send and receive bypassing the NIC. The NIC has the others.
-/// Pairs are of the send queue and the receive queue.
+/// Pairs are for the send queue and the receive queue.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct GateContext {
     /// True if the process has the queue, and must return it before the NIC uses it.
     pub lent: [bool; 2],
-    /// True if the process can be lent the queue.
+    /// True if the process offers to take over the queue.
     pub offers: [bool; 2],
-    /// True if the process waits to be asked for the queue.
+    /// True if the process waits for the NIC to recall the queue.
     pub recalls: [bool; 2],
     /// Bytes that the process has sent of the next message, whose descriptor it has yet to post again.
     pub begun: u32,
@@ -80,7 +79,7 @@ pub struct GateContext {
 /// One end of a connection. Frames are numbered modulo 2^32.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct LinkContext<P = RemoteEnd> {
-    /// The other end.
+    /// The name of the other end.
     pub peer: P,
     /// The attributes of the other end's interface.
     pub remote: ViAttributes,
@@ -101,7 +100,7 @@ pub struct LinkContext<P = RemoteEnd> {
     Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize,
 )]
 pub struct MemoryName {
-    /// The slot in the process's table of regions.
+    /// The region's slot in the process's table of regions.
     pub slot: u16,
     /// Counts the uses of that slot.
     pub generation: u32,
@@ -110,7 +109,7 @@ pub struct MemoryName {
 /// A range of a process's memory.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
-    /// The region.
+    /// The region that the range is in.
     pub memory: MemoryName,
     /// Offset of its first byte in the region.
     pub offset: u32,
@@ -121,9 +120,9 @@ pub struct Piece {
 /// A posted send, write or read.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct SendContext {
-    /// Its process's name of the descriptor.
+    /// The process's name of the descriptor.
     pub cookie: u64,
-    /// Its operation.
+    /// The operation of the descriptor.
     pub operation: Operation,
     /// Its memory, in order.
     pub pieces: Vec<Piece>,
@@ -133,7 +132,7 @@ pub struct SendContext {
     pub immediate: Option<u32>,
     /// The other process's memory, for a write or a read.
     pub remote: Piece,
-    /// True if it waits for all reads before it.
+    /// True if the descriptor starts only once all reads posted before it have completed.
     pub fence: bool,
     /// Bytes cut into frames; for a read, bytes received.
     pub moved: u32,
@@ -141,10 +140,10 @@ pub struct SendContext {
     pub done: Option<Result<(), DescriptorError>>,
 }
 
-/// A posted receive.
+/// A posted receive descriptor.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ReceiveContext {
-    /// Its process's name of the descriptor.
+    /// The process's name of the descriptor.
     pub cookie: u64,
     /// Its memory, in order.
     pub pieces: Vec<Piece>,
@@ -166,33 +165,33 @@ pub enum FlightKind {
 /// A frame that was sent and is not acknowledged.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct FlightContext {
-    /// Its kind.
+    /// The kind of the frame.
     pub kind: FlightKind,
-    /// True if it is the first of its message.
+    /// True if the frame is the first of its message.
     pub first: bool,
-    /// True if it is the last of its message.
+    /// True if the frame is the last of its message.
     pub last: bool,
     /// True if `value` is immediate data.
     pub immediate: bool,
     /// For a write or a read request: the other process's memory. For a send, `generation` holds the bytes of
     /// the whole message.
     pub remote: MemoryName,
-    /// Offset of its first byte within the message, or within that memory.
+    /// Offset of the frame's first byte within the message, or within that memory.
     pub offset: u32,
-    /// Immediate data, or the bytes that a read request asks for.
+    /// Immediate data, or the bytes that a read request requests.
     pub value: u32,
     /// The memory of its data.
     pub source: Option<Piece>,
-    /// True if a posted descriptor completes with it; false for the request of a read that has completed.
+    /// True if a posted descriptor completes with the frame; false for the request of a read that has completed.
     pub ends: bool,
 }
 
 /// Memory of this end that the other end reads.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ResponseContext {
-    /// The memory that it reads.
+    /// The memory that the other end reads.
     pub piece: Piece,
-    /// Bytes of it that were cut into frames.
+    /// Bytes of that memory that were cut into frames.
     pub sent: u32,
 }
 

@@ -35,7 +35,7 @@ pub struct Fields {
     pub transfer: Transfer,
     /// 32 bits of immediate data that accompany a send or a write. Such a write consumes a receive descriptor.
     pub immediate: Option<u32>,
-    /// True if it waits for all reads before it.
+    /// True if the descriptor starts only once all reads posted before it have completed.
     pub fence: bool,
 }
 
@@ -74,28 +74,28 @@ impl Descriptor {
         Self::from(vec![segment])
     }
 
-    /// Adds immediate data.
+    /// Adds 32 bits of immediate data.
     #[must_use]
     pub fn immediate(mut self, value: u32) -> Self {
         self.immediate = Some(value);
         self
     }
 
-    /// Makes it a write to the other end's memory.
+    /// Makes the descriptor a write to the other end's memory.
     #[must_use]
     pub fn write(mut self, to: RemoteMemory) -> Self {
         self.transfer = Transfer::RdmaWrite(to);
         self
     }
 
-    /// Makes it a read of the other end's memory.
+    /// Makes the descriptor a read of the other end's memory.
     #[must_use]
     pub fn read(mut self, from: RemoteMemory) -> Self {
         self.transfer = Transfer::RdmaRead(from);
         self
     }
 
-    /// Makes it wait for all reads before it.
+    /// Makes the descriptor wait for all reads posted before it.
     #[must_use]
     pub fn fenced(mut self) -> Self {
         self.fence = true;
@@ -119,7 +119,7 @@ pub struct Completed {
     pub operation: Operation,
     /// Success, or why it failed.
     pub outcome: Result<(), DescriptorError>,
-    /// Bytes transferred.
+    /// Number of bytes transferred.
     pub length: usize,
     /// Immediate data of a received message.
     pub immediate: Option<u32>,

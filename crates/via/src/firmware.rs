@@ -37,7 +37,7 @@ use midplane_simhw::wire;
 use crate::attributes::ViState;
 use crate::command::{
     AWAIT, CANCEL, CONNECT_ACCEPT, CONNECT_PEER, CONNECT_REJECT, CONNECT_REQUEST, CONNECT_WAIT,
-    CREATE, DESTROY, DISCONNECT, EVENT, FORGET, JOIN, LEND, POST_RECEIVE, POST_SEND, QUERY,
+    CREATE, DESTROY, DISCONNECT, EVENT, FORGET, JOIN, OFFER, POST_RECEIVE, POST_SEND, QUERY,
     QUERY_NIC, RECALL, RESTORE, RETURN, SAVE,
 };
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
@@ -54,14 +54,14 @@ pub(crate) use window::FRAMES as MAX_FLIGHTS;
 
 /// Instructions charged for one frame or command.
 const INSTRUCTIONS: u64 = 60;
-/// Visits all connections: late acknowledgements, silent peers, unanswered requests.
+/// The timeout that checks all connections for late acknowledgements, silent peers and unanswered requests.
 const SWEEP: TimeoutId = TimeoutId(0);
 /// Least nanoseconds before an unacknowledged frame is sent again.
 const MIN_RESEND_NS: u64 = 1_000_000;
-/// Most doublings of the pause between two times that a gap is filled.
+/// Most doublings of the pause between two resends after reports of a gap.
 const MOST_DOUBLINGS: u32 = 3;
 const _: () = assert!(window::CONVERSATION_NS < MIN_RESEND_NS);
-/// Most asynchronous errors stored for a port that does not ask for them.
+/// Most asynchronous errors stored for a port; the oldest are dropped.
 const MAX_ERRORS: usize = 256;
 
 /// Virtual Interfaces, as an extension.
@@ -75,7 +75,7 @@ pub struct Via {
     incoming: Vec<Incoming>,
     next_request: u32,
     next_incoming: u32,
-    /// Asynchronous errors that no port has asked for yet; and, in `listening`, the commands that wait for one.
+    /// Asynchronous errors to be delivered, by port; `listening` has the commands that wait for the next one.
     errors: BTreeMap<PortId, VecDeque<(PortId, AsyncError)>>,
     listening: BTreeMap<PortId, u64>,
     cutter: Cutter,
@@ -127,7 +127,7 @@ impl Via {
         self.break_link_as(nic, vi, fault, own, AsyncError::ConnectionLost);
     }
 
-    /// Does the same, with the error for this end.
+    /// Breaks a connection as `break_link` does, with the error `why` for this end.
     fn break_link_as(
         &mut self,
         nic: &mut Context<'_>,
@@ -144,7 +144,7 @@ impl Via {
         self.report_errors(nic, vi);
     }
 
-    /// Sends an interface's pending frames; breaks the connection if their memory is gone.
+    /// Sends an interface's pending frames; breaks the connection if their memory was deregistered.
     fn pump(&mut self, nic: &mut Context<'_>, vi: PortId) {
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
         self.cutter.learn(nic);
@@ -170,15 +170,15 @@ impl Via {
         self.arm(nic, at);
     }
 
-    /// Returns how many nanoseconds a frame's acknowledgement may take before the frame is sent again: round trips are
-    /// those of short frames, and all bytes under way pass two lines of the network first.
+    /// Returns the nanoseconds without acknowledgement after which a frame is sent again. Measured round trips are
+    /// those of short frames, so this adds the time that all bytes under way take on two lines of the network.
     fn resend_after(&self, nic: &Context<'_>, endpoint: &Endpoint) -> u64 {
         let Some(link) = &endpoint.link else { return u64::MAX };
         let first = self.first_resend_after(nic, link);
         (first << link.sending.silent.min(10)).min(self.config.dead_after_ns / 8)
     }
 
-    /// Returns the same for a frame that the other end has not left unanswered before.
+    /// Returns the same time without its doublings for earlier silence.
     fn first_resend_after(&self, nic: &Context<'_>, link: &Link) -> u64 {
         let trip = nic.round_trip(link.node);
         let usual = trip.map_or(10_000_000, |trip| nanos(trip.smoothed * 2 + trip.variation * 4));
@@ -229,13 +229,13 @@ impl Via {
         next
     }
 
-    /// Sends what a frame or command has made possible, and acknowledgements that are due now.
+    /// Sends the frames that have become ready, and acknowledgements that are due now.
     fn settle(&mut self, nic: &mut Context<'_>, vi: PortId) {
         self.pump(nic, vi);
         if let Some(Some(endpoint)) = self.vis.get(vi.index())
             && !endpoint.gate.may_begin()
         {
-            self.begin_to_lend(nic, vi);
+            self.begin_to_grant(nic, vi);
         }
         let now = nic.now();
         let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
@@ -313,7 +313,7 @@ impl Extension for Via {
                 nic.refuse(&command, Status::Refused);
             }
             AWAIT => {}
-            LEND => self.on_lend(nic, &command),
+            OFFER => self.on_offer(nic, &command),
             RECALL => self.on_recall(nic, &command),
             RETURN => self.on_return(nic, &command),
             SAVE | FORGET | RESTORE | JOIN => self.on_order(nic, &command),
@@ -340,8 +340,8 @@ impl Extension for Via {
         let is_from = |link: &&Link| link.node == from && link.incarnation == header.incarnation;
         let link = endpoint.link.as_ref().filter(is_from);
         let Some(link) = link.filter(|_| endpoint.connection == fields.connection) else { return };
-        // A gap is filled soon, even if the other end was silent for long. The pause grows all the same, because an end
-        // that is slow must not get more than it can handle.
+        // A gap is filled soon, even after long silence of the other end. The pause still grows with the silence, so
+        // that a slow end gets no more than it can handle.
         let first = self.first_resend_after(nic, link);
         let pause = (first << link.sending.silent.min(MOST_DOUBLINGS)) / 4;
         let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
@@ -360,10 +360,10 @@ impl Extension for Via {
             self.on_paused(now, late);
         }
         self.expire(nic, now);
-        self.ask_again(nic, |pending| pending.ask_at <= now);
+        self.request_again(nic, |pending| pending.request_at <= now);
         self.cutter.catch_up();
         self.check_gates(nic);
-        let deadlines = self.pending.iter().map(|pending| pending.deadline.min(pending.ask_at));
+        let deadlines = self.pending.iter().map(|pending| pending.deadline.min(pending.request_at));
         let mut next = deadlines.min().unwrap_or(Instant::FAR_FUTURE);
         for at in 0..self.vis.len() {
             let vi = PortId(at as u16);
@@ -438,10 +438,10 @@ impl Extension for Via {
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         match event {
-            PeerEvent::Up(node, _) => self.ask_again(nic, |pending| pending.node == node),
+            PeerEvent::Up(node, _) => self.request_again(nic, |pending| pending.node == node),
             PeerEvent::Restarted(node, _) => {
                 self.on_link_lost(nic, node, AsyncError::PeerRestarted);
-                self.ask_again(nic, |pending| pending.node == node);
+                self.request_again(nic, |pending| pending.node == node);
             }
             PeerEvent::Down(node) => self.on_link_lost(nic, node, AsyncError::ConnectionLost),
         }

@@ -1,8 +1,9 @@
-//! Packets between the processes of one host, past the NIC: a copy into the other's reach, a copy out.
+//! Carries packets between the processes of one host, bypassing the NIC: the sender copies into shared memory, and the
+//! receiver copies out.
 //!
-//! What LAM/MPI's shared-memory progression interfaces were beside that over VIA: the shortest way
-//! where both ends are on one host. The [Virtual Interfaces](crate::rdma) are what goes everywhere, is
-//! admitted and scheduled with what else the NIC sends, and stands still when its process is stopped.
+//! LAM/MPI has shared-memory progression interfaces for this, next to those over VIA. They are the shortest path where
+//! both ends are on one host. The [Virtual Interfaces](crate::rdma) reach every node; the NIC admits and schedules
+//! their traffic, and suspends it with the process.
 
 use std::task::Waker;
 
@@ -15,19 +16,19 @@ use crate::message::carrier::{Carrier, Event, Refusal};
 use crate::message::envelope::{Envelope, Peer};
 use crate::message::transport::InitError;
 
-/// Carries packets over lanes: process `p` is node `p` of their fabric.
+/// Carries packets over shared-memory rings: process `p` is node `p` of their fabric.
 #[derive(Debug)]
 pub struct LaneCarrier {
     lanes: Option<Lanes>,
     own: Peer,
     nodes: u16,
     room: usize,
-    /// A process that has been told of as gone, and is there again.
+    /// A process whose restart was reported, and whose return is the next event.
     returned: Option<Peer>,
 }
 
 impl LaneCarrier {
-    /// Looks for the processes of the fabric that `config` names; no NIC may have the name.
+    /// Opens the rings to the processes of the fabric that `config` names. No NIC may use the same name.
     ///
     /// # Errors
     /// [`StartError`] says what to do about it.
@@ -47,7 +48,7 @@ impl Carrier for LaneCarrier {
         self.own
     }
 
-    /// Whoever takes part is found; who does not come [in time](ShmConfig::join_timeout) is lost.
+    /// Waits for the peers to join. A peer that does not join [in time](ShmConfig::join_timeout) is reported as lost.
     fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError> {
         for peer in peers {
             let node = u16::try_from(peer.0).ok().filter(|node| *node < self.nodes);
@@ -71,7 +72,7 @@ impl Carrier for LaneCarrier {
         self.room
     }
 
-    /// Shorter ones overlap better: the receiver copies one while the sender copies the next.
+    /// Returns at most `DEFAULT_MTU`: with short parts, the receiver copies one while the sender copies the next.
     fn part(&self, _to: Peer, _receive: u64) -> usize {
         self.room.min(DEFAULT_MTU)
     }
@@ -100,13 +101,13 @@ impl Carrier for LaneCarrier {
                 Some(Event::Restarted(peer))
             }
             News::Returned(node) => Some(Event::Returned(Peer(node.0.into()))),
-            // No packet asks for it, so it is mapped no longer.
+            // This carrier requests no memory. Dropping the event unmaps it.
             News::Shown { .. } => None,
             News::Frame { from, words, payload } => {
                 let from = Peer(from.0.into());
                 match Envelope::of_words(from, words) {
                     Ok(envelope) => Some(Event::Packet { from, envelope, payload }),
-                    // It may have meant any message: nothing of that process can be believed.
+                    // Any field may be wrong, so no later packet of that process can be trusted.
                     Err(_) => Some(Event::Lost(from)),
                 }
             }

@@ -5,9 +5,9 @@
 //! - [`message`]: start here: messages with MPI's matching rules, over any carrier of packets
 //! - [`rdma`]: carries packets over Virtual Interfaces, as LAM over VIA does
 //! - `lanes`, on Linux: carries packets between processes of one host, bypassing the NIC
-//! - [`nic`]: the host's half: opens a NIC, creates interfaces, connects them, posts descriptors, and writes to processes of
-//!   this host itself while the NIC leaves its gate open
-//! - [`descriptor`]: what is posted: sends, receives, remote writes and reads; [`memory`]: registered memory
+//! - [`nic`]: the host's half: opens a NIC, creates interfaces, connects them, posts descriptors, and writes directly
+//!   to processes of this host while the NIC keeps its gate open
+//! - [`descriptor`]: requests to an interface: sends, receives, remote writes and reads; [`memory`]: registered memory
 //! - [`context`]: the saved state of a process's interfaces; [`checkpointer`]: a daemon that saves interfaces,
 //!   removes them from the NIC, and restores them on this host or another
 //! - [`attributes`], [`outcome`]: how interfaces are configured, and how descriptors end

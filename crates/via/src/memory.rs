@@ -13,10 +13,10 @@ use crate::context::MemoryName;
 /// Access rights to registered memory, in addition to its owner's.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct MemoryOptions {
-    /// The tag of the interfaces that may use it.
+    /// The tag of the interfaces that may use the memory.
     pub tag: ProtectionTag,
-    /// True if the other ends of those interfaces may write it. Peers of this host map memory that may be read, too, and
-    /// then write it themselves; memory mapped for writing can be read.
+    /// True if the other ends of those interfaces may write the memory. If they may also read it, peers on this host
+    /// map it and write it directly; a mapping for writing can also be read.
     pub rdma_write: bool,
     /// True if the other ends of those interfaces may read it.
     pub rdma_read: bool,
@@ -110,7 +110,7 @@ impl Memory {
         &self.region
     }
 
-    /// Returns whether `owner` has registered it with this tag and at least these rights.
+    /// Returns whether `owner` has registered this memory with this tag and at least these rights.
     pub(crate) fn is_of(&self, owner: PortId, tag: ProtectionTag, rights: Rights) -> bool {
         let region = &self.region;
         region.whole().port == owner && region.tag() == tag && region.rights().contains(rights)

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{
-    AWAIT, CREATE, EVENT, LEND, PARAMETER_BYTES, POST_RECEIVE, POST_SEND, RECALL, RETURN,
+    AWAIT, CREATE, EVENT, OFFER, PARAMETER_BYTES, POST_RECEIVE, POST_SEND, RECALL, RETURN,
     SEGMENT_BYTES, about,
 };
 use crate::context::MemoryName;
@@ -86,7 +86,7 @@ pub struct Nic {
     handled: u64,
     next_tag: u32,
     next_serial: u32,
-    /// The ways past the NIC, if this process has any.
+    /// The paths that bypass the NIC, if this process has any.
     gated: Option<Gated>,
     /// All memory that was registered, in that order, with the name that other nodes use.
     memories: Vec<(MemoryName, Weak<Region>)>,
@@ -220,9 +220,9 @@ impl Nic {
         self.errors.pop_front()
     }
 
-    /// Processes what the hardware has completed, and what has arrived bypassing it; returns whether there was
-    /// anything. While all data bypasses the hardware, it is polled rarely: [`Nic::next_error`], [`Nic::connected`] and
-    /// [`Nic::requested`] poll it each time.
+    /// Processes completions of the hardware, and frames that bypassed it; returns whether there were any. While all
+    /// data bypasses the hardware, this polls it rarely: [`Nic::next_error`], [`Nic::connected`] and [`Nic::requested`]
+    /// poll it each time.
     #[inline]
     pub fn poll(&mut self) -> bool {
         if self.gated.is_none() {
@@ -286,7 +286,7 @@ impl Nic {
             return Poll::Ready(Ok(()));
         }
         self.ring_if_unrung();
-        // A process may have opened its rings meanwhile.
+        // Another process may have opened its rings meanwhile.
         if self.gated.is_some() {
             self.catch_up();
         }
@@ -316,16 +316,16 @@ impl Nic {
         self.handled += 1;
         if matches!(completion.opcode, POST_SEND | POST_RECEIVE) {
             if completion.status == Status::Cancelled {
-                return self.on_given_back(completion);
+                return self.on_returned(completion);
             }
             self.queues.on_ended(&mut self.free_scratch, completion);
             return;
         }
-        // Its cookie names a descriptor; it says only that the wait has ended.
+        // The cookie names a descriptor, not an operation: the completion says only that the wait has ended.
         if completion.opcode == AWAIT {
             return;
         }
-        if matches!(completion.opcode, LEND | RECALL | RETURN) {
+        if matches!(completion.opcode, OFFER | RECALL | RETURN) {
             return self.on_gate(completion);
         }
         match self.operations.get(completion.cookie) {
@@ -343,7 +343,7 @@ impl Nic {
     }
 
     fn on_error(&mut self, completion: &Completion) {
-        // The extension is gone, or awaits already, and has refused: a retry would never end.
+        // The extension is gone, or holds such a command already, and has refused this one: retries would never end.
         if completion.status != Status::Done {
             return;
         }
@@ -352,7 +352,7 @@ impl Nic {
             if error.ends_connection() {
                 self.unlink_path(vi.number);
             }
-            // The host has reported the end of a connection that it has ended itself.
+            // If the host has ended the connection itself, it has already reported that.
             if !self.is_broken(vi.number) {
                 if error.ends_connection() {
                     self.queues.set_state(vi, ViState::Error);

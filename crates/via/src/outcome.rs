@@ -14,7 +14,7 @@ pub enum Operation {
     Receive = 1,
     /// It wrote the other end's memory.
     RdmaWrite = 2,
-    /// It was consumed by the other end's write with immediate data.
+    /// A remote write with immediate data consumed it.
     RemoteRdmaWrite = 3,
     /// It read the other end's memory.
     RdmaRead = 4,
@@ -57,7 +57,7 @@ pub enum DescriptorError {
     /// The other end's memory does not permit this access.
     #[error("the other end's memory does not permit this access")]
     RdmaProtection = 6,
-    /// The other end had no receive descriptor for it, or one that was too short.
+    /// The other end had no receive descriptor for the message, or one that was too short.
     #[error("the other end had no receive descriptor for it, or one that was too short")]
     RemoteDescriptor = 7,
 }
@@ -104,7 +104,7 @@ pub enum AsyncError {
 }
 
 impl AsyncError {
-    /// Returns whether the connection ended with it.
+    /// Returns whether this error ends the connection.
     #[must_use]
     pub const fn ends_connection(self) -> bool {
         matches!(self, Self::ConnectionLost | Self::PeerRestarted)

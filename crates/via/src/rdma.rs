@@ -1,21 +1,22 @@
 //! Packets over Virtual Interfaces: the communication protocol of LAM over VIA (section 4).
 //!
-//! Each pair of processes has an interface, and each process an *RDMA area* for each other one,
-//! which that one alone writes. To send, a process copies the packet into registered memory and
-//! writes it to the receiver's area at `WritePointer`; the immediate data says how long it is, and is
-//! negative where the writer has begun again at the area's start. It consumes a receive descriptor
-//! there, which tells the receiver, who reads at `ReadPointer`.
+//! Each pair of processes has an interface, and each process has an *RDMA area* for each other process, which alone
+//! writes it. To send, a process copies the packet into registered memory, and writes it to the receiver's area at
+//! `WritePointer`. The immediate data is the packet's length; it is negative if the writer has started again at the
+//! area's start. The write consumes a receive descriptor, whose completion has the receiver read at `ReadPointer`.
 //!
-//! What may be sent is bounded twice (section 4.2): by the free part of the area (`RDMAmaxwrite`,
-//! which follows `RDMAmaxread` as the receiver publishes it) and by the descriptors that are left
-//! there (`descLeft`). Both are published by writes without immediate data, which take no
-//! descriptor: the area's once an eighth of it was read, the descriptors when the sender requests that by such a
-//! write, as half of them or fewer are left. The paper names no threshold. Who has run out asks, once, with one of two descriptors that data never takes; the
-//! answer takes the other. So a credit never needs one, and whoever is parked is woken.
+//! Two credits bound the packets under way (section 4.2): the free part of the area (`RDMAmaxwrite`, which follows the
+//! `RDMAmaxread` that the receiver publishes), and the receive descriptors that are left (`descLeft`). The receiver
+//! publishes both by writes without immediate data, which consume no descriptor. It publishes the area's credit once an
+//! eighth of the area was read. It publishes the descriptors when the sender requests that, by such a write, once half
+//! of them or fewer are left; the paper names no threshold.
+//!
+//! A sender without credit requests it once, with one of two descriptors that data never takes; the reply takes the
+//! other. So requests and replies need no credit, and they wake a parked process.
 
 mod credit;
 mod link;
-mod places;
+mod rendezvous;
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
@@ -32,16 +33,17 @@ use crate::message::envelope::{Envelope, LONGEST, Peer};
 use crate::message::transport::InitError;
 use crate::nic::{CqId, Nic, NicError, ViId, WorkQueue};
 use crate::outcome::AsyncError;
-use link::{Arrival, Link, PATIENCE};
-use places::LONGEST_PLACED;
+use link::{Arrival, Link, CONNECT_TIMEOUT};
+use rendezvous::LONGEST_PLACED;
 
-pub use places::Registration;
+pub use rendezvous::Registration;
 
-/// Commands of each process's interface beside its data, and of the port beside all interfaces.
+/// Commands that each interface may have under way besides its data.
+/// Commands that the port may have under way besides those of its interfaces.
 const CONTROLS: usize = 24;
 const SPARE: usize = 64;
 
-/// How a process's share of the memory is laid out.
+/// The configuration of an [`RdmaCarrier`]: its memory, descriptors and interfaces.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RdmaConfig {
     area: usize,
@@ -66,23 +68,23 @@ impl Default for RdmaConfig {
 }
 
 impl RdmaConfig {
-    /// Bytes of each RDMA area, at least 4,096; packets have up to a quarter of it. Default: 256 KiB.
+    /// Sets the bytes of each RDMA area, at least 4,096; a packet has up to a quarter of it. Default: 256 KiB.
     #[must_use]
     pub const fn area(mut self, bytes: usize) -> Self {
         self.area = if bytes < 4096 { 4096 } else { bytes & !7 };
         self
     }
 
-    /// As large an area as messages of up to `bytes` need that leave whole, where that is more: over
-    /// sockets, [`SOCKET_EAGER`](crate::message::engine::SOCKET_EAGER).
+    /// Enlarges the area, if it is smaller, to what messages of up to `bytes` need to be sent as one packet. Over
+    /// sockets, use [`SOCKET_EAGER`](crate::message::engine::SOCKET_EAGER).
     #[must_use]
     pub const fn eager(self, bytes: usize) -> Self {
         let area = 4 * (bytes + LONGEST).next_multiple_of(8);
         if area > self.area { self.area(area) } else { self }
     }
 
-    /// Receive descriptors that are kept posted for each process, 8 to 256; fewer where the port is
-    /// not as [deep](Self::depth) as all processes together need. Default: 64.
+    /// Sets how many receive descriptors are kept posted for each process, 8 to 256. There are fewer if the port is not
+    /// [deep](Self::depth) enough for all processes. Default: 64.
     #[must_use]
     pub const fn descriptors(mut self, count: u16) -> Self {
         self.descriptors = match count {
@@ -93,16 +95,16 @@ impl RdmaConfig {
         self
     }
 
-    /// Most commands that the port has under way, at most [`MAX_DEPTH`]. Its ring takes 128 bytes of
-    /// memory for each. What finds it full waits. Default: [`MAX_DEPTH`], of which no more is used
-    /// than all processes need.
+    /// Sets the most commands that the port has under way, at most [`MAX_DEPTH`]. Its ring takes 128 bytes of memory
+    /// for each. If the ring is full, packets wait. Default: [`MAX_DEPTH`]; the port gets no more than all processes
+    /// need.
     #[must_use]
     pub const fn depth(mut self, commands: usize) -> Self {
         self.depth = if commands > MAX_DEPTH { MAX_DEPTH } else { commands };
         self
     }
 
-    /// With as many descriptors for each process as the port can hold, and the port's depth.
+    /// Returns the configuration with as many descriptors for each process as the port can hold, and the port's depth.
     fn for_job(mut self, nodes: usize) -> (Self, usize) {
         let commands = |descriptors: usize| 3 * descriptors + CONTROLS;
         let share = self.depth.saturating_sub(SPARE) / nodes.max(1);
@@ -112,25 +114,24 @@ impl RdmaConfig {
         (self, needed.min(self.depth))
     }
 
-    /// Tells the processes of one job from those of another on the same nodes. Default: 0.
+    /// Sets the job's number, which separates its processes from those of another job on the same nodes. Default: 0.
     #[must_use]
     pub const fn job(mut self, number: u32) -> Self {
         self.job = number;
         self
     }
 
-    /// How messages that are too long to leave whole come into registered memory; for what comes
-    /// here, and what leaves. Default: [`Registration::Cached`]; without reliability,
-    /// [`Registration::Copied`].
+    /// Sets how rendezvous messages, both sent and received, reach registered memory. Default:
+    /// [`Registration::Cached`]; without reliability, [`Registration::Copied`].
     #[must_use]
     pub const fn registration(mut self, how: Registration) -> Self {
         self.registration = how;
         self
     }
 
-    /// What the interfaces promise. Below the default, reliable reception, a packet may be lost, and
-    /// the process that it was for then counts as lost with it: for networks that lose nothing, as
-    /// the paper took its own to be.
+    /// Sets the reliability level of the interfaces. Below the default, reliable reception, a packet may be lost, and
+    /// its receiver then counts as lost, too. Lower levels are for networks that lose nothing, as the paper assumes of
+    /// its own.
     #[must_use]
     pub const fn reliability(mut self, level: Reliability) -> Self {
         self.reliability = level;
@@ -148,34 +149,33 @@ pub struct RdmaCarrier {
     links: Vec<Option<Link>>,
     /// The process behind each interface, by its number.
     by_vi: Vec<(ViId, Peer)>,
-    /// Processes whose connection is under way.
+    /// Processes to which a connection is being made.
     connecting: Vec<Peer>,
-    /// Processes for which fewer receive descriptors are posted than should be.
+    /// Processes for which fewer receive descriptors are posted than configured.
     lacking: Vec<Peer>,
-    /// Processes that were lost and told of: as soon as the NIC has given all back, they are waited for anew.
-    returning: Vec<Peer>,
-    /// Processes that are lost, and whether they are known to have been started again.
+    /// Lost processes that were reported. Each is awaited again once the NIC has returned all its descriptors.
+    renewing: Vec<Peer>,
+    /// Lost processes that are to be reported, and whether each is known to have restarted.
     lost: VecDeque<(Peer, bool)>,
-    /// Processes that were lost and are connected again.
+    /// Processes that were lost, are connected again, and are to be reported.
     returned: VecDeque<Peer>,
-    /// The packet that was handed out last: its room is free once another is asked for.
-    lent: Option<(Peer, Arrival)>,
-    /// Completions of the NIC that the last poll in vain has seen the effects of.
+    /// The packet that was delivered last; the next poll frees its room.
+    delivered: Option<(Peer, Arrival)>,
+    /// The NIC's count of processed completions at the last poll that found nothing.
     seen: u64,
 }
 
 impl RdmaCarrier {
-    /// Makes interfaces and memory for all processes: `nodes[p]` is where process `p` runs, `own` is
-    /// this one.
+    /// Creates interfaces and memory for all processes: process `p` runs on `nodes[p]`, and `own` is this process.
     ///
     /// # Errors
     /// [`NicError`] if the NIC has no Virtual Interfaces, or too few, or no memory.
     ///
     /// # Panics
-    /// If `own` is none of them.
+    /// If `own` has no entry in `nodes`.
     ///
     /// # Cancel safety
-    /// Dropped, the port and its interfaces are closed.
+    /// If dropped, the port and its interfaces are closed.
     pub async fn open(
         host: &impl Host,
         own: Peer,
@@ -195,10 +195,10 @@ impl RdmaCarrier {
             by_vi: Vec::new(),
             connecting: Vec::new(),
             lacking: Vec::new(),
-            returning: Vec::new(),
+            renewing: Vec::new(),
             lost: VecDeque::new(),
             returned: VecDeque::new(),
-            lent: None,
+            delivered: None,
             seen: 0,
         };
         for (peer, node) in nodes.iter().enumerate() {
@@ -238,7 +238,7 @@ impl RdmaCarrier {
         }
     }
 
-    /// Receive descriptors that found the port full are posted before anything else.
+    /// Posts the receive descriptors that found the port full; returns whether none is left.
     fn repost(&mut self) -> bool {
         let Self { nic, links, lacking, .. } = self;
         lacking.retain(|peer| {
@@ -248,16 +248,16 @@ impl RdmaCarrier {
         lacking.is_empty()
     }
 
-    /// The room of the packet that was handed out last is free again.
-    fn take_back(&mut self) {
-        if let Some((peer, arrival)) = self.lent.take()
+    /// Frees the room of the packet that was delivered last.
+    fn free_delivered(&mut self) {
+        if let Some((peer, arrival)) = self.delivered.take()
             && let Some(Some(link)) = self.links.get_mut(peer.0 as usize)
         {
             link.free(&mut self.nic, &arrival);
         }
     }
 
-    /// Connections that are being made go on, and receive descriptors are posted that found no room.
+    /// Continues to make connections, and posts the receive descriptors that found the port full.
     fn progress(&mut self) {
         self.repost();
         let mut at = 0;
@@ -279,26 +279,26 @@ impl RdmaCarrier {
         }
     }
 
-    /// Connections that are over are prepared for the next process there.
+    /// Prepares ended connections for the next process there.
     fn renew_all(&mut self) {
         let mut at = 0;
-        while let Some(&peer) = self.returning.get(at) {
+        while let Some(&peer) = self.renewing.get(at) {
             let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else { return };
             match link.renew(&mut self.nic, (self.config.job, self.own, peer)) {
                 Ok(false) => at += 1,
                 Ok(true) => {
-                    self.returning.swap_remove(at);
+                    self.renewing.swap_remove(at);
                     self.connecting.push(peer);
                 }
-                // A NIC that has stopped has no connections any more.
+                // A NIC that has stopped makes no more connections.
                 Err(_) => {
-                    self.returning.swap_remove(at);
+                    self.renewing.swap_remove(at);
                 }
             }
         }
     }
 
-    /// Takes news of connections that are over.
+    /// Handles the NIC's errors that end connections.
     fn take_errors(&mut self) {
         while let Some((vi, error)) = self.nic.taken_error() {
             if let Some(peer) = self.peer_of(vi).filter(|_| error.ends_connection()) {
@@ -307,14 +307,14 @@ impl RdmaCarrier {
         }
     }
 
-    /// A process that was lost is told of, and waited for anew.
+    /// Returns the next loss of a process, which is then awaited again.
     fn next_lost(&mut self) -> Option<Event<'static>> {
         let (peer, restarted) = self.lost.pop_front()?;
-        self.returning.push(peer);
+        self.renewing.push(peer);
         Some(if restarted { Event::Restarted(peer) } else { Event::Lost(peer) })
     }
 
-    /// The next packet that has come, and where it lies.
+    /// Returns the next received packet, and its sender.
     fn arrival(&mut self) -> Option<(Peer, Arrival)> {
         while let Some((vi, queue)) = self.nic.cq_done(self.arrivals) {
             let (WorkQueue::Receive, Some(peer)) = (queue, self.peer_of(vi)) else { continue };
@@ -343,7 +343,7 @@ impl Carrier for RdmaCarrier {
             let link = self.links.get_mut(peer.0 as usize).ok_or(InitError::Unknown(*peer))?;
             let Some(link) = link.as_mut().filter(|link| link.is_new()) else { continue };
             let names = (self.config.job, self.own, *peer);
-            link.begin(&mut self.nic, names, Some(PATIENCE))
+            link.begin(&mut self.nic, names, Some(CONNECT_TIMEOUT))
                 .map_err(|_| InitError::Unknown(*peer))?;
             self.connecting.push(*peer);
         }
@@ -364,7 +364,7 @@ impl Carrier for RdmaCarrier {
     fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
         let reposted = self.lacking.is_empty() || self.repost();
         match self.links.get_mut(to.0 as usize) {
-            Some(Some(link)) if !reposted => link.refuse_crowded(),
+            Some(Some(link)) if !reposted => link.refuse_port_full(),
             Some(Some(link)) => link.post(&mut self.nic, envelope, payload),
             _ => Err(Refusal::Lost),
         }
@@ -377,7 +377,7 @@ impl Carrier for RdmaCarrier {
 
     fn lend(&mut self, to: Peer, receive: u64, room: &Segment) {
         if let Some(Some(link)) = self.links.get_mut(to.0 as usize) {
-            link.lend(&self.nic, receive, room);
+            link.offer(&self.nic, receive, room);
         }
     }
 
@@ -390,17 +390,17 @@ impl Carrier for RdmaCarrier {
     ) -> Result<Posted, Refusal> {
         let reposted = self.lacking.is_empty() || self.repost();
         match self.links.get_mut(to.0 as usize) {
-            Some(Some(link)) if !reposted => link.refuse_crowded().map(|()| Posted::Copied),
+            Some(Some(link)) if !reposted => link.refuse_port_full().map(|()| Posted::Copied),
             Some(Some(link)) => link.post_memory(&mut self.nic, envelope, payload, send),
             _ => Err(Refusal::Lost),
         }
     }
 
     fn poll(&mut self) -> Option<Event<'_>> {
-        self.take_back();
+        self.free_delivered();
         let (peer, arrival) = loop {
             let before = self.nic.handled();
-            // Before what comes over a connection that was made again.
+            // The return of a process is reported before packets of its new connection.
             self.progress();
             if let Some(peer) = self.returned.pop_front() {
                 return Some(Event::Returned(peer));
@@ -410,7 +410,7 @@ impl Carrier for RdmaCarrier {
             }
             self.take_errors();
             if !self.lost.is_empty() {
-                // What it sent before it went was taken from the NIC with the news of that.
+                // The poll that reported the loss also took packets that were sent before it.
                 if let Some(found) = self.arrival() {
                     break found;
                 }
@@ -422,14 +422,14 @@ impl Carrier for RdmaCarrier {
             if let Some(send) = links.find_map(|link| link.next_released(nic)) {
                 return Some(Event::Released(send));
             }
-            // Whatever asked the NIC meanwhile may have taken what nobody has looked at.
+            // If the calls above have processed completions, there may be packets that this poll has not seen.
             if self.nic.handled() == before {
                 self.seen = before;
                 return None;
             }
         };
-        self.lent = Some((peer, arrival));
-        if arrival.lent {
+        self.delivered = Some((peer, arrival));
+        if arrival.in_place {
             return Some(Event::Placed { from: peer, envelope: arrival.envelope });
         }
         let link = self.links.get(peer.0 as usize)?.as_ref()?;
@@ -438,10 +438,10 @@ impl Carrier for RdmaCarrier {
     }
 
     fn arm_wakeup(&mut self, waker: &Waker) -> bool {
-        self.take_back();
+        self.free_delivered();
         self.repost();
         for link in self.links.iter_mut().flatten() {
-            link.answer(&mut self.nic);
+            link.answer_request(&mut self.nic);
         }
         if self.nic.handled() != self.seen {
             return false;
@@ -463,8 +463,8 @@ impl Carrier for RdmaCarrier {
     }
 
     fn close(&mut self) {
-        self.take_back();
-        self.returning.clear();
+        self.free_delivered();
+        self.renewing.clear();
         self.connecting.clear();
         for link in self.links.iter_mut().flatten() {
             link.close(&mut self.nic);

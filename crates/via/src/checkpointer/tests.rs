@@ -1,5 +1,5 @@
 //! Refusals of a checkpointer's commands. The checkpointer's port also stops other ports: both kinds of commands are in
-//! one ring, so that nothing happens between two of them.
+//! one ring, so that the NIC does nothing between two of them.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::memory::MemoryOptions;
 use crate::nic::{Nic, ViId};
 
 const STOPPER: ExtensionId = ExtensionId(9);
-const KEEPER: PortId = PortId(1_100);
+const CHECKPOINTER: PortId = PortId(1_100);
 
 /// Stops the port that a command names, or resumes it.
 struct Stopper;
@@ -84,7 +84,7 @@ impl Scene {
         for (nic, ticket) in nics.iter_mut().zip(&tickets) {
             nic.finish(ticket).await.unwrap();
         }
-        let checkpointer = Checkpointer::open(&hosts[0], KEEPER).unwrap();
+        let checkpointer = Checkpointer::open(&hosts[0], CHECKPOINTER).unwrap();
         Self { nics, vis: [vis[0], vis[1]], checkpointer }
     }
 
@@ -119,7 +119,7 @@ fn play<F: Future<Output = ()> + Send + 'static>(
     let star = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(1 << 20)));
     let mut world = World::new(&star, NicProfile { mtu: 600, ..NicProfile::MODERN }, 1, |_, _| {
         let mut unit = Unit::default();
-        unit.install(VIA, Via::new(ViaConfig::default().checkpointer(KEEPER))).unwrap();
+        unit.install(VIA, Via::new(ViaConfig::default().checkpointer(CHECKPOINTER))).unwrap();
         unit.install(STOPPER, Stopper).unwrap();
         unit
     });
@@ -138,9 +138,9 @@ fn why<T: std::fmt::Debug>(result: Result<T, CheckpointerError>) -> (Refused, Op
     }
 }
 
-/// The stop withdraws frames that have left the queue and not the NIC; they are counted right after it.
+/// The stop withdraws frames that have left the queue but not the NIC; the NIC counts them right after it.
 #[test]
-fn what_was_just_withdrawn_is_asked_for_again() {
+fn saving_is_retried_until_withdrawn_frames_are_counted() {
     play(Reliability::Unreliable, |mut scene| async move {
         let port = scene.port();
         let memory = scene.nics[0].register(40_000, MemoryOptions::default()).unwrap();
@@ -149,7 +149,7 @@ fn what_was_just_withdrawn_is_asked_for_again() {
             scene.nics[0].post_send(scene.vis[0], descriptor).unwrap();
         }
         // Its frames are on their way, and most have not been sent.
-        let first = scene.checkpointer.ask("wait", order(SAVE, port), 0).await;
+        let first = scene.checkpointer.call("wait", order(SAVE, port), 0).await;
         assert_eq!(why(first), (Refused::Running, None));
         scene.checkpointer.port.post(&stopper(1, port)).unwrap();
         let save = Command { region: scene.checkpointer.scratch.whole(), ..order(SAVE, port) };
@@ -165,15 +165,15 @@ fn what_was_just_withdrawn_is_asked_for_again() {
 }
 
 #[test]
-fn memory_that_the_checkpointer_has_not_is_not_touched() {
+fn memory_that_the_checkpointer_does_not_have_is_refused() {
     play(Reliability::ReliableDelivery, |mut scene| async move {
         let port = scene.port();
         scene.stop().await;
         let saved = scene.checkpointer.save(port).await.unwrap();
         let whole = scene.checkpointer.scratch.whole();
-        let nobodys = RegionRef { generation: whole.generation ^ 1, ..whole };
+        let unregistered = RegionRef { generation: whole.generation ^ 1, ..whole };
         for opcode in [SAVE, FORGET, RESTORE, JOIN] {
-            assert_eq!(scene.refused(order(opcode, port), nobodys).await, Refused::Scratch);
+            assert_eq!(scene.refused(order(opcode, port), unregistered).await, Refused::Scratch);
         }
         assert_eq!(scene.checkpointer.save(port).await.unwrap(), saved);
     });
@@ -182,7 +182,7 @@ fn memory_that_the_checkpointer_has_not_is_not_touched() {
 /// A process is stopped in the middle of its exit: it has deregistered the memory of a receive, and the NIC has not
 /// handled the doorbell. The interfaces can't be saved, instead of being saved and then refused to be removed.
 #[test]
-fn what_was_deregistered_right_before_the_stop_is_not_saved() {
+fn an_interface_with_deregistered_memory_is_not_saved() {
     play(Reliability::ReliableDelivery, |scene| async move {
         let Scene { nics: [mut leaving, _peer], vis, mut checkpointer } = scene;
         let memory = leaving.register(64, MemoryOptions::default()).unwrap();
@@ -202,7 +202,7 @@ fn what_was_deregistered_right_before_the_stop_is_not_saved() {
 }
 
 #[test]
-fn orders_that_make_no_sense_are_refused() {
+fn malformed_commands_are_refused() {
     play(Reliability::ReliableDelivery, |mut scene| async move {
         let port = scene.port();
         scene.stop().await;
@@ -231,7 +231,7 @@ fn orders_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn what_was_not_restored_is_neither_joined_nor_taken_back_nor_saved() {
+fn only_restored_interfaces_are_joined_or_discarded() {
     play(Reliability::ReliableDelivery, |mut scene| async move {
         let port = scene.port();
         scene.stop().await;

@@ -17,7 +17,7 @@ use crate::outcome::Operation;
 pub struct Inconsistency {
     /// The process's name of the interface.
     pub vi: u16,
-    /// The inconsistency.
+    /// A description of the inconsistency.
     pub what: &'static str,
 }
 
@@ -28,15 +28,15 @@ pub enum Violation {
     /// A process's context is inconsistent in itself.
     #[error("rank {rank}, {wrong}")]
     Rank {
-        /// The process.
+        /// The rank of the process.
         rank: u16,
-        /// The inconsistency.
+        /// The inconsistency in the process's context.
         wrong: Inconsistency,
     },
     /// An interface is connected with one that does not exist.
     #[error("rank {}, interface {}: its other end, interface {} of rank {}, is not there", .from.rank, .from.vi, .to.vi, .to.rank)]
     NoPeer {
-        /// The interface.
+        /// The interface whose other end is missing.
         from: RemoteEnd,
         /// The other end that it names.
         to: RemoteEnd,
@@ -44,7 +44,7 @@ pub enum Violation {
     /// An interface is connected with one that is not connected with it.
     #[error("rank {}, interface {}: its other end, interface {} of rank {}, is not connected with it", .from.rank, .from.vi, .to.vi, .to.rank)]
     OneSided {
-        /// The interface.
+        /// The interface whose other end is not connected with it.
         from: RemoteEnd,
         /// The other end that it names.
         to: RemoteEnd,
@@ -52,7 +52,7 @@ pub enum Violation {
     /// An interface has other attributes for its other end than that end has.
     #[error("rank {}, interface {}: it has other attributes for interface {} of rank {} than that interface has", .from.rank, .from.vi, .to.vi, .to.rank)]
     Attributes {
-        /// The interface.
+        /// The interface that has other attributes for its other end.
         from: RemoteEnd,
         /// The other end that it names.
         to: RemoteEnd,
@@ -63,9 +63,9 @@ pub enum Violation {
         .from.vi, .from.rank, .to.vi, to_rank = .to.rank
     )]
     Counts {
-        /// The sender.
+        /// The sender's interface.
         from: RemoteEnd,
-        /// The receiver.
+        /// The receiver's interface.
         to: RemoteEnd,
         /// The sender's first frame that is not acknowledged.
         base: u32,
@@ -74,17 +74,17 @@ pub enum Violation {
         /// The frame that the receiver accepts next.
         expected: u32,
     },
-    /// The receiver has another part of a message than the sender continues after.
+    /// The sender does not continue a message at the byte that the receiver expects.
     #[error(
         "interface {} of rank {} has {came} bytes of a message, and interface {} of rank {} continues at byte {goes_on}",
         .to.vi, .to.rank, .from.vi, .from.rank
     )]
     HalfArrived {
-        /// The sender.
+        /// The sender's interface.
         from: RemoteEnd,
-        /// The receiver.
+        /// The receiver's interface.
         to: RemoteEnd,
-        /// Bytes that the receiver has.
+        /// Bytes of the message that the receiver has.
         came: u32,
         /// The byte at which the sender continues.
         goes_on: u32,
@@ -254,7 +254,7 @@ pub fn check_cut(ranks: &[PortContext]) -> Result<(), Violation> {
             if link.remote != far.attributes || !agree(&vi.attributes, &far.attributes) {
                 return Err(Violation::Attributes { from, to });
             }
-            // What a process has received over its rings, only its own half tells.
+            // Only the process's own half says what it has received over its rings.
             if !far.gate.lent[1] {
                 meet(vi, link, back.expected, back.arriving, (from, to))?;
             }
@@ -267,7 +267,7 @@ fn agree(one: &ViAttributes, other: &ViAttributes) -> bool {
     one.reliability == other.reliability && one.max_transfer == other.max_transfer
 }
 
-/// Checks that the sender continues where the receiver has got to.
+/// Checks that the sender continues at the frame and the byte that the receiver expects.
 fn meet(
     vi: &ViContext,
     link: &LinkContext,

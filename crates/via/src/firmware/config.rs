@@ -35,24 +35,24 @@ impl ViaConfig {
         self
     }
 
-    /// Sets how long an acknowledgement waits for a frame to travel with. For requests and answers, half a
-    /// millisecond at least. Default: 50 us.
+    /// Sets how long an acknowledgement waits for a data frame that carries it. While traffic is requests and answers,
+    /// it waits 500 us at least. Default: 50 us.
     #[must_use]
     pub fn acknowledgement_delay(mut self, time: Duration) -> Self {
         self.acknowledgement_delay_ns = nanos(time);
         self
     }
 
-    /// Sets how long the other end may be silent while something is expected of it. It must exceed any pause of
-    /// a process whose NIC stops with it. Default: 2 s.
+    /// Sets how long the other end may be silent while a frame is expected from it. It must exceed any pause of a
+    /// process whose NIC stops with it. Default: 2 s.
     #[must_use]
     pub fn dead_after(mut self, time: Duration) -> Self {
         self.dead_after_ns = nanos(time);
         self
     }
 
-    /// Has all messages pass the NIC, also between processes of one host, which bypass it otherwise while nothing
-    /// requires the NIC: no suspension and no admission. Default: the NIC opens the gate when it can.
+    /// Sends all messages through the NIC. By default, the NIC opens the gate when it can: messages between processes
+    /// of one host bypass it, unless a process is suspended or an admission is installed.
     #[must_use]
     pub const fn shut_gate(mut self) -> Self {
         self.is_gate_shut = true;
@@ -60,8 +60,8 @@ impl ViaConfig {
     }
 
     /// Sets the port that may save, forget and restore the interfaces of all others
-    /// ([`Checkpointer`](crate::checkpointer::Checkpointer)). It is the daemon's, which opens it by that number before
-    /// any other process can. Default: none.
+    /// ([`Checkpointer`](crate::checkpointer::Checkpointer)). The daemon opens this port by its number before any other
+    /// process can. Default: none.
     #[must_use]
     pub const fn checkpointer(mut self, port: PortId) -> Self {
         self.checkpointer = Some(port);

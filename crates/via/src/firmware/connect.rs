@@ -13,11 +13,11 @@ use crate::attributes::{Discriminator, ViAttributes, ViState};
 use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters};
 use crate::outcome::ConnectError;
 
-/// Most requests that wait to be accepted or rejected, and most early peers.
+/// Most connection requests kept: those that wait to be accepted or rejected, and those of peers that came early.
 const MAX_INCOMING: usize = 256;
-/// Nanoseconds after a node was found dead until an awaited peer there is asked again. A node that has just
-/// started asks by itself.
-const ASK_AGAIN_NS: u64 = 1_000_000_000;
+/// Nanoseconds after a node was found dead until a request is sent to an awaited peer there again. A node that has just
+/// started sends its own request.
+const REQUEST_AGAIN_NS: u64 = 1_000_000_000;
 
 /// A command that waits for a connection.
 #[derive(Debug)]
@@ -32,32 +32,33 @@ pub(super) struct Pending {
     local: Discriminator,
     remote: Discriminator,
     pub(super) deadline: Instant,
-    /// When the peer is to be asked again; never, if it was asked and its node is not known to be dead.
-    pub(super) ask_at: Instant,
+    /// The time at which the peer gets the request again; never, if it has got one and its node is not known to be
+    /// dead.
+    pub(super) request_at: Instant,
 }
 
 impl Pending {
-    /// Returns whether it concerns this interface.
+    /// Returns whether the command concerns this interface.
     pub(super) fn is_of(&self, vi: PortId) -> bool {
         self.vi == Some(vi)
     }
 }
 
-/// A connection request that a server has received, or a peer's that came before this side's.
+/// A connection request that a server has received, or a peer's that arrived before this side's.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    /// This NIC's number of it.
+    /// This NIC's number of the request.
     pub(super) id: u32,
     pub(super) owner: Option<PortId>,
     node: NodeId,
     incarnation: Incarnation,
     request: u32,
     from: End,
-    /// For peers: their name, and this side's.
+    /// For a request between peers: the peer's name, and this side's.
     names: Option<(Discriminator, Discriminator)>,
 }
 
-/// Returns the end of a connection that this interface is to be.
+/// Returns this interface's end of a connection that is to be made.
 const fn end_of(endpoint: &Endpoint) -> End {
     End {
         vi: endpoint.number.0,
@@ -97,7 +98,7 @@ impl Via {
     }
 
     /// Completes a command that has connected `vi`, with the other end's attributes. Adds both ends, for a host that
-    /// is lent its queues.
+    /// takes over its queues.
     fn answer_connected(
         &mut self,
         nic: &mut Context<'_>,
@@ -142,7 +143,7 @@ impl Via {
             local: parameters.local,
             remote: parameters.remote,
             deadline,
-            ask_at: Instant::FAR_FUTURE,
+            request_at: Instant::FAR_FUTURE,
         };
         if let Err(error) = self.begin(nic, pending) {
             Self::answer(nic, who, Err(error), 0);
@@ -420,7 +421,7 @@ impl Via {
 
     /// Fails connection requests whose time is over at `now`.
     pub(super) fn expire(&mut self, nic: &mut Context<'_>, now: Instant) {
-        // The time of a suspended process does not run: its deadline moves when it resumes.
+        // The time of a suspended process does not run: its deadlines move when it resumes.
         let owners = self.pending.iter().map(|pending| pending.owner);
         let stopped: Vec<PortId> = owners.filter(|owner| nic.is_suspended(*owner)).collect();
         self.fail(nic, ConnectError::TimedOut, |pending| {
@@ -437,36 +438,37 @@ impl Via {
         Self::answer(nic, (owner, command.opcode, command.cookie), Ok(None), 0);
     }
 
-    /// Fails everything that waits for a node that is gone, except peers: the node may come back.
+    /// Fails all commands that wait for a disconnected node, except those for peers: the node may come back.
     pub(super) fn forget_node(&mut self, nic: &mut Context<'_>, node: NodeId) {
         self.incoming.retain(|other| other.node != node);
         self.fail(nic, ConnectError::Unreachable, |pending| {
             pending.node == node && pending.vi.is_some() && pending.opcode != CONNECT_PEER
         });
-        let at = nic.now().plus_nanos(ASK_AGAIN_NS);
+        let at = nic.now().plus_nanos(REQUEST_AGAIN_NS);
         let of_node = |it: &&mut Pending| it.node == node && it.opcode == CONNECT_PEER;
-        self.pending.iter_mut().filter(of_node).for_each(|pending| pending.ask_at = at);
+        self.pending.iter_mut().filter(of_node).for_each(|pending| pending.request_at = at);
         self.arm(nic, at);
     }
 
-    /// Asks awaited peers again whose nodes were found dead or restarted: a node may only now have started.
-    pub(super) fn ask_again(&mut self, nic: &mut Context<'_>, which: impl Fn(&Pending) -> bool) {
+    /// Sends requests again to awaited peers whose nodes were found dead or restarted, because a node may only now have
+    /// started.
+    pub(super) fn request_again(&mut self, nic: &mut Context<'_>, which: impl Fn(&Pending) -> bool) {
         let Self { pending, vis, .. } = self;
-        let unasked = |it: &&mut Pending| it.ask_at != Instant::FAR_FUTURE && which(it);
+        let unasked = |it: &&mut Pending| it.request_at != Instant::FAR_FUTURE && which(it);
         for pending in pending.iter_mut().filter(unasked) {
             let endpoint = pending.vi.and_then(|vi| vis.get(vi.index())?.as_ref());
             let Some(endpoint) = endpoint else { continue };
             let from = end_of(endpoint);
             let (local, remote) = (pending.local, pending.remote);
-            pending.ask_at =
+            pending.request_at =
                 match send_message(nic, pending.node, &Message::Peer { from, local, remote }) {
                     true => Instant::FAR_FUTURE,
-                    false => nic.now().plus_nanos(ASK_AGAIN_NS),
+                    false => nic.now().plus_nanos(REQUEST_AGAIN_NS),
                 };
         }
     }
 
-    /// Forgets everything that waits on a port that was closed.
+    /// Drops all commands and requests of a port that was closed.
     pub(super) fn forget_port(&mut self, port: PortId) {
         self.pending.retain(|pending| pending.owner != port);
         self.incoming.retain(|other| other.owner != Some(port));

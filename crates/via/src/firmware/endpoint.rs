@@ -33,7 +33,7 @@ impl Segments {
         }
     }
 
-    /// Returns the bytes of all of them; `None` if that exceeds 32 bits.
+    /// Returns the length of all segments in bytes; `None` if that exceeds 32 bits.
     pub(super) fn length(&self) -> Option<u32> {
         self.as_slice().iter().try_fold(0_u32, |sum, segment| sum.checked_add(segment.length))
     }
@@ -65,7 +65,7 @@ pub(super) struct SendWork {
     pub(super) done: Option<Result<(), DescriptorError>>,
 }
 
-/// A posted receive.
+/// A posted receive descriptor.
 #[derive(Debug)]
 pub(super) struct ReceiveWork {
     pub(super) cookie: u64,
@@ -83,11 +83,11 @@ pub(super) struct Response {
 /// A message that has arrived in part.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arriving {
-    /// Bytes of it received.
-    pub(super) came: u32,
+    /// Bytes of the message received so far.
+    pub(super) received: u32,
 }
 
-/// A connection.
+/// The state of a connection.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) node: NodeId,
@@ -97,11 +97,11 @@ pub(super) struct Link {
     pub(super) connection: u16,
     pub(super) sending: SendWindow,
     pub(super) receiving: ReceiveWindow,
-    /// When the last frame or message came from the other end.
+    /// The time of the last frame or message from the other end.
     pub(super) heard_at: Instant,
     pub(super) arriving: Option<Arriving>,
     pub(super) responses: VecDeque<Response>,
-    /// The other end's attributes: they tell whether it may be read and written.
+    /// The other end's attributes, which say whether its memory may be read and written.
     pub(super) remote: ViAttributes,
 }
 
@@ -133,15 +133,15 @@ impl Link {
 pub(super) enum PendingEnd {
     /// The other end has ended the connection: the frame that it expected next, and what was wrong with it.
     Ended { expected: u32, error: u8 },
-    /// The other end's node is gone.
+    /// The other end's node has failed or restarted.
     Lost,
 }
 
-/// One Virtual Interface.
+/// The NIC's state of one Virtual Interface.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) number: PortId,
-    /// Its port's name of it: its number, unless it was restored under another one.
+    /// The port's name of the interface: its number, unless it was restored under another one.
     pub(super) name: PortId,
     /// The port that owns it.
     pub(super) owner: PortId,
@@ -155,7 +155,7 @@ pub(super) struct Endpoint {
     pub(super) cutting: usize,
     /// The sizes of the frames into which that one is cut.
     pub(super) fragments: Fragments,
-    /// Index in `sends` of the first whose last frame is not acknowledged.
+    /// Index in `sends` of the first that is not completely acknowledged.
     pub(super) unacknowledged: usize,
     pub(super) receives: VecDeque<ReceiveWork>,
     /// Asynchronous errors to be reported.
@@ -173,7 +173,7 @@ pub(super) struct Endpoint {
     pub(super) rejoins: Option<Box<LinkContext<()>>>,
     /// The frame that the other end of a restored connection accepts next.
     pub(super) taken: Option<u32>,
-    /// Who has its work queues.
+    /// The holders of its work queues.
     pub(super) gate: Gate,
 }
 
@@ -208,24 +208,24 @@ impl Endpoint {
         }
     }
 
-    /// Suspends it: no frame is accepted or sent; probes are answered with the frame that was expected.
+    /// Suspends the interface: no frame is accepted or sent; probes are answered with the number of the expected frame.
     pub(super) const fn stop(&mut self) {
         self.is_stopped = true;
     }
 
-    /// Resumes it after `stood`: the other end's silence meanwhile does not count.
-    pub(super) fn resume(&mut self, nic: &mut Context<'_>, stood: Duration) {
+    /// Resumes the interface after a `pause`: the other end's silence meanwhile does not count.
+    pub(super) fn resume(&mut self, nic: &mut Context<'_>, pause: Duration) {
         self.is_stopped = false;
         let taken = self.taken.take();
         if let Some(link) = &mut self.link {
             let now = nic.now();
-            link.heard_at = (link.heard_at + stood).min(now);
+            link.heard_at = (link.heard_at + pause).min(now);
             let next = taken.unwrap_or_else(|| link.sending.base());
             let arrived = link.sending.on_acknowledgement(now, next);
             link.sending.on_pause(now);
             self.on_arrived(nic, arrived.map_or(0, |arrived| arrived.ended));
         }
-        // The other end need not wait until it tries again by itself.
+        // Reports the gap at once, so that the other end need not wait for its own resend.
         if std::mem::take(&mut self.has_refused)
             && let Some(link) = &mut self.link
         {
@@ -241,7 +241,7 @@ impl Endpoint {
         self.attributes.reliability.is_reliable()
     }
 
-    /// Returns the access that descriptors have, its own and the other end's.
+    /// Returns the access that descriptors of both ends have to this interface's memory.
     pub(super) const fn access(&self, rights: Rights) -> Access {
         Access { owner: Some(self.owner), tag: Some(self.attributes.tag), rights }
     }
@@ -251,7 +251,7 @@ impl Endpoint {
         self.memory.as_ref().map_or(region, |names| names.real(region))
     }
 
-    /// Connects it: descriptors posted before are sent now.
+    /// Connects the interface: descriptors posted before are sent now.
     pub(super) fn connect(&mut self, link: Link) {
         self.state = ViState::Connected;
         self.link = Some(link);

@@ -18,7 +18,7 @@ const LEAST: f64 = 128.0;
 /// The stages that frames pass.
 #[derive(Debug, Default)]
 pub(super) enum Chain {
-    /// Those of the NIC's model, if it has one; the NIC was not asked yet.
+    /// The stages of the NIC's model, if it has one; not read from the NIC yet.
     #[default]
     OfNic,
     Known(Pipeline),
@@ -61,7 +61,7 @@ impl Fragments {
         self.sizes.last().copied().unwrap_or(mtu)
     }
 
-    /// Notes that `bytes` bytes of that frame were contiguous in memory, and were sent as one frame.
+    /// Records that `bytes` bytes of that frame were contiguous in memory, and were sent as one frame.
     pub(super) fn on_cut(&mut self, bytes: u32) {
         if let Some(last) = self.sizes.last_mut() {
             *last -= bytes.min(*last);
@@ -77,7 +77,7 @@ impl Cutter {
         Self { chain, planner: None, mtu: 0, is_behind: false }
     }
 
-    /// Asks the NIC for its stages, once.
+    /// Reads the stages from the NIC, once.
     #[inline]
     pub(super) fn learn(&mut self, nic: &Context<'_>) {
         if matches!(self.chain, Chain::OfNic) {
@@ -105,7 +105,8 @@ impl Cutter {
         self.is_behind
     }
 
-    /// Computes one missing plan, while nothing is urgent: until then, frames are equal.
+    /// Computes one missing plan while no other work is urgent. Until then, messages of that size are cut into equal
+    /// frames.
     pub(super) fn catch_up(&mut self) {
         let Some(planner) = &mut self.planner else { return };
         self.is_behind = false;

@@ -38,7 +38,7 @@ pub(super) struct Fields {
     pub(super) last: bool,
     /// True if `value` is immediate data.
     pub(super) immediate: bool,
-    /// For an acknowledgement: a frame is missing. For any other: answer at once.
+    /// True for an acknowledgement if a frame is missing; for any other frame, if it is to be acknowledged at once.
     pub(super) urgent: bool,
     /// The receiver's number of the connection.
     pub(super) connection: u16,

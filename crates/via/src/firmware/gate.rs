@@ -1,7 +1,7 @@
-//! The gate at the NIC: lends the work queues of an interface to its host, and takes them back.
+//! The NIC's side of the gate: grants the work queues of an interface to its host, and takes them back.
 //!
-//! A host that has the send queue writes to the other process itself; one that has the receive queue reads what that
-//! process writes. Neither NIC then sees the messages. Each direction of a connection is lent by itself:
+//! A host that has the send queue writes directly to the other process; one that has the receive queue reads from its
+//! ring. Neither NIC then sees the messages. Each direction of a connection is granted by itself:
 //!
 //! ```text
 //! sender's NIC    Nic -> Draining -> Asked -> Host -> Closing -> Returning -> Nic
@@ -9,16 +9,17 @@
 //! receiver's NIC  Nic ----------> Host --------------> Returning -> Filling -> Nic
 //! ```
 //!
-//! The sender's NIC first lets all its frames be acknowledged. Then the receiver's NIC lends the receive queue, the
-//! sender's NIC the send queue, and it opens the gate of the host's port. So a host never overtakes a frame.
+//! The sender's NIC first waits until all its frames are acknowledged. Then the receiver's NIC grants the receive
+//! queue; the sender's NIC grants the send queue, and opens the gate of its host's port. So a host never overtakes a
+//! frame.
 //!
 //! To take the queue back, the sender's NIC closes the gate, which stops the host at once, and waits until no post is
-//! under way. Then all that the host has written is in its ring. The receiver's host, asked for its queue, takes all
-//! of that before it returns the queue; the receiver's NIC accepts frames after that only. So no frame overtakes the
-//! host.
+//! under way. Then all messages of the host are in the receiver's ring. The receiver's NIC recalls its queue; the
+//! receiver's host takes all messages from the ring before it returns the queue. The receiver's NIC accepts frames only
+//! after that. So no frame overtakes the host.
 //!
-//! Descriptors move with their queue. The NIC gives those back that it has with [`Status::Cancelled`]; a host posts its
-//! own again behind [`RETURN`].
+//! Descriptors move with their queue. The NIC returns its descriptors with [`Status::Cancelled`]; a host posts its own
+//! again after [`RETURN`].
 
 use midplane_nicvm::context::Context;
 use midplane_simhw::id::{NodeId, PortId};
@@ -28,38 +29,38 @@ use super::Via;
 use super::endpoint::{Arriving, Endpoint};
 use super::message::{Message, Step, send_message};
 use crate::attributes::Reliability;
-use crate::command::{LEND, POST_RECEIVE, POST_SEND, RECALL, RETURN};
+use crate::command::{OFFER, POST_RECEIVE, POST_SEND, RECALL, RETURN};
 use crate::context::GateContext;
 use crate::nic::WorkQueue;
 
-/// Nanoseconds until a NIC looks again whether a post that it has found under way is over.
+/// Nanoseconds until a NIC checks again whether a post under way has ended.
 const POSTING_NS: u64 = 10_000;
 
-/// Who has the send queue.
+/// The holder of the send queue.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) enum Sends {
     #[default]
     Nic,
     /// The NIC, which begins no message until its frames are acknowledged.
     Draining,
-    /// The NIC; it has asked the receiver's NIC to lend the receive queue.
+    /// The NIC, which has requested that the receiver's NIC grant the receive queue.
     Asked,
     Host,
     /// The host; the gate is closed, and a post may be under way.
     Closing,
-    /// The host, which can't use it any more and has yet to return it.
+    /// The host, which can no longer use the queue, and has yet to return it.
     Returning,
 }
 
-/// Who has the receive queue.
+/// The holder of the receive queue.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) enum Receives {
     #[default]
     Nic,
     Host,
-    /// The host, which has been asked for it.
+    /// The host, from which the NIC has recalled the queue.
     Returning,
-    /// The NIC, but for that many descriptors that the host is posting again.
+    /// The NIC; the host is still posting that many descriptors again.
     Filling(u32),
 }
 
@@ -68,14 +69,14 @@ pub(super) enum Receives {
 pub(super) struct Gate {
     pub(super) sends: Sends,
     pub(super) receives: Receives,
-    /// Commands of the host that wait, by queue: to be lent it, and to be asked for it.
+    /// Pending commands of the host, by queue: offers to take it over, and waits for its recall.
     pub(super) offers: [bool; 2],
     pub(super) recalls: [bool; 2],
-    /// The receiver's host can be lent its receive queue.
+    /// True if the receiver's host can take over its receive queue.
     is_peer_ready: bool,
     /// Bytes of the next send that the host has sent before it returned the queue.
     pub(super) begun: u32,
-    /// A frame was not accepted since the last one was asked for again.
+    /// True if a frame was refused since the last request to send frames again.
     has_refused: bool,
 }
 
@@ -126,8 +127,8 @@ impl Gate {
         matches!(self.sends, Sends::Nic)
     }
 
-    /// Returns whether a queue's place is certain while the process is suspended: each is the NIC's, or the host has it
-    /// and neither end of the connection can use it.
+    /// Returns whether each queue's holder is certain while the process is suspended: it is the NIC, or it is the host
+    /// and neither end of the connection can use the queue.
     pub(super) const fn is_settled(&self) -> bool {
         matches!(self.sends, Sends::Nic | Sends::Returning)
             && !matches!(self.receives, Receives::Host)
@@ -153,7 +154,7 @@ fn complete(
 }
 
 impl Endpoint {
-    /// Gives a descriptor back to the host, which has the queue or is about to.
+    /// Returns a descriptor to the host, which has the queue or is about to get it.
     pub(super) fn give_back(&self, nic: &mut Context<'_>, queue: WorkQueue, cookie: u64) {
         let opcode = if queue == WorkQueue::Send { POST_SEND } else { POST_RECEIVE };
         let (status, port) = (Status::Cancelled, self.name);
@@ -161,11 +162,11 @@ impl Endpoint {
         nic.complete(self.owner, &done);
     }
 
-    /// Returns whether it accepts frames with data now; if not, it asks for them again later.
+    /// Returns whether the interface accepts data frames now. Refused frames are requested again later.
     pub(super) fn accepts(&mut self) -> bool {
         let accepts = match self.gate.receives {
             Receives::Nic => true,
-            // Those that are missing were posted, so an empty queue is no error of the process.
+            // The host is about to post the missing receives, so an empty queue is no error of the process.
             Receives::Filling(_) => !self.receives.is_empty(),
             Receives::Host | Receives::Returning => false,
         };
@@ -173,8 +174,8 @@ impl Endpoint {
         accepts
     }
 
-    /// Lends a queue to the host: `number` opens the gate of its port.
-    fn lend(&mut self, nic: &mut Context<'_>, queue: WorkQueue, number: u64) {
+    /// Grants a queue to the host: `number` opens the gate of its port.
+    fn grant(&mut self, nic: &mut Context<'_>, queue: WorkQueue, number: u64) {
         let cookies: Vec<u64> = match queue {
             WorkQueue::Send => self.sends.drain(..).map(|work| work.cookie).collect(),
             WorkQueue::Receive => self.receives.drain(..).map(|work| work.cookie).collect(),
@@ -189,21 +190,22 @@ impl Endpoint {
         }
         self.gate.offers[queue as usize] = false;
         let ends = self.ends().map_or(0, |(ends, _)| ends.to_word());
-        complete(nic, self, LEND, queue, Status::Done, [number, ends]);
+        complete(nic, self, OFFER, queue, Status::Done, [number, ends]);
     }
 
-    /// Asks the host for a queue.
+    /// Recalls a queue, if the host waits for that.
     fn recall(&mut self, nic: &mut Context<'_>, queue: WorkQueue) {
         if std::mem::take(&mut self.gate.recalls[queue as usize]) {
             complete(nic, self, RECALL, queue, Status::Done, [0; 2]);
         }
     }
 
-    /// Ends what the gate has to do with a connection that is over: both queues are the NIC's for the next one.
+    /// Resets the gate at the end of a connection: cancels pending commands, and the NIC has both queues of the next
+    /// one.
     pub(super) fn reset_gate(&mut self, nic: &mut Context<'_>) {
         let gate = std::mem::take(&mut self.gate);
         for queue in [WorkQueue::Send, WorkQueue::Receive] {
-            for (opcode, waits) in [(LEND, gate.offers), (RECALL, gate.recalls)] {
+            for (opcode, waits) in [(OFFER, gate.offers), (RECALL, gate.recalls)] {
                 if waits[queue as usize] {
                     complete(nic, self, opcode, queue, Status::Cancelled, [0; 2]);
                 }
@@ -211,17 +213,17 @@ impl Endpoint {
         }
     }
 
-    /// Sends a step to the other end's NIC.
-    fn tell(&self, nic: &mut Context<'_>, step: Step) {
+    /// Sends a step of the gate to the other end's NIC.
+    fn send_step(&self, nic: &mut Context<'_>, step: Step) {
         if let Some(link) = &self.link {
             let (vi, connection) = (link.vi.0, link.connection);
             send_message(nic, link.node, &Message::Gate { vi, connection, step });
         }
     }
 
-    /// Returns whether the host may be lent the send queue. Only a reliable interface whose sends are done when they
-    /// are on their way, and whose memory is not read, does the same by itself.
-    fn may_lend(&self, nic: &Context<'_>) -> bool {
+    /// Returns whether the NIC may grant the send queue: the interface has reliable delivery, neither end's memory may
+    /// be read, the process is not suspended, and no admission is installed.
+    fn may_grant(&self, nic: &Context<'_>) -> bool {
         let reads = self.link.as_ref().is_none_or(|link| link.remote.rdma_read);
         self.attributes.reliability == Reliability::ReliableDelivery
             && !(reads || self.attributes.rdma_read || self.is_stopped || nic.has_admission())
@@ -229,23 +231,23 @@ impl Endpoint {
 }
 
 impl Via {
-    /// Handles a host's offer to take a queue.
-    pub(super) fn on_lend(&mut self, nic: &mut Context<'_>, command: &Command) {
+    /// Handles a host's offer to take over a queue.
+    pub(super) fn on_offer(&mut self, nic: &mut Context<'_>, command: &Command) {
         let (queue, is_off) = (queue_of(command), self.config.is_gate_shut);
         let Some(endpoint) = self.own(command.region.port, command.port) else {
             return nic.refuse(command, Status::Cancelled);
         };
         if endpoint.gate.offers[queue as usize] || is_off || endpoint.link.is_none() {
-            return complete(nic, endpoint, LEND, queue, Status::Cancelled, [0; 2]);
+            return complete(nic, endpoint, OFFER, queue, Status::Cancelled, [0; 2]);
         }
         endpoint.gate.offers[queue as usize] = true;
         match queue {
-            WorkQueue::Send => self.begin_to_lend(nic, command.port),
-            WorkQueue::Receive => endpoint.tell(nic, Step::Ready),
+            WorkQueue::Send => self.begin_to_grant(nic, command.port),
+            WorkQueue::Receive => endpoint.send_step(nic, Step::Ready),
         }
     }
 
-    /// Handles a host's request to be told when it has to return a queue.
+    /// Handles a host's command that waits for the recall of a queue.
     pub(super) fn on_recall(&mut self, nic: &mut Context<'_>, command: &Command) {
         let queue = queue_of(command);
         let Some(endpoint) = self.own(command.region.port, command.port) else {
@@ -265,7 +267,7 @@ impl Via {
         }
     }
 
-    /// Handles a queue that the host returns: the descriptors follow.
+    /// Handles a queue that the host returns; its descriptors follow.
     pub(super) fn on_return(&mut self, nic: &mut Context<'_>, command: &Command) {
         let queue = queue_of(command);
         let [moved, count, _] = command.args.map(|word| word as u32);
@@ -283,23 +285,23 @@ impl Via {
                 let was = std::mem::take(&mut gate.sends);
                 gate.begun = moved;
                 endpoint.recall(nic, queue);
-                // The host posts nothing any more: what it has written is in the ring.
+                // The host has stopped posting, so all its messages are in the receiver's ring.
                 if was != Sends::Returning {
-                    endpoint.tell(nic, Step::Close);
+                    endpoint.send_step(nic, Step::Close);
                 }
             }
             WorkQueue::Receive => {
                 gate.receives = Receives::Filling(count);
                 endpoint.recall(nic, queue);
                 if let Some(link) = &mut endpoint.link {
-                    link.arriving = (moved > 0).then_some(Arriving { came: moved });
+                    link.arriving = (moved > 0).then_some(Arriving { received: moved });
                 }
                 self.on_filled(nic, command.port, 0);
             }
         }
     }
 
-    /// Notes that the host has posted `count` receives again: asks for frames that came before.
+    /// Handles `count` receives that the host has posted again: requests the frames that were refused before.
     pub(super) fn on_filled(&mut self, nic: &mut Context<'_>, vi: PortId, count: u32) {
         let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
         let Receives::Filling(missing) = endpoint.gate.receives else { return };
@@ -313,20 +315,20 @@ impl Via {
         }
     }
 
-    /// Begins to lend the send queue if it may be lent, and continues if that has begun.
-    pub(super) fn begin_to_lend(&mut self, nic: &mut Context<'_>, vi: PortId) {
+    /// Starts to grant the send queue if the NIC may grant it, and continues a grant that has started.
+    pub(super) fn begin_to_grant(&mut self, nic: &mut Context<'_>, vi: PortId) {
         let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
-        let may_lend = endpoint.may_lend(nic);
+        let may_grant = endpoint.may_grant(nic);
         let gate = &mut endpoint.gate;
         match gate.sends {
-            Sends::Nic if gate.offers[0] && gate.is_peer_ready && may_lend => {
+            Sends::Nic if gate.offers[0] && gate.is_peer_ready && may_grant => {
                 gate.sends = Sends::Draining;
-                // The acknowledgement of the last frame could be late: nothing follows.
+                // Requests the acknowledgement of the last frame: no frame follows that would bring it soon.
                 if endpoint.link.as_ref().is_some_and(|link| !link.sending.is_empty()) {
                     endpoint.acknowledge(nic, true);
                 }
             }
-            Sends::Draining if !may_lend => return gate.sends = Sends::Nic,
+            Sends::Draining if !may_grant => return gate.sends = Sends::Nic,
             Sends::Draining => {}
             _ => return,
         }
@@ -334,7 +336,7 @@ impl Via {
         if is_between && endpoint.link.as_ref().is_some_and(|link| link.sending.is_empty()) {
             endpoint.gate.sends = Sends::Asked;
             endpoint.gate.is_peer_ready = false;
-            endpoint.tell(nic, Step::Open);
+            endpoint.send_step(nic, Step::Open);
         }
     }
 
@@ -355,26 +357,26 @@ impl Via {
         match step {
             Step::Ready => {
                 gate.is_peer_ready = true;
-                self.begin_to_lend(nic, vi);
+                self.begin_to_grant(nic, vi);
             }
             Step::Open => {
-                let lends = gate.offers[1]
+                let grants = gate.offers[1]
                     && gate.receives == Receives::Nic
                     && !endpoint.is_stopped
                     && endpoint.link.as_ref().is_some_and(|link| link.arriving.is_none());
-                if lends {
-                    endpoint.lend(nic, WorkQueue::Receive, 0);
+                if grants {
+                    endpoint.grant(nic, WorkQueue::Receive, 0);
                 }
-                endpoint.tell(nic, Step::Opened(lends));
+                endpoint.send_step(nic, Step::Opened(grants));
             }
-            Step::Opened(is_lent) if gate.sends == Sends::Asked => {
+            Step::Opened(is_granted) if gate.sends == Sends::Asked => {
                 gate.sends = Sends::Nic;
-                let may_lend = is_lent && endpoint.gate.offers[0] && endpoint.may_lend(nic);
-                match if may_lend { nic.open_gate(owner) } else { None } {
-                    Some(number) => endpoint.lend(nic, WorkQueue::Send, number),
+                let may_grant = is_granted && endpoint.gate.offers[0] && endpoint.may_grant(nic);
+                match if may_grant { nic.open_gate(owner) } else { None } {
+                    Some(number) => endpoint.grant(nic, WorkQueue::Send, number),
                     None => {
-                        if is_lent {
-                            endpoint.tell(nic, Step::Close);
+                        if is_granted {
+                            endpoint.send_step(nic, Step::Close);
                         }
                         self.settle(nic, vi);
                     }
@@ -389,7 +391,7 @@ impl Via {
         }
     }
 
-    /// Closes the gate of a port, and takes back the send queues of all its interfaces.
+    /// Closes the gate of a port, and recalls the send queues of all its interfaces.
     pub(super) fn close_gate(&mut self, nic: &mut Context<'_>, port: PortId) {
         let is_quiet = nic.close_gate(port);
         let its = self.vis.iter_mut().flatten().filter(|endpoint| endpoint.owner == port);
@@ -400,7 +402,7 @@ impl Via {
             }
             if endpoint.gate.sends == Sends::Closing && is_quiet {
                 endpoint.gate.sends = Sends::Returning;
-                endpoint.tell(nic, Step::Close);
+                endpoint.send_step(nic, Step::Close);
             }
         }
         if !is_quiet {
@@ -408,36 +410,36 @@ impl Via {
         }
     }
 
-    /// Closes the gates that have to be: of ports that are suspended, and all if an admission is installed. Also
-    /// continues to close those in which a post was under way.
+    /// Closes the gates that must not stay open: those of suspended ports, and all of them if an admission is
+    /// installed. Also continues to close those in which a post was under way.
     pub(super) fn check_gates(&mut self, nic: &mut Context<'_>) {
         for at in 0..self.vis.len() {
             let Some(endpoint) = &self.vis[at] else { continue };
             match endpoint.gate.sends {
-                Sends::Host if endpoint.may_lend(nic) => {}
+                Sends::Host if endpoint.may_grant(nic) => {}
                 Sends::Host | Sends::Closing => self.close_gate(nic, endpoint.owner),
-                _ => self.begin_to_lend(nic, PortId(at as u16)),
+                _ => self.begin_to_grant(nic, PortId(at as u16)),
             }
         }
     }
 
-    /// Handles the suspension of a port: the other ends' hosts must write nothing to it either.
+    /// Handles the suspension of a port: has the other ends close their gates, so that their hosts write nothing to it.
     pub(super) fn shut_gates(&mut self, nic: &mut Context<'_>, port: PortId) {
         for endpoint in self.vis.iter().flatten().filter(|endpoint| endpoint.owner == port) {
             if endpoint.gate.receives == Receives::Host {
-                endpoint.tell(nic, Step::Shut);
+                endpoint.send_step(nic, Step::Shut);
             }
         }
         self.check_gates(nic);
     }
 
-    /// Handles the resumption of an interface: its receive queue can be lent again.
+    /// Handles the resumption of an interface: its host can take over the receive queue again.
     pub(super) fn reopen_gate(&mut self, nic: &mut Context<'_>, vi: PortId) {
         if let Some(Some(endpoint)) = self.vis.get(vi.index())
             && endpoint.gate.offers[1]
         {
-            endpoint.tell(nic, Step::Ready);
+            endpoint.send_step(nic, Step::Ready);
         }
-        self.begin_to_lend(nic, vi);
+        self.begin_to_grant(nic, vi);
     }
 }

@@ -34,7 +34,7 @@ pub(super) enum Message {
         local: Discriminator,
         remote: Discriminator,
     },
-    /// The connection has ended: `expected` is the frame that was expected next, `error` what is wrong with it.
+    /// The connection has ended: `expected` is the frame that was expected next, `error` the error in it.
     End {
         vi: u16,
         connection: u16,
@@ -57,14 +57,14 @@ pub(super) struct End {
     pub(super) attributes: [u64; 2],
 }
 
-/// What NICs tell each other about the gate of a connection.
+/// A step of the protocol by which two NICs open and close the gate of a connection.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(super) enum Step {
     /// To the sender: the receiver's host can take its receive queue.
     Ready,
-    /// To the receiver: lend it.
+    /// To the receiver: grant the receive queue to the host.
     Open,
-    /// To the sender: whether that was done.
+    /// To the sender: whether the receive queue was granted.
     Opened(bool),
     /// To the receiver: the host sends no more.
     Close,

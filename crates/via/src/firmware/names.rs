@@ -25,7 +25,7 @@ impl MemoryNames {
         Self { now, names }
     }
 
-    /// Translates a process's name into the NIC's. Memory registered after the restore has only one name.
+    /// Translates a process's name of memory into the NIC's. Memory registered after the restore has only one name.
     pub(super) fn real(&self, region: RegionRef) -> RegionRef {
         let MemoryName { slot, generation } =
             self.now.get(&region.into()).copied().unwrap_or_else(|| region.into());
@@ -39,20 +39,21 @@ impl MemoryNames {
     }
 }
 
-/// The names of all ports, and what distinguishes present connections and descriptors from former ones.
+/// The names of all ports, and the data that distinguishes present connections and descriptors from former ones.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     /// Interfaces whose number differs from their name, by owner and name.
     vis: BTreeMap<(PortId, PortId), PortId>,
     memory: BTreeMap<PortId, Arc<MemoryNames>>,
-    /// Cookies of descriptors that ports await and no interface has.
+    /// Cookies of descriptors that ports await, but that no interface has.
     awaited: BTreeMap<PortId, BTreeSet<u64>>,
     /// The last connection number of each interface number.
     connections: Vec<u16>,
 }
 
 impl Names {
-    /// Returns the number of the interface that `owner` calls `name`; if it has none of its own, `name`.
+    /// Returns the number of the interface that `owner` calls `name`: `name` itself, unless it was restored under
+    /// another.
     pub(super) fn number(&self, owner: PortId, name: PortId) -> PortId {
         if self.vis.is_empty() {
             return name;
@@ -79,7 +80,7 @@ impl Names {
         self.memory.get(&owner).cloned()
     }
 
-    /// Returns the names of a port's memory that `memory` would establish; if it is `None`, those that it has.
+    /// Returns the names that `memory` would give to a port's memory; if it is `None`, the port's present names.
     pub(super) fn memory_as(
         &self,
         owner: PortId,

@@ -14,7 +14,7 @@ use crate::outcome::{AsyncError, DescriptorError, Operation};
 /// Most reads of the other end that wait to be answered.
 pub(crate) const MAX_RESPONSES: usize = 64;
 
-/// An error in the frame that was next: on a reliable interface, it ends the connection.
+/// An error in the frame that was expected next. On a reliable interface, it ends the connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Fault {
     /// The error that the sender's descriptor gets.
@@ -49,7 +49,7 @@ impl Endpoint {
                 self.has_refused = reliable;
                 nic.note_arrival(self.owner);
             }
-            // Answers probes and data with the same acknowledgement as before, to show that it is alive.
+            // Answers probes and data with the same acknowledgement as before, to show that the NIC is alive.
             let asks = fields.kind != FrameKind::Acknowledge || fields.first;
             if reliable && asks {
                 self.acknowledge(nic, false);
@@ -73,7 +73,7 @@ impl Endpoint {
         let arrived = link.sending.on_acknowledgement(now, header.acknowledgement);
         self.on_arrived(nic, arrived.map_or(0, |arrived| arrived.ended));
         if !self.accepts() {
-            // The host has the receive queue, and first takes what came before over its rings.
+            // The host has the receive queue, and first takes the earlier messages from its ring.
             self.acknowledge(nic, false);
             return Ok(());
         }
@@ -90,8 +90,8 @@ impl Endpoint {
                 link.receiving.on_taken(frame.payload.len(), fields.urgent);
                 self.settle_received(nic);
             }
-            // The end of the connection acknowledges what came before, which first has to be in memory. The sender sends
-            // the frame again.
+            // Ending the connection acknowledges the earlier frames, which first have to be in memory. The sender sends
+            // this frame again.
             Err(_) if !settled => link.receiving.report_gap(),
             Err(fault) => return Err(fault),
         }
@@ -178,15 +178,15 @@ impl Endpoint {
                 AsyncError::ReceiveQueueEmpty,
             ));
         };
-        let came = self.link.as_ref().and_then(|link| link.arriving).map_or(0, |now| now.came);
+        let received = self.link.as_ref().and_then(|link| link.arriving).map_or(0, |now| now.received);
         let fits = total <= work.room && total <= self.attributes.max_transfer;
-        let Some(end) = end.filter(|_| fits && came == fields.offset) else {
+        let Some(end) = end.filter(|_| fits && received == fields.offset) else {
             return Err(self.fail_receive(nic, DescriptorError::Length, fields.immediate_data()));
         };
         if !scatter(nic, work, fields.offset, payload) {
             return Err(self.fail_receive(nic, DescriptorError::Protection, None));
         }
-        self.on_came(nic, fields, end, Operation::Receive, fields.last && end == total);
+        self.on_received(nic, fields, end, Operation::Receive, fields.last && end == total);
         Ok(())
     }
 
@@ -213,31 +213,31 @@ impl Endpoint {
         if length > 0 && nic.write(region, payload).is_err() {
             return Err(refused);
         }
-        let came = self.link.as_ref().and_then(|link| link.arriving).map_or(0, |now| now.came);
-        let end = came.saturating_add(length);
-        self.on_came(nic, fields, end, Operation::RemoteRdmaWrite, consumes);
+        let received = self.link.as_ref().and_then(|link| link.arriving).map_or(0, |now| now.received);
+        let end = received.saturating_add(length);
+        self.on_received(nic, fields, end, Operation::RemoteRdmaWrite, consumes);
         Ok(())
     }
 
-    /// Notes how much of a message has arrived; its last frame completes the descriptor that it consumes.
-    fn on_came(
+    /// Records how much of a message has arrived; its last frame completes the descriptor that it consumes.
+    fn on_received(
         &mut self,
         nic: &mut Context<'_>,
         fields: &Fields,
-        came: u32,
+        received: u32,
         operation: Operation,
         consumes: bool,
     ) {
         if let Some(link) = &mut self.link {
-            link.arriving = (!fields.last).then_some(Arriving { came });
+            link.arriving = (!fields.last).then_some(Arriving { received });
         }
         if consumes && let Some(work) = self.receives.pop_front() {
-            self.complete_receive(nic, &work, operation, Ok(()), came, fields.immediate_data());
+            self.complete_receive(nic, &work, operation, Ok(()), received, fields.immediate_data());
         }
     }
 
-    /// Fails the next receive descriptor, which does not fit its message; while frames before it are not in memory, only
-    /// returns the fault, which occurs again.
+    /// Fails the next receive descriptor, which does not fit its message. While earlier frames are not in memory, only
+    /// returns the fault, which then occurs again.
     fn fail_receive(
         &mut self,
         nic: &mut Context<'_>,
@@ -303,7 +303,7 @@ impl Endpoint {
     }
 }
 
-/// Writes a frame's bytes into a receive's memory; returns `false` if that memory is gone.
+/// Writes a frame's bytes into a receive's memory; returns `false` if that memory was deregistered.
 fn scatter(nic: &mut Context<'_>, work: &ReceiveWork, offset: u32, payload: Payload<'_>) -> bool {
     let mut done = 0;
     while done < payload.len() {

@@ -55,7 +55,7 @@ impl Via {
             let mut endpoint = Endpoint::restored(vi, &end, owner, real);
             endpoint.memory.clone_from(&memory);
             if is_elsewhere {
-                // The commands that waited were another port's.
+                // The pending commands were those of another port.
                 (endpoint.gate.offers, endpoint.gate.recalls) = Default::default();
             }
             let number = endpoint.number;
@@ -184,7 +184,7 @@ impl Endpoint {
         };
         link.sending = SendWindow::restored(now, base, flights.iter().map(flight).collect());
         link.receiving = ReceiveWindow::restored(expected);
-        link.arriving = arriving.map(|came| Arriving { came });
+        link.arriving = arriving.map(|received| Arriving { received });
         let responses = responses.iter();
         link.responses = responses
             .map(|it| Response { region: self.real(it.piece.at(owner)), sent: it.sent })

@@ -51,7 +51,8 @@ impl Via {
                 let saved = self.saved(nic, port)?;
                 write_answer(nic, command.region, &saved)
             }
-            // Restored and not joined: the checkpointer that restored it still has the saved state.
+            // The interfaces were restored and not joined: the checkpointer that restored them still has the saved
+            // state.
             FORGET if command.args[1] == 1 => {
                 let mut its = self.vis.iter().flatten().filter(|endpoint| endpoint.owner == port);
                 if its.any(|endpoint| endpoint.link.is_some()) {
@@ -204,7 +205,7 @@ impl Endpoint {
             base: link.sending.base(),
             flights: link.sending.flights().iter().map(|it| self.save_flight(it)).collect(),
             expected: link.receiving.expected(),
-            arriving: link.arriving.map(|arriving| arriving.came),
+            arriving: link.arriving.map(|arriving| arriving.received),
             responses: link.responses.iter().map(|it| response(it.region, it.sent)).collect(),
         }
     }

@@ -13,10 +13,10 @@ use super::frame::{Fields, FrameKind};
 use super::window::Flight;
 use crate::outcome::{DescriptorError, Operation};
 
-/// The flow of acknowledgements: they do not wait behind data.
+/// The flow of acknowledgements, which therefore do not wait behind data.
 const ACKNOWLEDGEMENTS: FlowId = FlowId(u16::MAX);
-/// Sends of an unreliable interface whose frames may wait in the NIC: enough to keep the line busy, few enough that the
-/// frames take little of its memory. Those of a reliable interface are bounded by its window.
+/// Most sends of an unreliable interface whose frames wait in the NIC: enough to keep the line busy, few enough to take
+/// little of its memory. The window of a reliable interface bounds its sends.
 const UNSENT_SENDS: usize = 8;
 
 impl Endpoint {
@@ -64,7 +64,7 @@ impl Endpoint {
         if reliable {
             return transmit(nic, names, link, sequence, (&flight, None), None).map(|_| ());
         }
-        // Unreliable frames get no acknowledgement: once sent, they are done.
+        // Unreliable frames get no acknowledgement: they are done once sent.
         link.sending.on_acknowledgement(nic.now(), sequence.wrapping_add(1));
         let token = flight.ends.then_some(u64::from(self.number.0));
         match transmit(nic, names, link, sequence, (&flight, gathered), token) {
@@ -199,7 +199,7 @@ fn gather(nic: &Context<'_>, work: &SendWork, most: u32) -> Option<Vec<u8>> {
     let mut done = 0;
     while done < length {
         let piece = work.segments.piece(work.moved + done, length - done)?;
-        // If memory is gone, the frame that begins with it reports that.
+        // If a segment's memory was deregistered, the frame that begins with it reports that.
         nic.read(piece).ok()?.copy_to(&mut bytes[done as usize..]);
         done += piece.length;
     }
@@ -296,7 +296,7 @@ fn transmit(
 ) -> Result<Sending, DescriptorError> {
     let (flow, owner) = (FlowId(number), Some(owner));
     let packet = Packet { flow, token, owner, ..packet_of(link, sequence, flight, gathered) };
-    // The memory was checked when it was posted: it was deregistered since.
+    // The memory was valid when it was posted, so it was deregistered since.
     nic.send_packet(&packet).map_err(|_| DescriptorError::Protection)
 }
 

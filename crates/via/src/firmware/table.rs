@@ -118,8 +118,8 @@ impl Via {
         Self::answer(nic, who, Ok(None), 0);
     }
 
-    /// Ends a connection that the other end has ended: that one expected frame `expected` next, and `error`
-    /// tells what was wrong with it.
+    /// Ends a connection that the other end has ended. That end expected frame `expected` next, and `error` is the
+    /// error in it.
     pub(super) fn end(&mut self, nic: &mut Context<'_>, vi: PortId, expected: u32, error: u8) {
         let now = nic.now();
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };

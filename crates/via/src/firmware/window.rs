@@ -1,8 +1,8 @@
 //! Frames that were sent and may have to be sent again: go-back-N.
 //!
-//! A connection's frames are numbered. The receiver accepts them in order only, names the next expected one in
-//! every frame of its own, and reports a gap at once. If there is no answer, the receiver may also be slow:
-//! then only the first frame is sent again, and the answer to it decides about the rest.
+//! A connection's frames are numbered. The receiver accepts them in order only, names the next expected one in every
+//! frame of its own, and reports a gap at once. A missing answer can also mean a slow receiver. So only the first frame
+//! is then sent again, and its acknowledgement decides about the rest.
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ const BYTES: usize = 1 << 20;
 pub(super) struct Flight {
     pub(super) fields: Fields,
     pub(super) source: Option<RegionRef>,
-    /// True if a descriptor of the send queue completes with it, and has not completed before, as a read may.
+    /// True if a descriptor of the send queue completes with the frame, and has not completed before, as a read may.
     pub(super) ends: bool,
 }
 
@@ -51,9 +51,9 @@ pub(super) struct SendWindow {
     resend: usize,
     /// When an acknowledgement last made progress, or a frame was sent while none was under way.
     pub(super) progress_at: Instant,
-    /// When it last went back.
+    /// The time of the last go-back.
     resent_at: Instant,
-    /// Times that it has gone back for lack of an answer since the last progress.
+    /// Number of go-backs for lack of an answer since the last progress.
     pub(super) silent: u32,
     /// True if only the first frame is sent again, and nothing new, until an answer arrives.
     on_trial: bool,
@@ -130,7 +130,7 @@ impl SendWindow {
         Some((sequence, flight))
     }
 
-    /// Lets no descriptor complete with the first frame that would have ended one: the descriptor has completed.
+    /// Clears the first frame's mark that a descriptor completes with it, because that descriptor has completed.
     pub(super) fn forget_end(&mut self) {
         if let Some(flight) = self.flights.iter_mut().find(|flight| flight.ends) {
             flight.ends = false;
@@ -150,7 +150,7 @@ impl SendWindow {
             arrived.ended += usize::from(flight.ends);
         }
         self.base = next;
-        // It covers more than was sent again: the frames were only late, not lost.
+        // If more is acknowledged than was sent again, the frames were only late, not lost.
         let late = self.on_trial && frames > self.resend;
         self.resend = if late { self.flights.len() } else { self.resend.saturating_sub(frames) };
         if frames > 0 {
@@ -161,7 +161,7 @@ impl SendWindow {
         Some(arrived)
     }
 
-    /// Handles a gap report: sends all frames again, unless it did so less than `pause_ns` ago.
+    /// Handles a gap report: sends all frames again, unless that was done less than `pause_ns` ago.
     pub(super) fn on_gap(&mut self, now: Instant, pause_ns: u64) {
         if now >= self.resent_at.plus_nanos(pause_ns) {
             self.go_back(now);
@@ -188,7 +188,7 @@ impl SendWindow {
         self.on_trial = false;
     }
 
-    /// Returns when it last sent everything again, or made progress.
+    /// Returns the time of the last go-back or progress.
     pub(super) fn last_try(&self) -> Instant {
         self.resent_at.max(self.progress_at)
     }
@@ -228,7 +228,7 @@ pub(super) struct ReceiveWindow {
     /// Frames, and bytes, settled since the last acknowledgement was sent.
     frames: u32,
     bytes: usize,
-    /// Since when an acknowledgement is owed.
+    /// The time since which an acknowledgement is owed.
     owed_since: Option<Instant>,
     urgent: bool,
     /// True if the last acknowledgement travelled with a data frame: the traffic is requests and answers.
@@ -285,8 +285,8 @@ impl ReceiveWindow {
         self.urgent |= urgent;
     }
 
-    /// Lets the accepted frames be acknowledged: at once, or if the NIC reports by a `fence` that they are in memory,
-    /// when it does. Only one fence is under way.
+    /// Lets the accepted frames be acknowledged: at once, or, if `fence` returns true, when the NIC reports that they
+    /// are in memory. Only one fence is under way.
     pub(super) fn settle(&mut self, now: Instant, fence: impl FnOnce() -> bool) {
         if self.writing.is_some() || self.is_settled() {
             return;
@@ -297,7 +297,7 @@ impl ReceiveWindow {
         }
     }
 
-    /// Handles the report of the fence.
+    /// Handles the NIC's report that the fenced frames are in memory.
     pub(super) fn on_written(&mut self, now: Instant) {
         let Some((settled, bytes)) = self.writing.take() else { return };
         self.frames += settled.wrapping_sub(self.settled);
@@ -334,7 +334,7 @@ impl ReceiveWindow {
         self.owed_since.map(|since| since.plus_nanos(delay_ns))
     }
 
-    /// Notes that frames were not accepted, which the next acknowledgement reports.
+    /// Records that frames were refused, which the next acknowledgement reports.
     pub(super) const fn report_gap(&mut self) {
         self.reported_gap = Some(self.expected);
     }
@@ -344,7 +344,7 @@ impl ReceiveWindow {
         self.reported_gap == Some(self.expected)
     }
 
-    /// Notes that an acknowledgement is sent, alone or with a frame; returns the number in it.
+    /// Records that an acknowledgement is sent, alone or with a frame; returns the number in it.
     pub(super) const fn on_transmit(&mut self) -> u32 {
         self.is_request_response |= self.owed_since.is_some();
         self.frames = 0;
@@ -354,7 +354,7 @@ impl ReceiveWindow {
         self.settled
     }
 
-    /// Notes that the acknowledgement is sent alone.
+    /// Records that the acknowledgement is sent alone.
     pub(super) const fn on_alone(&mut self) {
         self.is_request_response = false;
     }
@@ -455,7 +455,7 @@ mod tests {
 
         /// A slow receiver may count as silent repeatedly: only one frame is sent again each time.
         #[test]
-        fn a_receiver_that_is_slow_is_not_sent_everything_again(
+        fn a_slow_receiver_gets_only_the_first_frame_again(
             total in 2_usize..FRAMES, silences in 1_usize..6, acknowledged in 2_usize..FRAMES,
         ) {
             let now = Instant::from_nanos(1);
@@ -476,9 +476,9 @@ mod tests {
             prop_assert!(window.has_room());
         }
 
-        /// If all frames were lost, all are sent again once the first has arrived.
+        /// If all frames were lost, they are sent again once the first has arrived.
         #[test]
-        fn what_was_lost_behind_the_first_goes_again(total in 1_usize..FRAMES) {
+        fn frames_lost_behind_the_first_are_sent_again(total in 1_usize..FRAMES) {
             let now = Instant::from_nanos(1);
             let mut window = SendWindow::new(now);
             for _ in 0..total {

@@ -68,9 +68,9 @@ impl Nic {
         call.nic.finish(&ticket).await
     }
 
-    /// Requests a connection with a peer that requests one with this node, under the name `local`. Does not
-    /// wait: [`Nic::connected`] polls, [`Nic::finish`] waits. The peer may call at any time, and its node may
-    /// die or be started again meanwhile. If `timeout` is `None`, waits for ever.
+    /// Requests a connection with a peer that requests one with this node, under the name `local`. Does not wait:
+    /// [`Nic::connected`] polls, [`Nic::finish`] waits. The peer may make its request at any time, and its node may
+    /// fail or restart meanwhile. If `timeout` is `None`, the request waits for ever.
     ///
     /// # Errors
     /// [`NicError`] if the request could not be posted.
@@ -235,7 +235,8 @@ impl Nic {
     /// then still accept the request.
     ///
     /// # Cancel safety
-    /// If dropped after its first poll, the interface may be connected all the same: [`Nic::query_vi`] tells.
+    /// If dropped after its first poll, the interface may be connected all the same: [`Nic::query_vi`] reports whether
+    /// it is.
     pub async fn accept(&mut self, request: &Request, vi: ViId) -> Result<(), ConnectFailed> {
         self.queues.of(vi)?;
         let args = [request.id, 0, 0];
@@ -244,7 +245,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Refuses a request.
+    /// Refuses a connection request.
     ///
     /// # Errors
     /// [`ConnectError::Gone`] if the request was withdrawn or has timed out.
@@ -271,12 +272,12 @@ impl Nic {
         self.queues.of(vi)?;
         self.end_connection(vi);
         self.call(about(vi.number, DISCONNECT, 0)).await?;
-        // It may have become connected meanwhile.
+        // The NIC may have connected the interface meanwhile.
         self.end_connection(vi);
         Ok(())
     }
 
-    /// Starts what [`Nic::disconnect`] does, without waiting for its end.
+    /// Starts to disconnect an interface, without waiting for the end.
     ///
     /// # Errors
     /// [`NicError`] if the command could not be posted.
@@ -286,8 +287,8 @@ impl Nic {
         self.start_unwatched(about(vi.number, DISCONNECT, 0))
     }
 
-    /// Does the same, and returns a cookie: [`Nic::has_ended`] returns true once all posted descriptors and all
-    /// events of the connection have arrived.
+    /// Starts to disconnect an interface, and returns a cookie: [`Nic::has_ended`] returns true once all posted
+    /// descriptors and all events of the connection have arrived.
     pub(crate) fn begin_disconnect(&mut self, vi: ViId) -> Result<u64, NicError> {
         self.queues.of(vi)?;
         self.end_connection(vi);

@@ -1,14 +1,14 @@
-//! The gate at the host: what a process sends and receives over its own rings while its NIC lends it the queues.
+//! The host's side of the gate: sends and receives over the process's own rings while the NIC grants it the queues.
 //!
-//! The host offers the queues of each connected interface to its NIC, which lends and recalls them (see the firmware's
-//! module of the gate). While the host has the send queue, it writes messages to the ring of the other process; a send is
-//! done once it lies there. While it has the receive queue, it copies what the other process has written into the
-//! memory that was posted. The gate of its port says in each post whether it still may. If not, it returns the queue,
+//! The host offers to take over the queues of each connected interface; its NIC grants and recalls them (see the
+//! firmware's module `gate`). While the host has the send queue, it writes messages to the ring of the other process; a
+//! send completes once the message is in that ring. While it has the receive queue, it copies messages from its ring
+//! into the posted memory. Each post checks the gate of the port. If the gate is closed, the host returns the queue,
 //! and posts its descriptors to the NIC.
 //!
-//! Memory that may be written and read by the other end is mapped there, so that a write is one copy, in which the
-//! owner takes part only for immediate data. Processors map no memory to be written and not read: writes to other memory
-//! are left to the NIC. A process that has mapped a region may write it until it is deregistered.
+//! The other end maps memory that it may both read and write, so that a write is one copy, in which the owner takes
+//! part only for immediate data. A mapping for writing can also be read, so writes to write-only memory are left to the
+//! NIC. A process that has mapped a region may write it until it is deregistered.
 
 mod bytes;
 mod exposed;
@@ -26,7 +26,7 @@ use midplane_simhw::region::{RegionOptions, Rights};
 use super::posted::number;
 use super::{MAX_SEGMENTS, Nic, NicError, PostFailed, ViId, WorkQueue};
 use crate::attributes::{Reliability, ViAttributes, ViState};
-use crate::command::{DISCONNECT, Ends, LEND, POST_SEND, RECALL, RETURN, about};
+use crate::command::{DISCONNECT, Ends, OFFER, POST_SEND, RECALL, RETURN, about};
 use crate::descriptor::{Descriptor, Transfer};
 use crate::memory::{Memory, MemoryOptions};
 use crate::outcome::{AsyncError, DescriptorError};
@@ -35,27 +35,27 @@ use fast_path::{FastPath, Fault, Holder, Rings, Stop};
 use frame::{Fields, Kind};
 use tables::{Tables, failed};
 
-/// Polls of the rings for one of the port, while the port can only report events of connections.
+/// Polls of the rings between two polls of the port, while the port can only report events of connections.
 const POLLS_PER_PORT: u32 = 64;
-/// Most frames that are taken before a queue is returned, or a connection ends: more than rings hold, because other
-/// processes may send without end.
+/// Most frames taken from the rings before a queue is returned, or a connection ends. The bound exceeds what rings
+/// hold; it stops the drain if other processes send without end.
 const MAX_UNDER_WAY: u32 = 1 << 20;
 const QUEUES: [WorkQueue; 2] = [WorkQueue::Send, WorkQueue::Receive];
 
-/// The host's ways past its NIC.
+/// The host's paths that bypass its NIC.
 #[derive(Debug)]
 pub(super) struct Gated {
     rings: Box<dyn PeerRings>,
     gate: HostGate,
-    /// By the interfaces' numbers.
+    /// The paths, indexed by interface number.
     paths: Vec<Option<FastPath>>,
-    /// Some interfaces have something to send, to return or to tell the NIC.
+    /// True if some interface has something to send, to return, or to report to the NIC.
     is_behind: bool,
-    /// Some wait for their other ends' processes to open their rings.
+    /// True if some interface waits for the other end's process to open its rings.
     awaits_peers: bool,
-    /// Commands under way that only report that a lent queue has to be returned.
+    /// Commands under way that wait for the NIC to recall a granted queue.
     recalls: usize,
-    /// Some interfaces have frames that came before the NIC lent the queue that they are for.
+    /// True if some interface keeps frames that arrived before the NIC granted the queue that they are for.
     has_early: bool,
     polls: u32,
     exposed: Exposed,
@@ -87,7 +87,7 @@ impl Gated {
         match self.rings.poll() {
             None => return false,
             Some(News::Frame { from, words, payload }) => {
-                // Frames that no host writes, or to no interface, are dropped.
+                // Malformed frames, and frames to no interface, are dropped.
                 let Some(fields) = Fields::of(words) else { return true };
                 let vi = PortId(fields.vi);
                 let Some(Some(path)) = self.paths.get_mut(vi.index()) else { return true };
@@ -115,7 +115,7 @@ impl Gated {
         true
     }
 
-    /// Sends what an interface has to send, as far as there is room; returns how many frames.
+    /// Sends an interface's pending frames, as far as the rings have room; returns how many.
     #[inline]
     fn pump(&mut self, tables: &mut Tables<'_>, vi: PortId) -> u64 {
         let Self { rings, gate, paths, is_behind, exposed, .. } = self;
@@ -135,7 +135,7 @@ impl Gated {
         frames
     }
 
-    /// Handles the exit of a process: what hosts have exchanged with it is lost, and so are their connections.
+    /// Handles the exit of a process: frames in the rings are lost, so connections that use them break.
     fn on_left(&mut self, tables: &mut Tables<'_>, node: NodeId) {
         for at in 0..self.paths.len() {
             let Some(path) = &self.paths[at] else { continue };
@@ -145,7 +145,7 @@ impl Gated {
         }
     }
 
-    /// Ends a connection because of an error: completes what the host has, and reports the error.
+    /// Breaks a connection because of an error: flushes the descriptors that the host has, and reports the error.
     fn break_path(&mut self, tables: &mut Tables<'_>, vi: PortId, fault: Fault) {
         let Some(path) = self.path(vi) else { return };
         path.unlink();
@@ -159,14 +159,14 @@ impl Gated {
         }
     }
 
-    /// Has `waker` woken once there may be something to poll for; `false` if there may be already.
+    /// Has the next event of the rings wake `waker`; returns `false` if there may be an event already.
     pub(super) fn arm_wakeup(&mut self, waker: &Waker) -> bool {
         self.rings.arm_wakeup(waker)
     }
 }
 
-/// Returns whether the queues of such an interface may be lent.
-const fn may_be_lent(attributes: &ViAttributes) -> bool {
+/// Returns whether the NIC may grant the queues of such an interface to the host.
+const fn may_be_granted(attributes: &ViAttributes) -> bool {
     matches!(attributes.reliability, Reliability::ReliableDelivery) && !attributes.rdma_read
 }
 
@@ -188,7 +188,7 @@ impl Nic {
         path.is_some_and(|path| path.may_send(&gated.gate))
     }
 
-    /// Returns whether the host keeps what is posted to a queue.
+    /// Returns whether descriptors for a queue stay with the host, instead of going to the NIC.
     #[inline]
     pub(super) fn has_queue(&self, vi: ViId, queue: WorkQueue) -> bool {
         let Some(gated) = &self.gated else { return false };
@@ -196,20 +196,20 @@ impl Nic {
         path.is_some_and(|path| path.sides[queue as usize].keeps())
     }
 
-    /// Takes the next event of the rings, and sends what waits; returns whether there was anything.
+    /// Takes the next event of the rings, and sends pending frames; returns whether it did either.
     #[inline]
     pub(super) fn poll_rings(&mut self) -> bool {
         let Some((gated, mut tables)) = self.gated() else { return false };
-        let has_come = gated.poll(&mut tables);
+        let has_event = gated.poll(&mut tables);
         gated.polls = gated.polls.wrapping_add(1);
         let is_due = gated.is_behind
             || gated.awaits_peers && gated.polls.is_multiple_of(POLLS_PER_PORT)
             || gated.has_early;
-        self.handled += u64::from(has_come);
-        if is_due { self.catch_up() | has_come } else { has_come }
+        self.handled += u64::from(has_event);
+        if is_due { self.catch_up() | has_event } else { has_event }
     }
 
-    /// Does what interfaces owe to the rings and to the NIC; returns whether anything was sent.
+    /// Sends the pending frames of all interfaces, and their commands to the NIC; returns whether any frame was sent.
     #[cold]
     pub(super) fn catch_up(&mut self) -> bool {
         self.take_early();
@@ -228,8 +228,8 @@ impl Nic {
         frames > 0
     }
 
-    /// Handles frames for queues that the NIC lends: the port has the news, because the NIC lends the queue
-    /// before the other end's NIC opens the gate.
+    /// Polls the port for the grants of the queues that early frames are for. The port has them, because the NIC grants
+    /// the receive queue before the other end's NIC opens its gate.
     fn take_early(&mut self) {
         if self.gated.as_ref().is_some_and(|gated| gated.has_early) {
             self.poll_port();
@@ -239,7 +239,7 @@ impl Nic {
         }
     }
 
-    /// Delivers the frames that came before their interface's receive queue was lent.
+    /// Delivers the frames that arrived before their interface's receive queue was granted.
     fn deliver_early(&mut self, vi: PortId) {
         let Some((gated, mut tables)) = self.gated() else { return };
         let Some(path) = gated.path(vi) else { return };
@@ -248,7 +248,7 @@ impl Nic {
         }
     }
 
-    /// Tells the NIC what it has to know of an interface: ends, offers, and queues that are returned.
+    /// Posts an interface's due commands to the NIC: disconnects, offers, and returns of queues.
     fn tend(&mut self, vi: PortId) {
         let Some(id) = self.queues.id(vi) else { return };
         if self.path(vi).is_some_and(|path| path.owes_end)
@@ -301,7 +301,7 @@ impl Nic {
             gated.awaits_peers = true;
             return;
         }
-        match self.port.submit(&command(LEND, [0; 3])) {
+        match self.port.submit(&command(OFFER, [0; 3])) {
             Ok(()) => {
                 (side.wants, side.has_offered) = (false, true);
             }
@@ -321,11 +321,11 @@ impl Nic {
         let Some(path) = gated.paths.get_mut(vi.index()).and_then(Option::as_mut) else { return };
         let side = &mut path.sides[queue as usize];
         match completion.opcode {
-            LEND => {
+            OFFER => {
                 side.has_offered = false;
                 if is_done && is_connected {
                     path.take(queue, Ends::of(ends), number);
-                    // They came before what the rings still hold.
+                    // Early frames precede those that the rings still hold.
                     self.deliver_early(vi);
                     self.catch_up();
                 } else if queue == WorkQueue::Receive {
@@ -337,7 +337,7 @@ impl Nic {
                 gated.recalls = gated.recalls.saturating_sub(1);
                 if is_done && side.holder == Holder::Host {
                     if queue == WorkQueue::Receive {
-                        // The other end sends no more over the rings: what it has sent is there.
+                        // The other end has stopped sending over the rings, so all its frames are in them.
                         self.drain_rings();
                     }
                     self.path(vi).into_iter().for_each(|path| path.give_up(queue, false));
@@ -348,8 +348,8 @@ impl Nic {
         }
     }
 
-    /// Handles a descriptor that the NIC gives back, because the host has the queue or is about to.
-    pub(super) fn on_given_back(&mut self, completion: &Completion) {
+    /// Handles a descriptor that the NIC returns, because the host has the queue or is about to get it.
+    pub(super) fn on_returned(&mut self, completion: &Completion) {
         let queue = match completion.opcode {
             POST_SEND => WorkQueue::Send,
             _ => WorkQueue::Receive,
@@ -359,19 +359,19 @@ impl Nic {
         self.free_scratch.extend(posted.take_back(number));
         let is_connected = self.queues.id(vi).and_then(|id| self.queues.of(id).ok());
         if is_connected.is_none_or(|vi| vi.state != ViState::Connected) {
-            // The connection is over, and with it the lending.
+            // The connection has ended, and the grant with it.
             let end = failed(queue, DescriptorError::Flushed);
             self.free_scratch.extend(self.queues.end(vi, queue, number, end));
         }
     }
 
     /// Returns whether the host has any queue.
-    pub(super) fn has_lent(&self) -> bool {
+    pub(super) fn holds_queues(&self) -> bool {
         let paths = self.gated.iter().flat_map(|gated| gated.paths.iter().flatten());
         paths.flat_map(|path| &path.sides).any(|side| side.holder != Holder::Nic)
     }
 
-    /// Takes all that is in the rings.
+    /// Takes all frames that are in the rings.
     fn drain_rings(&mut self) {
         let mut polls = 0;
         while let Some((gated, mut tables)) = self.gated()
@@ -382,17 +382,17 @@ impl Nic {
         }
     }
 
-    /// Returns whether the port is to be polled, too: rarely while it can only report events of connections, for which
-    /// one command is always under way, and those of the gate.
+    /// Returns whether the port is due for a poll, too. Polls are rare while the only commands under way are those of
+    /// the gate and the one that awaits events of connections.
     #[inline]
     pub(super) fn is_port_due(&self) -> bool {
         let Some(gated) = &self.gated else { return true };
         gated.polls.is_multiple_of(POLLS_PER_PORT) || self.port.outstanding() > 1 + gated.recalls
     }
 
-    /// Notes a new interface.
+    /// Adds the path of a new interface.
     pub(super) fn add_path(&mut self, vi: ViId, attributes: ViAttributes) {
-        let Some(gated) = self.gated.as_mut().filter(|_| may_be_lent(&attributes)) else { return };
+        let Some(gated) = self.gated.as_mut().filter(|_| may_be_granted(&attributes)) else { return };
         let at = vi.number.index();
         if at >= gated.paths.len() {
             gated.paths.resize_with(at + 1, || None);
@@ -400,7 +400,7 @@ impl Nic {
         gated.paths[at] = Some(FastPath::new(attributes));
     }
 
-    /// Forgets an interface that was destroyed.
+    /// Removes the path of an interface that was destroyed.
     pub(super) fn remove_path(&mut self, vi: ViId) {
         if let Some(place) = self.gated.as_mut().and_then(|it| it.paths.get_mut(vi.number.index()))
         {
@@ -408,7 +408,7 @@ impl Nic {
         }
     }
 
-    /// Notes that the NIC has connected an interface.
+    /// Handles an interface's new connection.
     pub(super) fn link_path(&mut self, vi: PortId, ends: Ends) {
         if let Some(path) = self.path(vi) {
             path.link(ends.node);
@@ -416,7 +416,8 @@ impl Nic {
         }
     }
 
-    /// Ends a connection at the host: takes what was sent before its end, and completes what it has.
+    /// Ends a connection at the host: takes the frames sent before its end, and flushes the descriptors that the host
+    /// has.
     pub(super) fn unlink_path(&mut self, vi: PortId) {
         if self.path(vi).is_some_and(|path| path.has(WorkQueue::Receive)) {
             self.drain_rings();
@@ -428,7 +429,7 @@ impl Nic {
         }
     }
 
-    /// Returns whether the host has ended an interface's connection, and reported that.
+    /// Returns whether the host has broken an interface's connection, and reported that.
     pub(super) fn is_broken(&mut self, vi: PortId) -> bool {
         self.path(vi).is_some_and(|path| path.is_broken)
     }
@@ -458,7 +459,7 @@ impl Nic {
         let Ok(queues) = tables.queues.of(vi) else {
             return Err(PostFailed { error: NicError::NoSuchVi, descriptor });
         };
-        // The NIC checks what the host only passes on.
+        // If the host only passes the descriptor on, the NIC checks it.
         let is_host = gated.path(number).is_some_and(|path| path.has(queue));
         let wrong =
             if is_host { refusal(&descriptor, queue, owner, &queues.attributes) } else { None };
@@ -467,7 +468,7 @@ impl Nic {
         posted.keep(descriptor);
         if let Some(error) = wrong {
             tables.queues.end(number, queue, at, failed(queue, error));
-            // What was posted before comes back before.
+            // The connection breaks: descriptors posted before this one complete as flushed.
             if queue == WorkQueue::Send {
                 gated.break_path(&mut tables, number, None);
                 self.catch_up();
@@ -478,7 +479,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Registers memory that the other ends of interfaces may map; `None` if that can't be.
+    /// Registers memory that the other ends of interfaces may map; returns `None` if this memory can't be shared.
     pub(super) fn register_exposed(
         &mut self,
         bytes: usize,
@@ -489,7 +490,7 @@ impl Nic {
         if gated.exposed.has_room() { self.port.register_shared(bytes, options).ok() } else { None }
     }
 
-    /// Lets the other ends of interfaces with its tag map memory.
+    /// Lets the other ends of interfaces with the memory's tag map it.
     pub(super) fn expose(&mut self, memory: &Memory) {
         if let Some(gated) = &mut self.gated {
             gated.exposed.insert(memory);
@@ -497,7 +498,7 @@ impl Nic {
     }
 }
 
-/// Returns what is wrong with a descriptor, if anything is.
+/// Returns the error of an invalid descriptor, or `None`.
 fn refusal(
     descriptor: &Descriptor,
     queue: WorkQueue,

@@ -82,7 +82,7 @@ pub enum NicSaveError {
     /// A command is under way, or its completion was not taken.
     #[error("a command is under way: wait for its completion, and take it, first")]
     Busy,
-    /// The process bypassed its NIC when it was suspended.
+    /// Messages of the process bypassed the NIC when it was suspended.
     #[error("messages bypass the NIC: shut the gate of NICs whose processes move to others")]
     Lent,
 }
@@ -106,7 +106,7 @@ impl Nic {
     /// # Errors
     /// [`NicSaveError`]; nothing has changed then.
     pub fn save(&mut self) -> Result<NicContext, NicSaveError> {
-        if self.has_lent() {
+        if self.holds_queues() {
             return Err(NicSaveError::Lent);
         }
         while let Some(completion) = self.port.take() {
@@ -119,7 +119,7 @@ impl Nic {
             id: queues.id,
             attributes: queues.attributes,
             state: queues.state,
-            told: queues.told.map(|told| told.map(|cq| cq.0)),
+            told: queues.cqs.map(|cq| cq.map(|cq| cq.0)),
             posted: [WorkQueue::Send, WorkQueue::Receive].map(|queue| {
                 let posted = queues.posted[queue as usize].iter();
                 posted
@@ -141,7 +141,7 @@ impl Nic {
         Ok(NicContext {
             memory: memory.collect(),
             vis,
-            queues: self.queues.told().map(|queue| queue.iter().copied().collect()).collect(),
+            queues: self.queues.completion_queues().map(|queue| queue.iter().copied().collect()).collect(),
             errors: self.errors.iter().copied().collect(),
             next_tag: self.next_tag,
             next_serial: self.next_serial,

@@ -69,7 +69,7 @@ impl PostedQueue {
         if *commands == 0 { scratch.take() } else { None }
     }
 
-    /// Returns the number of the first descriptor that the host has.
+    /// Returns the number of the first descriptor that the host has instead of the NIC.
     pub(super) fn first_kept(&self) -> Option<u64> {
         let rest = self.entries.iter().skip((self.pending - self.first) as usize);
         let is_kept = |state: &State| matches!(state, State::Pending(_, 0));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_restored_stands_where_it_stood() {
+    fn restored_descriptors_keep_their_numbers() {
         let mut queue = PostedQueue::default();
         assert!(queue.restore(7, Descriptor::default(), Some(end(1)), false));
         assert!(queue.restore(8, Descriptor::default(), None, false));

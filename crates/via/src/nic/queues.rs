@@ -33,7 +33,7 @@ pub struct CqId(pub(super) usize);
 #[derive(Debug, Error)]
 #[error("{error}")]
 pub struct PostFailed {
-    /// The error.
+    /// The reason for the refusal.
     pub error: NicError,
     /// The descriptor, as it was passed in.
     pub descriptor: Descriptor,
@@ -46,7 +46,7 @@ pub(super) struct ViQueues {
     pub(super) attributes: ViAttributes,
     pub(super) state: ViState,
     pub(super) posted: [PostedQueue; 2],
-    pub(super) told: [Option<CqId>; 2],
+    pub(super) cqs: [Option<CqId>; 2],
 }
 
 /// All interfaces and completion queues of one NIC.
@@ -57,13 +57,13 @@ pub(super) struct Queues {
 }
 
 impl Queues {
-    pub(super) fn insert(&mut self, id: ViId, attributes: ViAttributes, told: [Option<CqId>; 2]) {
+    pub(super) fn insert(&mut self, id: ViId, attributes: ViAttributes, cqs: [Option<CqId>; 2]) {
         let at = id.number.index();
         if at >= self.vis.len() {
             self.vis.resize_with(at + 1, || None);
         }
         let posted = <[PostedQueue; 2]>::default();
-        self.vis[at] = Some(ViQueues { id, attributes, state: ViState::Idle, posted, told });
+        self.vis[at] = Some(ViQueues { id, attributes, state: ViState::Idle, posted, cqs });
     }
 
     /// Removes an interface and its queues.
@@ -87,13 +87,13 @@ impl Queues {
     }
 
     /// Iterates over the contents of the completion queues.
-    pub(super) fn told(&self) -> impl Iterator<Item = &VecDeque<(ViId, WorkQueue)>> {
+    pub(super) fn completion_queues(&self) -> impl Iterator<Item = &VecDeque<(ViId, WorkQueue)>> {
         self.completions.iter()
     }
 
     /// Restores a completion queue with its contents.
-    pub(super) fn restore_cq(&mut self, told: &[(ViId, WorkQueue)]) {
-        self.completions.push(told.iter().copied().collect());
+    pub(super) fn restore_cq(&mut self, entries: &[(ViId, WorkQueue)]) {
+        self.completions.push(entries.iter().copied().collect());
     }
 
     pub(super) fn id(&self, number: PortId) -> Option<ViId> {
@@ -159,10 +159,10 @@ fn push_completion(
     queues: &ViQueues,
     queue: WorkQueue,
 ) {
-    if let Some(cq) = queues.told[queue as usize]
-        && let Some(told) = completions.get_mut(cq.0)
+    if let Some(cq) = queues.cqs[queue as usize]
+        && let Some(completed) = completions.get_mut(cq.0)
     {
-        told.push_back((queues.id, queue));
+        completed.push_back((queues.id, queue));
     }
 }
 
@@ -273,11 +273,11 @@ impl Nic {
         Ok(())
     }
 
-    /// Posts a descriptor that the host has to the NIC.
+    /// Posts to the NIC a descriptor that the host has.
     fn post_again(&mut self, vi: ViId, queue: WorkQueue, number: u64) -> Result<(), NicError> {
         let Some(posted) = self.queues.posted(vi.number, queue) else { return Ok(()) };
         let Some(descriptor) = posted.get(number) else { return Ok(()) };
-        // Segments are references: the NIC's use of the memory continues.
+        // Cloning segments copies references, not the memory.
         let fields = Fields { segments: descriptor.segments.clone(), ..**descriptor };
         let descriptor = Descriptor::from(fields);
         let mut command = match queue {
@@ -402,8 +402,8 @@ impl Nic {
     /// Dropping the future loses nothing.
     pub async fn cq_wait(&mut self, cq: CqId) -> Result<(ViId, WorkQueue), NicError> {
         loop {
-            if let Some(told) = self.cq_done(cq) {
-                return Ok(told);
+            if let Some(entry) = self.cq_done(cq) {
+                return Ok(entry);
             }
             self.progress().await?;
         }

@@ -1,21 +1,21 @@
-//! What may be sent: the free part of the other side's area, and descriptors that are left there.
+//! Send credit: the free part of the other side's area, and the receive descriptors that are left there.
 
-/// Descriptors that data never takes: one for a question, one for an answer.
+/// Descriptors that data never takes: one for a credit request, one for a reply.
 const RESERVED: u64 = 2;
 
-/// Where a packet goes, and how its immediate data says so.
+/// The place of a packet in the area, and its immediate data.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Place {
     pub(super) offset: usize,
-    /// Bytes of the packet, negative where it begins the area again.
+    /// Bytes of the packet; negative if the packet starts again at the area's start.
     pub(super) immediate: i32,
 }
 
-/// The sender's view of an area. Counters only grow; differences are what counts.
+/// The sender's view of an area. Counters only grow, and are compared by their differences.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Credit {
     area: u64,
-    /// Bytes of the area that were used, skipped ones included; `WritePointer` modulo the area.
+    /// Bytes of the area used so far, skipped ones included; modulo the area, this is `WritePointer`.
     written: u64,
     write_pointer: u64,
     /// Bytes that the receiver has read (`RDMAmaxread`).
@@ -25,9 +25,10 @@ pub(super) struct Credit {
     posted: u64,
 }
 
-/// What fraction of an area is enough where all that comes is read at once: longer areas are for bursts.
+/// The area's front is one part of this many. If each packet is read at once, the front suffices; the rest is for
+/// bursts.
 const FRONT: u64 = 8;
-/// Every packet begins at a multiple of this.
+/// The alignment of packets in the area, in bytes.
 const ALIGNMENT: u64 = 8;
 
 impl Credit {
@@ -42,7 +43,7 @@ impl Credit {
         }
     }
 
-    /// The receiver has published its counters; what contradicts itself is not believed.
+    /// Handles counters that the receiver has published; ignores impossible ones.
     pub(super) const fn on_published(&mut self, freed: u64, posted: u64) {
         if freed > self.freed && freed <= self.written {
             self.freed = freed;
@@ -57,12 +58,12 @@ impl Credit {
         self.posted
     }
 
-    /// Descriptors that are left at the receiver for data (`descLeft`).
+    /// Returns how many of the receiver's descriptors are left for data (`descLeft`).
     pub(super) const fn descriptors_left(&self) -> u64 {
         (self.posted - self.consumed).saturating_sub(RESERVED)
     }
 
-    /// Takes the room for a packet of `bytes`; `None` while there is none.
+    /// Takes room for a packet of `bytes`; returns `None` while there is none.
     pub(super) fn take(&mut self, bytes: usize) -> Option<Place> {
         let bytes = bytes as u64;
         let padded = bytes.next_multiple_of(ALIGNMENT);
@@ -83,29 +84,30 @@ impl Credit {
         })
     }
 
-    /// The room that was taken since `before` is not used after all.
+    /// Returns the room that was taken since `before`.
     pub(super) const fn put_back(&mut self, before: &Self) {
         self.written = before.written;
         self.write_pointer = before.write_pointer;
         self.consumed = before.consumed;
     }
 
-    /// Whether what is written next lies past the area's front, which is in the caches still.
+    /// Returns whether the write pointer is past the area's front, the part that stays in the caches.
     pub(super) const fn is_past_front(&self) -> bool {
         self.write_pointer >= self.area / FRONT
     }
 
-    /// Whether the area is begun again early: nothing in it is unread, and what is skipped leaves room.
+    /// Returns whether to start again early at the area's start: all packets were read, and the skipped rest leaves
+    /// room.
     const fn returns_early(&self, padded: u64) -> bool {
         self.freed == self.written && self.is_past_front() && padded <= self.write_pointer
     }
 
-    /// Whether there is a descriptor for a question or an answer.
+    /// Returns whether a descriptor is left for a request or a reply.
     pub(super) const fn has_reserved(&self) -> bool {
         self.posted > self.consumed
     }
 
-    /// A question or an answer has taken its descriptor.
+    /// Counts the descriptor of a request or a reply.
     pub(super) const fn take_reserved(&mut self) {
         self.consumed += 1;
     }
@@ -116,12 +118,12 @@ impl Credit {
 pub(super) struct Reader {
     area: u64,
     read_pointer: u64,
-    /// Bytes that were read, skipped ones included, and what of that the sender was told.
+    /// Bytes read so far, skipped ones included, and how many of them were published.
     pub(super) freed: u64,
-    told_freed: u64,
-    /// Descriptors that were posted since the beginning, and what of that the sender was told.
+    published_freed: u64,
+    /// Descriptors posted so far, and how many of them were published.
     pub(super) posted: u64,
-    told_posted: u64,
+    published_posted: u64,
 }
 
 impl Reader {
@@ -131,14 +133,14 @@ impl Reader {
             area: area as u64,
             read_pointer: 0,
             freed: 0,
-            told_freed: 0,
+            published_freed: 0,
             posted,
-            told_posted: posted,
+            published_posted: posted,
         }
     }
 
-    /// Where the packet lies that immediate data tells of, and what it frees when it was read;
-    /// `None` if no writer that follows the protocol says that.
+    /// Returns the offset and length of the packet with this immediate data, and the bytes that reading it frees;
+    /// `None` if no writer that follows the protocol sends such data.
     pub(super) fn locate(&mut self, immediate: i32) -> Option<(usize, usize, u64)> {
         let bytes = u64::from(immediate.unsigned_abs());
         let padded = bytes.next_multiple_of(ALIGNMENT);
@@ -151,24 +153,24 @@ impl Reader {
         Some((offset as usize, bytes as usize, skipped + padded))
     }
 
-    /// Returns whether the sender should be told that an eighth of the area is free.
+    /// Returns whether an eighth of the area is free and not published.
     pub(super) const fn is_due(&self) -> bool {
-        self.freed - self.told_freed >= self.area / FRONT
+        self.freed - self.published_freed >= self.area / FRONT
     }
 
-    /// Returns whether the sender may be low on descriptors, of which so many are posted: it was not told of a quarter.
+    /// Returns whether the sender may be low on descriptors: a quarter of `descriptors` is not published.
     pub(super) const fn may_be_low(&self, descriptors: u16) -> bool {
-        self.posted - self.told_posted >= descriptors as u64 / 4
+        self.posted - self.published_posted >= descriptors as u64 / 4
     }
 
-    /// Returns whether a low-water request, made by a sender that knew of `posted` descriptors, is not answered yet.
+    /// Returns whether a low-water request of a sender that knew of `posted` descriptors is unanswered.
     pub(super) const fn is_unanswered(&self, posted: u64) -> bool {
-        posted == self.told_posted
+        posted == self.published_posted
     }
 
-    pub(super) const fn on_told(&mut self) {
-        self.told_freed = self.freed;
-        self.told_posted = self.posted;
+    pub(super) const fn on_published(&mut self) {
+        self.published_freed = self.freed;
+        self.published_posted = self.posted;
     }
 }
 
@@ -179,9 +181,9 @@ mod tests {
     use std::collections::VecDeque;
 
     proptest! {
-        /// Whatever is sent and read when: nothing unread is overwritten, and nobody is stuck.
+        /// Checks for any order of sends and reads: no unread packet is overwritten, and no sender waits for ever.
         #[test]
-        fn what_is_unread_is_never_overwritten(
+        fn unread_packets_are_never_overwritten(
             steps in proptest::collection::vec((1_usize..1024, 0_u8..4), 1..400),
         ) {
             const AREA: usize = 4096;
@@ -209,17 +211,17 @@ mod tests {
                     let is_low = reader.may_be_low(16) && reader.is_unanswered(credit.posted());
                     if action == 1 || reader.is_due() || is_low || under_way.is_empty() {
                         credit.on_published(reader.freed, reader.posted);
-                        reader.on_told();
+                        reader.on_published();
                     }
                 }
             }
-            // Where all is read and told, anything fits.
+            // Once all packets were read and their room published, any packet fits.
             prop_assert_eq!(refused_empty, 0);
         }
 
-        /// Where each packet is read before the next one leaves, no more than the front is used.
+        /// If each packet is read before the next one is sent, only the front is used.
         #[test]
-        fn what_is_read_at_once_stays_in_the_front(
+        fn packets_read_at_once_stay_in_the_front(
             packets in proptest::collection::vec(1_usize..512, 100),
         ) {
             const AREA: usize = 8192;
@@ -236,7 +238,7 @@ mod tests {
         }
 
         #[test]
-        fn no_published_number_and_no_immediate_data_is_believed_blindly(
+        fn impossible_counters_and_immediate_data_are_ignored(
             numbers: Vec<(u64, u64)>, immediates: Vec<i32>,
         ) {
             let (mut credit, mut reader) = (Credit::new(4096, 16), Reader::new(4096, 16));

@@ -1,4 +1,4 @@
-//! One other process: its connection, its area here, and the copy of ours there.
+//! The link to one other process: its connection, the area that it writes here, and the memory for writes to its area.
 
 mod arrivals;
 mod departures;
@@ -15,59 +15,58 @@ use serde::{Deserialize, Serialize};
 
 use super::RdmaConfig;
 use super::credit::{Credit, Reader};
-use super::places::{Place, Places, Registration};
+use super::rendezvous::{Place, RendezvousBuffers, Registration};
 use crate::attributes::{Address, Discriminator};
 use crate::descriptor::Descriptor;
 use crate::memory::{Memory, MemoryOptions, RemoteMemory, Segment};
 use crate::message::envelope::{Envelope, Peer};
 use crate::nic::{Nic, NicError, Ticket, ViId, WorkQueue};
 
-/// How long the other process may take to come up for the first time.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// The time that the other process may take to connect for the first time.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Words that one side publishes and the other reads: bytes freed, descriptors posted, the last
-/// question answered, the last question asked, and the low-water request.
+/// Words that one side publishes and the other reads: bytes freed, descriptors posted, the last credit request
+/// answered, the last credit request sent, and the low-water request.
 const WORDS: usize = 5;
 const CONTROL_BYTES: usize = WORDS * 8;
-/// Place of the low-water request among them, in bytes.
+/// Offset of the low-water request among them, in bytes.
 const LOW_WATER: usize = 4 * 8;
-/// What each side tells the other first.
+/// Most bytes of the first message of each side.
 const HELLO_BYTES: usize = 64;
 
-/// Where a process's memory is for the other one.
+/// The first message of each side: its memory that the other side writes.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 struct Hello {
     area: RemoteMemory,
     control: RemoteMemory,
-    /// Receive descriptors that are posted from the start.
+    /// Receive descriptors posted from the start.
     descriptors: u16,
 }
 
-/// A packet that has come.
+/// A received packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     pub(super) envelope: Envelope,
     offset: usize,
     length: usize,
     frees: u64,
-    /// Its bytes lie where the other side has written them for a receive.
+    /// True if the other side has written the payload into memory that was opened for its receive.
     placed: bool,
-    /// That is the receive's own memory.
-    pub(super) lent: bool,
+    /// True if that memory is the receive's own.
+    pub(super) in_place: bool,
 }
 
-/// What a descriptor under way holds until it is done.
+/// The resource that a descriptor under way uses until it completes.
 #[derive(Debug)]
 enum Held {
     Nothing,
     /// Memory of the pool.
     Pooled(Memory),
-    /// Memory of this send, which waits for it.
+    /// Memory of this send, which waits for its release.
     Send(u64),
 }
 
-/// The link is of no use any more: not connected, broken, or the other side does not follow the
-/// protocol. Whichever it is, the process there is lost.
+/// The link is unusable: not connected, broken, or used against the protocol. The other process then counts as lost.
 #[derive(Debug)]
 pub(super) struct Broken;
 
@@ -77,54 +76,54 @@ impl From<NicError> for Broken {
     }
 }
 
-/// One other process.
+/// The link to one other process.
 #[derive(Debug)]
 pub(super) struct Link {
     vi: ViId,
     node: NodeId,
     config: RdmaConfig,
     ticket: Option<Ticket>,
-    /// The interface is connected.
+    /// True once the interface is connected.
     connected: bool,
-    /// The other side knows our memory, or soon will.
-    greeted: bool,
+    /// True once the first message, which names this side's memory, was sent.
+    has_greeted: bool,
     lost: bool,
-    /// The end of a connection that is over, as the NIC carries it out.
+    /// The command that ends the former connection, while it is under way.
     ending: Option<u64>,
-    /// It was lost before.
-    returns: bool,
-    /// Receives that the NIC has.
+    /// True if the next connection replaces one that was lost.
+    replaces_lost: bool,
+    /// Receive descriptors that the NIC has.
     posted: usize,
-    /// The other side writes here.
+    /// The area that the other side writes.
     area: Memory,
     control: Memory,
-    /// What we write there is taken from here: packets at the offset that they have there.
+    /// Memory from which packets are written to the other side's area, at the same offsets.
     staging: Memory,
     published: Memory,
     remote: Option<Hello>,
     credit: Credit,
     reader: Reader,
-    /// Questions that we have asked, and that were answered; those of the other side.
-    asked: u64,
+    /// Credit requests that this side has sent, and how many were answered; then those of the other side.
+    requested: u64,
     answered: u64,
-    heard: u64,
-    replied: u64,
-    /// Our last low-water request: the descriptors that the other side had posted, as far as was known then.
+    peer_requested: u64,
+    peer_answered: u64,
+    /// This side's last low-water request: how many posted descriptors of the other side it knew of then.
     low: u64,
-    /// A packet was refused: whoever posted it wants to know of room.
+    /// True if a packet was refused, and its sender waits for room.
     refused: bool,
-    /// It was for want of registered memory, while so many were under way.
+    /// Number of descriptors under way when a packet was refused for lack of registered memory.
     starved: Option<usize>,
-    /// It was as the port was full.
-    crowded: bool,
+    /// True if the packet was refused because the port was full.
+    port_full: bool,
     spare: Vec<Descriptor>,
     /// Receive descriptors that found the port full.
     unposted: Vec<Descriptor>,
-    /// What is under way, in order: memory that is free once it has left.
+    /// Resources of the descriptors under way, oldest first.
     sending: VecDeque<Held>,
     /// Sends whose memory the NIC no longer reads.
     released: VecDeque<u64>,
-    places: Places,
+    rendezvous: RendezvousBuffers,
 }
 
 impl Link {
@@ -140,22 +139,22 @@ impl Link {
         let control = nic.register(CONTROL_BYTES + HELLO_BYTES, options)?;
         let staging = nic.register(config.area, own)?;
         let published = nic.register(CONTROL_BYTES + HELLO_BYTES, own)?;
-        // What is written past the area is not missed where it is lost.
+        // Without reliability, the loss of a write outside the area would go unnoticed.
         let registration = match config.reliability.is_reliable() {
             true => config.registration,
             false => Registration::Copied,
         };
-        let places = Places::new(nic, options, registration);
+        let rendezvous = RendezvousBuffers::new(nic, options, registration);
         let mut link = Self {
             vi,
             node,
             config,
             ticket: None,
             connected: false,
-            greeted: false,
+            has_greeted: false,
             lost: false,
             ending: None,
-            returns: false,
+            replaces_lost: false,
             posted: 0,
             area,
             control,
@@ -164,26 +163,26 @@ impl Link {
             remote: None,
             credit: Credit::new(config.area, config.descriptors),
             reader: Reader::new(config.area, config.descriptors),
-            asked: 0,
+            requested: 0,
             answered: 0,
-            heard: 0,
-            replied: 0,
+            peer_requested: 0,
+            peer_answered: 0,
             low: 0,
             refused: false,
             starved: None,
-            crowded: false,
+            port_full: false,
             spare: Vec::new(),
             unposted: Vec::new(),
             sending: VecDeque::new(),
             released: VecDeque::new(),
-            places,
+            rendezvous,
         };
         link.post_receives(nic)?;
         Ok(link)
     }
 
     fn post_receives(&mut self, nic: &mut Nic) -> Result<(), NicError> {
-        // The first message comes into memory, all others are written past their descriptor.
+        // The first message is received into memory. All others are written to the area, and only consume a descriptor.
         let hello = self.control.segment(CONTROL_BYTES, HELLO_BYTES).expect("its second half");
         post(nic.post_receive(self.vi, Descriptor::of(hello)))?;
         self.posted += 1;
@@ -194,21 +193,21 @@ impl Link {
         Ok(())
     }
 
-    /// Whether the other side has named memory for a message to this receive of its.
+    /// Returns whether the other side has named memory for the message to its receive `receive`.
     pub(super) fn is_named(&self, receive: u64) -> bool {
-        self.places.is_named(receive)
+        self.rendezvous.is_named(receive)
     }
 
     pub(super) const fn is_new(&self) -> bool {
         self.ticket.is_none() && !self.connected
     }
 
-    /// Begins to connect.
+    /// Starts to connect with the other process.
     pub(super) fn begin(
         &mut self,
         nic: &mut Nic,
         (job, own, peer): (u32, Peer, Peer),
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<(), NicError> {
         let name = |from: Peer, to: Peer| {
             let mut bytes = [0; 12];
@@ -218,12 +217,12 @@ impl Link {
             Discriminator::new(&bytes).expect("12 bytes")
         };
         let to = Address { node: self.node, discriminator: name(peer, own) };
-        let ticket = nic.connect_peer(self.vi, to, name(own, peer), patience)?;
+        let ticket = nic.connect_peer(self.vi, to, name(own, peer), timeout)?;
         self.ticket = Some(ticket);
         Ok(())
     }
 
-    /// Goes on connecting; whether that is done as far as this side is concerned.
+    /// Continues to connect; returns whether this side has done its part.
     pub(super) fn connect(&mut self, nic: &mut Nic) -> Result<bool, Broken> {
         if let Some(ticket) = &self.ticket {
             match nic.connected(ticket) {
@@ -232,7 +231,7 @@ impl Link {
                 Err(_) => return Err(Broken),
             }
         }
-        if self.greeted {
+        if self.has_greeted {
             return Ok(true);
         }
         let (area, control) = (self.area.remote(), self.control.remote());
@@ -241,7 +240,7 @@ impl Link {
         self.published.write(CONTROL_BYTES, &bytes).expect("its second half");
         let segment = self.published.segment(CONTROL_BYTES, bytes.len()).expect("its second half");
         match self.send(nic, Descriptor::of(segment), Held::Nothing) {
-            Ok(()) => self.greeted = true,
+            Ok(()) => self.has_greeted = true,
             Err(NicError::QueueFull) => return Ok(false),
             Err(_) => return Err(Broken),
         }
@@ -253,7 +252,7 @@ impl Link {
         if self.lost {
             return Ok(());
         }
-        // It is told of before the other side is: with the frame that says so.
+        // Needs no doorbell: the write that publishes the descriptor to the other side rings it.
         match nic.post_receive_quietly(self.vi, descriptor) {
             Ok(()) => {
                 self.posted += 1;
@@ -271,15 +270,15 @@ impl Link {
         !self.unposted.is_empty()
     }
 
-    /// Posts the receive descriptors that found the port full; whether none is left.
+    /// Posts the receive descriptors that found the port full; returns whether none is left.
     pub(super) fn repost(&mut self, nic: &mut Nic) -> bool {
         while let Some(descriptor) = self.unposted.pop() {
             let before = self.unposted.len();
-            // Of an interface that is gone, the error comes by another way.
+            // If the interface is gone, the NIC reports that as well.
             if self.post_receive(nic, descriptor).is_ok() && self.unposted.len() > before {
                 return false;
             }
-            self.tell(nic, false);
+            self.publish_if_due(nic, false);
         }
         true
     }
@@ -297,16 +296,16 @@ impl Link {
         }
     }
 
-    /// Takes back what was sent.
+    /// Takes completed sends from the NIC.
     fn reap(&mut self, nic: &mut Nic) {
         while !self.sending.is_empty() {
             let Ok(Some(done)) = nic.taken(self.vi, WorkQueue::Send) else { return };
             match self.sending.pop_front() {
-                Some(Held::Pooled(memory)) => self.places.unload(memory),
+                Some(Held::Pooled(memory)) => self.rendezvous.unload(memory),
                 Some(Held::Send(send)) => self.released.push_back(send),
                 Some(Held::Nothing) | None => {}
             }
-            // A descriptor kept for later keeps no memory registered.
+            // A spare descriptor must not keep memory registered.
             let mut descriptor = done.descriptor;
             descriptor.segments.clear();
             self.spare.push(descriptor);
@@ -321,30 +320,30 @@ impl Link {
         self.released.pop_front()
     }
 
-    /// Whether there is such a send.
+    /// Returns whether the memory of some send was released.
     pub(super) fn has_released(&self) -> bool {
         !self.released.is_empty()
     }
 
     /// Registers memory for messages from and to the other process.
     pub(super) fn register(&self, nic: &mut Nic, bytes: usize) -> Option<Memory> {
-        self.places.register(nic, bytes)
+        self.rendezvous.register(nic, bytes)
     }
 
-    /// Takes memory for the message of a receive, which the next packet clears.
-    pub(super) fn lend(&mut self, nic: &Nic, receive: u64, room: &Segment) {
-        self.places.lend(nic, receive, room);
+    /// Offers a receive's own memory for its message; the next CTS names it.
+    pub(super) fn offer(&mut self, nic: &Nic, receive: u64, room: &Segment) {
+        self.rendezvous.offer(nic, receive, room);
     }
 
-    /// Whether all that was sent is there, or never will be.
+    /// Returns whether all sends have completed, or never will.
     pub(super) fn is_flushed(&mut self, nic: &mut Nic) -> bool {
         self.reap(nic);
         self.lost || self.sending.is_empty()
     }
 
-    /// A packet's bytes, where they lie.
+    /// Returns the packet's payload, in the memory where it was received.
     pub(super) fn payload(&self, arrival: &Arrival) -> Option<Payload<'_>> {
-        let memory = match arrival.placed.then(|| self.places.written(arrival.envelope.to)) {
+        let memory = match arrival.placed.then(|| self.rendezvous.written(arrival.envelope.to)) {
             Some(Some(Place::Pooled(memory))) => memory,
             Some(_) => return None,
             None => &self.area,
@@ -352,23 +351,23 @@ impl Link {
         memory.view(arrival.offset, arrival.length)
     }
 
-    /// A packet was read: its room is free.
+    /// Frees the room of a packet that was read.
     pub(super) fn free(&mut self, nic: &mut Nic, arrival: &Arrival) {
         if arrival.placed {
-            self.places.close(arrival.envelope.to);
+            self.rendezvous.close(arrival.envelope.to);
         }
         self.reader.freed += arrival.frees;
-        self.tell(nic, false);
+        self.publish_if_due(nic, false);
     }
 
-    /// The other process is gone; whether that is news.
+    /// Marks the other process as lost; returns whether it was not before.
     pub(super) const fn lose(&mut self) -> bool {
         !std::mem::replace(&mut self.lost, true)
     }
 
-    /// Takes part no longer.
+    /// Ends this side's part of the connection.
     pub(super) fn close(&mut self, nic: &mut Nic) {
-        self.answer(nic);
+        self.answer_request(nic);
         // A NIC that has stopped has no connections.
         let _ = nic.start_disconnect(self.vi);
         self.lost = true;

@@ -8,10 +8,10 @@ use midplane_simhw::region::{Region, Rights};
 use crate::attributes::ViAttributes;
 use crate::memory::Memory;
 
-/// Most regions that are files of their own at once: a process has often no more than 1,024 file descriptors.
+/// Most regions that are files of their own at once: many processes may open no more than 1,024 file descriptors.
 const MAX_FILES: usize = 256;
 
-/// The regions, by the first word of their names.
+/// The regions that may be mapped, by the first word of their names.
 #[derive(Debug, Default)]
 pub(super) struct Exposed {
     regions: BTreeMap<u64, Weak<Region>>,

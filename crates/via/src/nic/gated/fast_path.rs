@@ -1,4 +1,4 @@
-//! One interface's way past the NIC: what its host sends and receives over its rings.
+//! One interface's path that bypasses the NIC: sends and receives over the host's rings.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -19,20 +19,20 @@ use crate::memory::RemoteMemory;
 use crate::nic::WorkQueue;
 use crate::outcome::{AsyncError, DescriptorError, Operation};
 
-/// Most requests to map memory that one end may have pending; hosts have one at a time.
+/// Most requests to map memory that one end may have pending; a correct host has one at a time.
 const MAX_ASKS: usize = 64;
 
-/// Most frames that an interface keeps until its port was polled for the queue that they are for. The port is polled
-/// after each frame, so a process of ours needs one place for each frame that comes while a ring is emptied.
+/// Most frames that an interface keeps until the port reports that the host has their queue. The port is polled after
+/// each frame, so a correct peer needs room only for frames that arrive while the rings are drained.
 const MAX_EARLY: usize = 1024;
 
-/// Who has a work queue.
+/// The holder of a work queue.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) enum Holder {
     #[default]
     Nic,
     Host,
-    /// The host, which has yet to tell the NIC that it returns it.
+    /// The host, which has yet to report to the NIC that it returns the queue.
     Returning,
 }
 
@@ -40,9 +40,9 @@ pub(super) enum Holder {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Side {
     pub(super) holder: Holder,
-    /// The host could be lent it, and has not offered that to the NIC.
+    /// True if the host could take over the queue, and has not offered that to the NIC.
     pub(super) wants: bool,
-    /// Commands under way: the offer, and the request to be told when it has to return it.
+    /// Commands under way: the offer, and the wait for a recall.
     pub(super) has_offered: bool,
     pub(super) awaits_recall: bool,
     /// The number of the next descriptor that the host has to post to the NIC, which has the queue again.
@@ -57,7 +57,7 @@ impl Side {
     }
 }
 
-/// One interface.
+/// One interface's state of the bypass.
 #[derive(Debug)]
 pub(super) struct FastPath {
     attributes: ViAttributes,
@@ -65,31 +65,31 @@ pub(super) struct FastPath {
     pub(super) sides: [Side; 2],
     /// The node of the other end, while it is connected.
     pub(super) peer: Option<NodeId>,
-    /// The connection for which a queue was lent.
+    /// The connection for which a queue was granted.
     ends: Option<Ends>,
     /// The number under which the gate is open.
     number: u64,
     /// Bytes of the first pending send that were sent.
     sent: usize,
     /// Bytes of the first pending receive that were received.
-    came: u32,
-    /// Memory of the other end that this one has asked for, by name; `None` until it arrives.
-    reach: BTreeMap<u64, Option<SharedMemory>>,
-    /// The first pending send is a write whose bytes are written, and whose immediate data is not sent.
+    received: u32,
+    /// Memory of the other end that this one has requested, by name; `None` until it arrives.
+    mapped: BTreeMap<u64, Option<SharedMemory>>,
+    /// True if the first pending send is a write whose bytes are written, and whose immediate data is not sent.
     has_written: bool,
-    /// A send can't be done over the rings: the NIC has to.
+    /// True if a send can't be done over the rings, and needs the NIC.
     needs_nic: bool,
-    /// Names of memory that the other end has asked for and that was not answered.
+    /// Names of memory that the other end has requested, and that this end has not answered.
     asks: VecDeque<u64>,
-    /// Frames of the other end for the receive queue, which the NIC may be lending right now.
+    /// Early frames: frames for the receive queue, which the NIC may be granting right now.
     early: Vec<(Fields, Vec<u8>)>,
-    /// The NIC has yet to be told that the connection is over.
+    /// True if the host has yet to report the connection's end to the NIC.
     pub(super) owes_end: bool,
-    /// The host has ended the connection, and reported that.
+    /// True if the host has ended the connection, and reported that.
     pub(super) is_broken: bool,
 }
 
-/// An error that ends a connection, if there is one besides the end itself.
+/// An error that breaks a connection, besides the break itself; `None` if there is none.
 pub(super) type Fault = Option<AsyncError>;
 
 /// Why an interface does not send now.
@@ -101,7 +101,7 @@ pub(super) enum Stop {
     Gone,
     /// The gate is closed.
     Closed,
-    /// The NIC has to do the next one.
+    /// Only the NIC can perform the next send.
     NeedsNic,
 }
 
@@ -111,12 +111,12 @@ impl From<SendRefused> for Stop {
     }
 }
 
-/// The ways out of this process.
+/// The rings and the gate through which an interface sends.
 pub(super) struct Rings<'a> {
     pub(super) rings: &'a mut dyn PeerRings,
     pub(super) gate: &'a mut HostGate,
     pub(super) exposed: &'a Exposed,
-    /// Frames sent.
+    /// Number of frames sent.
     pub(super) frames: u64,
 }
 
@@ -147,8 +147,8 @@ impl FastPath {
             ends: None,
             number: 0,
             sent: 0,
-            came: 0,
-            reach: BTreeMap::new(),
+            received: 0,
+            mapped: BTreeMap::new(),
             has_written: false,
             needs_nic: false,
             asks: VecDeque::new(),
@@ -163,18 +163,18 @@ impl FastPath {
         self.sides[queue as usize].holder == Holder::Host
     }
 
-    /// Returns whether it has the send queue, and the gate is open.
+    /// Returns whether the host has the send queue, and the gate is open.
     pub(super) fn may_send(&self, gate: &HostGate) -> bool {
         self.has(WorkQueue::Send) && gate.is_open(self.number)
     }
 
-    /// Handles a new connection: both queues can be lent.
+    /// Handles a new connection: the host may take over both queues.
     pub(super) fn link(&mut self, peer: NodeId) {
         (self.peer, self.is_broken, self.needs_nic) = (Some(peer), false, false);
         self.sides.iter_mut().for_each(|side| side.wants = true);
     }
 
-    /// Handles a queue that the NIC lends.
+    /// Handles the grant of a queue by the NIC.
     pub(super) fn take(&mut self, queue: WorkQueue, ends: Ends, number: u64) {
         (self.ends, self.peer) = (Some(ends), Some(ends.node));
         self.sides[queue as usize].holder = Holder::Host;
@@ -183,7 +183,7 @@ impl FastPath {
         }
     }
 
-    /// Begins to return a queue; if the NIC is needed, for as long as the connection lasts.
+    /// Begins to return a queue. If it `needs_nic`, the NIC keeps the send queue for as long as the connection lasts.
     pub(super) fn give_up(&mut self, queue: WorkQueue, needs_nic: bool) {
         self.needs_nic |= needs_nic;
         let side = &mut self.sides[queue as usize];
@@ -192,15 +192,15 @@ impl FastPath {
         }
     }
 
-    /// Returns how many bytes of a queue's first message were moved.
+    /// Returns how many bytes of a queue's first pending message were sent or received.
     pub(super) const fn progress(&self, queue: WorkQueue) -> u32 {
         match queue {
             WorkQueue::Send => self.sent as u32,
-            WorkQueue::Receive => self.came,
+            WorkQueue::Receive => self.received,
         }
     }
 
-    /// The NIC was told that a queue is its own.
+    /// Handles the NIC's acceptance of a returned queue.
     pub(super) fn returned(&mut self, queue: WorkQueue) {
         let side = &mut self.sides[queue as usize];
         (side.holder, side.posts_from) = (Holder::Nic, Some(0));
@@ -208,25 +208,25 @@ impl FastPath {
         match queue {
             WorkQueue::Send => {
                 (self.sent, self.has_written) = (0, false);
-                self.reach.clear();
+                self.mapped.clear();
             }
-            WorkQueue::Receive => self.came = 0,
+            WorkQueue::Receive => self.received = 0,
         }
     }
 
-    /// Returns whether a frame is of this connection.
+    /// Returns whether a frame belongs to the current connection.
     fn is_known(&self, from: NodeId, connection: u16) -> bool {
         self.ends.as_ref().is_some_and(|ends| ends.node == from && ends.connection == connection)
     }
 
-    /// Returns whether a frame may be for the receive queue, which the NIC may be lending right now.
+    /// Returns whether a frame may be for the receive queue, which the NIC may be granting right now.
     pub(super) fn may_be_early(&self, from: NodeId, fields: &Fields) -> bool {
         let receives = &self.sides[WorkQueue::Receive as usize];
-        let is_lent = receives.has_offered && receives.holder == Holder::Nic;
-        is_lent && fields.kind != Kind::Deny && self.peer == Some(from)
+        let is_offered = receives.has_offered && receives.holder == Holder::Nic;
+        is_offered && fields.kind != Kind::Deny && self.peer == Some(from)
     }
 
-    /// Keeps a frame until the queue that it is for is lent. The other end is at fault if it sends too many before.
+    /// Keeps a frame until the NIC grants the queue that it is for. Fails if the other end sends too many before.
     pub(super) fn keep_early(&mut self, fields: Fields, payload: Payload<'_>) -> Result<(), Fault> {
         if self.early.len() >= MAX_EARLY {
             return Err(None);
@@ -239,12 +239,12 @@ impl FastPath {
         !self.early.is_empty()
     }
 
-    /// Drops the frames for a queue that is not lent.
+    /// Drops the early frames, because the NIC does not grant their queue.
     pub(super) fn drop_early(&mut self) {
         self.early = Vec::new();
     }
 
-    /// Handles the frames that came before the receive queue was lent, if it is now.
+    /// Handles the early frames, if the host now has the receive queue.
     pub(super) fn deliver_early(&mut self, tables: &mut Tables<'_>) -> Result<(), Fault> {
         let Some(peer) = self.peer.filter(|_| self.has(WorkQueue::Receive)) else { return Ok(()) };
         std::mem::take(&mut self.early).into_iter().try_for_each(|(fields, payload)| {
@@ -274,13 +274,13 @@ impl FastPath {
                 Ok(())
             }
             Kind::Deny => {
-                self.needs_nic |= matches!(self.reach.get(&fields.memory), Some(None));
+                self.needs_nic |= matches!(self.mapped.get(&fields.memory), Some(None));
                 Ok(())
             }
         }
     }
 
-    /// Handles memory that the other end shares, if this one has asked for it.
+    /// Handles memory that the other end shares, if this one has requested it.
     pub(super) fn on_shown(
         &mut self,
         from: NodeId,
@@ -289,7 +289,7 @@ impl FastPath {
         memory: SharedMemory,
     ) {
         if self.is_known(from, connection)
-            && let Some(place @ None) = self.reach.get_mut(&name)
+            && let Some(place @ None) = self.mapped.get_mut(&name)
         {
             *place = Some(memory);
         }
@@ -301,8 +301,8 @@ impl FastPath {
             return Err(Some(AsyncError::RdmaWriteProtection));
         }
         let is_too_long = fields.total > self.attributes.max_transfer;
-        if self.came != 0 || fields.immediate.is_none() || is_too_long {
-            // No host sends that.
+        if self.received != 0 || fields.immediate.is_none() || is_too_long {
+            // No correct host sends that.
             return Err(None);
         }
         let end = done(Operation::RemoteRdmaWrite, fields.total, fields.immediate);
@@ -326,8 +326,8 @@ impl FastPath {
             return Err(Some(AsyncError::ReceiveQueueEmpty));
         };
         let end = fields.offset.checked_add(payload.len() as u32);
-        let Some(end) = end.filter(|end| *end <= fields.total && fields.offset == self.came) else {
-            // No host cuts a message so.
+        let Some(end) = end.filter(|end| *end <= fields.total && fields.offset == self.received) else {
+            // No correct host cuts a message so.
             return Err(None);
         };
         if fields.total as usize > descriptor.bytes() {
@@ -336,9 +336,9 @@ impl FastPath {
             return Err(None);
         }
         scatter(descriptor, fields.offset as usize, payload);
-        self.came = end;
+        self.received = end;
         if end == fields.total {
-            self.came = 0;
+            self.received = 0;
             let received = done(Operation::Receive, end, fields.immediate);
             tables.end(vi, WorkQueue::Receive, received);
         }
@@ -408,7 +408,7 @@ impl FastPath {
         }
     }
 
-    /// Shares the memory that the other end has asked for and may write. That is no data, and passes a closed gate.
+    /// Answers the other end's requests to map memory. Answers carry no data, so they pass a closed gate.
     fn answer(&mut self, out: &mut Rings<'_>, ends: &Ends) -> Result<(), Stop> {
         while let Some(memory) = self.asks.front().copied() {
             let asker = u64::from(ends.remote_vi.0) | u64::from(ends.remote_connection) << 16;
@@ -435,20 +435,20 @@ impl FastPath {
     ) -> Result<bool, Stop> {
         let [memory, _] = to.words();
         let (offset, total) = (RegionRef::from_words(to.words()).offset, descriptor.bytes());
-        let place = match self.reach.get(&memory) {
+        let place = match self.mapped.get(&memory) {
             Some(Some(place)) => place,
             Some(None) => return Ok(false),
             None => {
                 let ask = Fields { memory, ..Fields::to(ends, Kind::Ask) };
                 out.send(self.number, ends.node, ask, &[])?;
-                self.reach.retain(|_, known| known.as_ref().is_none_or(|it| !it.is_revoked()));
-                self.reach.insert(memory, None);
+                self.mapped.retain(|_, known| known.as_ref().is_none_or(|it| !it.is_revoked()));
+                self.mapped.insert(memory, None);
                 return Ok(false);
             }
         };
         let end = (offset as usize).checked_add(total);
         if place.is_revoked() || end.is_none_or(|end| end > place.len()) {
-            // The other NIC decides what becomes of it.
+            // Leaves writes to revoked memory, and writes past its end, to the NICs, which check them.
             return Err(Stop::NeedsNic);
         }
         if !self.has_written {
@@ -469,20 +469,20 @@ impl FastPath {
         Ok(true)
     }
 
-    /// Forgets the connection: both queues are the NIC's for the next one.
+    /// Resets the path at the end of a connection: the NIC has both queues of the next one.
     pub(super) fn unlink(&mut self) {
         for side in &mut self.sides {
             (side.holder, side.wants, side.posts_from) = (Holder::Nic, false, None);
         }
-        self.reach.clear();
+        self.mapped.clear();
         self.asks.clear();
         self.drop_early();
         self.owes_end = false;
-        (self.sent, self.came, self.has_written) = (0, 0, false);
+        (self.sent, self.received, self.has_written) = (0, 0, false);
         (self.ends, self.peer) = (None, None);
     }
 
-    /// Returns whether there is something to do besides what events cause.
+    /// Returns whether the path has work that no further event will start.
     pub(super) fn is_behind(&self) -> bool {
         let owes = |side: &Side| {
             side.holder == Holder::Returning

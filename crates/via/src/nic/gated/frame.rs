@@ -15,7 +15,7 @@ pub(super) struct Fields {
     pub(super) total: u32,
     pub(super) offset: u32,
     pub(super) immediate: Option<u32>,
-    /// The memory that it concerns, as a region's first word.
+    /// The memory that the frame concerns, as a region's first word.
     pub(super) memory: u64,
 }
 
@@ -25,11 +25,11 @@ pub(super) struct Fields {
 pub(super) enum Kind {
     /// A message, or a part of one.
     Send = 2,
-    /// A request to map that memory, to write it.
+    /// A request to map memory, in order to write it.
     Ask = 3,
-    /// The answer that it can't be mapped.
+    /// The answer that the memory can't be mapped.
     Deny = 4,
-    /// A write of that many bytes is done, and has immediate data.
+    /// A report that a write of that many bytes, with immediate data, is done.
     Written = 5,
 }
 
@@ -48,7 +48,7 @@ impl Fields {
         [to | (self.kind as u64) << 32, part, immediate, self.memory, 0]
     }
 
-    /// Reads any words; `None` if no host writes such a frame.
+    /// Decodes any words; returns `None` if no correct host writes such a frame.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub(super) fn of(words: [u64; WORDS]) -> Option<Self> {

@@ -25,7 +25,7 @@ impl Tables<'_> {
         Some(descriptor)
     }
 
-    /// Completes that descriptor; `false` if there is none.
+    /// Completes the first pending descriptor of a queue; returns `false` if there is none.
     #[inline]
     pub(super) fn end(&mut self, vi: PortId, queue: WorkQueue, end: End) -> bool {
         let ended = self.queues.end_pending(vi, queue, end);
@@ -35,7 +35,7 @@ impl Tables<'_> {
         })
     }
 
-    /// Completes the descriptors that the host has, because the connection is over.
+    /// Flushes the descriptors that the host has, because the connection has ended.
     pub(super) fn flush(&mut self, vi: PortId) {
         for queue in [WorkQueue::Send, WorkQueue::Receive] {
             while let Some(number) = self.queues.posted(vi, queue).and_then(|it| it.first_kept()) {

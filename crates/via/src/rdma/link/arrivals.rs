@@ -1,4 +1,4 @@
-//! What a receive descriptor that is done has brought.
+//! Completed receive descriptors: packets, and messages of the protocol.
 
 use midplane_simhw::wire;
 
@@ -8,10 +8,10 @@ use crate::message::envelope::{Envelope, Kind, LONGEST};
 use crate::nic::Nic;
 use crate::outcome::Operation;
 use crate::rdma::credit::Credit;
-use crate::rdma::places::{NAME_BYTES, Place};
+use crate::rdma::rendezvous::{NAME_BYTES, Place};
 
 impl Link {
-    /// A receive descriptor is done: with a packet, or with news of the protocol.
+    /// Takes a completed receive descriptor; returns its packet, if it has brought one.
     pub(in crate::rdma) fn on_descriptor(
         &mut self,
         nic: &mut Nic,
@@ -19,7 +19,7 @@ impl Link {
         let Some(done) = nic.receive_done(self.vi)? else { return Ok(None) };
         self.posted -= 1;
         if done.outcome.is_err() {
-            // The connection is over: the NIC tells that by itself.
+            // The connection has ended: the NIC reports that as well.
             return Ok(None);
         }
         let Completed { descriptor, operation, immediate, length, .. } = done;
@@ -30,7 +30,7 @@ impl Link {
         let immediate = immediate.unwrap_or(0).cast_signed();
         if immediate == 0 {
             self.read_published();
-            self.tell(nic, false);
+            self.publish_if_due(nic, false);
             return Ok(None);
         }
         let (offset, length, frees) = self.reader.locate(immediate).ok_or(Broken)?;
@@ -41,37 +41,37 @@ impl Link {
         let size = envelope.size();
         let length = length.checked_sub(size).ok_or(Broken)?;
         let mut arrival =
-            Arrival { envelope, offset: offset + size, length, frees, placed: false, lent: false };
+            Arrival { envelope, offset: offset + size, length, frees, placed: false, in_place: false };
         self.place(&mut arrival)?;
         Ok(Some(arrival))
     }
 
-    /// Names of memory for our messages are taken from the packets that they came with, and what was
-    /// written into ours is put in the place of what the packet would have carried.
+    /// Handles the part of a packet that concerns rendezvous: takes the name of memory from a CTS, and finds the
+    /// payload that was written into this side's memory instead of sent with its data packet.
     fn place(&mut self, arrival: &mut Arrival) -> Result<(), Broken> {
         let Envelope { kind, length, from, to, .. } = arrival.envelope;
         match kind {
             Kind::Cts if arrival.length == NAME_BYTES => {
                 let mut name = [0; NAME_BYTES];
                 self.area.read(arrival.offset, &mut name).map_err(|_| Broken)?;
-                self.places.on_named(from, name, length as usize);
+                self.rendezvous.on_named(from, name, length as usize);
                 arrival.length = 0;
             }
             Kind::Data if arrival.length == 0 => {
-                let place = self.places.written(to).ok_or(Broken)?;
+                let place = self.rendezvous.written(to).ok_or(Broken)?;
                 arrival.placed = true;
                 (arrival.offset, arrival.length) = (0, length as usize);
                 let room = match place {
                     Place::Pooled(memory) => memory.len(),
-                    Place::Lent(room) => room.len(),
+                    Place::Receive(room) => room.len(),
                 };
-                arrival.lent = matches!(place, Place::Lent(_));
+                arrival.in_place = matches!(place, Place::Receive(_));
                 if arrival.length > room {
                     return Err(Broken);
                 }
             }
-            // It goes in parts after all.
-            Kind::Data => self.places.close(to),
+            // The message goes in parts after all.
+            Kind::Data => self.rendezvous.close(to),
             _ => {}
         }
         Ok(())
@@ -82,7 +82,7 @@ impl Link {
         let bytes = bytes.get_mut(..length).ok_or(Broken)?;
         self.control.read(CONTROL_BYTES, bytes).map_err(|_| Broken)?;
         let hello: Hello = wire::decode(bytes).map_err(|_| Broken)?;
-        // Said again, it would grant anew what is spent.
+        // A second first message would grant spent credit again.
         if self.remote.is_some() || !(8..=256).contains(&hello.descriptors) {
             return Err(Broken);
         }

@@ -1,4 +1,4 @@
-//! What leaves for the other process: packets into its area, long messages into memory that it has named.
+//! Sends to the other process: packets into its area, long messages into memory that it has named.
 
 use super::{Held, Link};
 use crate::descriptor::Transfer;
@@ -9,7 +9,7 @@ use crate::nic::{Nic, NicError};
 use crate::rdma::credit::Credit;
 
 impl Link {
-    /// A packet for the other process.
+    /// Sends a packet to the other process.
     pub(in crate::rdma) fn post(
         &mut self,
         nic: &mut Nic,
@@ -18,20 +18,20 @@ impl Link {
     ) -> Result<(), Refusal> {
         match envelope.kind {
             Kind::Cts => {
-                let opened = self.places.open(nic, envelope.from, envelope.length as usize);
+                let opened = self.rendezvous.open(nic, envelope.from, envelope.length as usize);
                 let name = opened.as_ref().map_or(&[][..], |name| &name[..]);
                 self.post_packet(nic, envelope, name)
-                    .inspect_err(|_| self.places.close(envelope.from))
+                    .inspect_err(|_| self.rendezvous.close(envelope.from))
             }
-            Kind::Data if self.places.is_named(envelope.to) => {
+            Kind::Data if self.rendezvous.is_named(envelope.to) => {
                 self.post_placed(nic, envelope, payload)
             }
             _ => self.post_packet(nic, envelope, payload),
         }
     }
 
-    /// Posts a data packet from registered memory of the send `send`: written from there where its receiver has named
-    /// memory for it, else copied.
+    /// Sends a data packet from registered memory of the send `send`. Writes it from there if its receiver has named
+    /// memory for it, and else copies it.
     pub(in crate::rdma) fn post_memory(
         &mut self,
         nic: &mut Nic,
@@ -39,13 +39,13 @@ impl Link {
         payload: &Segment,
         send: u64,
     ) -> Result<Posted, Refusal> {
-        let named = self.places.named(envelope.to);
-        let Some(to) = named.filter(|_| self.places.may_send(nic, payload.memory())) else {
+        let named = self.rendezvous.named(envelope.to);
+        let Some(to) = named.filter(|_| self.rendezvous.may_send(nic, payload.memory())) else {
             return self.post(nic, envelope, &payload.to_vec()).map(|()| Posted::Copied);
         };
         self.await_credit(nic, envelope)?;
         self.write(nic, payload.clone(), to, Held::Send(send))?;
-        self.places.on_written(envelope.to);
+        self.rendezvous.on_written(envelope.to);
         self.post_packet(nic, envelope, &[]).map(|()| Posted::InUse)
     }
 
@@ -55,7 +55,7 @@ impl Link {
         if self.has_credit(envelope.size()) {
             return Ok(());
         }
-        self.ask(nic);
+        self.request_credit(nic);
         self.refuse()
     }
 
@@ -74,12 +74,12 @@ impl Link {
         descriptor.immediate = None;
         match self.send(nic, descriptor, held) {
             Ok(()) => Ok(()),
-            Err(NicError::QueueFull) => self.refuse_crowded(),
+            Err(NicError::QueueFull) => self.refuse_port_full(),
             Err(_) => Err(Refusal::Lost),
         }
     }
 
-    /// Writes a message where its receiver has named memory for it, and a packet behind it.
+    /// Writes a message into the memory that its receiver has named, and sends its packet after it.
     fn post_placed(
         &mut self,
         nic: &mut Nic,
@@ -87,8 +87,8 @@ impl Link {
         payload: &[u8],
     ) -> Result<(), Refusal> {
         self.await_credit(nic, envelope)?;
-        let Some((memory, to)) = self.places.load(nic, envelope.to, payload) else {
-            // Memory comes back with what has left; without any under way, in no way.
+        let Some((memory, to)) = self.rendezvous.load(nic, envelope.to, payload) else {
+            // Memory becomes free when a send completes; if none is under way, it never does.
             if self.sending.is_empty() {
                 return Err(Refusal::Lost);
             }
@@ -97,11 +97,11 @@ impl Link {
         };
         let segment = memory.segment(0, payload.len()).expect("it is as long");
         self.write(nic, segment, to, Held::Pooled(memory))?;
-        self.places.on_written(envelope.to);
+        self.rendezvous.on_written(envelope.to);
         self.post_packet(nic, envelope, &[])
     }
 
-    /// Whether a packet of so many bytes could leave now.
+    /// Returns whether a packet of `bytes` could be sent now.
     fn has_credit(&mut self, bytes: usize) -> bool {
         let fits = |mut credit: Credit| credit.take(bytes).is_some();
         if !fits(self.credit) {
@@ -119,8 +119,8 @@ impl Link {
         if self.lost {
             return Err(Refusal::Lost);
         }
-        self.crowded = false;
-        let Some(remote) = self.remote.filter(|_| self.greeted) else { return self.refuse() };
+        self.port_full = false;
+        let Some(remote) = self.remote.filter(|_| self.has_greeted) else { return self.refuse() };
         self.reap(nic);
         let bytes = envelope.size() + payload.len();
         if self.credit.is_past_front() {
@@ -132,7 +132,7 @@ impl Link {
             self.credit.take(bytes)
         });
         let Some(place) = place else {
-            self.ask(nic);
+            self.request_credit(nic);
             return self.refuse();
         };
         let mut head = [0; LONGEST];
@@ -154,18 +154,18 @@ impl Link {
                 self.request_when_low(nic);
                 Ok(())
             }
-            // Processes share the port: this one has credit, and all of them together more.
+            // This link has credit, but the links together have more credit than the port that they share has room.
             Err(NicError::QueueFull) => {
                 self.credit.put_back(&before);
-                self.refuse_crowded()
+                self.refuse_port_full()
             }
             _ => Err(Refusal::Lost),
         }
     }
 
-    /// Refuses a packet until the port has room, which some completion makes.
-    pub(in crate::rdma) const fn refuse_crowded(&mut self) -> Result<(), Refusal> {
-        self.crowded = true;
+    /// Refuses a packet until some completion makes room in the port.
+    pub(in crate::rdma) const fn refuse_port_full(&mut self) -> Result<(), Refusal> {
+        self.port_full = true;
         self.refuse()
     }
 

@@ -1,4 +1,4 @@
-//! What the two sides publish to each other: what is free, questions after it, and their answers.
+//! The exchange of credit: published counters, requests, and replies.
 
 use super::{CONTROL_BYTES, Held, LOW_WATER, Link};
 use crate::descriptor::Transfer;
@@ -13,21 +13,21 @@ impl Link {
             return;
         }
         let (words, _) = bytes.as_chunks::<8>();
-        let [freed, posted, answered, asked] =
+        let [freed, posted, answered, requested] =
             [words[0], words[1], words[2], words[3]].map(u64::from_le_bytes);
         self.credit.on_published(freed, posted);
-        self.answered = answered.clamp(self.answered, self.asked);
-        self.heard = self.heard.max(asked);
+        self.answered = answered.clamp(self.answered, self.requested);
+        self.peer_requested = self.peer_requested.max(requested);
     }
 
-    /// Publishes our own words; wakes the other side with a descriptor of the reserve, or silently.
-    /// `false` if they did not leave: nothing is spent then.
+    /// Publishes this side's words. If it `wakes` the other side, that takes a reserved descriptor. Returns `false` if
+    /// the words were not sent; then nothing is spent.
     fn publish(&mut self, nic: &mut Nic, wakes: bool) -> bool {
-        let Some(remote) = self.remote.filter(|_| self.greeted && !self.lost) else { return false };
+        let Some(remote) = self.remote.filter(|_| self.has_greeted && !self.lost) else { return false };
         if wakes && !self.credit.has_reserved() {
             return false;
         }
-        let words = [self.reader.freed, self.reader.posted, self.replied, self.asked, self.low];
+        let words = [self.reader.freed, self.reader.posted, self.peer_answered, self.requested, self.low];
         for (at, word) in words.iter().enumerate() {
             let written = self.published.write(at * 8, &word.to_le_bytes());
             written.expect("its first half");
@@ -41,7 +41,7 @@ impl Link {
         descriptor.immediate = wakes.then_some(0);
         let left = self.send(nic, descriptor, Held::Nothing).is_ok();
         if left {
-            self.reader.on_told();
+            self.reader.on_published();
             if wakes {
                 self.credit.take_reserved();
             }
@@ -49,18 +49,18 @@ impl Link {
         left
     }
 
-    /// Asks for credit, if no question is open.
-    pub(super) fn ask(&mut self, nic: &mut Nic) {
-        if self.asked == self.answered {
-            self.asked += 1;
+    /// Requests credit, unless a request is unanswered.
+    pub(super) fn request_credit(&mut self, nic: &mut Nic) {
+        if self.requested == self.answered {
+            self.requested += 1;
             if !self.publish(nic, true) {
-                self.asked -= 1;
+                self.requested -= 1;
             }
         }
     }
 
-    /// Requests news of posted descriptors, by a write that takes none, once half or fewer are left (section 4.2).
-    /// One request is enough for each number of posted descriptors that becomes known.
+    /// Requests the count of posted descriptors, by a write that takes none, once half or fewer are left (section 4.2).
+    /// One request is enough for each count that becomes known.
     pub(super) fn request_when_low(&mut self, nic: &mut Nic) {
         let Some(remote) = self.remote else { return };
         let is_low =
@@ -76,7 +76,7 @@ impl Link {
         }
     }
 
-    /// Returns whether the other side has requested news of descriptors and has had none since.
+    /// Returns whether the other side has requested the count of descriptors and not got it since.
     fn is_requested(&self) -> bool {
         let mut request = [0; 8];
         self.reader.may_be_low(self.config.descriptors)
@@ -84,29 +84,29 @@ impl Link {
             && self.reader.is_unanswered(u64::from_le_bytes(request))
     }
 
-    /// Tells the other side what it should know by now; if it has asked and this side `parks`, that
-    /// nothing more is free.
-    pub(super) fn tell(&mut self, nic: &mut Nic, parks: bool) {
+    /// Publishes this side's words if they are due. If the other side has requested credit and this side `parks`,
+    /// replies in any case.
+    pub(super) fn publish_if_due(&mut self, nic: &mut Nic, parks: bool) {
         let due = self.reader.is_due() || self.is_requested();
-        if self.heard > self.replied && (due || parks) {
-            let before = std::mem::replace(&mut self.replied, self.heard);
+        if self.peer_requested > self.peer_answered && (due || parks) {
+            let before = std::mem::replace(&mut self.peer_answered, self.peer_requested);
             if !self.publish(nic, true) {
-                self.replied = before;
+                self.peer_answered = before;
             }
         } else if due {
             self.publish(nic, false);
         }
     }
 
-    /// Before this side parks: whoever has asked is answered. Who has not, and runs out, asks then,
-    /// and that wakes this side.
-    pub(in crate::rdma) fn answer(&mut self, nic: &mut Nic) {
+    /// Replies to the other side's credit request before this side parks. If the other side runs out later, its request
+    /// wakes this side.
+    pub(in crate::rdma) fn answer_request(&mut self, nic: &mut Nic) {
         self.reap(nic);
         self.read_published();
-        self.tell(nic, true);
+        self.publish_if_due(nic, true);
     }
 
-    /// Whether what was refused may be posted again.
+    /// Returns whether a refused packet may be posted again.
     pub(in crate::rdma) fn has_room_again(&mut self) -> bool {
         if !self.refused {
             return false;
@@ -114,9 +114,9 @@ impl Link {
         self.read_published();
         let room = self.config.area / 4;
         let mut credit = self.credit;
-        let up = self.greeted && self.remote.is_some();
+        let up = self.has_greeted && self.remote.is_some();
         let starves = self.starved.is_some_and(|then| self.sending.len() >= then);
-        let again = self.lost || (up && !self.crowded && !starves && credit.take(room).is_some());
+        let again = self.lost || (up && !self.port_full && !starves && credit.take(room).is_some());
         if again {
             self.refused = false;
             self.starved = None;

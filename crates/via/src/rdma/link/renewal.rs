@@ -1,4 +1,4 @@
-//! The next connection, once one is over: to the process that takes the place of the one that is gone.
+//! The next connection after one has ended: with the process that replaces the lost one.
 
 use super::{Broken, CONTROL_BYTES, HELLO_BYTES, Link};
 use crate::message::envelope::Peer;
@@ -6,8 +6,8 @@ use crate::nic::{Nic, NicError};
 use crate::rdma::credit::{Credit, Reader};
 
 impl Link {
-    /// Goes on ending the connection that is over; then waits for a process in the place of the lost one, for
-    /// ever. Whether that has begun.
+    /// Continues to end the former connection; then waits without a timeout for a process that replaces the lost one.
+    /// Returns whether that wait has begun.
     pub(in crate::rdma) fn renew(
         &mut self,
         nic: &mut Nic,
@@ -21,7 +21,7 @@ impl Link {
             }
             return Ok(false);
         };
-        // What was posted comes back before the end is told of, and so does all news of the connection.
+        // All posted descriptors and all events of the connection arrive before its end is reported.
         if !nic.has_ended(ending) {
             return Ok(false);
         }
@@ -36,24 +36,24 @@ impl Link {
         Ok(true)
     }
 
-    /// Whether the connection that was just made takes the place of one that was lost.
+    /// Returns whether the connection that was just made replaces one that was lost.
     pub(in crate::rdma) fn has_returned(&mut self) -> bool {
-        std::mem::take(&mut self.returns)
+        std::mem::take(&mut self.replaces_lost)
     }
 
-    /// Nothing is left of the former connection.
+    /// Resets all state of the former connection.
     fn reset(&mut self) {
         for memory in [&self.control, &self.published] {
             let zeroes = [0; CONTROL_BYTES + HELLO_BYTES];
             memory.write(0, &zeroes).expect("it is as long");
         }
-        self.places.clear();
+        self.rendezvous.clear();
         self.unposted.clear();
         (self.ticket, self.remote) = (None, None);
-        (self.greeted, self.lost, self.returns) = (false, false, true);
+        (self.has_greeted, self.lost, self.replaces_lost) = (false, false, true);
         self.credit = Credit::new(self.config.area, self.config.descriptors);
         self.reader = Reader::new(self.config.area, self.config.descriptors);
-        (self.asked, self.answered, self.heard, self.replied) = (0, 0, 0, 0);
+        (self.requested, self.answered, self.peer_requested, self.peer_answered) = (0, 0, 0, 0);
         (self.low, self.starved) = (0, None);
     }
 }

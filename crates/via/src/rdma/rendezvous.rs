@@ -1,40 +1,39 @@
-//! Messages that are written straight into the receiver's registered memory.
+//! Messages that are written directly into the receiver's registered memory.
 //!
-//! When an announced message has met its receive, the answer that clears it names registered memory
-//! of the receiver's. The sender writes the bytes there with one write, and behind it the packet that
-//! would have carried them, without them. What the area's size and its credits would have cut into
-//! parts and held up goes in one piece.
+//! Once an RTS has met its receive, the CTS names registered memory of the receiver. The sender writes the bytes there
+//! with one write, and then sends the data packet without them. So such a message is not cut to the area's size, and
+//! does not wait for the area's credit.
 
 use std::collections::BTreeMap;
 
 use crate::memory::{Memory, MemoryOptions, RemoteMemory, Segment};
 use crate::nic::Nic;
 
-/// Longest message that is written in one piece; longer ones go through the area, in parts.
+/// Longest message written in one piece, in bytes; longer ones go through the area, in parts.
 pub(super) const LONGEST_PLACED: usize = 4 << 20;
-/// Shortest one: below it, the write of its own costs more than the area's copy.
+/// Shortest such message, in bytes: below it, a separate write costs more than the copy through the area.
 const SHORTEST_PLACED: usize = 4096;
-/// Messages of one process that are cleared to be written here at once.
+/// Most messages of one process that may be written here at once.
 const MAX_PLACES: usize = 8;
-/// Memories that are kept for the next message, of each direction to a process.
+/// Most unused regions kept for later messages, for each process and direction.
 const MAX_SPARE: usize = 4;
-/// Memories registered from the start, of each direction to a process, and their bytes.
+/// Regions registered from the start, for each process and direction, and the bytes of each.
 const AHEAD: usize = 2;
 const AHEAD_BYTES: usize = 1 << 20;
-/// Bytes of a place's name behind the answer that clears a message.
+/// Bytes of the memory's name that follows a CTS.
 pub(super) const NAME_BYTES: usize = 16;
 
-/// How messages that are too long to leave whole come into registered memory.
+/// The way in which rendezvous messages reach registered memory.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Registration {
-    /// In parts through the area that is registered for all of them.
+    /// Messages go in parts through the area, which is registered once for all of them.
     Copied,
-    /// Into memory that is registered when it is needed, and kept for the next message.
+    /// Messages go into memory that is registered on demand, and kept for later messages.
     #[default]
     Cached,
-    /// Into memory that is registered from the start, two times 1 MiB for each process and direction;
-    /// what finds none free goes in parts.
+    /// Messages go into memory that is registered from the start: two times 1 MiB for each process and direction. If
+    /// none is free, a message goes in parts through the area.
     Registered,
 }
 
@@ -53,7 +52,7 @@ impl Pool {
         Self { options, registration, spare }
     }
 
-    /// Memory of at least so many bytes; `None` if there is none to be had.
+    /// Takes memory of at least `bytes`; returns `None` if there is none.
     fn take(&mut self, nic: &mut Nic, bytes: usize) -> Option<Memory> {
         let fits = |memory: &Memory| memory.len() >= bytes;
         if let Some(at) = self.spare.iter().position(fits) {
@@ -67,7 +66,7 @@ impl Pool {
 
     fn give_back(&mut self, memory: Memory) {
         if self.spare.len() >= MAX_SPARE {
-            // The one that fits the fewest messages goes.
+            // Drops the smallest, which fits the fewest messages.
             let least = (0..self.spare.len()).min_by_key(|at| self.spare[*at].len());
             let at = least.expect("there are some");
             if self.spare[at].len() >= memory.len() {
@@ -82,38 +81,38 @@ impl Pool {
 /// Memory that the other side may write a message to.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// Of the pool; the message is copied out of it.
+    /// Memory of the pool; the message is copied out of it.
     Pooled(Memory),
-    /// Of the receive itself, which finds its message there.
-    Lent(Segment),
+    /// The receive's own memory, where the message stays.
+    Receive(Segment),
 }
 
 impl Place {
     fn name(&self) -> Option<RemoteMemory> {
         match self {
             Self::Pooled(memory) => Some(memory.remote()),
-            Self::Lent(room) => room.remote(),
+            Self::Receive(room) => room.remote(),
         }
     }
 }
 
-/// What is written in one piece, from and to one process.
+/// The registered memory for rendezvous messages from and to one process.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct RendezvousBuffers {
     registration: Registration,
-    /// Where our messages are written from.
+    /// Memory from which this side's messages are written.
     from: Pool,
-    /// Where the other side writes.
+    /// Memory into which the other side writes.
     into: Pool,
-    /// What it may write at the moment, by the receive that it is for.
+    /// Memory that the other side may write now, by receive.
     open: BTreeMap<u64, Place>,
-    /// Memory of receives whose answers have yet to leave.
-    lent: BTreeMap<u64, Segment>,
-    /// What we may write there, by the receive.
+    /// Memory of receives whose CTS has not been sent.
+    offered: BTreeMap<u64, Segment>,
+    /// Memory of the other side that this side may write, by receive.
     named: BTreeMap<u64, RemoteMemory>,
 }
 
-impl Places {
+impl RendezvousBuffers {
     pub(super) fn new(nic: &mut Nic, into: MemoryOptions, registration: Registration) -> Self {
         let from = MemoryOptions { rdma_write: false, ..into };
         Self {
@@ -121,15 +120,15 @@ impl Places {
             from: Pool::new(nic, from, registration),
             into: Pool::new(nic, into, registration),
             open: BTreeMap::new(),
-            lent: BTreeMap::new(),
+            offered: BTreeMap::new(),
             named: BTreeMap::new(),
         }
     }
 
-    /// Forgets what both sides have named.
+    /// Forgets the memory that both sides have named.
     pub(super) fn clear(&mut self) {
         self.named.clear();
-        self.lent.clear();
+        self.offered.clear();
         while let Some((_, place)) = self.open.pop_first() {
             self.put_back(place);
         }
@@ -146,32 +145,32 @@ impl Places {
         nic.register(bytes, self.into.options).ok()
     }
 
-    /// Takes memory for the message of a receive, until the answer that clears it has left.
-    pub(super) fn lend(&mut self, nic: &Nic, receive: u64, room: &Segment) {
+    /// Keeps a receive's own memory for its message, until the CTS was sent.
+    pub(super) fn offer(&mut self, nic: &Nic, receive: u64, room: &Segment) {
         if is_for(nic, room.memory(), self.into.options) {
-            self.lent.insert(receive, room.clone());
+            self.offered.insert(receive, room.clone());
         }
     }
 
-    /// Whether the NIC may send from this memory over this connection.
+    /// Returns whether the NIC may send from this memory over this connection.
     pub(super) fn may_send(&self, nic: &Nic, memory: &Memory) -> bool {
         is_for(nic, memory, self.from.options)
     }
 
-    /// Opens memory for a message that a receive has been found for; its name.
+    /// Opens memory for the message of a receive; returns the memory's name.
     pub(super) fn open(
         &mut self,
         nic: &mut Nic,
         receive: u64,
         bytes: usize,
     ) -> Option<[u8; NAME_BYTES]> {
-        let lent = self.lent.remove(&receive);
+        let offered = self.offered.remove(&receive);
         let sized = (SHORTEST_PLACED..=LONGEST_PLACED).contains(&bytes);
         if !sized || self.registration == Registration::Copied || self.open.len() >= MAX_PLACES {
             return None;
         }
-        let place = match lent {
-            Some(room) => Place::Lent(room),
+        let place = match offered {
+            Some(room) => Place::Receive(room),
             None => Place::Pooled(self.into.take(nic, bytes)?),
         };
         let name = place.name()?.to_bytes();
@@ -179,14 +178,14 @@ impl Places {
         Some(name)
     }
 
-    /// The answer that names it did not leave.
+    /// Closes the memory that was opened for a receive.
     pub(super) fn close(&mut self, receive: u64) {
         if let Some(place) = self.open.remove(&receive) {
             self.put_back(place);
         }
     }
 
-    /// The other side has named memory for one of our messages.
+    /// Handles the name of the other side's memory for one of this side's messages.
     pub(super) fn on_named(&mut self, receive: u64, name: [u8; NAME_BYTES], bytes: usize) {
         let memory = RemoteMemory::from_bytes(name);
         if self.named.len() < MAX_PLACES && memory.len() as usize >= bytes {
@@ -194,17 +193,18 @@ impl Places {
         }
     }
 
-    /// Whether a message to this receive may be written in one piece.
+    /// Returns whether a message to this receive may be written in one piece.
     pub(super) fn is_named(&self, receive: u64) -> bool {
         self.named.contains_key(&receive)
     }
 
-    /// Where the message for a receive goes.
+    /// Returns the other side's memory for the message of a receive.
     pub(super) fn named(&self, receive: u64) -> Option<RemoteMemory> {
         self.named.get(&receive).copied()
     }
 
-    /// Registered memory with these bytes, and where they go; `None` while none is to be had.
+    /// Copies the bytes into registered memory; returns it, and where it is to be written. `None` while no memory is
+    /// free.
     pub(super) fn load(
         &mut self,
         nic: &mut Nic,
@@ -217,23 +217,23 @@ impl Places {
         Some((memory, to))
     }
 
-    /// They have left.
+    /// Forgets the memory named for a receive, because its message was written.
     pub(super) fn on_written(&mut self, receive: u64) {
         self.named.remove(&receive);
     }
 
-    /// Memory that a message was sent from is free again.
+    /// Returns memory to the pool after the message was sent from it.
     pub(super) fn unload(&mut self, memory: Memory) {
         self.from.give_back(memory);
     }
 
-    /// What has been written for a receive: it is closed once that was read.
+    /// Returns the memory that was written for a receive; it stays open until the message was read.
     pub(super) fn written(&self, receive: u64) -> Option<&Place> {
         self.open.get(&receive)
     }
 }
 
-/// Whether memory was registered with this NIC, for the connection with this tag, and with these rights.
+/// Returns whether memory was registered with this NIC, with the connection's tag and these rights.
 fn is_for(nic: &Nic, memory: &Memory, options: MemoryOptions) -> bool {
     memory.is_of(nic.port(), options.tag, options.rights())
 }
