@@ -1,9 +1,9 @@
-//! Sessions: byte streams by the thousand between two processes, over one wire, each with credit of its own.
+//! Sessions: thousands of byte streams between two processes, over one wire, each with credit of its own.
 //!
 //! A stream that is not read blocks its own writer, and no other stream: see [`Stream`]. A [`Driver`] moves the
 //! bytes of all sessions of a process; it is one task of the caller's runtime.
 
-mod below;
+mod byte_pipe;
 mod core;
 mod dial;
 mod driver;
@@ -37,7 +37,7 @@ use tokio::net::TcpStream;
 
 use self::core::Core;
 pub use self::core::Ended;
-use below::Pipes;
+use byte_pipe::Pipes;
 pub use dial::{Attempt, Attempts};
 pub use driver::{Driver, Handler, Refusal};
 use frame::{MAX_CONTROL, Reason};
@@ -74,7 +74,7 @@ pub struct SharedState {
 }
 
 impl SharedState {
-    /// Forgets a session over shared memory that has ended.
+    /// Removes a session over shared memory that has ended from the set of wake-ups.
     fn unwatch(&self, number: u64) {
         if let Some(wakes) = &self.wakes {
             wakes.remove(number);
@@ -103,8 +103,8 @@ pub struct Session {
     number: u64,
     /// True while it is in the list of sessions that have something to flush.
     is_listed: AtomicBool,
-    /// True once it has described this process, or this process has ended it: the driver then handles what the
-    /// peer sends.
+    /// True once this process has described itself to the peer, or has ended the session. Only then does the driver
+    /// handle frames of the peer.
     has_begun: AtomicBool,
     transport: TransportKind,
     /// The transport that carries a dialed session, if it is not the one tried first.
@@ -269,7 +269,7 @@ impl Session {
         self.with(|core| core.send_hello(hello));
     }
 
-    /// Tells the peer that this process opens and accepts no more streams.
+    /// Reports to the peer that this process opens and accepts no more streams.
     pub fn send_goodbye(self: &Arc<Self>) {
         self.with(Core::send_goodbye);
     }
@@ -327,7 +327,7 @@ impl Session {
         }
     }
 
-    /// Notes that TCP is not tried, or no longer.
+    /// Records that TCP is not tried, or has failed.
     fn on_tcp_failed(self: &Arc<Self>) {
         self.with(Core::on_tcp_failed);
     }
@@ -382,7 +382,7 @@ impl Session {
             self.shared.driver.wake();
         }
         wakers.into_iter().for_each(std::task::Waker::wake);
-        // Dropping one may drop a stream of this session.
+        // Dropping a waker may drop a stream of this session, which takes the lock.
         drop(replaced);
         result
     }

@@ -21,13 +21,13 @@ use super::wire::{Peer, Wire};
 
 /// Most streams that a peer may have open.
 const MAX_STREAMS: usize = 16 * 1024;
-/// Most bytes that the peer of a session may send before they are read, over all streams; [`MIN_WINDOW`] of
-/// each stream comes on top.
+/// Most bytes of all streams that the peer of a session may send before they are read; [`MIN_WINDOW`] of each stream
+/// comes on top.
 const BUDGET: u64 = 256 << 20;
 /// Most frames that one call handles.
 const FRAMES_PER_TURN: usize = 256;
-/// Most calls that handle a wire's rest once its peer is gone. The largest wire holds 16 MiB; each call handles
-/// 256 frames, or those before a frame of 2 KiB.
+/// Most calls that handle the remaining frames of a wire whose peer has exited. The largest wire holds 16 MiB; each
+/// call handles 256 frames, or those before a frame of 2 KiB.
 const LAST_TURNS: usize = 16_384;
 
 /// An event that a session reports to its node.
@@ -54,7 +54,7 @@ pub enum Ended {
     Closed,
 }
 
-/// The buffer of a reader that takes bytes straight from the wire.
+/// The buffer of a reader that takes bytes directly from the wire.
 pub(super) struct Direct<'a, 'b> {
     pub(super) stream: u32,
     pub(super) into: &'a mut tokio::io::ReadBuf<'b>,
@@ -69,7 +69,7 @@ pub(super) struct Core {
     /// Streams with frames that are due.
     queued: VecDeque<u32>,
     /// Streams whose writers wait for room on the wire.
-    crowded: VecDeque<u32>,
+    awaiting_room: VecDeque<u32>,
     /// A description that the wire has not accepted yet; only the newest one counts.
     hello: Option<Vec<u8>>,
     goodbye: bool,
@@ -97,7 +97,7 @@ impl Core {
             flows: BTreeMap::new(),
             next: if is_first { 2 } else { 1 },
             queued: VecDeque::new(),
-            crowded: VecDeque::new(),
+            awaiting_room: VecDeque::new(),
             hello: None,
             goodbye: false,
             committed: 0,
@@ -124,7 +124,7 @@ impl Core {
         self.is_dirty = true;
     }
 
-    /// Tells the peer that this node opens and accepts no more streams.
+    /// Reports to the peer that this node opens and accepts no more streams.
     pub(super) const fn send_goodbye(&mut self) {
         self.goodbye = true;
         self.is_dirty = true;
@@ -180,7 +180,7 @@ impl Core {
         self.flows.len()
     }
 
-    /// Drops a stream for the application: what was written still arrives; what is received is discarded.
+    /// Drops a stream for the application: bytes written before still arrive; received bytes are discarded.
     pub(super) fn drop_stream(&mut self, stream: u32) {
         let Some(flow) = self.flows.get_mut(&stream) else { return };
         flow.is_dropped = true;
@@ -212,7 +212,7 @@ impl Core {
     /// Sends as much of `parts` as credit and wire allow; returns how many bytes. If it is 0, the writer is
     /// woken once there may be room.
     pub(super) fn write(&mut self, stream: u32, parts: &[IoSlice<'_>], waker: &Waker) -> usize {
-        let Self { wire, flows, crowded, replaced, .. } = self;
+        let Self { wire, flows, awaiting_room, replaced, .. } = self;
         let Some(flow) = flows.get_mut(&stream) else { return 0 };
         let mut cursor = Parts::new(parts);
         loop {
@@ -229,8 +229,8 @@ impl Core {
                     return 0;
                 }
                 // The driver checks for room while it polls, and requests a wake-up when it parks.
-                if !crowded.contains(&stream) {
-                    crowded.push_back(stream);
+                if !awaiting_room.contains(&stream) {
+                    awaiting_room.push_back(stream);
                 }
                 self.is_dirty = true;
                 return 0;
@@ -315,7 +315,7 @@ impl Core {
         (BUDGET.saturating_sub(self.committed) / 64).clamp(MIN_WINDOW, FIRST_WINDOW)
     }
 
-    /// Notes that bytes of a stream were read; grants more credit once half the window is free.
+    /// Counts bytes of a stream as read; grants more credit once half the window is free.
     pub(super) fn consumed(&mut self, stream: u32, bytes: u64) {
         let Some(flow) = self.flows.get_mut(&stream) else { return };
         let receive = &mut flow.receive;
@@ -338,11 +338,11 @@ impl Core {
     }
 
     /// Wakes the writers that wait for room, if there is any.
-    pub(super) fn wake_crowded(&mut self) {
-        if self.crowded.is_empty() || !self.wire.has_room() {
+    pub(super) fn wake_writers(&mut self) {
+        if self.awaiting_room.is_empty() || !self.wire.has_room() {
             return;
         }
-        for stream in std::mem::take(&mut self.crowded) {
+        for stream in std::mem::take(&mut self.awaiting_room) {
             let waker = self.flows.get_mut(&stream).and_then(|flow| flow.send.waker.take());
             self.wakers.extend(waker);
         }
@@ -351,7 +351,7 @@ impl Core {
     /// Wakes the task that waits for the bytes of the next frame and can read them from the wire; returns
     /// whether there is one.
     ///
-    /// A task that waits for the acceptance of its stream reads nothing: bytes that arrive before are held.
+    /// A task that waits for the acceptance of its stream reads nothing: bytes that arrive earlier are held.
     pub(super) fn wake_reader(&mut self) -> bool {
         let Ok(Some(incoming)) = self.wire.peek() else { return false };
         let Some(header) = Header::parse(incoming.words) else { return false };
@@ -359,7 +359,7 @@ impl Core {
         let flow = self.flows.get_mut(&header.stream).filter(is_read);
         let waker = flow.and_then(|flow| {
             let waker = flow.receive.waker.take()?;
-            flow.receive.takes_itself = true;
+            flow.receive.reads_directly = true;
             Some(waker)
         });
         let found = waker.is_some();
@@ -412,14 +412,14 @@ impl Core {
         flow.is_some_and(|flow| flow.is_left_to_reader(incoming.left, &mut self.wakers))
     }
 
-    /// Has other tasks take the frames of the next frame's stream until its reader waits for bytes again, since
-    /// the reader has not taken this one.
-    pub(super) fn leave_no_frame(&mut self) {
+    /// Stops leaving the frames of the next frame's stream to its reader, which has not taken this one. They are left
+    /// to the reader again once it waits for bytes.
+    pub(super) fn stop_leaving_frames(&mut self) {
         let Ok(Some(incoming)) = self.wire.peek() else { return };
         let flow =
             Header::parse(incoming.words).and_then(|header| self.flows.get_mut(&header.stream));
         if let Some(flow) = flow {
-            flow.receive.takes_itself = false;
+            flow.receive.reads_directly = false;
             self.wakers.extend(flow.receive.waker.take());
         }
     }
@@ -434,15 +434,15 @@ impl Core {
             flow.reset.get_or_insert(Reason::Dropped);
             self.wakers.extend(flow.take_wakers());
         }
-        // The end of the wire notifies the peer; it can still read what was sent before.
+        // Dropping the wire notifies the peer, which can still read frames sent before.
         self.wire = Wire::Closed;
         self.events.push_back(Event::Ended(why));
     }
 
-    /// Requests wake-ups from the peer: by the next frame, and by room if a task waits for that. Returns
-    /// `false` if there is one already.
+    /// Requests wake-ups from the peer: by the next frame, and by room if a task waits for that. Returns `false` if the
+    /// frame or the room is there already.
     pub(super) fn park(&mut self) -> bool {
-        let needs_room = !self.crowded.is_empty() || !self.queued.is_empty();
+        let needs_room = !self.awaiting_room.is_empty() || !self.queued.is_empty();
         if needs_room {
             self.wire.await_room();
         }
@@ -450,7 +450,7 @@ impl Core {
         !has_room && !self.wire.park()
     }
 
-    /// Returns whether frames wait that the wire did not accept.
+    /// Returns whether frames wait because the wire has not accepted them.
     pub(super) fn is_behind(&self) -> bool {
         !self.queued.is_empty() || self.hello.is_some()
     }
@@ -460,7 +460,7 @@ impl Core {
         self.wire.unpark(processor)
     }
 
-    /// Returns whether the system has taken nothing for a second although bytes wait; only over TCP.
+    /// Returns whether the system has accepted no bytes for a second although some wait; only over TCP.
     pub(super) fn is_stuck(&self) -> bool {
         matches!(&self.wire, Wire::Piped(piped) if piped.is_stuck())
     }
@@ -469,7 +469,7 @@ impl Core {
     pub(super) fn on_wire_ended(&mut self) {
         // A hostile peer may end its channel and continue to write: the turns are bounded.
         for _ in 0..LAST_TURNS {
-            self.leave_no_frame();
+            self.stop_leaving_frames();
             if !self.pump(None) {
                 break;
             }

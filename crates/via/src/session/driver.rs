@@ -30,15 +30,15 @@ use crate::wire::socket::Socket;
 const SPIN: Duration = Duration::from_micros(150);
 /// Time after which the driver takes a frame that its woken reader has not taken: it may block other streams.
 const GRACE: Duration = Duration::from_micros(50);
-/// The same where the driver waits meanwhile: the runtime's timers are no finer.
-const PATIENCE: Duration = Duration::from_millis(1);
-/// If yielding the processor costs the driver more than `CROWDED`, it does not yield for `CROWDED_FOR`, but
-/// parks: other tasks may keep the processor for as long as they like, and a parked process is woken sooner.
-const CROWDED: Duration = Duration::from_millis(1);
-const CROWDED_FOR: Duration = Duration::from_millis(100);
-/// Vain polls in a row after which the full polling time is tried again.
-const ANEW: u32 = 16;
-/// Limits how often the polling time is halved.
+/// The same time if the driver waits meanwhile, because the runtime's timers are no finer.
+const READER_TIMEOUT: Duration = Duration::from_millis(1);
+/// If yielding the processor takes the driver longer than `LONG_YIELD`, it parks instead of yielding for
+/// `NO_YIELD_FOR`: other tasks may keep the processor for as long as they like, and a parked process is woken sooner.
+const LONG_YIELD: Duration = Duration::from_millis(1);
+const NO_YIELD_FOR: Duration = Duration::from_millis(100);
+/// Unsuccessful polls in a row after which the driver polls for the full time again.
+const FULL_TIME_EACH: u32 = 16;
+/// Most halvings of the polling time.
 const HALVINGS: u32 = 5;
 
 /// Handles the events of a process's sessions.
@@ -77,12 +77,11 @@ pub enum Refusal {
 /// A session that is polled.
 struct Active {
     session: Arc<Session>,
-    /// When its last frame was handled.
+    /// The time when its last frame was handled.
     last: Instant,
     /// Turns since then that handled no frame.
     vain: u32,
-    /// When a reader was last woken or a frame was last handled, and how many frames had been handled until
-    /// then.
+    /// The time when a reader was last woken or a frame was last handled, and how many frames had been handled by then.
     read: Instant,
     handled: u64,
 }
@@ -99,7 +98,7 @@ pub struct Driver {
     active: Vec<Active>,
     /// All sessions that have not ended, by number.
     all: BTreeMap<u64, Arc<Session>>,
-    /// Vain polls in a row.
+    /// Unsuccessful polls in a row.
     vain: u32,
     is_current_thread: bool,
     /// True on a simulated host, where no time passes while a task polls.
@@ -109,14 +108,14 @@ pub struct Driver {
     polls: Polls,
     /// True if the last turn has found nothing, and a peer that may answer waits for this processor.
     lets_peer_run: bool,
-    /// The end of the time in which the driver parks instead of yielding to a peer: other tasks need the processor for
-    /// longer.
-    crowded_until: Option<Instant>,
+    /// The end of the time in which the driver parks instead of yielding to a peer, because other tasks keep the
+    /// processor too long.
+    no_yield_until: Option<Instant>,
     /// Ends the time in which readers may leave frames on a wire, while the driver waits.
-    patience: Pin<Box<Sleep>>,
+    reader_timer: Pin<Box<Sleep>>,
 }
 
-/// A driver whose runtime is dropped ends like one that was closed. It empties the list of sessions, since a
+/// Ends the sessions of a driver whose runtime is dropped, as if it was closed. Empties the list of sessions, since a
 /// listed session would keep itself alive.
 impl Drop for Driver {
     fn drop(&mut self) {
@@ -137,10 +136,10 @@ impl std::fmt::Debug for Active {
 enum Found {
     /// No frame, and none is expected soon.
     Nothing,
-    /// Frames that wait for readers, which were woken. They wake the driver when they write.
+    /// Only frames that are left to their readers. The woken readers wake the driver when they write.
     Readers,
     /// No frame, but an answer may arrive soon.
-    Hope,
+    AnswerExpected,
     /// A frame, or a task that was woken.
     Something,
 }
@@ -148,12 +147,12 @@ enum Found {
 /// The source of received datagrams in the next turn.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Polls {
-    /// It asks only the runtime for what has arrived.
+    /// The driver asks only the runtime for received datagrams.
     No,
-    /// It asks only the runtime; the turn after it polls, unless a task of this process gives the driver work
-    /// meanwhile.
+    /// The driver asks only the runtime. The next turn asks the system, unless a task of this process gives the driver
+    /// work meanwhile.
     Soon,
-    /// It asks the system.
+    /// The driver asks the system.
     Now,
 }
 
@@ -180,8 +179,8 @@ impl Driver {
             spin: AdaptiveSpin::new(),
             polls: Polls::No,
             lets_peer_run: false,
-            crowded_until: None,
-            patience: Box::pin(tokio::time::sleep(PATIENCE)),
+            no_yield_until: None,
+            reader_timer: Box::pin(tokio::time::sleep(READER_TIMEOUT)),
         })
     }
 
@@ -201,18 +200,18 @@ impl Driver {
                 rustix::thread::sched_yield();
             }
             if found > Found::Readers || self.polls > Polls::No {
-                if found == Found::Hope && self.lets_peer_run {
+                if found == Found::AnswerExpected && self.lets_peer_run {
                     self.let_peer_run();
                 }
                 self.yield_to_tasks().await;
             } else {
-                if found == Found::Readers && self.patience.is_elapsed() {
-                    self.patience.as_mut().reset(Instant::now() + PATIENCE);
+                if found == Found::Readers && self.reader_timer.is_elapsed() {
+                    self.reader_timer.as_mut().reset(Instant::now() + READER_TIMEOUT);
                 }
                 // The socket was polled by this task just now, and had nothing.
                 let mut has_polled = true;
                 poll_fn(|context| {
-                    if found == Found::Readers && self.patience.as_mut().poll(context).is_ready() {
+                    if found == Found::Readers && self.reader_timer.as_mut().poll(context).is_ready() {
                         return Poll::Ready(());
                     }
                     let is_polled = std::mem::take(&mut has_polled);
@@ -234,7 +233,7 @@ impl Driver {
             self.spin.on_work(Instant::now());
             return Polls::No;
         }
-        match (self.spin.polls_on(Instant::now()), self.polls) {
+        match (self.spin.should_poll(Instant::now()), self.polls) {
             (false, _) => Polls::No,
             (true, Polls::No) => Polls::Soon,
             (true, _) => Polls::Now,
@@ -272,8 +271,8 @@ impl Driver {
         let start = Instant::now();
         rustix::thread::sched_yield();
         let end = Instant::now();
-        if end > start + CROWDED {
-            self.crowded_until = Some(end + CROWDED_FOR);
+        if end > start + LONG_YIELD {
+            self.no_yield_until = Some(end + NO_YIELD_FOR);
         }
     }
 
@@ -309,9 +308,9 @@ impl Driver {
         let active = &mut self.active[index];
         let session = Arc::clone(&active.session);
         let mut core = session.lock();
-        let is_crowded = self.crowded_until.is_some_and(|until| now < until);
+        let must_not_yield = self.no_yield_until.is_some_and(|until| now < until);
         let peer = match core.unpark(processor) {
-            Peer::Here if is_crowded => Peer::Parked,
+            Peer::Here if must_not_yield => Peer::Parked,
             peer => peer,
         };
         let is_woken = core.wake_reader();
@@ -320,20 +319,20 @@ impl Driver {
         if is_woken || before != core.handled {
             active.read = now;
         } else if !any && (self.is_simulated || now >= active.read + GRACE) {
-            core.leave_no_frame();
+            core.stop_leaving_frames();
             any = core.pump(None);
         }
-        core.wake_crowded();
+        core.wake_writers();
         if core.is_dirty || core.is_behind() {
             core.flush();
         }
         let wakers = std::mem::take(&mut core.wakers);
         let events = std::mem::take(&mut core.events);
-        let mut found = if any || !wakers.is_empty() { Found::Something } else { Found::Hope };
+        let mut found = if any || !wakers.is_empty() { Found::Something } else { Found::AnswerExpected };
         let is_piped = session.transport() != TransportKind::Shm;
-        // With several threads a yield is a system call, and woken tasks run as soon while the driver waits.
+        // With several threads, a yield is a system call, and woken tasks run just as soon while the driver waits.
         let waits = is_piped && !self.is_current_thread;
-        if found == Found::Hope && is_piped {
+        if found == Found::AnswerExpected && is_piped {
             // Datagrams activate the session again: there is no ring to poll.
             active.vain = active.vain.max(2);
         }
@@ -346,7 +345,7 @@ impl Driver {
                 found = if core.park() { Found::Nothing } else { Found::Readers };
             }
         } else if active.vain > 1 && (peer == Peer::Parked || now >= active.last + spin) {
-            // Counts even if tasks used the time, or a halved time would never grow again.
+            // This counts even if tasks used the time. Otherwise, a halved time would never grow again.
             if peer != Peer::Parked {
                 self.vain = self.vain.wrapping_add(1);
             }
@@ -367,9 +366,9 @@ impl Driver {
         found
     }
 
-    /// Returns how long polling pays at present.
+    /// Returns how long the driver polls at present.
     fn spin(&self) -> Duration {
-        if self.vain.is_multiple_of(ANEW) { SPIN } else { SPIN / (1 << self.vain.min(HALVINGS)) }
+        if self.vain.is_multiple_of(FULL_TIME_EACH) { SPIN } else { SPIN / (1 << self.vain.min(HALVINGS)) }
     }
 
     fn dispatch(&mut self, session: &Arc<Session>, event: Event, handler: &mut impl Handler) {

@@ -45,7 +45,7 @@ pub(super) fn next_due(stream: u32, flow: &Flow) -> Option<Header> {
     due.fin.then(|| Header { flags: FIN, ..Header::new(Kind::Data, stream, 0) })
 }
 
-/// Notes that a due frame was sent.
+/// Clears the mark of a due frame that was sent.
 pub(super) fn done(header: Header, flow: &mut Flow) {
     let due = &mut flow.due;
     match header.kind {
@@ -56,7 +56,7 @@ pub(super) fn done(header: Header, flow: &mut Flow) {
         Kind::Stop => due.stop = false,
         _ => {
             due.fin = false;
-            flow.send.has_left = true;
+            flow.send.fin_sent = true;
         }
     }
 }

@@ -6,11 +6,11 @@ use std::task::Waker;
 use super::due::Due;
 use super::frame::Reason;
 
-/// Bytes that a stream's sender may be ahead of its reader at first.
+/// The initial window: bytes that a stream's sender may be ahead of its reader.
 pub(super) const FIRST_WINDOW: u64 = 256 * 1024;
-/// The least such bytes: used while a session has committed its whole budget.
+/// The smallest window in bytes: used while a session has committed its whole budget.
 pub(super) const MIN_WINDOW: u64 = 4 * 1024;
-/// The most bytes that a stream's sender may be ahead of its reader.
+/// The largest window in bytes.
 pub(super) const MAX_WINDOW: u64 = 4 << 20;
 
 /// A stream at one end.
@@ -18,15 +18,15 @@ pub(super) const MAX_WINDOW: u64 = 4 << 20;
 pub(super) struct Flow {
     pub(super) receive: Receive,
     pub(super) send: Send,
-    /// Frames about it that the wire has not accepted yet.
+    /// Frames about the stream that the wire has not accepted yet.
     pub(super) due: Due,
-    /// True if it is in the queue of streams with frames due.
+    /// True if the stream is in the queue of streams with frames due.
     pub(super) is_queued: bool,
-    /// Set once the peer or this node has ended it in both directions.
+    /// Set once the peer or this node has ended the stream in both directions.
     pub(super) reset: Option<Reason>,
-    /// True once the application has dropped it.
+    /// True once the application has dropped the stream.
     pub(super) is_dropped: bool,
-    /// True once the peer has accepted it, or if the peer has opened it and this node has accepted it.
+    /// True once the peer has accepted the stream, or if the peer has opened it and this node has accepted it.
     pub(super) is_accepted: bool,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Flow {
 pub(super) struct Receive {
     /// Received bytes that were not read, in the order of the stream.
     pub(super) held: Held,
-    /// Bytes received.
+    /// Number of bytes received.
     pub(super) received: u64,
     /// Bytes that were read or discarded.
     pub(super) consumed: u64,
@@ -45,7 +45,7 @@ pub(super) struct Receive {
     pub(super) is_finished: bool,
     pub(super) waker: Option<Waker>,
     /// True if the reader was woken to take long frames from the wire itself, and has kept up since.
-    pub(super) takes_itself: bool,
+    pub(super) reads_directly: bool,
 }
 
 /// The direction to the peer.
@@ -57,7 +57,7 @@ pub(super) struct Send {
     /// True once the application writes no more.
     pub(super) is_finished: bool,
     /// True once the frame with [`FIN`](super::frame::FIN) was sent.
-    pub(super) has_left: bool,
+    pub(super) fin_sent: bool,
     /// True once the peer reads no more.
     pub(super) is_stopped: bool,
     pub(super) waker: Option<Waker>,
@@ -75,13 +75,13 @@ impl Flow {
                 window,
                 is_finished: false,
                 waker: None,
-                takes_itself: false,
+                reads_directly: false,
             },
             send: Send {
                 sent: 0,
                 limit,
                 is_finished: false,
-                has_left: false,
+                fin_sent: false,
                 is_stopped: false,
                 waker: None,
             },
@@ -98,21 +98,21 @@ impl Flow {
         self.receive.granted - self.receive.consumed
     }
 
-    /// Returns whether its reader takes a frame of so many bytes from the wire itself. The reader either waits
-    /// for bytes, and its waker is put into `wakers`; or it was woken before. Short frames cost less if one
-    /// task takes all of them in a row.
+    /// Returns whether the stream's reader takes a frame of `bytes` from the wire itself. The reader either waits for
+    /// bytes, and its waker is put into `wakers`; or it was woken before. Short frames cost less if one task takes all
+    /// of them in a row.
     pub(super) fn is_left_to_reader(&mut self, bytes: usize, wakers: &mut Vec<Waker>) -> bool {
         if bytes < LONG || !self.is_accepted || self.is_dropped || self.reset.is_some() {
             return false;
         }
-        self.receive.takes_itself |= self.receive.waker.is_some();
+        self.receive.reads_directly |= self.receive.waker.is_some();
         wakers.extend(self.receive.waker.take());
-        self.receive.takes_itself
+        self.receive.reads_directly
     }
 
-    /// Returns whether neither end needs it any longer.
+    /// Returns whether neither end needs the stream any longer.
     pub(super) fn is_over(&self) -> bool {
-        let is_done = self.receive.is_finished && self.send.has_left;
+        let is_done = self.receive.is_finished && self.send.fin_sent;
         self.is_dropped && self.due.is_none() && (is_done || self.reset.is_some())
     }
 
@@ -122,8 +122,8 @@ impl Flow {
     }
 }
 
-/// Stores the waker of a waiting task. Puts the former one into `replaced`, since dropping it may drop other
-/// things.
+/// Stores the waker of a waiting task. Puts the former one into `replaced`, because dropping a waker may drop other
+/// objects.
 pub(super) fn wait(slot: &mut Option<Waker>, waker: &Waker, replaced: &mut Vec<Waker>) {
     if !slot.as_ref().is_some_and(|waiting| waiting.will_wake(waker)) {
         replaced.extend(slot.replace(waker.clone()));
@@ -138,7 +138,7 @@ pub(super) struct Held {
     read: usize,
 }
 
-/// Bytes of a frame from which on its reader takes it from the wire itself.
+/// Least bytes of a frame that its reader takes from the wire itself.
 const LONG: usize = 16 << 10;
 
 /// Least capacity of a piece in bytes, so that short frames share one.

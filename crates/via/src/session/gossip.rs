@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::below::Pipes;
+use super::byte_pipe::Pipes;
 use super::{Sessions, SharedState};
 use crate::wire::gossip::Counters;
 
@@ -34,8 +34,7 @@ impl Sessions {
 }
 
 impl Gossip {
-    /// Reads the system's time of day. Call it every few seconds: with a key, messages of another time are
-    /// refused.
+    /// Reads the system's time of day. Call it every few seconds: with a key, gossip refuses messages of another time.
     pub fn set_time(&self) {
         self.with(|gossip, now| gossip.set_time(now, milliseconds()));
     }
@@ -48,7 +47,7 @@ impl Gossip {
         is_sent == Some(true)
     }
 
-    /// Receives a message, with the address that it came from. One task may wait at a time.
+    /// Receives a message, with its sender's address. One task may wait at a time.
     pub fn poll_receive(&self, context: &mut Context<'_>) -> Poll<(SocketAddr, Vec<u8>)> {
         self.pipes.gossip.register(context.waker());
         match self.with(|gossip, _| gossip.poll_message()).flatten() {
@@ -57,7 +56,7 @@ impl Gossip {
         }
     }
 
-    /// Returns the counters.
+    /// Returns the counters of gossip.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.with(|gossip, _| gossip.counters()).unwrap_or_default()

@@ -19,7 +19,7 @@ const KEPT: usize = 64 * 1024;
 #[derive(Debug, Default)]
 pub(super) struct Line {
     buffers: Mutex<Buffers>,
-    /// The task that moves them.
+    /// The task that moves the bytes.
     mover: AtomicWaker,
 }
 
@@ -60,7 +60,7 @@ impl Line {
         }
     }
 
-    /// Ends the connection behind everything written.
+    /// Ends the connection after all written bytes.
     pub(super) fn close(&self) {
         self.buffers().is_closing = true;
         self.wake();

@@ -41,7 +41,7 @@ pub(super) struct Mover<S> {
     is_alarmed: bool,
 }
 
-/// Why the task ends.
+/// The reason why the task ends.
 enum Over {
     /// The session has ended here.
     Closed,
@@ -86,7 +86,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
             Over::Closed => {
                 let _ = tokio::time::timeout(CLOSE, self.close()).await;
             }
-            // Dropping it makes the session handle the received bytes, and end.
+            // Dropping the mover makes the session handle the received bytes, and end.
             Over::Gone => {}
             Over::Violation => self.session.with(|core| core.end(Ended::Violation)),
         }
@@ -180,8 +180,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
         Ok(true)
     }
 
-    /// Ends the connection behind everything written; reads until the peer has ended it too, so that nothing is
-    /// cut off.
+    /// Ends the connection after all written bytes; reads until the peer has ended it too, so that nothing is cut off.
     async fn close(&mut self) -> io::Result<()> {
         self.stream.write_all(&self.outbox[self.written..]).await?;
         self.stream.shutdown().await?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use midplane_simhw::shm::Corrupt;
 use tokio::io::ReadBuf;
 
-use super::below::{Below, Held, Pipes};
+use super::byte_pipe::{BytePipe, Held, Pipes};
 use super::frame::{FIN, Header, Incoming, Kind, MAX_CONTROL, PIECE};
 use super::line::Line;
 use crate::wire::endpoint::PipeId;
@@ -20,10 +20,10 @@ const HEAD: usize = 24;
 /// A wire over UDP, or over TCP.
 #[derive(Debug)]
 pub(super) struct Piped {
-    below: Below,
+    pipe: BytePipe,
     head: [u8; HEAD],
     /// Bytes of the head received.
-    come: usize,
+    received: usize,
     /// The frame whose head was received.
     frame: Option<Frame>,
 }
@@ -42,55 +42,55 @@ struct Frame {
 
 impl Piped {
     pub(super) const fn new(pipes: Arc<Pipes>, id: PipeId) -> Self {
-        Self::over(Below::Udp(pipes, id))
+        Self::over(BytePipe::Udp(pipes, id))
     }
 
     pub(super) const fn over_line(line: Arc<Line>) -> Self {
-        Self::over(Below::Tcp(line))
+        Self::over(BytePipe::Tcp(line))
     }
 
-    const fn over(below: Below) -> Self {
-        Self { below, head: [0; HEAD], come: 0, frame: None }
+    const fn over(pipe: BytePipe) -> Self {
+        Self { pipe, head: [0; HEAD], received: 0, frame: None }
     }
 
     /// Returns whether it uses this connection over UDP.
     pub(super) fn is_over_pipe(&self, id: PipeId) -> bool {
-        matches!(self.below, Below::Udp(_, own) if own == id)
+        matches!(self.pipe, BytePipe::Udp(_, own) if own == id)
     }
 
     /// Returns whether the system has taken nothing for a second although bytes wait; only over TCP.
     pub(super) fn is_stuck(&self) -> bool {
-        matches!(&self.below, Below::Tcp(line) if line.buffers().is_stuck)
+        matches!(&self.pipe, BytePipe::Tcp(line) if line.buffers().is_stuck)
     }
 
     pub(super) fn room(&self) -> Option<usize> {
-        let room = self.below.hold().room().checked_sub(HEAD)?;
+        let room = self.pipe.hold().room().checked_sub(HEAD)?;
         (room >= MAX_CONTROL).then(|| room.min(PIECE))
     }
 
     pub(super) fn push(&self, words: [u64; 2], parts: &[IoSlice<'_>]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
-        self.below.hold().write_all(&head(length, words), parts);
+        self.pipe.hold().write_all(&head(length, words), parts);
     }
 
     /// Makes pushed frames visible to the peer. Over UDP, the driver's turn sends them.
     pub(super) fn flush(&self) {
-        if let Below::Tcp(line) = &self.below {
+        if let BytePipe::Tcp(line) = &self.pipe {
             line.flush();
         }
     }
 
     pub(super) fn peek(&mut self) -> Result<Option<Incoming>, Corrupt> {
-        let Self { below, frame, .. } = self;
-        let mut held = below.hold();
+        let Self { pipe, frame, .. } = self;
+        let mut held = pipe.hold();
         if frame.is_none() {
-            let Some(words) = read_head(&mut held, &mut self.head, &mut self.come) else {
+            let Some(words) = read_head(&mut held, &mut self.head, &mut self.received) else {
                 return Ok(None);
             };
             *frame = Some(Frame::new(words)?);
         }
         let Some(frame) = frame else { return Ok(None) };
-        if frame.fragment.is_none() && !frame.see(&mut held) {
+        if frame.fragment.is_none() && !frame.peek(&mut held) {
             return Ok(None);
         }
         let Some((length, left)) = frame.fragment else { return Ok(None) };
@@ -124,7 +124,7 @@ impl Piped {
         match &frame.whole {
             Some(whole) => each(&whole[whole.len() - *left..][..length]),
             None => {
-                let (mut held, mut rest) = (self.below.hold(), length);
+                let (mut held, mut rest) = (self.pipe.hold(), length);
                 while rest > 0 {
                     let readable = held.readable();
                     let count = readable.len().min(rest);
@@ -149,7 +149,7 @@ impl Piped {
         let Some(frame) = &mut self.frame else { return };
         if let Some((_, left)) = frame.fragment {
             if frame.whole.is_none() {
-                self.below.hold().consume(left);
+                self.pipe.hold().consume(left);
             }
             frame.left -= left;
         }
@@ -178,11 +178,11 @@ impl Frame {
 
     /// Peeks the received part of the payload: a fragment of data, or the whole payload of any other frame.
     /// Returns whether there is one.
-    fn see(&mut self, held: &mut Held<'_>) -> bool {
+    fn peek(&mut self, held: &mut Held<'_>) -> bool {
         let Some(whole) = &mut self.whole else {
-            let come = held.readable().len().min(self.left);
-            let is_any = come > 0 || self.left == 0;
-            self.fragment = is_any.then_some((come, come));
+            let received = held.readable().len().min(self.left);
+            let is_any = received > 0 || self.left == 0;
+            self.fragment = is_any.then_some((received, received));
             return is_any;
         };
         while whole.len() < self.left {
@@ -210,11 +210,11 @@ fn head(length: usize, words: [u64; 2]) -> [u8; HEAD] {
 }
 
 /// Reads the head of the next frame; returns `None` if it has not arrived completely.
-fn read_head(held: &mut Held<'_>, head: &mut [u8; HEAD], come: &mut usize) -> Option<[u64; 3]> {
-    while *come < HEAD {
-        *come += take(held, &mut head[*come..])?;
+fn read_head(held: &mut Held<'_>, head: &mut [u8; HEAD], received: &mut usize) -> Option<[u64; 3]> {
+    while *received < HEAD {
+        *received += take(held, &mut head[*received..])?;
     }
-    *come = 0;
+    *received = 0;
     let (words, _) = head.as_chunks::<8>();
     Some([words[0], words[1], words[2]].map(u64::from_le_bytes))
 }

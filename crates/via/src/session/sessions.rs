@@ -10,7 +10,7 @@ use midplane_simhw::shm::rings::{RingPair, WakeSet};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use super::below::Pipes;
+use super::byte_pipe::Pipes;
 use super::dial::{self, Attempt, Attempts};
 use super::line::Line;
 use super::piped::Piped;
@@ -26,9 +26,9 @@ use crate::wire::tcp;
 pub struct Sessions(pub(super) Arc<SharedState>);
 
 impl Sessions {
-    /// Makes the sessions of a process, and the driver that must [run](Driver::run) for them. Over shared
-    /// memory, but on a simulated host; with a socket and a configuration, also over UDP; with a configuration of TCP, also
-    /// over TCP.
+    /// Makes the sessions of a process, and the driver that must [run](Driver::run) for them. Sessions use shared
+    /// memory, except on a simulated host; with a socket and a configuration, also UDP; with a configuration of TCP,
+    /// also TCP.
     ///
     /// # Errors
     /// The system's error: there are no file descriptors left, or no random numbers.
@@ -137,8 +137,8 @@ impl Sessions {
         Ok(self.over_connection(connection, TransportKind::Tcp(peer), false))
     }
 
-    /// Makes a session over a reliable stream of bytes that libfabric carries, after a handshake of at most 10 s as over TCP;
-    /// `is_first` at the end that has connected. [`Session::send_hello`] starts it.
+    /// Makes a session over a reliable stream of bytes that libfabric carries, after a handshake of at most 10 s as
+    /// over TCP; `is_first` at the end that has connected. [`Session::send_hello`] starts it.
     ///
     /// # Errors
     /// [`tcp::Failed`].

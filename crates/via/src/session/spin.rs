@@ -1,8 +1,7 @@
-//! Decides whether the driver polls its socket before it parks: only while pauses have been short lately.
+//! Decides whether the driver polls its socket before it parks: only if its last pauses were short.
 //!
-//! Whether polling pays is learnt from how long the driver had nothing to do. A pause counts whether the driver
-//! polled or was parked meanwhile. On a processor that both processes share, the driver yields between two
-//! polls, so that the peer can answer.
+//! A pause is a time in which the driver has nothing to do, whether it polls or is parked. On a processor that both
+//! processes share, the driver yields between two polls, so that the peer can answer.
 
 use std::time::Duration;
 
@@ -13,9 +12,9 @@ use tokio::time::Instant;
 const SPIN: Duration = Duration::from_micros(150);
 /// The longest pause that polling would have shortened: two wake-ups, and an answer between them.
 const SHORT: Duration = Duration::from_micros(300);
-/// Short pauses in a row before the driver polls: at first, and at most after vain bouts.
+/// Short pauses in a row before the driver polls: the initial number, and the largest, after unsuccessful bouts.
 const WANTED: (u32, u32) = (16, 1 << 14);
-/// Factor by which that number grows with each vain bout.
+/// Factor by which that number grows with each unsuccessful bout.
 const BACK_OFF: u32 = 4;
 
 /// The pauses of a driver, and whether it polls during the next one.
@@ -34,7 +33,7 @@ impl AdaptiveSpin {
         Self { since: None, short: 0, wanted: WANTED.0 }
     }
 
-    /// Notes that the driver had something to do: the pause has ended.
+    /// Handles the end of the pause: the driver has work.
     pub(super) fn on_work(&mut self, now: Instant) {
         let Some(since) = self.since.take() else { return };
         let has_polled = self.short >= self.wanted;
@@ -44,7 +43,7 @@ impl AdaptiveSpin {
             return;
         }
         if has_polled {
-            // A bout that paid undoes a part of a vain one.
+            // A successful bout undoes a part of the back-off.
             self.wanted = (self.wanted - self.wanted.div_ceil(16)).max(WANTED.0);
         }
         self.short = self.short.saturating_add(1);
@@ -57,8 +56,8 @@ impl AdaptiveSpin {
         }
     }
 
-    /// Notes that the driver has nothing to do. Returns whether it should poll again rather than park.
-    pub(super) fn polls_on(&mut self, now: Instant) -> bool {
+    /// Handles a turn without work. Returns whether the driver should poll again rather than park.
+    pub(super) fn should_poll(&mut self, now: Instant) -> bool {
         let since = *self.since.get_or_insert(now);
         if self.short < self.wanted {
             return false;
@@ -82,7 +81,7 @@ mod tests {
         let mut polled = 0;
         let mut has_parked = false;
         for _ in 0..micros {
-            has_parked = has_parked || !spin.polls_on(*now);
+            has_parked = has_parked || !spin.should_poll(*now);
             polled += u64::from(!has_parked);
             *now += Duration::from_micros(1);
         }
@@ -113,7 +112,7 @@ mod tests {
         let (mut spin, mut now) = (AdaptiveSpin::new(), start());
         let mut bouts = 0;
         for _ in 0..10_000 {
-            if spin.polls_on(now) {
+            if spin.should_poll(now) {
                 bouts += 1;
                 now += Duration::from_millis(3);
             } else {

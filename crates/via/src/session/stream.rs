@@ -16,10 +16,10 @@ use super::frame::Reason;
 
 /// A stream of bytes to and from another process.
 ///
-/// A write is ready when its bytes are on the wire; it waits while the reader is a window behind, and if the
-/// wire has no room. `shutdown` ends the peer's reads behind everything written. Dropping the stream does the
-/// same, and discards what still arrives: the peer's writes then fail with `BrokenPipe`. If the other process
-/// exits, reads and writes fail with `ConnectionReset`.
+/// A write completes once its bytes are on the wire. It waits while the reader is a window behind, and while the wire
+/// has no room. `shutdown` lets the peer's reads end after all written bytes. Dropping the stream does the same, and
+/// discards bytes that still arrive: the peer's writes then fail with `BrokenPipe`. If the other process exits, reads
+/// and writes fail with `ConnectionReset`.
 ///
 /// Like those of tokio's sockets, reads and writes use the task's budget: a task that never has to wait yields
 /// to others.
@@ -61,7 +61,7 @@ impl Stream {
     ///
     /// # Errors
     /// `ConnectionRefused` if the peer offers no such service, or has too many waiting streams;
-    /// `ConnectionReset` if the peer is gone.
+    /// `ConnectionReset` if the peer has exited.
     ///
     /// # Cancel safety
     /// If dropped, the next call continues the wait.

@@ -15,7 +15,7 @@ use midplane_simhw::time::Instant;
 use proptest::prelude::*;
 use tokio::io::ReadBuf;
 
-use super::below::Pipes;
+use super::byte_pipe::Pipes;
 use super::core::{Core, Direct, Ended, Event};
 use super::line::Line;
 use super::piped::Piped;
@@ -197,12 +197,12 @@ impl World {
 
     fn turn(&mut self, end: usize) {
         let core = &mut self.ends[end];
-        // Like the driver, but without the time for which it leaves a frame to its reader.
+        // Acts as the driver does, but without the time for which that leaves a frame to its reader.
         if !core.wake_reader() && !core.pump(None) {
-            core.leave_no_frame();
+            core.stop_leaving_frames();
             core.pump(None);
         }
-        core.wake_crowded();
+        core.wake_writers();
         core.flush();
         if let Some(network) = &mut self.network {
             network.step(&mut [None; 2]);
@@ -299,7 +299,7 @@ impl World {
         }
     }
 
-    /// Finishes all streams: every byte arrives if its reader still exists, and no stream is left.
+    /// Finishes all streams. Every byte arrives if its reader still exists, and then no stream is left.
     fn settle(&mut self) {
         for round in 0.. {
             assert!(round < 50_000, "it never ends: {:?}", self.known);
@@ -394,7 +394,7 @@ proptest! {
             core.send_hello(b"hello".to_vec());
             core.flush();
         }
-        prop_assert_eq!(core.open("service"), None, "nothing carries it");
+        prop_assert_eq!(core.open("service"), None, "no transport carries it");
         let mut carried = None;
         for is_udp in [is_udp_first, !is_udp_first] {
             let has_answered = match (is_udp, udp_answers, tcp_answers) {

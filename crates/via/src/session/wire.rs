@@ -55,7 +55,7 @@ impl Wire {
         Self::Ring(Ring { pair, current: None, has_news: false })
     }
 
-    /// Adds the peer's wake-ups to a set; over UDP, the driver's turn receives them.
+    /// Adds the wake-ups by the peer to a set; over UDP, the driver's turn receives them.
     pub(super) fn watch(&self, wakes: &WakeSet, number: u64) -> io::Result<()> {
         match self {
             Self::Ring(ring) => wakes.add(number, &ring.pair),
@@ -144,7 +144,7 @@ impl Wire {
         }
     }
 
-    /// Requests a wake-up once there is room; [`Wire::room`] must be called again afterwards. Over UDP, it
+    /// Requests a wake-up once there is room; [`Wire::room`] must be called again afterwards. Over UDP, the wake-up
     /// comes without a request.
     pub(super) fn await_room(&self) {
         if let Self::Ring(ring) = self {
@@ -162,7 +162,7 @@ impl Wire {
         }
     }
 
-    /// Starts to poll on `processor`, which needs no wake-ups. Returns where the peer polls.
+    /// Starts to poll on `processor`, so that the peer need not wake this side. Returns where the peer polls.
     pub(super) fn unpark(&self, processor: usize) -> Peer {
         let Self::Ring(ring) = self else { return Peer::Parked };
         ring.pair.receiver.unpark();

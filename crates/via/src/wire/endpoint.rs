@@ -188,7 +188,7 @@ impl Endpoint {
         found.map(|(slot, entry)| (slot, &mut entry.pipe))
     }
 
-    /// Updates a connection that has handled a datagram: an acceptor's first one tells its id.
+    /// Updates a connection that has handled a datagram. The acceptor's first datagram carries its id.
     fn on_handled(&mut self, slot: u32, from: SocketAddr) {
         let Some(entry) = &self.slots[slot as usize].entry else { return };
         if entry.is_dialer && !entry.is_reported && entry.pipe.remote() != 0 {
@@ -242,8 +242,7 @@ impl Endpoint {
         }
     }
 
-    /// Notes that the system refuses a connection's datagrams of `bytes` and more: they exceed its interface's
-    /// MTU.
+    /// Handles the system's refusal of a connection's datagrams of `bytes` and more, which exceed its interface's MTU.
     pub fn handle_refused(&mut self, now: Instant, id: PipeId, bytes: usize) {
         if let Some(pipe) = self.pipe(id) {
             pipe.handle_refused(now, bytes);
@@ -342,7 +341,7 @@ impl Endpoint {
         self.timers.first().map(|&(at, _)| at).into_iter().chain(tokens).min()
     }
 
-    /// Returns the counters.
+    /// Returns the endpoint's counters.
     #[must_use]
     pub const fn counters(&self) -> Counters {
         self.counters
@@ -485,8 +484,8 @@ impl Endpoint {
         }
     }
 
-    /// Pings the other connections of an address from which a new one comes: its process may have been
-    /// restarted, and its old connections be gone.
+    /// Pings the other connections of an address from which a new one comes: its process may have restarted, and have
+    /// lost the old ones.
     fn ping_others(&mut self, peer: SocketAddr, but: u32) {
         let of_peer = self.by_peer.range((peer, 0)..=(peer, u64::MAX));
         let others: Vec<u32> = of_peer.map(|(_, slot)| *slot).filter(|slot| *slot != but).collect();

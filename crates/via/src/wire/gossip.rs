@@ -181,7 +181,7 @@ impl Gossip {
         Some((to, datagram))
     }
 
-    /// Takes the next message, with the address that it came from.
+    /// Takes the next message, with its sender's address.
     #[must_use]
     pub fn poll_message(&mut self) -> Option<(SocketAddr, Vec<u8>)> {
         self.inbox.pop_front()
@@ -193,7 +193,7 @@ impl Gossip {
         !self.inbox.is_empty()
     }
 
-    /// Returns the counters.
+    /// Returns the counters of gossip.
     #[must_use]
     pub const fn counters(&self) -> Counters {
         self.counters

@@ -132,7 +132,8 @@ pub struct Pipe {
     /// Offset at which the peer's bytes end.
     peer_end: Option<u64>,
     ended: Option<Ended>,
-    /// An end that may be forged, since its packet is not authenticated; and when it is believed.
+    /// An end that may be forged, since its packet is not authenticated; and the time at which it takes effect unless
+    /// the peer answers.
     unconfirmed_end: Option<(Ended, Instant)>,
     /// Network reports before this time do not ping the peer again.
     asked_until: Instant,
@@ -238,7 +239,7 @@ impl Pipe {
         }
     }
 
-    /// Limits what the peer may send to `first` at first, and then to what it is granted.
+    /// Limits the peer to `first` bytes at first, and then to the limit that is granted.
     pub(crate) fn limit(&mut self, first: u64) {
         self.receive.limit(first);
         if self.remote != 0 && !self.peer_asks {
@@ -246,7 +247,7 @@ impl Pipe {
         }
     }
 
-    /// Lets the peer send up to `limit`. Notifies it at once if it waits for that, or can't ask.
+    /// Lets the peer send up to `limit`. Notifies it at once if it waits for that, or can't request it.
     pub(crate) fn raise_limit(&mut self, now: Instant, limit: u64) {
         let wanted = if self.peer_asks { self.wanted } else { u64::MAX };
         if self.receive.raise_limit(limit, wanted) {
@@ -254,7 +255,7 @@ impl Pipe {
         }
     }
 
-    /// Returns what the peer has sent, and wants to send.
+    /// Returns the offsets up to which the peer has sent, wants to send, and may send.
     pub(crate) fn flow(&self) -> Flow {
         Flow {
             received: self.receive.received(),
@@ -272,7 +273,7 @@ impl Pipe {
         }
     }
 
-    /// Returns whether a packet is due that asks the peer for a larger window.
+    /// Returns whether a packet is due that requests a larger window from the peer.
     const fn is_ask_due(&self) -> bool {
         self.is_blocked() && self.asked <= self.peer_window
     }
@@ -306,7 +307,7 @@ impl Pipe {
         }
     }
 
-    /// Closes: sends what was written, then notifies the peer. Ends after a timeout in any case.
+    /// Closes the connection: sends all written bytes, then notifies the peer. Ends after a timeout in any case.
     pub fn close(&mut self, now: Instant) {
         self.now = now;
         if self.dialing.is_some() {
@@ -318,7 +319,7 @@ impl Pipe {
         }
     }
 
-    /// Has the accept sent again, since the dialer has dialed again.
+    /// Has the accept sent again, because the dialer has dialed again.
     pub(crate) fn repeat_accept(&mut self) {
         if let Some((_, is_due)) = &mut self.accept {
             *is_due = true;
@@ -360,7 +361,7 @@ impl Pipe {
         self.seal.as_ref().filter(|_| self.is_established())?.peer()
     }
 
-    /// Returns why it has ended, if it has; bytes received before stay readable.
+    /// Returns why the connection has ended, if it has; bytes received before stay readable.
     #[must_use]
     pub const fn ended(&self) -> Option<Ended> {
         self.ended
@@ -421,11 +422,11 @@ impl Pipe {
     }
 
     fn idle_at(&self) -> Instant {
-        let patience = self.config.idle_timeout;
+        let timeout = self.config.idle_timeout;
         self.heard_at.plus_nanos(if self.accept.is_some() {
-            patience.min(CONFIRM)
+            timeout.min(CONFIRM)
         } else {
-            patience
+            timeout
         })
     }
 

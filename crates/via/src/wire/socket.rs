@@ -34,12 +34,12 @@ enum Io {
     Modelled(modelled::Modelled),
 }
 
-/// A socket's clock.
+/// The clock of a socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock(tokio::time::Instant);
 
 impl Clock {
-    /// Starts a clock.
+    /// Starts a clock at the present time.
     pub(crate) fn start() -> Self {
         Self(tokio::time::Instant::now())
     }
@@ -168,9 +168,9 @@ impl Socket {
         Poll::Ready(Ok(()))
     }
 
-    /// Does as much as a turn of [`poll`](Self::poll), and returns whether there was anything. It asks the system itself for
-    /// datagrams, if it `receives`, and for room to send, may be called outside of the runtime, and wakes nothing: for a
-    /// thread that polls.
+    /// Runs one turn of [`poll`](Self::poll) without the runtime, for a thread that polls; returns whether there was
+    /// anything to do. Asks the system itself for room to send and, if it `receives`, for datagrams. Arranges no
+    /// wake-up.
     ///
     /// # Errors
     /// The system's error.
@@ -193,8 +193,8 @@ impl Socket {
         Ok(is_busy)
     }
 
-    /// Passes a batch of datagrams to the endpoint without asking the runtime whether there are any; returns
-    /// whether there were. For a task that polls: nothing wakes it.
+    /// Passes a batch of datagrams to the endpoint without asking the runtime whether there are any; returns whether
+    /// there were. Arranges no wake-up: the task polls.
     #[cfg(feature = "session")]
     pub(crate) fn receive_now(&mut self, endpoint: &Mutex<Endpoint>) -> bool {
         match &mut self.io {

@@ -9,8 +9,7 @@ use super::{Core, Ended};
 use crate::wire::endpoint::PipeId;
 
 impl Core {
-    /// Handles an answer over UDP to a dial: UDP then carries the session, unless TCP does. Returns whether it
-    /// does.
+    /// Handles an answer over UDP to a dial: UDP then carries the session, unless TCP does. Returns whether UDP does.
     pub(in crate::session) fn on_pipe_established(&mut self, id: PipeId) -> bool {
         let Wire::Dialing(dialing) = &mut self.wire else { return false };
         let Some(udp) = dialing.udp.take_if(|udp| udp.is_over_pipe(id)) else { return false };
@@ -46,7 +45,7 @@ impl Core {
         is_open
     }
 
-    /// Notes that TCP is not tried, or no longer.
+    /// Records that TCP is not tried, or has failed.
     pub(in crate::session) fn on_tcp_failed(&mut self) {
         let Wire::Dialing(dialing) = &mut self.wire else { return };
         dialing.is_tcp_open = false;

@@ -65,8 +65,8 @@ impl Core {
         Some(())
     }
 
-    /// Handles a frame about a stream. If the stream is over here, the frame was sent before the peer knew, and
-    /// is ignored.
+    /// Handles a frame about a stream. If the stream has ended here, the peer sent the frame before it knew that, and
+    /// the frame is ignored.
     fn on_control(&mut self, header: Header) -> Option<()> {
         let Some(flow) = self.flows.get_mut(&header.stream) else { return Some(()) };
         match header.kind {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{Driver, Handler, Polls};
 use crate::session::Session;
-use crate::session::below::Pipes;
+use crate::session::byte_pipe::Pipes;
 use crate::wire::endpoint::{Event, PipeId};
 use crate::wire::socket::Socket;
 
@@ -80,7 +80,7 @@ impl Driver {
         self.all.get(self.by_pipe.get(&id)?).cloned()
     }
 
-    /// Notifies the peers over UDP that this process ends; waits for that, up to [`CLOSE`].
+    /// Notifies the peers over UDP that this process ends; waits up to [`CLOSE`] for their acknowledgements.
     pub(super) async fn close_socket(&mut self) {
         let (Some(socket), Some(pipes)) = (&mut self.socket, self.shared.pipes.clone()) else {
             return;
@@ -98,7 +98,7 @@ impl Driver {
                 return Poll::Ready(());
             }
             if is_busy {
-                // Other tasks, and the timeout, get their turns however much arrives.
+                // Lets other tasks and the timeout run, however much arrives.
                 context.waker().wake_by_ref();
             }
             Poll::Pending

@@ -87,7 +87,7 @@ fn two_accepted() -> ([Core; 2], [u32; 2]) {
 }
 
 #[test]
-fn a_long_frame_waits_for_its_reader_and_a_reader_that_never_comes_holds_up_no_other_stream() {
+fn a_long_frame_is_left_to_its_reader_and_blocks_no_other_stream() {
     let ([mut from, mut to], [one, other]) = two_accepted();
     to.await_bytes(one, Waker::noop());
     let bytes = [7; 20_000];
@@ -99,7 +99,7 @@ fn a_long_frame_waits_for_its_reader_and_a_reader_that_never_comes_holds_up_no_o
     assert!(!to.pump(Some(Direct { stream: other, into: &mut into })));
     assert!(!to.pump(None));
     assert_eq!((into.filled().len(), to.wakers.len()), (0, 1));
-    to.leave_no_frame();
+    to.stop_leaving_frames();
     assert!(to.pump(Some(Direct { stream: other, into: &mut into })));
     assert_eq!(into.filled(), bytes);
     into.clear();
@@ -141,7 +141,7 @@ fn a_thousand_streams_that_carried_a_mebibyte_and_are_idle_keep_little_memory() 
                 }
                 to.flush();
                 from.pump(None);
-                from.wake_crowded();
+                from.wake_writers();
             }
         }
         kept = from.streams() + to.streams();
@@ -169,7 +169,7 @@ fn bytes_behind_the_end_of_a_stream_end_the_session() {
 }
 
 #[test]
-fn streams_beyond_the_bound_are_refused_and_the_session_goes_on() {
+fn streams_beyond_the_bound_are_refused_and_the_session_continues() {
     let [mut here, mut there] = pair();
     let mut opened = 0;
     let mut refused = 0;

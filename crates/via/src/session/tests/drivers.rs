@@ -18,12 +18,12 @@ use crate::session::{Handler, Refusal, Session, Sessions, Stream};
 struct Recorder(Arc<Mutex<Vec<&'static str>>>, Arc<Mutex<Vec<Stream>>>);
 
 impl Recorder {
-    fn told(&self) -> Vec<&'static str> {
+    fn events(&self) -> Vec<&'static str> {
         self.0.lock().unwrap().clone()
     }
 
-    async fn until(&self, told: &[&str]) {
-        while self.told() != told {
+    async fn until(&self, events: &[&str]) {
+        while self.events() != events {
             tokio::task::yield_now().await;
         }
     }
@@ -54,7 +54,7 @@ impl Handler for Recorder {
 }
 
 #[test]
-fn a_driver_handles_nothing_of_a_session_before_that_describes_its_process() {
+fn a_driver_handles_no_frame_before_its_process_has_described_itself() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         for is_peer_gone in [false, true] {
@@ -73,10 +73,10 @@ fn a_driver_handles_nothing_of_a_session_before_that_describes_its_process() {
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }
-            assert_eq!(recorder.told(), [""; 0]);
+            assert_eq!(recorder.events(), [""; 0]);
             session.send_hello(b"here".to_vec());
-            let told = ["hello", "stream", "ended"];
-            recorder.until(&told[..2 + usize::from(is_peer_gone)]).await;
+            let events = ["hello", "stream", "ended"];
+            recorder.until(&events[..2 + usize::from(is_peer_gone)]).await;
             sessions.close();
         }
     });
@@ -186,9 +186,9 @@ fn sessions_whose_runtime_is_dropped_end_on_both_sides() {
         sessions.over_rings(other, false).unwrap().send_hello(Vec::new());
         recorder.until(&["stream"]).await;
         dropped.shutdown_background();
-        let told = recorder.until(&["stream", "ended"]);
-        let told = tokio::time::timeout(std::time::Duration::from_secs(10), told).await;
-        told.expect("the peer is told");
+        let events = recorder.until(&["stream", "ended"]);
+        let events = tokio::time::timeout(std::time::Duration::from_secs(10), events).await;
+        events.expect("the peer gets the event");
         let error = stream.accepted().await.unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionAborted);
     });

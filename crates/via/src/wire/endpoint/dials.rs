@@ -17,7 +17,7 @@ use super::Endpoint;
 
 /// Most connections of one endpoint.
 const MAX_PIPES: usize = 16_384;
-/// Half-open connections, in all and of one address, above which an endpoint asks for a cookie.
+/// Half-open connections, in all and of one address, above which an endpoint requires a cookie.
 const FREE_HALF_OPEN: (usize, u32) = (64, 8);
 /// Half-open connections, in all and of one address, above which it refuses dials.
 const MAX_HALF_OPEN: (usize, u32) = (1_024, 64);

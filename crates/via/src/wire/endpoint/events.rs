@@ -40,7 +40,7 @@ pub struct Outgoing {
 /// Counters of an endpoint.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Counters {
-    /// Datagrams of no connection: malformed, of another address, or late.
+    /// Datagrams of no connection: malformed, from another address, or late.
     pub strangers: u64,
     /// Dials that were refused or asked for a cookie.
     pub turned_away: u64,

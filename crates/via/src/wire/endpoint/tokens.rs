@@ -49,7 +49,7 @@ const LEASE: u64 = 200_000_000;
 pub struct TokenCounters {
     /// Tokens that were granted.
     pub granted: u64,
-    /// Tokens that no longer count, since their holders were silent.
+    /// Tokens that no longer count, because their holders were silent.
     pub expired: u64,
     /// Connections that wait for a token now.
     pub waiting: usize,
@@ -71,7 +71,7 @@ struct Share {
     active_at: Instant,
     alarm: Option<Instant>,
     is_waiting: bool,
-    /// True if what is in flight no longer counts; then no token is granted until it has arrived.
+    /// True if the bytes in flight no longer count. Then no token is granted until they have arrived.
     is_expired: bool,
 }
 
@@ -132,7 +132,7 @@ impl Tokens {
         });
     }
 
-    /// Forgets a connection: what it has in flight no longer counts.
+    /// Removes a connection: its bytes in flight no longer count.
     pub(super) fn remove(&mut self, slot: u32) {
         let Some(share) = self.shares.get_mut(slot as usize).and_then(Option::take) else { return };
         self.reserve += share.allowance;
@@ -145,8 +145,8 @@ impl Tokens {
         }
     }
 
-    /// Notes what has arrived over a connection, and what its sender wants; returns the offset up to which it
-    /// may send without another token.
+    /// Updates a connection with the bytes that have arrived and those that its sender wants to send; returns the
+    /// offset up to which it may send without another token.
     pub(super) fn observe(&mut self, now: Instant, slot: u32, flow: Flow) -> u64 {
         let quantum = self.quantum;
         let Some(share) = self.shares.get_mut(slot as usize).and_then(Option::as_mut) else {
@@ -237,7 +237,7 @@ impl Tokens {
         self.alarms.first().map(|(at, _)| *at)
     }
 
-    /// Returns the counters.
+    /// Returns the counters of tokens.
     pub(super) fn counters(&self) -> TokenCounters {
         TokenCounters { waiting: self.waiting.len(), ..self.counters }
     }

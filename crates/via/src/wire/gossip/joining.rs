@@ -30,8 +30,8 @@ pub(super) struct Joining {
 }
 
 impl Joining {
-    /// Adds a piece. Returns the message if this completed it, and whether another message was dropped to make
-    /// room.
+    /// Adds a piece. Returns the message if the piece completes it, and whether another message was dropped because too
+    /// many wait.
     pub(super) fn add(
         &mut self,
         from: SocketAddr,
@@ -44,7 +44,7 @@ impl Joining {
         }
         let Some(first) = stamp.number.checked_sub(index.into()) else { return (None, false) };
         let id = (from, stamp.run, first);
-        let is_dropped = !self.partial.contains_key(&id) && self.make_room();
+        let is_dropped = !self.partial.contains_key(&id) && self.drop_oldest();
         let partial = self.partial.entry(id).or_insert_with(|| {
             self.begun += 1;
             let bytes = vec![0; (usize::from(last) + 1) * PIECE_BYTES];
@@ -66,8 +66,8 @@ impl Joining {
         (self.partial.remove(&id).map(|partial| partial.bytes), is_dropped)
     }
 
-    /// Drops the oldest message if there are too many.
-    fn make_room(&mut self) -> bool {
+    /// Drops the oldest message if too many wait; returns whether one was dropped.
+    fn drop_oldest(&mut self) -> bool {
         if self.partial.len() < MOST {
             return false;
         }

@@ -42,7 +42,7 @@ impl Window {
 }
 
 impl Senders {
-    /// Returns whether a datagram was not received before, as far as its run's window tells.
+    /// Returns whether a datagram was not received before, as far as its run's window records.
     pub(super) fn is_new(&self, stamp: Stamp) -> bool {
         self.0.get(&stamp.run).is_none_or(|window| window.is_new(stamp.number))
     }

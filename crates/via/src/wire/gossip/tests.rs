@@ -86,7 +86,7 @@ fn messages_of_any_length_arrive_and_no_datagram_is_longer_than_a_path_takes() {
 }
 
 #[test]
-fn one_without_the_key_or_of_another_cluster_says_nothing() {
+fn messages_of_another_key_or_cluster_are_refused() {
     let (ours, theirs) = (key(), Key::new(1, [8; 32]));
     let thieves = [(Some(&theirs), "c"), (None, "c"), (Some(&ours), "d")];
     for (key, cluster) in thieves {
@@ -104,7 +104,7 @@ fn one_without_the_key_or_of_another_cluster_says_nothing() {
 }
 
 #[test]
-fn what_was_recorded_is_not_taken_again() {
+fn recorded_datagrams_are_refused() {
     let mut sender = gossip(Some(&key()), "c", 1);
     let datagrams: Vec<_> = (0..200).flat_map(|at| cut(&mut sender, &[at])).collect();
     let mut receiver = gossip(Some(&key()), "c", 2);
@@ -124,7 +124,7 @@ fn what_was_recorded_is_not_taken_again() {
 }
 
 #[test]
-fn windows_are_kept_until_what_they_took_is_too_old() {
+fn windows_are_kept_until_their_datagrams_are_too_old() {
     let mut receiver = gossip(Some(&key()), "c", 2);
     let mut first = gossip(Some(&key()), "c", 1);
     let taken = cut(&mut first, b"taken");
@@ -151,7 +151,7 @@ fn windows_are_kept_until_what_they_took_is_too_old() {
 }
 
 #[test]
-fn what_waits_is_bounded_and_the_oldest_is_dropped() {
+fn queues_are_bounded_and_drop_their_oldest_message() {
     let mut sender = gossip(None, "c", 1);
     for at in 0..MAX_WAITING as u8 + 2 {
         assert!(sender.send(Instant::ZERO, address(2), &[at; 2_000]));

@@ -7,7 +7,7 @@ use super::ranges::Ranges;
 
 /// Most ranges of numbers that are stored; numbers before them count as received.
 const MAX_REMEMBERED: usize = 64;
-/// Packets that ask for an acknowledgement, after which one is sent at once.
+/// Packets that request an acknowledgement, after which one is sent at once.
 const PACKETS: u32 = 8;
 /// Bytes of such packets after which an acknowledgement is sent at once: two packets of the loopback interface.
 const BYTES: usize = 96 << 10;
@@ -18,14 +18,14 @@ const SMALL_DELAY: u64 = 20_000_000;
 /// Bytes of pipe data from which on a packet counts as large. One without such bytes counts as large too.
 const LARGE_BYTES: usize = 1_000;
 
-/// Received packet numbers.
+/// The packet numbers received from the peer.
 #[derive(Debug)]
 pub(super) struct Acks {
     received: Ranges,
     /// Numbers before it count as received, since they are too old to be stored.
     floor: u64,
     largest_at: Instant,
-    /// Packets and bytes that ask for an acknowledgement and have none yet.
+    /// Packets and bytes that request an acknowledgement and have none yet.
     packets: u32,
     bytes: usize,
     /// When the acknowledgement must be sent; far in the future if none is due.
@@ -49,7 +49,7 @@ impl Acks {
         number < self.floor || number == u64::MAX || self.received.contains(number)
     }
 
-    /// Notes a packet that was not received before.
+    /// Records a packet that was not received before.
     pub(super) fn on_received(&mut self, now: Instant, number: u64, bytes: usize, asks: bool) {
         let largest = self.received.newest_first().next().map_or(0, |range| range.1);
         self.received.insert(number, number + 1);
@@ -66,7 +66,7 @@ impl Acks {
         }
         self.packets += 1;
         self.bytes += bytes;
-        // The sender waits to learn of a gap, and of a packet that fills one.
+        // The sender waits for the report of a gap, and of a packet that fills one.
         if number != largest || self.packets >= PACKETS || self.bytes >= BYTES {
             self.due = now;
         } else {

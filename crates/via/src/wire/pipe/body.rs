@@ -15,13 +15,13 @@ pub(crate) mod flag {
     pub(crate) const CLOSE: u8 = 2;
     /// Probes the path's MTU.
     pub(crate) const PROBE: u8 = 4;
-    /// Asks for an acknowledgement.
+    /// Requests an acknowledgement.
     pub(crate) const PING: u8 = 8;
     /// Carries bytes of the pipe.
     pub(crate) const BYTES: u8 = 16;
-    /// Asks for a window.
+    /// Requests a larger window.
     pub(crate) const ASK: u8 = 32;
-    /// All of them.
+    /// All flags together.
     pub(crate) const ALL: u8 = 63;
 }
 
@@ -56,7 +56,7 @@ impl Acknowledgement {
         &self.ranges[..self.count]
     }
 
-    /// Appends the fields.
+    /// Appends the fields to `out`.
     pub(crate) fn emit(&self, out: &mut Vec<u8>) {
         let length = |(from, to): (u64, u64)| u32::try_from(to - from).unwrap_or(u32::MAX);
         let first = self.ranges[0];

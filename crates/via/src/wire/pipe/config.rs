@@ -105,8 +105,8 @@ impl Config {
         self
     }
 
-    /// Sets the nanoseconds of silence after which a peer is pinged; 10 s by default. An exited process is
-    /// noticed that much later; each ping costs two datagrams.
+    /// Sets the nanoseconds of silence after which a peer is pinged; 10 s by default. The exit of a silent peer is
+    /// detected that much later; each ping costs two datagrams.
     #[must_use]
     pub fn keepalive(mut self, nanos: u64) -> Self {
         self.keepalive = nanos;

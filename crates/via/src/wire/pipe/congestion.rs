@@ -19,10 +19,10 @@ pub use bbr::Bbr;
 pub use cubic::Cubic;
 pub use warp::Warp;
 
-/// What a controller knows when its connection begins.
+/// The parameters of a controller whose connection begins.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
-    /// The current time.
+    /// The time at which the connection begins.
     pub now: Instant,
     /// Bytes of the largest datagram at first.
     pub mtu: usize,
@@ -44,7 +44,7 @@ pub struct Sending {
 /// An acknowledged packet, as a controller receives it.
 #[derive(Clone, Copy, Debug)]
 pub struct Acked {
-    /// The packet's number.
+    /// The number of the acknowledged packet.
     pub number: u64,
     /// When the packet was sent.
     pub sent: Instant,
@@ -63,7 +63,7 @@ pub struct Acked {
 /// A lost packet, as a controller receives it.
 #[derive(Clone, Copy, Debug)]
 pub struct Lost {
-    /// The packet's number.
+    /// The number of the lost packet.
     pub number: u64,
     /// When the packet was sent.
     pub sent: Instant,
@@ -104,19 +104,20 @@ pub type ControllerFactory = Arc<dyn Fn(Start) -> Box<dyn Controller> + Send + S
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum Congestion {
-    /// Cubic (RFC 9438), as most TCP senders: fair beside them.
+    /// Cubic (RFC 9438), which most TCP senders use: fair to them.
     #[default]
     Cubic,
-    /// BBR, version 2: follows the measured rate and the shortest round trip, and tolerates some random loss. Feature `bbr`.
+    /// BBR, version 2: follows the measured rate and the shortest round trip, and tolerates some random loss. Feature
+    /// `bbr`.
     #[cfg(feature = "bbr")]
     Bbr,
-    /// Warp: follows the delay, and keeps queues short. For networks whose senders all use it: beside TCP it gets next to
-    /// nothing.
+    /// Warp: follows the delay, and keeps queues short. For networks whose senders all use it: in competition with TCP,
+    /// it gets almost no bandwidth.
     Warp,
 }
 
 impl Congestion {
-    /// Returns the maker of its controllers.
+    /// Returns the factory of its controllers.
     #[must_use]
     pub fn factory(self) -> ControllerFactory {
         Arc::new(move |start| match self {

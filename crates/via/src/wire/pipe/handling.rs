@@ -25,11 +25,11 @@ impl Pipe {
         self.receive.take_buffer(buffer, length);
     }
 
-    fn handle(&mut self, now: Instant, datagram: &[u8], is_lent: bool) {
+    fn handle(&mut self, now: Instant, datagram: &[u8], may_keep: bool) {
         self.now = now;
         let handled = match Packet::parse(datagram) {
             Some(Packet::Data { receiver, number }) if receiver == self.local => {
-                self.handle_data(number, &datagram[HEADER_BYTES..], is_lent)
+                self.handle_data(number, &datagram[HEADER_BYTES..], may_keep)
             }
             Some(Packet::Accept(accept)) if accept.dialer == self.local => {
                 self.handle_accept(accept)
@@ -116,8 +116,8 @@ impl Pipe {
     }
 
     fn doubt(&mut self, end: Ended) {
-        let patience = if self.dialing.is_some() { CONFIRM_NS.1 } else { CONFIRM_NS.0 };
-        let until = self.now.plus_nanos(patience);
+        let timeout = if self.dialing.is_some() { CONFIRM_NS.1 } else { CONFIRM_NS.0 };
+        let until = self.now.plus_nanos(timeout);
         self.unconfirmed_end.get_or_insert((end, until));
     }
 
@@ -142,11 +142,11 @@ impl Pipe {
         self.ended.get_or_insert(end);
     }
 
-    fn handle_data(&mut self, number: u64, body: &[u8], is_lent: bool) -> Result<(), Bad> {
+    fn handle_data(&mut self, number: u64, body: &[u8], may_keep: bool) -> Result<(), Bad> {
         if self.dialing.is_some() || self.acks.has_received(number) {
             return Err(Bad);
         }
-        let Some(seal) = &self.seal else { return self.handle_body(number, body, is_lent) };
+        let Some(seal) = &self.seal else { return self.handle_body(number, body, may_keep) };
         let mut plain = std::mem::take(&mut self.plain);
         let handled = if seal.open(number, body, &mut plain) {
             self.handle_body(number, &plain, false)
@@ -157,7 +157,7 @@ impl Pipe {
         handled
     }
 
-    fn handle_body(&mut self, number: u64, bytes: &[u8], is_lent: bool) -> Result<(), Bad> {
+    fn handle_body(&mut self, number: u64, bytes: &[u8], may_keep: bool) -> Result<(), Bad> {
         let body = Body::parse(bytes).ok_or(Bad)?;
         if body.acknowledgement.is_some_and(|ack| !self.loss.is_sound(ack.ranges())) {
             return Err(Bad);
@@ -167,7 +167,7 @@ impl Pipe {
             if self.peer_end.or(body.close).is_some_and(|end| !ends_before(end)) {
                 return Err(Bad);
             }
-            self.has_progress |= self.receive.insert(offset, bytes, is_lent).map_err(|_| Bad)?;
+            self.has_progress |= self.receive.insert(offset, bytes, may_keep).map_err(|_| Bad)?;
         }
         self.wanted = self.wanted.max(body.ask.unwrap_or(0));
         let now = self.now;
@@ -289,7 +289,7 @@ impl Pipe {
         }
     }
 
-    /// Notes that the system refuses datagrams of `bytes` and more: they exceed its interface's MTU.
+    /// Handles the system's refusal of datagrams of `bytes` and more, which exceed its interface's MTU.
     pub fn handle_refused(&mut self, now: Instant, bytes: usize) {
         self.now = now;
         self.discovery.handle_refused(now, bytes);

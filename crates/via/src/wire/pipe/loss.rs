@@ -48,11 +48,11 @@ pub(super) struct Outcome {
     pub(super) lost: Vec<Sent>,
 }
 
-/// Packets in flight.
+/// The packets in flight, and the timers and estimates that follow from them.
 #[derive(Debug)]
 pub(super) struct Loss {
     sent: VecDeque<Sent>,
-    /// Number of the first of them.
+    /// Number of the first of these packets.
     first: u64,
     in_flight: u64,
     /// Packets in flight that ask for an acknowledgement, including those that the window does not count.
@@ -91,7 +91,7 @@ impl Loss {
         self.first + self.sent.len() as u64
     }
 
-    /// Notes the packet with the next number.
+    /// Records the packet with the next number.
     pub(super) fn on_sent(&mut self, sent: Sent) {
         if sent.kind == Kind::Settled && self.sent.is_empty() {
             self.first += 1;
@@ -164,7 +164,7 @@ impl Loss {
     /// Detects lost packets: by number, and by time.
     fn detect(&mut self, now: Instant, outcome: &mut Outcome) {
         self.lost_at = Instant::FAR_FUTURE;
-        let patience = (self.round_trip().max(self.latest) * 9 / 8).max(GRANULARITY);
+        let threshold = (self.round_trip().max(self.latest) * 9 / 8).max(GRANULARITY);
         let end = self.acked_end.saturating_sub(self.first).min(self.sent.len() as u64);
         for index in 0..end as usize {
             let Sent { at, kind, .. } = self.sent[index];
@@ -172,7 +172,7 @@ impl Loss {
                 continue;
             }
             let behind = self.acked_end - 1 - (self.first + index as u64);
-            let lost_at = at.plus_nanos(patience);
+            let lost_at = at.plus_nanos(threshold);
             if behind >= PACKET_THRESHOLD || lost_at <= now {
                 self.settle(index, &mut outcome.lost);
             } else {
@@ -185,7 +185,7 @@ impl Loss {
         }
     }
 
-    /// Detects losses whose time has come; returns whether probes are due instead, since the peer is silent.
+    /// Detects losses that are due; returns whether probes are due instead, because the peer is silent.
     pub(super) fn handle_timeout(&mut self, now: Instant, outcome: &mut Outcome) -> bool {
         if self.lost_at <= now {
             self.detect(now, outcome);

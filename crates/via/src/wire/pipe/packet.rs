@@ -74,9 +74,9 @@ pub(crate) const GOSSIP: u8 = 7;
 /// A packet, as it is laid out in a datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Packet<'a> {
-    /// Asks for a connection.
+    /// Requests a connection.
     Dial(Dial<'a>),
-    /// Tells the dialer to dial again with a cookie.
+    /// Has the dialer dial again with a cookie.
     Cookie { dialer: u64, cookie: [u8; COOKIE_BYTES] },
     /// Accepts a dial.
     Accept(Accept<'a>),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn first_windows_and_asks_stand_where_the_version_before_does_not_look() {
+    fn first_windows_and_requests_are_in_fields_that_earlier_versions_ignore() {
         let accept = Accept {
             first_window: Some(1_024),
             dialer: 1,

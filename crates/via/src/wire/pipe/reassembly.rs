@@ -8,14 +8,14 @@ use midplane_simhw::time::Instant;
 use super::chunks::Chunks;
 use super::ranges::Ranges;
 
-/// Bytes of the window at first.
+/// The first window in bytes.
 pub(crate) const FIRST_WINDOW: u64 = 256 << 10;
 
 /// The peer's bytes exceed the window.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct PastWindow;
 
-/// Bytes of a datagram from which on its buffer is kept rather than copied: half of a buffer's.
+/// Least bytes of a datagram whose buffer is kept rather than copied: half of a buffer's.
 const LARGE: usize = 32 << 10;
 /// Most free buffers kept while the pipe is busy, 4 MiB.
 const SPARE_BUFFERS: usize = 64;
@@ -55,7 +55,7 @@ pub(super) struct Reassembly {
     advertised: u64,
     /// Offset beyond which nothing is advertised, whatever room there is; no limit if `u64::MAX`.
     limit: u64,
-    /// True if the peer waits for the raised limit, or must be told of the window again.
+    /// True if the peer waits for the raised limit, or if the window must be sent again.
     is_update_wanted: bool,
     /// Bytes received, including those behind a gap.
     received: u64,
@@ -85,13 +85,13 @@ impl Reassembly {
         }
     }
 
-    /// Adds received bytes; returns whether the application has more to read. If the buffer `is_lent`, many
-    /// bytes are not copied: the caller then calls [`Reassembly::take_buffer`].
+    /// Adds received bytes; returns whether the application has more to read. With `may_keep`, many bytes are not
+    /// copied: the caller then calls [`Reassembly::take_buffer`].
     pub(super) fn insert(
         &mut self,
         offset: u64,
         bytes: &[u8],
-        is_lent: bool,
+        may_keep: bool,
     ) -> Result<bool, PastWindow> {
         let end = offset + bytes.len() as u64;
         if end > self.advertised {
@@ -107,7 +107,7 @@ impl Reassembly {
             return Ok(false);
         }
         if self.later.is_empty() {
-            if is_lent && bytes.len() >= LARGE {
+            if may_keep && bytes.len() >= LARGE {
                 let (buffer, bytes) = (Box::default(), bytes.len());
                 self.pieces.push_back(Piece { offset, buffer, start: 0, bytes });
             } else {
@@ -167,9 +167,9 @@ impl Reassembly {
         }
     }
 
-    /// Notes that the application has consumed `bytes`. The window grows in two cases: the application consumes
-    /// half of it within two round trips; or it has caught up while the peer had less than half of it left. In
-    /// both, the window limited the peer.
+    /// Consumes `bytes` for the application. The window grows in two cases: the application consumes half of it within
+    /// two round trips; or it has caught up while the peer had less than half of it left. In both, the window limited
+    /// the peer.
     pub(super) fn consume(&mut self, now: Instant, bytes: usize, round_trip: u64) {
         let bytes = (bytes as u64).min(self.in_order - self.consumed);
         self.consumed += bytes;
@@ -191,8 +191,7 @@ impl Reassembly {
         }
     }
 
-    /// Returns whether the peer should be told of the window: it has grown by a quarter, or the peer waits for
-    /// it.
+    /// Returns whether the window is to be sent to the peer: it has grown by a quarter, or the peer waits for it.
     pub(super) fn is_update_due(&self) -> bool {
         let more = self.offered().saturating_sub(self.advertised);
         self.is_update_wanted || more >= self.window / 4
@@ -208,7 +207,7 @@ impl Reassembly {
         (self.limit, self.advertised) = (first, first);
     }
 
-    /// Raises the limit to one that the peer presumes without being told.
+    /// Raises the limit to one that the peer presumes without a notification.
     pub(super) fn presume(&mut self, limit: u64) {
         self.limit = self.limit.max(limit);
         self.advertised = self.advertised.max(limit);
@@ -221,7 +220,7 @@ impl Reassembly {
         self.is_update_wanted
     }
 
-    /// Returns whether the peer may send only what it is granted.
+    /// Returns whether the peer may send only up to granted limits.
     pub(super) const fn is_limited(&self) -> bool {
         self.limit != u64::MAX
     }
@@ -245,7 +244,7 @@ impl Reassembly {
         self.advertised
     }
 
-    /// Returns the window to advertise, and notes it as advertised.
+    /// Returns the window to advertise, and records it as advertised.
     pub(super) fn advertise(&mut self) -> u64 {
         self.is_update_wanted = false;
         self.advertised = self.advertised.max(self.offered());

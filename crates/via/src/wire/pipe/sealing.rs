@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_either_offer_makes_keys_and_the_greater_one_proves_whose_they_are() {
+    fn an_answer_to_either_offer_makes_keys_and_the_longer_one_proves_identities() {
         let key = Key::new(1, [7; 32]);
         let (dialer, acceptor) = (own(1), own(2));
         for with in [None, Some(&acceptor)] {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn who_claims_a_key_without_its_secret_makes_no_keys_with_anybody() {
+    fn an_end_that_claims_a_key_without_its_secret_completes_no_handshake() {
         let key = Key::new(1, [7; 32]);
         let (victim, honest, own) = (own(1).public(), own(2), own(3));
         let secrets = Secrets { key: &key, own: Some(&honest) };
@@ -284,7 +284,7 @@ mod tests {
         let mut message = vec![0; IDENTIFIED_BYTES];
         dials.write_message(&[], &mut message).unwrap();
         let (acceptor, reply) = answer(secrets, DATAGRAMS, 5, 6, &message).unwrap();
-        assert_eq!(acceptor.peer(), Some(victim), "so it says, which no packet confirms");
+        assert_eq!(acceptor.peer(), Some(victim), "claimed, and confirmed by no packet");
         assert!(dials.read_message(&reply, &mut [0; 8]).is_err());
 
         let mut offers = Offers::new(secrets, DATAGRAMS, 5).unwrap();

@@ -57,7 +57,7 @@ impl SendBuffer {
         self.chunks.parts(from, to)
     }
 
-    /// Notes that the peer has received `from..to`; returns whether memory was released.
+    /// Handles the acknowledgement of `from..to`; returns whether memory was released.
     pub(super) fn on_acknowledged(&mut self, from: u64, to: u64) -> bool {
         if !self.lost.is_empty() {
             self.lost.remove(from, to);
@@ -81,7 +81,7 @@ impl SendBuffer {
         true
     }
 
-    /// Notes that the packet with `from..to` was lost.
+    /// Handles the loss of the packet with `from..to`.
     pub(super) fn on_lost(&mut self, from: u64, to: u64) {
         let from = from.max(self.acknowledged);
         self.lost.insert(from, to.max(from));

@@ -13,9 +13,9 @@ use super::{DIAL_AGAIN, Ended, Pipe, Transmit};
 const TRAIN_BYTES: usize = 65_000;
 /// Most bytes of a datagram in a train of several: each must fit an Ethernet packet.
 const SEGMENT_BYTES: usize = 1_472;
-/// Bytes of the pipe for which a packet has room at least, behind all its other fields.
+/// Least room for bytes of the pipe in a packet, after all its other fields.
 const MIN_ROOM: usize = 64;
-/// Bytes of a packet from which on they are left out, and a socket sends them from the send buffer.
+/// Least bytes of a payload that is left out of its packet's buffer: a socket sends it from the send buffer.
 const LARGE: u64 = 16 << 10;
 /// Round-trip time in nanoseconds below which the peer counts as being on this host.
 const SAME_HOST: u64 = 1_000_000;
@@ -113,7 +113,7 @@ impl Pipe {
         }
     }
 
-    /// Returns how fast packets are sent.
+    /// Returns the rate at which packets are sent.
     fn pace(&self) -> Pace {
         let of_window = || Pace::of_window(self.window(), self.loss.round_trip());
         self.law.rate().map_or_else(of_window, Pace::of_rate)
@@ -173,7 +173,7 @@ impl Pipe {
         let tag = if self.seal.is_some() { TAG_BYTES } else { 0 };
         let most = most - HEADER_BYTES - tag;
         let target = if self.seal.is_some() { &mut body } else { &mut *out };
-        // While bytes are blocked, every packet that needs an acknowledgement tells how many.
+        // While bytes are blocked, every packet that needs an acknowledgement requests a window for them.
         let asks = asks || (self.is_blocked() && (has_bytes || closes || pings));
         let what = Content { has_bytes, closes, pings, asks, most };
         let range = self.emit_body(target, what);

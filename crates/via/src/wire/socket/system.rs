@@ -61,12 +61,12 @@ fn receive_bare(socket: &std::net::UdpSocket) {
     let _ = options.set_recv_tclass_v6(false);
 }
 
-/// Returns the bytes from which on the system refuses datagrams, as it has refused one of these.
+/// Returns the least bytes of the datagrams that the system refuses, after it has refused one of these.
 fn refused_bytes(outgoing: &Outgoing) -> usize {
     let headers = if outgoing.to.ip().to_canonical().is_ipv4() { 28 } else { 48 };
     let bytes = outgoing.transmit.segment_bytes;
     let fits = interface_mtu(outgoing.to).map(|mtu| mtu.saturating_sub(headers));
-    // If the system does not tell, tries half next.
+    // If the system does not report the MTU, half of the bytes are tried next.
     fits.unwrap_or(bytes / 2).min(bytes - 1) + 1
 }
 
@@ -79,7 +79,7 @@ impl System {
         socket.set_nonblocking(true)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         receive_bare(&socket);
-        // Without them, a process that exited is noticed only by its silence.
+        // Without these reports, the exit of a peer is detected only by its silence.
         let _ = state.enable_transport_errors(UdpSockRef::from(&socket));
         Ok(Self {
             io: UdpSocket::from_std(socket)?,
@@ -123,8 +123,8 @@ impl System {
         Ok(has_received)
     }
 
-    /// Passes a batch of datagrams to the endpoint without asking the runtime whether there are any; returns
-    /// whether there were. For a task that polls: nothing wakes it.
+    /// Passes a batch of datagrams to the endpoint without asking the runtime whether there are any; returns whether
+    /// there were. Arranges no wake-up: the task polls.
     #[cfg(feature = "session")]
     pub(super) fn receive_now(&mut self, clock: Clock, endpoint: &Mutex<Endpoint>) -> bool {
         let filled = self.fill(false);
@@ -175,7 +175,7 @@ impl System {
         let mut filled = 0;
         let mut receive = || {
             filled = self.state.recv(UdpSockRef::from(&self.io), &mut buffers, &mut self.meta)?;
-            // A batch that is not full holds all there are: this saves a call that would find none.
+            // A batch that is not full has taken all datagrams: this saves a call that would find none.
             let is_all = cfg!(target_os = "linux") && filled < BUFFERS;
             if is_all { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
         };
@@ -184,8 +184,8 @@ impl System {
         filled
     }
 
-    /// Sends trains, the first one at `now`; returns whether more can be sent. Without a context, it does not ask the
-    /// runtime whether the system takes any.
+    /// Sends trains, the first one at `now`; returns whether more can be sent. Without a context, does not ask the
+    /// runtime whether the system accepts any.
     pub(super) fn transmit(
         &mut self,
         mut context: Option<&mut Context<'_>>,
@@ -272,7 +272,7 @@ impl System {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Calls the system, if the runtime believes that it takes something or need not be asked.
+    /// Calls the system: if `is_direct`, in any case; otherwise, if the runtime expects room to send.
     fn try_send(&self, is_direct: bool, send: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         if is_direct { send() } else { self.io.try_io(Interest::WRITABLE, send) }
     }

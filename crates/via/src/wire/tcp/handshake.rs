@@ -23,7 +23,7 @@ const HEAD_BYTES: usize = 24;
 const FIXED_BYTES: usize = 16;
 /// Limits how long a dialer waits for the connection and for the answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Limits how long an acceptor waits for the dialer's part, which is sent at once.
+/// Limits how long an acceptor waits for the dialer's messages, which are sent at once.
 const ACCEPT_WITHIN: Duration = Duration::from_secs(2);
 /// Silence after which a peer counts as lost, as over UDP: 30 s. The system probes an idle one after 10 s.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_one_key_or_none_meet_and_others_learn_why_not() {
+    fn ends_with_one_key_or_none_connect_and_others_get_the_reason() {
         run(meet());
     }
 
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_with_keys_of_their_own_prove_them_and_ends_without_meet_them_as_well() {
+    fn ends_with_keys_of_their_own_prove_them_and_connect_with_ends_without() {
         run(identify());
     }
 

@@ -10,7 +10,7 @@ const HEAD: usize = 2;
 /// Most bytes that one record seals.
 const MOST: usize = 16 * 1024;
 
-/// A record from no holder of the key, or one out of order.
+/// A record that no holder of the key has sealed, or one out of order.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct BadRecord;
 

@@ -31,7 +31,7 @@ struct Setting {
 
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Event {
-    /// A packet reaches the port: its sender, its bytes, and the offset that it asks for.
+    /// A packet reaches the port: its sender, its bytes, and the offset that it requests.
     Port(usize, u64, u64),
     /// A packet reaches the receiver.
     Arrival(usize, u64, u64),
@@ -48,11 +48,11 @@ struct Sender {
     written: u64,
     sent: u64,
     limit: u64,
-    /// The last limit that is on its way to it.
-    told: u64,
+    /// The last limit that was sent to it.
+    sent_limit: u64,
     asked: u64,
     received: u64,
-    /// When it last received a token, or got its last message.
+    /// The time when it last received a token, or got its last message.
     served_at: u64,
     is_dead: bool,
 }
@@ -66,7 +66,7 @@ struct Run {
     number: u64,
     now: u64,
     port_free_at: u64,
-    /// Bytes received of each when the first of them was done.
+    /// Bytes received from each sender when the first one was done.
     at_first: Option<(u64, Vec<u64>)>,
     longest_wait: u64,
 }
@@ -92,7 +92,7 @@ impl Run {
             let limit = this.tokens.draw_allowance();
             this.tokens.add(slot as u32, limit);
             let delay = rng.below(most_trip / 2 + 1);
-            this.senders.push(Sender { delay, limit, told: limit, ..Sender::default() });
+            this.senders.push(Sender { delay, limit, sent_limit: limit, ..Sender::default() });
             this.at(rng.below(most_trip / 4), Event::Message(slot));
             if setting.deaths && rng.chance(0.3) && slot > 0 {
                 let span = setting.total * setting.senders as u64 * setting.byte_nanos;
@@ -148,23 +148,23 @@ impl Run {
         }
         let flow = Flow { received, wanted: Some(wanted), most: u64::MAX };
         let limit = self.tokens.observe(Instant::from_nanos(self.now), slot as u32, flow);
-        if wanted > self.senders[slot].told {
-            self.tell(slot, limit);
+        if wanted > self.senders[slot].sent_limit {
+            self.send_limit(slot, limit);
         }
         self.grant();
     }
 
     fn grant(&mut self) {
         while let Some((slot, limit)) = self.tokens.poll_grant(Instant::from_nanos(self.now)) {
-            self.tell(slot as usize, limit);
+            self.send_limit(slot as usize, limit);
         }
         self.check();
     }
 
-    fn tell(&mut self, slot: usize, limit: u64) {
+    fn send_limit(&mut self, slot: usize, limit: u64) {
         let sender = &mut self.senders[slot];
-        if limit > sender.told {
-            sender.told = limit;
+        if limit > sender.sent_limit {
+            sender.sent_limit = limit;
             let delay = sender.delay;
             self.at(delay, Event::Limit(slot, limit));
         }
@@ -285,7 +285,7 @@ fn equal_senders_have_equal_shares_of_a_port_that_neither_overflows_nor_idles() 
 }
 
 #[test]
-fn a_sender_that_dies_holds_up_others_for_one_lease_of_one_token_and_every_byte_arrives() {
+fn a_failed_sender_delays_others_by_one_lease_of_one_token_and_every_byte_arrives() {
     for seed in seeds(500) {
         let mut setting = Setting { deaths: true, ..drawn(seed) };
         setting.pause = 1 + Rng::new(seed, "pause").below(2 * MS);

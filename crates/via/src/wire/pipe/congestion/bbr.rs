@@ -19,15 +19,15 @@ use super::{Acked, Controller, Lost, Sending, Start};
 
 /// The round trip that is assumed before the first measurement (RFC 9002, section 6.2.2).
 const FIRST_ROUND_TRIP: Duration = Duration::from_millis(333);
-/// Bytes of the largest datagram that the controller computes with: four of them must fit 16 bits. It is told this size for
-/// longer ones.
+/// Bytes of the largest datagram that the controller computes with: four of them must fit 16 bits. Longer datagrams
+/// count as this long.
 const MAX_MTU: usize = 16_383;
-/// Nanoseconds that a round trip, and the time between two events, count at most: 60 s. The controller's products of rates
+/// Most nanoseconds of a round trip, and between two events: 60 s. With longer ones, the controller's products of rates
 /// and times would not fit 64 bits.
 const MAX_STEP: u64 = 60_000_000_000;
 /// Datagrams of the least window.
 const MIN_PACKETS: u64 = 4;
-/// Bytes that may be in flight at most: the controller counts them in 32 bits.
+/// Most bytes in flight: the controller counts them in 32 bits.
 const MAX_IN_FLIGHT: u64 = 1 << 31;
 
 /// BBR, version 2, which follows the measured rate and the shortest round trip.

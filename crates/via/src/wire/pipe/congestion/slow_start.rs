@@ -118,7 +118,7 @@ mod tests {
                 None => return assert!((4..7).contains(&rounds), "{rounds}"),
             }
         }
-        panic!("it goes on");
+        panic!("slow start does not end");
     }
 
     #[test]

@@ -37,12 +37,12 @@ impl Pipes {
 
 /// A connection that carries the bytes of frames.
 #[derive(Debug)]
-pub(super) enum Below {
+pub(super) enum BytePipe {
     Udp(Arc<Pipes>, PipeId),
     Tcp(Arc<Line>),
 }
 
-impl Drop for Below {
+impl Drop for BytePipe {
     fn drop(&mut self) {
         match self {
             Self::Udp(pipes, id) => pipes.closing().push(*id),
@@ -51,7 +51,7 @@ impl Drop for Below {
     }
 }
 
-impl Below {
+impl BytePipe {
     /// Locks the connection, for a few calls.
     pub(super) fn hold(&self) -> Held<'_> {
         match self {
