@@ -261,7 +261,7 @@ impl Checkpointer {
     /// As [`Checkpointer::save`].
     pub async fn discard_restored(&mut self, port: PortId) -> Result<(), CheckpointerError> {
         let forget = Command { args: [port.0.into(), 1, 0], ..order(FORGET, port) };
-        self.call("take back what was restored", forget, 0).await?;
+        self.call("discard restored interfaces", forget, 0).await?;
         Ok(())
     }
 

@@ -158,7 +158,7 @@ impl Ended {
         }
     }
 
-    /// Reads a completion. If the unit refused the command, because the extension is gone for instance, the
+    /// Decodes a completion. If the unit refused the command, for instance because the extension was removed, the
     /// descriptor counts as flushed.
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub(crate) fn of(completion: &Completion) -> Self {
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_unit_refuses_was_not_done() {
+    fn descriptors_that_the_unit_refuses_are_flushed() {
         for (opcode, operation) in
             [(POST_SEND, Operation::Send), (POST_RECEIVE, Operation::Receive)]
         {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn how_a_descriptor_ended_survives_its_completion() {
+    fn the_result_of_a_descriptor_survives_its_completion() {
         let outcomes = [Ok(()), Err(DescriptorError::Length), Err(DescriptorError::Transport)];
         for (outcome, immediate) in outcomes.into_iter().zip([None, Some(0), Some(u32::MAX)]) {
             let (operation, vi) = (Operation::RemoteRdmaWrite, PortId(9));

@@ -448,7 +448,7 @@ mod tests {
     /// If the NIC reports an error while the port is full, the host awaits the next error as soon as completions
     /// were taken; once the NIC refuses, it stops.
     #[test]
-    fn the_next_error_is_asked_for_once_a_full_port_has_room() {
+    fn a_full_port_awaits_the_next_error_once_it_has_room() {
         let link = LinkProfile::plain(LineRate::mbps(1000), std::time::Duration::ZERO);
         let star = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(1 << 16)));
         let mut world = World::new(&star, NicProfile::MODERN, 1, |_, _| {

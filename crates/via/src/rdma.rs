@@ -39,8 +39,8 @@ use rendezvous::LONGEST_PLACED;
 pub use rendezvous::Registration;
 
 /// Commands that each interface may have under way besides its data.
-/// Commands that the port may have under way besides those of its interfaces.
 const CONTROLS: usize = 24;
+/// Commands that the port may have under way besides those of its interfaces.
 const SPARE: usize = 64;
 
 /// The configuration of an [`RdmaCarrier`]: its memory, descriptors and interfaces.
@@ -450,10 +450,10 @@ impl Carrier for RdmaCarrier {
         if !matches!(self.nic.poll_progress(&mut context), Poll::Pending) {
             return false;
         }
-        let has_news = !self.lost.is_empty()
+        let has_events = !self.lost.is_empty()
             || !self.returned.is_empty()
             || self.links.iter().flatten().any(Link::has_released);
-        !self.links.iter_mut().flatten().any(Link::has_room_again) && !has_news
+        !self.links.iter_mut().flatten().any(Link::has_room_again) && !has_events
     }
 
     fn is_flushed(&mut self) -> bool {

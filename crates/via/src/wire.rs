@@ -4,7 +4,7 @@
 //! - [`endpoint`]: all connections of one socket: dials, accepts, assigns datagrams to connections; no I/O and
 //!   no clock
 //! - [`gossip`]: messages of no connection, in sealed pieces; no I/O and no clock
-//! - [`socket`]: moves an endpoint's datagrams through a socket of tokio's
+//! - [`socket`]: moves an endpoint's datagrams through a tokio socket
 //! - [`tcp`]: handshakes and sealed records over TCP (Linux, with sessions)
 
 pub mod endpoint;

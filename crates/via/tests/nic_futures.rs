@@ -1,5 +1,5 @@
-//! Futures of a NIC that are dropped after any number of polls: what they waited for is found by the next that asks, and
-//! nothing stays behind.
+//! Futures of a NIC that are dropped after any number of polls: the next caller finds what they waited for, and nothing
+//! stays under way.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -11,7 +11,7 @@ use midplane_simhw::sim::SimHost;
 use midplane_via::descriptor::Descriptor;
 use midplane_via::nic::{CqId, NicError, ViId, WorkQueue};
 
-/// What a future comes to in so many polls; it is dropped then.
+/// Polls a future so many times, and then drops it; returns its result, if it was ready.
 async fn at_most<T>(polls: u32, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut left = polls;
@@ -32,7 +32,7 @@ async fn at_most<T>(polls: u32, future: impl Future<Output = T>) -> Option<T> {
 const POLLS: u32 = 6;
 
 #[test]
-fn what_is_asked_and_not_waited_for_leaves_nothing_behind() {
+fn dropped_commands_leave_nothing_under_way() {
     let mut world = world(Setting::default());
     let host = world.host(CLIENT);
     let done = world.block_on(CLIENT, async move {
@@ -52,7 +52,7 @@ fn what_is_asked_and_not_waited_for_leaves_nothing_behind() {
             dropped += u32::from(at_most(polls, nic.disconnect(vi)).await.is_none());
             nic.disconnect(vi).await.unwrap();
             dropped += u32::from(at_most(polls, nic.destroy_vi(vi)).await.is_none());
-            // Whether the NIC has destroyed it by now or not, and told or not.
+            // The NIC may have destroyed it by now, and this process may have received the completion.
             assert!(matches!(nic.destroy_vi(vi).await, Ok(()) | Err(NicError::NoSuchVi)));
         }
         assert!(dropped >= 14, "some were dropped on the way: {dropped}");
@@ -64,7 +64,7 @@ fn what_is_asked_and_not_waited_for_leaves_nothing_behind() {
 
 const MESSAGES: u32 = 20;
 
-/// Two interfaces that tell one queue of their receives.
+/// Creates two interfaces that report their receives to one completion queue.
 async fn two(end: &mut End) -> (CqId, [ViId; 2]) {
     let cq = end.nic.create_cq();
     let first = end.nic.create_vi_with(reliable(), None, Some(cq)).await.unwrap();
@@ -85,18 +85,18 @@ async fn receiver(host: SimHost) -> u32 {
     let mut dropped = 0;
     for number in 0..MESSAGES {
         let mut polls = 0;
-        let told = loop {
+        let completed = loop {
             match at_most(polls, end.nic.cq_wait(cq)).await {
-                Some(told) => break told.unwrap(),
+                Some(completed) => break completed.unwrap(),
                 None => (polls, dropped) = (polls + 1, dropped + 1),
             }
         };
         let vi = vis[number as usize % 2];
-        assert_eq!(told, (vi, WorkQueue::Receive));
+        assert_eq!(completed, (vi, WorkQueue::Receive));
         let done = at_most(1, end.nic.wait(vi, WorkQueue::Receive)).await.unwrap().unwrap();
         assert_eq!(done.immediate, Some(number));
     }
-    // One more of each, waited for without the queue.
+    // One more message for each interface, received without the completion queue.
     for (vi, number) in vis.into_iter().zip(MESSAGES..) {
         let mut polls = 0;
         let done = loop {
@@ -128,6 +128,6 @@ fn a_wait_that_is_dropped_at_any_poll_loses_no_descriptor() {
         }
         pause(&end.host, Duration::from_secs(1)).await;
     });
-    let dropped = world.block_on(SERVER, receiver(server)).expect("it comes to its end");
+    let dropped = world.block_on(SERVER, receiver(server)).expect("the receiver ends");
     assert!(dropped > MESSAGES, "each was dropped at least once: {dropped}");
 }

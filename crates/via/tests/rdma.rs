@@ -33,8 +33,8 @@ fn echo(setting: Setting, config: RdmaConfig, lengths: Vec<usize>) {
                     let back = all.receive(Rank(1), tag).await.unwrap();
                     assert!(back.bytes == bytes, "message {number} of {length} bytes");
                 } else if all.rank() == Rank(1) {
-                    let came = all.receive(None, tag).await.unwrap();
-                    all.send(Rank(0), tag, came.bytes).await.unwrap();
+                    let received = all.receive(None, tag).await.unwrap();
+                    all.send(Rank(0), tag, received.bytes).await.unwrap();
                 }
             }
         }
@@ -56,22 +56,22 @@ fn every_registration_carries_messages_of_all_sizes() {
     }
 }
 
-/// More at once than there is registered memory for, both ways.
+/// Sends more at once, in both directions, than there is registered memory for.
 #[test]
 fn long_messages_wait_for_registered_memory() {
     for how in [Registration::Cached, Registration::Registered] {
         run(setting(2), RdmaConfig::default().registration(how), move |all, _| async move {
             let other = Rank(1 - all.rank().0);
             let message = |number: u32| pattern(number, 100_000 + 10_000 * number as usize);
-            let came: Vec<_> =
+            let received: Vec<_> =
                 (0..24).map(|number| all.ireceive(other, Tag(number)).unwrap()).collect();
             let sent: Vec<_> = (0..24)
                 .map(|number| {
                     all.isend(Mode::Standard, other, Tag(number), message(number)).unwrap()
                 })
                 .collect();
-            for (number, came) in wait_all(came).await.into_iter().enumerate() {
-                assert!(came.unwrap().bytes == message(number as u32), "message {number}");
+            for (number, received) in wait_all(received).await.into_iter().enumerate() {
+                assert!(received.unwrap().bytes == message(number as u32), "message {number}");
             }
             assert!(wait_all(sent).await.iter().all(Result::is_ok));
         });
@@ -79,7 +79,7 @@ fn long_messages_wait_for_registered_memory() {
 }
 
 #[test]
-fn small_areas_and_few_descriptors_carry_everything_as_well() {
+fn small_areas_and_few_descriptors_carry_messages_of_all_sizes() {
     let config = RdmaConfig::default().area(4096).descriptors(8);
     echo(setting(2), config, vec![0, 900, 1, 5_000, 100_000]);
 }
@@ -96,12 +96,12 @@ fn two_processes_on_one_node_have_messages_for_each_other() {
             let (other, bytes) = (Rank(1 - u32::from(rank)), pattern(0, 20_000));
             for _ in 0..3 {
                 let to = (other, Tag(1));
-                let came = all.send_receive(to, bytes.clone(), other, Tag(1)).await.unwrap();
-                assert!(came.bytes == bytes);
+                let received = all.send_receive(to, bytes.clone(), other, Tag(1)).await.unwrap();
+                assert!(received.bytes == bytes);
             }
             all.barrier().await.unwrap();
             *done.lock().unwrap() += 1;
-            // The other may still be at it.
+            // The other process may still be working.
             pause(&host, Duration::from_secs(5)).await;
         });
     }
@@ -122,9 +122,9 @@ proptest! {
     }
 }
 
-/// One direction only: credits come back although nothing else does.
+/// Sends in one direction only: credits are returned although no message is.
 #[test]
-fn a_flood_in_one_direction_is_never_stuck() {
+fn a_flood_in_one_direction_never_stalls() {
     const MESSAGES: u32 = 3_000;
     let config = RdmaConfig::default().area(8192).descriptors(10);
     let counts = run(setting(2), config, |all, host| async move {
@@ -133,10 +133,10 @@ fn a_flood_in_one_direction_is_never_stuck() {
             if all.rank() == Rank(0) {
                 all.send(Rank(1), Tag(7), pattern(number, 100)).await.unwrap();
             } else {
-                let came = all.receive(Rank(0), Tag(7)).await.unwrap();
-                assert!(came.bytes == pattern(number, 100), "message {number}");
+                let received = all.receive(Rank(0), Tag(7)).await.unwrap();
+                assert!(received.bytes == pattern(number, 100), "message {number}");
                 if number % 500 == 0 {
-                    // Now and then the receiver does something else.
+                    // Now and then, the receiver pauses.
                     pause(&host, Duration::from_millis(3)).await;
                 }
             }
@@ -149,7 +149,7 @@ fn a_flood_in_one_direction_is_never_stuck() {
 
 /// A receiver publishes posted descriptors when its sender requests it, and no message waits for them.
 #[test]
-fn news_of_descriptors_is_published_at_the_low_water_mark() {
+fn posted_descriptors_are_published_at_the_low_water_mark() {
     const MESSAGES: u32 = 600;
     // Bytes of the published words; no other frame here has as many.
     const PUBLISHED: usize = 40;
@@ -174,7 +174,7 @@ fn news_of_descriptors_is_published_at_the_low_water_mark() {
             }
         }
     });
-    // Each answer lets 32 more messages leave; unasked news of every quarter would be twice as many.
+    // Each answer lets 32 more messages be sent. Reports of each quarter, without a request, would be twice as many.
     let [requests, answers] = *news.lock().unwrap();
     assert!((1..=answers + 1).contains(&requests), "{requests} requests, {answers} answers");
     assert!((MESSAGES / 64..=MESSAGES / 24).contains(&answers), "{answers} answers");
@@ -186,8 +186,8 @@ fn all_to_all_and_all_reduce_over_five_nodes() {
         let own = u64::from(all.rank().0);
         let blocks: Vec<_> =
             (0..all.size()).map(|to| vec![own as u8 * 16 + to as u8; 2000].into()).collect();
-        let came = all.all_to_all(blocks).await.unwrap();
-        for (from, block) in came.iter().enumerate() {
+        let received = all.all_to_all(blocks).await.unwrap();
+        for (from, block) in received.iter().enumerate() {
             assert_eq!(block[..], vec![from as u8 * 16 + own as u8; 2000]);
         }
         all.barrier().await.unwrap();
@@ -198,7 +198,7 @@ fn all_to_all_and_all_reduce_over_five_nodes() {
 }
 
 #[test]
-fn the_death_of_a_process_ends_what_waits_for_it() {
+fn the_crash_of_a_process_ends_receives_from_it() {
     let mut world = world(setting(2));
     let (survivor, victim) = (world.host(NodeId(0)), world.host(NodeId(1)));
     world.spawn(NodeId(1), async move {

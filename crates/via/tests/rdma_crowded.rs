@@ -1,4 +1,4 @@
-//! A port that is shallower than what its process may send: full means later, never lost.
+//! A port that is shallower than what its process may send: a full port delays messages, and loses none.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use midplane_via::message::group::Rank;
 use midplane_via::message::request::Mode;
 use midplane_via::rdma::RdmaConfig;
 
-/// Rank 0 has a shallow port, and sends everybody more at once than it holds, who all answer at once.
+/// Gives rank 0 a shallow port. It sends more to all others at once than the port holds, and all answer at once.
 fn burst(nodes: u16, depth: usize, lengths: [usize; 3]) {
     const EACH: u32 = 60;
     let mut world = world(Setting { nodes, ..Setting::default() });
@@ -42,7 +42,7 @@ fn burst(nodes: u16, depth: usize, lengths: [usize; 3]) {
                 sent.unwrap();
             }
             *done.lock().unwrap() += 1;
-            // It serves the others until they are done.
+            // The process serves the others until they are done.
             let _ = all.receive(all.rank(), Tag(2)).await;
             pause(&host, Duration::from_secs(5)).await;
         });
@@ -51,11 +51,11 @@ fn burst(nodes: u16, depth: usize, lengths: [usize; 3]) {
     while *done.lock().unwrap() < nodes && world.now() < limit {
         world.run_until(world.now() + Duration::from_millis(10));
     }
-    assert_eq!(*done.lock().unwrap(), nodes, "all come to their end");
+    assert_eq!(*done.lock().unwrap(), nodes, "all ranks end");
 }
 
 #[test]
-fn a_full_port_makes_nobody_lost() {
+fn a_full_port_loses_no_process() {
     for depth in [64, 100, 200] {
         burst(4, depth, [8, 600, 100]);
     }

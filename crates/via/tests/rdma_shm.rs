@@ -25,7 +25,7 @@ async fn join(host: LiveHost, config: RdmaConfig) -> World {
     Communicator::world(Engine::new(carrier, Config::default()), 2).unwrap()
 }
 
-/// Runs both ranks on a runtime with two threads. A wake-up that is lost ends in the time limit.
+/// Runs both ranks on a runtime with two threads. A lost wake-up ends in the time limit.
 fn run<F>(test: &str, config: RdmaConfig, program: impl Fn(World) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -58,7 +58,7 @@ where
         });
         for task in tasks {
             let ended = tokio::time::timeout(Duration::from_secs(30), task).await;
-            ended.expect("nobody waits for ever").unwrap();
+            ended.expect("no rank waits for ever").unwrap();
         }
         for nic in nics {
             nic.shutdown().await;
@@ -66,9 +66,9 @@ where
     });
 }
 
-/// What one of two processes has sent, in bytes of payload; both have one core between them, and four
-/// messages of 1 MiB under way each.
-async fn call_beside_the_other(name: String, own: u16, calls: u32) -> u64 {
+/// Sends and receives as one of two processes, which share one core and have four messages of 1 MiB under way each.
+/// Returns the bytes of payload that this process has sent.
+async fn exchange_on_one_core(name: String, own: u16, calls: u32) -> u64 {
     let mut unit = Unit::default();
     unit.install(VIA, Via::new(ViaConfig::default())).unwrap();
     let nic = ShmNic::start(ShmConfig::new(&name, NodeId(own), 2), unit).unwrap();
@@ -84,8 +84,8 @@ async fn call_beside_the_other(name: String, own: u16, calls: u32) -> u64 {
                     world.send(other, there, vec![7; 1 << 20]).await.unwrap();
                     assert_eq!(answer.await.unwrap().bytes.len(), 1 << 20);
                 } else {
-                    let came = world.receive(other, there).await.unwrap();
-                    world.send(other, back, came.bytes).await.unwrap();
+                    let received = world.receive(other, there).await.unwrap();
+                    world.send(other, back, received.bytes).await.unwrap();
                 }
             }
         })
@@ -100,9 +100,9 @@ async fn call_beside_the_other(name: String, own: u16, calls: u32) -> u64 {
     sent
 }
 
-/// Each of them is silent for whole time slices. That is no loss: next to nothing is sent twice.
+/// Each of the processes is silent for whole time slices. That counts as no loss: hardly any byte is sent twice.
 #[test]
-fn processes_that_share_a_core_are_not_taken_for_silent() {
+fn processes_that_share_a_core_resend_hardly_anything() {
     const CALLS: u32 = 10;
     let name = format!("midplane-rdma-core-{}", std::process::id());
     let mut core = CpuSet::new();
@@ -114,7 +114,7 @@ fn processes_that_share_a_core_are_not_taken_for_silent() {
             std::thread::spawn(move || {
                 sched_setaffinity(None, &core).unwrap();
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-                runtime.unwrap().block_on(call_beside_the_other(name, own, CALLS))
+                runtime.unwrap().block_on(exchange_on_one_core(name, own, CALLS))
             })
         })
         .collect();
@@ -138,24 +138,24 @@ fn messages_of_all_sizes_come_back_as_they_were() {
                 let back = world.receive(Rank(1), Tag(2)).await.unwrap();
                 assert!(back.bytes == text(number, length), "{length} bytes");
             } else {
-                let came = world.receive(Rank(0), Tag(1)).await.unwrap();
-                world.send(Rank(0), Tag(2), came.bytes).await.unwrap();
+                let received = world.receive(Rank(0), Tag(1)).await.unwrap();
+                world.send(Rank(0), Tag(2), received.bytes).await.unwrap();
             }
         }
     });
 }
 
-/// Little credit, and a side that rests now and then: both park, and are woken, many times.
+/// With little credit, and a side that pauses now and then, both sides park and are woken many times.
 #[test]
-fn a_flood_with_little_credit_is_never_stuck() {
+fn a_flood_with_little_credit_never_stalls() {
     let config = RdmaConfig::default().area(4096).descriptors(8);
     run("flood", config, |world| async move {
         for number in 0..2_000 {
             if world.rank() == Rank(0) {
                 world.send(Rank(1), Tag(7), text(number, 100)).await.unwrap();
             } else {
-                let came = world.receive(Rank(0), Tag(7)).await.unwrap();
-                assert!(came.bytes == text(number, 100), "message {number}");
+                let received = world.receive(Rank(0), Tag(7)).await.unwrap();
+                assert!(received.bytes == text(number, 100), "message {number}");
             }
             if number % 400 == 399 {
                 tokio::time::sleep(Duration::from_millis(2)).await;
@@ -164,16 +164,16 @@ fn a_flood_with_little_credit_is_never_stuck() {
     });
 }
 
-/// Whoever comes to its end first leaves at once: what it has sent arrives before it is missed.
+/// The rank that ends first leaves at once: its messages arrive before its loss is reported.
 #[test]
-fn who_leaves_first_takes_nothing_with_it() {
+fn messages_of_a_rank_that_leaves_arrive() {
     for round in 0..30 {
         run(&format!("leaving-{round}"), RdmaConfig::default(), |world| async move {
             let peer = Rank(1 - world.rank().0);
             for number in 0..20 {
                 let to = (peer, Tag(1));
-                let came = world.send_receive(to, text(number, 64), peer, Tag(1)).await.unwrap();
-                assert!(came.bytes == text(number, 64), "message {number}");
+                let received = world.send_receive(to, text(number, 64), peer, Tag(1)).await.unwrap();
+                assert!(received.bytes == text(number, 64), "message {number}");
             }
         });
     }

@@ -28,14 +28,14 @@ fn bytes_of(memory: &Memory, length: usize) -> Vec<u8> {
     memory.segment(0, length).unwrap().to_vec()
 }
 
-/// Which side of an exchange uses registered memory.
+/// The sides of an exchange that use registered memory.
 #[derive(Clone, Copy, Debug)]
 struct Sides {
     sender: bool,
     receiver: bool,
 }
 
-/// Rank 0 sends messages of these lengths to rank 1, one after the other; as soon as it may, it overwrites them.
+/// Has rank 0 send messages of these lengths to rank 1, one after the other. It overwrites each as soon as it may.
 fn exchange(setting: Setting, config: RdmaConfig, messages: Vec<(usize, Sides)>) {
     run(setting, config, move |all, _| {
         let messages = messages.clone();
@@ -78,7 +78,7 @@ fn messages_of_all_sizes_arrive_in_registered_memory_as_they_were() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whichever side has registered memory, and whatever the network loses.
+    /// Uses registered memory at either side, over networks with and without loss.
     #[test]
     fn registered_memory_and_bytes_meet_in_every_way(
         seed in 0_u64..1_000_000,
@@ -96,7 +96,7 @@ proptest! {
     }
 }
 
-/// More at once than memory can be lent for, in both directions.
+/// Sends more at once, in both directions, than memory may be named for.
 #[test]
 fn many_messages_between_registered_memory_are_under_way_at_once() {
     const EACH: usize = 50_000;
@@ -120,7 +120,7 @@ fn many_messages_between_registered_memory_are_under_way_at_once() {
     });
 }
 
-/// Memory for one process takes messages of another one: by a copy.
+/// Memory registered for one process receives messages of another one by a copy.
 #[test]
 fn memory_for_one_process_takes_messages_of_every_process() {
     let setting = Setting { nodes: 3, ..Setting::default() };
@@ -133,7 +133,7 @@ fn memory_for_one_process_takes_messages_of_every_process() {
                 assert!(bytes_of(&room, received.length) == expected, "{received:?}");
             }
         } else {
-            // That of rank 2 is for rank 1, too.
+            // The memory of rank 2 is registered for rank 1, too.
             let memory = all.register(Rank(1 - all.rank().0 % 2), 30_000).unwrap();
             memory.write(0, &pattern(all.rank().0, 30_000)).unwrap();
             all.send_memory(Rank(0), TAG, memory.whole()).await.unwrap();
@@ -162,7 +162,7 @@ fn a_message_longer_than_its_registered_room_is_cut_off_there() {
     }
 }
 
-/// A receive is dropped at any moment, and its message is received again.
+/// Drops a receive at any moment, and receives its message again.
 #[test]
 fn a_message_of_a_dropped_receive_is_received_again() {
     for wait_us in [0, 5, 20, 50, 100, 200, 400, 1_000, 10_000] {
@@ -188,7 +188,7 @@ fn a_message_of_a_dropped_receive_is_received_again() {
 
 /// A buffered send is done at once, so its bytes are copied.
 #[test]
-fn a_buffered_send_from_registered_memory_is_of_the_bytes_at_its_start() {
+fn a_buffered_send_from_registered_memory_copies_the_bytes_at_its_start() {
     run(two(), RdmaConfig::default(), |all, _| async move {
         let peer = Rank(1 - all.rank().0);
         let memory = all.register(peer, 90_000).unwrap();
@@ -210,7 +210,7 @@ fn a_buffered_send_from_registered_memory_is_of_the_bytes_at_its_start() {
 }
 
 #[test]
-fn a_wire_without_registered_memory_says_so() {
+fn a_wire_without_registered_memory_reports_that() {
     let carrier = network(2, MemoryConfig::default()).remove(0);
     let all = Communicator::world(Engine::new(carrier, Config::default()), 2).unwrap();
     let failed = all.register(Rank(1), 100).unwrap_err();

@@ -22,11 +22,11 @@ fn attributes(reliability: Reliability) -> ViAttributes {
     ViAttributes { reliability, rdma_write: true, rdma_read: true, ..ViAttributes::default() }
 }
 
-/// A descriptor of so many bytes that the client posts.
+/// A descriptor that the client posts, with its bytes.
 #[derive(Clone, Copy, Debug)]
 enum Posted {
     Send(usize),
-    /// With immediate data.
+    /// A write with immediate data.
     Write(usize),
     Read(usize),
 }
@@ -34,11 +34,11 @@ enum Posted {
 /// The number of the pattern that the client reads.
 const READ: u32 = 1_000_000;
 
-/// When each descriptor of the client and each receive of the server completed, and how.
+/// The completions of the client's descriptors or of the server's receives: the time and the outcome of each.
 type Times = Vec<(Instant, Result<(), DescriptorError>)>;
 
-/// The client posts descriptors; the server has posted `receives` receives of [`ROOM`] bytes. Returns the completions of
-/// the client, without successful reads, and of the server, each with its time.
+/// Runs a client that posts descriptors, and a server that has posted `receives` receives of [`ROOM`] bytes. Returns
+/// the completions of the client, without successful reads, and of the server.
 fn run(
     setting: Setting,
     level: Reliability,
@@ -99,14 +99,14 @@ fn run(
                 }
                 times.push((end.host.now(), done.outcome));
             }
-            // The last acknowledgements leave.
+            // The last acknowledgements are sent meanwhile.
             pause(&end.host, Duration::from_millis(100)).await;
             times
         },
     )
 }
 
-/// Receives where the other end's memory is.
+/// Receives the name of the other end's memory.
 async fn learn_memory(end: &mut End) -> RemoteMemory {
     let segment = end.memory.segment(0, 16).unwrap();
     end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
@@ -147,7 +147,7 @@ fn with_reliable_delivery_a_send_completes_before_its_bytes_are_in_the_memory_of
 
 /// The third message finds no receive, while the second is on its way into the memory of a slow host.
 #[test]
-fn an_error_of_the_remote_side_comes_with_the_descriptor_that_failed_and_nothing_after_it_is_done()
+fn a_remote_error_is_reported_by_the_descriptor_that_failed_and_later_ones_are_flushed()
 {
     for level in [Reliability::ReliableDelivery, Reliability::ReliableReception] {
         let setting = Setting { scatter: SLOW, ..Setting::default() };

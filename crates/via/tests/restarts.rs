@@ -1,5 +1,5 @@
-//! Processes that are killed and started again on the same addresses: children of this test, over each
-//! live fabric with its default configuration.
+//! Processes that are killed and started again on the same addresses: children of this test, over each live fabric with
+//! its default configuration.
 #![cfg(target_os = "linux")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -25,15 +25,15 @@ use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 
-/// What a child is told to do: the fabric, its rank, and where the fabric is.
+/// The environment variable with a child's order: the fabric, its rank, and the fabric's name or addresses.
 const ORDER: &str = "MIDPLANE_RESTARTS_ORDER";
 
-/// How soon a process that returns is talked to, its own start included.
+/// The time within which a restarted process exchanges messages, its own start included.
 const SOON: Duration = Duration::from_secs(1);
-/// So much longer it may take where other programs have the processors: a lost retry of two seconds still shows.
+/// The additional time if other programs have the processors; a lost retry of two seconds still exceeds it.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// On the machine's clock: only what hangs takes so long.
+/// A limit on the machine's clock, which only a hang reaches.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A child process; it is killed when this is dropped.
@@ -65,7 +65,7 @@ impl Program {
         Self { child, lines }
     }
 
-    /// Waits until the child says something that begins like that, and returns it.
+    /// Waits until the child prints a line that begins like that, and returns it.
     #[track_caller]
     fn hears(&self, beginning: &str) -> String {
         let mut before = Vec::new();
@@ -87,7 +87,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // It can fail only if the child has ended already.
+        // This fails only if the child has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -95,12 +95,12 @@ impl Drop for Program {
 
 fn say(what: &str) {
     let mut out = std::io::stdout().lock();
-    // The parent may be gone: then nothing listens.
+    // The parent may have exited: then no process reads the line.
     let _ = writeln!(out, "SAID {what}");
     let _ = out.flush();
 }
 
-/// What a child does; as a test without an order, nothing.
+/// Runs a child's program; as a test without an order, does nothing.
 #[test]
 fn child() {
     let Ok(order) = std::env::var(ORDER) else { return };
@@ -158,7 +158,7 @@ async fn over(host: &impl Host) {
     talk(RdmaCarrier::open(host, own, &nodes, RdmaConfig::default()).await.unwrap()).await;
 }
 
-/// Rank 0 asks, rank 1 answers, for ever; each says when that begins and why it ends.
+/// Has rank 0 send requests and rank 1 answer them, without end. Each prints when that begins and why it ends.
 async fn talk<C: Carrier + 'static>(carrier: C) {
     say("started");
     let world = Communicator::world(Engine::new(carrier, Config::default()), 2).unwrap();
@@ -191,7 +191,7 @@ async fn talk<C: Carrier + 'static>(carrier: C) {
     }
 }
 
-/// Where the two processes of a fabric find each other; no other test has it.
+/// Returns the name or the addresses by which the two processes of a fabric find each other; no other test has it.
 fn place(fabric: &str) -> String {
     if !["udp", "sealed", "identified"].contains(&fabric) {
         return format!(
@@ -200,7 +200,8 @@ fn place(fabric: &str) -> String {
             std::thread::current().id()
         );
     }
-    // Of a host of its own, and below the ports that the system gives to sockets of all addresses.
+    // The addresses are of a host of its own. The ports are below those that the system assigns to sockets of all
+    // addresses.
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let [.., high, low] = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
     let host = Ipv4Addr::new(127, 1 + (std::process::id() % 254) as u8, high, low);
@@ -213,13 +214,13 @@ fn place(fabric: &str) -> String {
     format!("{addresses};{first},{second}")
 }
 
-/// For so long there is no process.
-#[expect(clippy::disallowed_methods, reason = "the time between two processes is what is tried")]
+/// Waits for the time in which there is no process.
+#[expect(clippy::disallowed_methods, reason = "the test varies the time between two processes")]
 fn stay_away(pause: Duration) {
     std::thread::sleep(pause);
 }
 
-/// A pair is killed; another one starts where it was, the second process `apart` after the first.
+/// Kills a pair, and starts another one at the same place, the second process `apart` after the first.
 fn a_pair_after_a_killed_one(fabric: &str, apart: Duration) {
     let place = place(fabric);
     for _ in 0..2 {
@@ -234,7 +235,7 @@ fn a_pair_after_a_killed_one(fabric: &str, apart: Duration) {
     }
 }
 
-/// Does it over each fabric at once: most of it is waiting.
+/// Runs `work` over all fabrics at once, because most of it is waiting.
 fn over_each(work: impl Fn(&str) + Sync) {
     let work = &work;
     std::thread::scope(|all| {
@@ -250,13 +251,13 @@ fn a_pair_starts_after_a_killed_one() {
 }
 
 #[test]
-fn a_pair_of_which_one_comes_late_starts_after_a_killed_one() {
+fn a_pair_of_which_one_starts_late_starts_after_a_killed_one() {
     over_each(|fabric| a_pair_after_a_killed_one(fabric, Duration::from_millis(1_500)));
 }
 
-/// One of two is killed and started again after `pause`, thrice: the other one's connection ends, and it
-/// talks with the new process.
-#[expect(clippy::disallowed_methods, reason = "the time until it is talked to is what is tried")]
+/// Kills one of two processes, and starts it again after `pause`, three times. The other one's connection ends, and it
+/// then exchanges messages with the new process.
+#[expect(clippy::disallowed_methods, reason = "the test measures the time until messages are exchanged")]
 fn one_of_two_returns(fabric: &str, returns: u32, pause: Duration) {
     let place = place(fabric);
     let stays = Program::start(fabric, 1 - returns, &place);
@@ -270,7 +271,7 @@ fn one_of_two_returns(fabric: &str, returns: u32, pause: Duration) {
         goes = Program::start(fabric, returns, &place);
         goes.hears("talks");
         let took = begin.elapsed();
-        println!("{fabric}: after {pause:?}, rank {returns} was talked to within {took:?}");
+        println!("{fabric}: after {pause:?}, rank {returns} exchanged messages within {took:?}");
         assert!(took < SOON + SLACK, "it took {took:?}");
         let lost = stays.hears("lost");
         assert!(lost.contains("gone"), "{lost}");
@@ -279,33 +280,33 @@ fn one_of_two_returns(fabric: &str, returns: u32, pause: Duration) {
 }
 
 #[test]
-fn a_process_that_returns_is_talked_to_over_udp() {
+fn a_restarted_process_exchanges_messages_over_udp() {
     for returns in [0, 1] {
         one_of_two_returns("udp", returns, Duration::from_millis(200));
     }
 }
 
 #[test]
-fn a_process_that_returns_is_talked_to_over_shared_memory() {
+fn a_restarted_process_exchanges_messages_over_shared_memory() {
     for returns in [0, 1] {
         one_of_two_returns("shm", returns, Duration::from_millis(200));
     }
 }
 
 #[test]
-fn a_process_that_returns_is_talked_to_over_lanes() {
+fn a_restarted_process_exchanges_messages_over_lanes() {
     for returns in [0, 1] {
         one_of_two_returns("lanes", returns, Duration::from_millis(200));
     }
 }
 
 #[test]
-fn a_process_that_returns_after_2_s_is_talked_to() {
+fn a_process_restarted_after_2_s_exchanges_messages() {
     over_each(|fabric| one_of_two_returns(fabric, 1, Duration::from_secs(2)));
 }
 
 #[test]
-fn a_process_that_returns_with_its_keys_is_talked_to_over_udp() {
+fn a_process_restarted_with_its_keys_exchanges_messages_over_udp() {
     for fabric in ["sealed", "identified"] {
         for returns in [0, 1] {
             one_of_two_returns(fabric, returns, Duration::from_millis(200));
@@ -315,7 +316,7 @@ fn a_process_that_returns_with_its_keys_is_talked_to_over_udp() {
 
 #[test]
 #[ignore = "it waits for minutes"]
-fn a_process_that_returns_after_20_s_is_talked_to_on_each_live_fabric() {
+fn a_process_restarted_after_20_s_exchanges_messages_over_each_live_fabric() {
     std::thread::scope(|all| {
         for fabric in ["udp", "sealed", "identified", "shm", "lanes"] {
             all.spawn(move || one_of_two_returns(fabric, 1, Duration::from_secs(20)));

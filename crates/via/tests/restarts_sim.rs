@@ -1,5 +1,5 @@
-//! Nodes that crash and are started again at random instants, in virtual time: from then on they are talked
-//! to, and what waits for a former life ends.
+//! Nodes that crash and restart at random instants, in virtual time: the new processes exchange messages, and all waits
+//! for a former incarnation end.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -30,7 +30,7 @@ use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 
 type World = Communicator;
 
-/// How soon a process that returns is talked to.
+/// The time within which a restarted process exchanges messages.
 const SOON: Duration = Duration::from_secs(1);
 
 fn cluster(nodes: u16, seed: u64) -> SimWorld<Unit> {
@@ -52,10 +52,10 @@ async fn join(host: &SimHost, nodes: u16) -> World {
     Communicator::world(engine, nodes.into()).unwrap()
 }
 
-/// Who has talked with whom, and when.
+/// The exchanges of messages: a rank, the other rank, and the time.
 type Log = Arc<Mutex<Vec<(u32, u32, Instant)>>>;
 
-/// The lower rank asks, the higher one answers, again and again.
+/// Has the lower rank send requests and the higher one answer them, again and again.
 async fn talk(world: World, host: SimHost, other: u32, log: Log) {
     let own = world.rank().0;
     let peer = Rank(other);
@@ -88,7 +88,7 @@ fn live(host: &SimHost, nodes: u16, log: &Log) -> impl Future<Output = ()> + Sen
     }
 }
 
-/// Two pairs of lives have talked within the time after one of them has begun.
+/// Checks that each two incarnations have exchanged messages within [`SOON`] of the later start.
 #[track_caller]
 fn check(log: &Log, seed: u64, began: &[(u32, Instant, Instant)]) {
     let log = log.lock().unwrap();
@@ -121,7 +121,7 @@ fn restarts(seed: u64) {
     let mut lives = Vec::new();
     for _ in 0..4 {
         world.run_until(world.now() + Duration::from_micros(rng.below(3_000_000)));
-        // One of them, or several at once.
+        // One of the nodes crashes, or several at once.
         let gone: BTreeSet<_> =
             (0..=rng.below(2)).map(|_| rng.below(NODES.into()) as u32).collect();
         for node in &gone {
@@ -145,14 +145,14 @@ fn restarts(seed: u64) {
 }
 
 #[test]
-fn processes_that_return_are_talked_to_within_a_second() {
+fn restarted_processes_exchange_messages_within_a_second() {
     (0..6).for_each(restarts);
     for _ in 0..3 {
         restarts(RandomState::new().hash_one(0));
     }
 }
 
-/// One of all operations that processes carry out together.
+/// Runs one of the operations that processes carry out together.
 async fn together(world: &World, which: u64) -> Result<(), MessageError> {
     match which {
         0 => world.duplicate().await.map(drop),
@@ -169,7 +169,7 @@ async fn together(world: &World, which: u64) -> Result<(), MessageError> {
     }
 }
 
-/// A node crashes while all carry out one operation after the other: at all others the operation ends.
+/// Crashes a node while all processes carry out one operation after the other. At all others, the operation must end.
 fn bereaved(seed: u64, which: u64) {
     const NODES: u16 = 5;
     let mut rng = Rng::new(seed, "bereaved");
@@ -205,21 +205,21 @@ fn bereaved(seed: u64, which: u64) {
     world.run_until(Instant::ZERO + Duration::from_micros(5_000 + rng.below(10_000)));
     assert!(ended.lock().unwrap().is_empty());
     world.crash(NodeId(victim));
-    // Silence for two seconds is death.
+    // A node that is silent for two seconds counts as dead.
     world.run_until(world.now() + Duration::from_secs(3));
     let ended = ended.lock().unwrap();
     assert_eq!(ended.len(), usize::from(NODES) - 1, "seed {seed}, operation {which}: {ended:?}");
 }
 
-/// A process leaves an operation while another one's message waits for its window. The send fails with the operation, and
-/// not as one that its owner has cancelled.
+/// A process leaves an operation while another one's message waits for its window. The send must fail with the
+/// operation, and not as one that its owner has cancelled.
 #[test]
 fn a_message_that_waits_for_a_window_ends_with_the_operation() {
     bereaved(10_215_123_218_146_729_250, 7);
 }
 
 #[test]
-fn what_all_do_together_ends_at_all_others_once_one_is_lost() {
+fn collective_operations_end_at_all_others_once_one_process_is_lost() {
     for which in 0..8 {
         (0..3).for_each(|seed| bereaved(seed, which));
         bereaved(RandomState::new().hash_one(which), which);

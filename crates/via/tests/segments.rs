@@ -1,5 +1,5 @@
-//! Messages of several segments on unreliable interfaces, over every fabric: what arrives is whole and in order, and
-//! a message that fits a frame is lost only with that frame.
+//! Messages of several segments on unreliable interfaces, over every fabric: received messages are whole and in order,
+//! and a message that fits a frame is lost only with that frame.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -37,7 +37,7 @@ fn descriptor<H: Host>(end: &End<H>, number: usize, length: usize, count: usize)
     Descriptor::from(parts.into_iter().map(segment).collect::<Vec<_>>())
 }
 
-/// Reads what the segments of a descriptor have, in order.
+/// Reads the bytes in the segments of a descriptor, in order.
 fn content<H: Host>(end: &End<H>, descriptor: &Descriptor) -> Vec<u8> {
     let read = |at: usize| {
         let segment = &descriptor.segments[at];
@@ -71,7 +71,7 @@ async fn send<H: Host>(host: H, count: usize) {
     end.nic.disconnect(end.vi).await.unwrap();
 }
 
-/// Receives into descriptors of 3 segments until the other end disconnects. Returns how many messages came.
+/// Receives into descriptors of 3 segments until the other end disconnects. Returns the number of received messages.
 async fn receive<H: Host>(host: H) -> usize {
     let mut end = End::new(host, ViAttributes::default(), POSTED * ROOM).await;
     for number in 0..POSTED {
@@ -101,7 +101,7 @@ async fn receive<H: Host>(host: H) -> usize {
 async fn both<H: Host>(mut hosts: Vec<H>) -> usize {
     let (server, client) = (hosts.pop().unwrap(), hosts.pop().unwrap());
     let ends = join(tokio::spawn(send(client, POSTED)), tokio::spawn(receive(server)));
-    let (sent, received) = tokio::time::timeout(LIMIT, ends).await.expect("both come to an end");
+    let (sent, received) = tokio::time::timeout(LIMIT, ends).await.expect("both end");
     sent.unwrap();
     received.unwrap()
 }
@@ -116,9 +116,9 @@ fn in_virtual_time_a_message_that_fits_a_frame_is_lost_with_that_frame_only() {
         let count = receive(server).await;
         *to.lock().unwrap() = Some(count);
     });
-    world.block_on(CLIENT, send(client, 500)).expect("the client comes to its end");
+    world.block_on(CLIENT, send(client, 500)).expect("the client ends");
     world.run_until(world.now() + Duration::from_secs(5));
-    let received = received.lock().unwrap().expect("the server comes to its end");
+    let received = received.lock().unwrap().expect("the server ends");
     // Of a hundred frames, 5 are lost or late. A message in eight frames would be lost six times as often.
     assert!((450..500).contains(&received), "{received}");
 }

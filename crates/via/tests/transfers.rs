@@ -1,5 +1,5 @@
-//! Sends, writes and reads over a connection: what arrives is what was posted, whatever the network
-//! does.
+//! Sends, writes and reads over a connection: received bytes are the posted ones, even if the network loses, duplicates
+//! and reorders frames.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn post_receives(end: &mut End, count: usize, room: usize) {
     }
 }
 
-/// Sends messages of these lengths; the lengths and contents that arrived.
+/// Sends messages of these lengths; returns the contents of those that arrived.
 fn messages(setting: Setting, attributes: ViAttributes, lengths: Vec<usize>) -> Vec<Vec<u8>> {
     const ROOM: usize = 9_000;
     let total = lengths.len();
@@ -65,7 +65,7 @@ fn messages(setting: Setting, attributes: ViAttributes, lengths: Vec<usize>) -> 
                 let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
                 assert_eq!((done.outcome, done.length), (Ok(()), *length));
             }
-            // What was sent unreliably is still under way.
+            // Unreliable messages are still under way.
             pause(&end.host, Duration::from_millis(5)).await;
         },
         move |mut end| async move {
@@ -124,7 +124,7 @@ fn memory_is_written_and_read_over_a_network_that_loses() {
         reliable(),
         2 * HALF,
         |mut end| async move {
-            // The server tells where its memory is.
+            // The server sends the name of its memory.
             let mut words = [0; 16];
             end.nic
                 .post_receive(end.vi, Descriptor::of(end.memory.segment(0, 16).unwrap()))
@@ -226,7 +226,7 @@ fn a_fenced_send_waits_for_the_reads_before_it() {
             pause(&end.host, Duration::from_millis(1)).await;
             let segment = end.memory.segment(at, 16).unwrap();
             end.nic.post_send(end.vi, Descriptor::of(segment)).unwrap();
-            // The fenced message comes when the memory has been read: it may change now.
+            // The fenced message arrives once the memory has been read: it may change now.
             end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
             end.memory.write(0, &vec![0; 60_000]).unwrap();
             pause(&end.host, Duration::from_millis(5)).await;
@@ -235,13 +235,13 @@ fn a_fenced_send_waits_for_the_reads_before_it() {
     assert_eq!(order, (Operation::RdmaRead, pattern(9, 30_000)));
 }
 
-/// How messages are cut.
+/// The way in which messages are cut into frames.
 #[derive(Clone, Debug)]
 enum Cut {
     Full,
     By(Pipeline),
-    /// As nobody has said.
-    Usual,
+    /// The extension's default.
+    Default,
 }
 
 fn unit(cut: &Cut) -> Unit {
@@ -250,13 +250,13 @@ fn unit(cut: &Cut) -> Unit {
     let via = match cut {
         Cut::Full => via.full_frames(),
         Cut::By(chain) => via.fragments(chain.clone()),
-        Cut::Usual => via,
+        Cut::Default => via,
     };
     unit.install(VIA, via).unwrap();
     unit
 }
 
-/// How long so many messages at a time take to the far end's memory.
+/// Returns the nanoseconds that `count` messages at a time take to the other end's memory.
 fn takes((profile, link): (NicProfile, LinkProfile), cut: Cut, length: usize, count: usize) -> u64 {
     let switch = SwitchProfile::new(Buffer::Bytes(1 << 20));
     let mut world =
@@ -266,7 +266,7 @@ fn takes((profile, link): (NicProfile, LinkProfile), cut: Cut, length: usize, co
     world.spawn(pair::SERVER, async move {
         let mut end = End::new(server, reliable(), 65_536).await;
         for _ in 0..ROUNDS * count {
-            // Nobody reads them.
+            // No message is read, so all use the same memory.
             let segment = end.memory.segment(0, length).unwrap();
             end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
         }
@@ -299,7 +299,7 @@ fn takes((profile, link): (NicProfile, LinkProfile), cut: Cut, length: usize, co
     arrival.try_iter().last().unwrap().nanos_since(begun.unwrap())
 }
 
-/// Plans are there by then.
+/// Rounds of messages of one size; the plan for that size is computed before the last of them.
 const ROUNDS: usize = 10;
 
 /// A slow line between slow copies, as the papers' were.
@@ -322,7 +322,7 @@ fn messages_that_are_cut_by_a_plan_arrive_sooner() {
     }
 }
 
-/// Short frames, which the round trips are measured by, take a fraction of the time that this one does.
+/// Measured round trips are those of short frames, and take a fraction of this frame's time.
 #[test]
 fn a_long_frame_on_a_slow_line_is_sent_once() {
     const BYTES: usize = 60_000;
@@ -334,10 +334,10 @@ fn a_long_frame_on_a_slow_line_is_sent_once() {
     assert!(taken < two_lines * 11 / 10, "{taken} ns, of which lines take {two_lines}");
 }
 
-/// On all kinds of lines: one message is there no later, and much sooner where frames are stored and forwarded;
-/// several at once, the first and the last of which are planned, take a ninth longer at most.
+/// Checks all kinds of lines. A single message arrives no later, and much sooner on lines that store and forward
+/// frames. Of several at once, the first and the last are planned, and all take at most a ninth longer.
 #[test]
-fn a_simulated_nic_plans_by_itself() {
+fn a_simulated_nic_plans_by_default() {
     let (mut best, mut is_sooner) = (1.0_f64, 0);
     type Line = fn(LineRate, Duration) -> LinkProfile;
     let lines: [(&str, Line); 3] = [
@@ -352,7 +352,7 @@ fn a_simulated_nic_plans_by_itself() {
             for length in [1_000, 6_000, 30_000] {
                 let machine = (nic, link(LineRate::mbps(rate), Duration::from_nanos(500)));
                 let times = |cut: Cut, count| takes(machine, cut, length, count) as f64;
-                let gain = |count| times(Cut::Usual, count) / times(Cut::Full, count);
+                let gain = |count| times(Cut::Default, count) / times(Cut::Full, count);
                 let (one, eight) = (gain(1), gain(8));
                 let what = format!("{length} bytes, {line} {rate} Mb/s, {name}: {one} {eight}");
                 assert!(one < 1.01 && eight < 1.11, "{what}");

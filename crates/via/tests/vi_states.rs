@@ -1,5 +1,5 @@
-//! Every state of an interface against everything that its host can do with it, and everything that
-//! the other end can: what comes of it, and the state after it.
+//! Every state of an interface, with every event that its host or the other end can cause: the outcome, and the state
+//! after it.
 
 use std::time::Duration;
 
@@ -49,11 +49,11 @@ fn attributes(reliability: Reliability) -> ViAttributes {
     ViAttributes { reliability, ..ViAttributes::default() }
 }
 
-/// When the other end does its part of an event.
+/// Milliseconds after which the other end causes its event.
 const ACTS_MS: u64 = 200;
 
-/// The other end: connects with who is to be connected, leaves where that is to be in error, and does
-/// what the event says.
+/// Plays the other end: connects if the state requires a connection, ends that for the error state, and causes the
+/// event.
 async fn other(host: SimHost, level: Reliability, state: ViState, event: Event) {
     let mut end = End::new(host.clone(), attributes(level), 4096).await;
     if matches!(state, ViState::Connected | ViState::Error) {
@@ -64,11 +64,11 @@ async fn other(host: SimHost, level: Reliability, state: ViState, event: Event) 
         end.nic.disconnect(end.vi).await.unwrap();
     }
     if event == Event::Accept {
-        // Somebody asks, so that there is something to accept.
-        let mut asking = End::new(host.clone(), attributes(level), 64).await;
+        // Requests a connection, so that there is one to accept.
+        let mut requester = End::new(host.clone(), attributes(level), 64).await;
         pause(&host, Duration::from_millis(100)).await;
         let to = address(CLIENT, "asked");
-        let _ = asking.nic.connect(asking.vi, to, Some(Duration::from_millis(500))).await;
+        let _ = requester.nic.connect(requester.vi, to, Some(Duration::from_millis(500))).await;
     }
     while host.now() < pair::at(ACTS_MS * 1_000_000) {
         pause(&host, Duration::from_millis(1)).await;
@@ -99,7 +99,7 @@ async fn bring(host: SimHost, level: Reliability, state: ViState) -> End {
     end
 }
 
-/// What has become of a descriptor.
+/// Returns the outcome of a queue's next descriptor.
 async fn ended(end: &mut End, queue: WorkQueue) -> String {
     pause(&end.host, Duration::from_millis(20)).await;
     match end.nic.done(end.vi, queue) {
@@ -164,12 +164,12 @@ fn outcome(level: Reliability, state: ViState, event: Event) -> String {
     let result = std::sync::Arc::clone(&place);
     world.spawn(CLIENT, async move {
         let mut end = bring(ours, level, state).await;
-        let came = apply(&mut end, event).await;
+        let outcome = apply(&mut end, event).await;
         let after = match end.nic.query_vi(end.vi).await {
             Ok((state, _)) => format!("{state:?}"),
             Err(_) => "gone".into(),
         };
-        *result.lock().unwrap() = Some(format!("{came} -> {after}"));
+        *result.lock().unwrap() = Some(format!("{outcome} -> {after}"));
         pause(&end.host, Duration::from_secs(5)).await;
     });
     world.run_until(pair::at(ACTS_MS * 1_000_000));
@@ -177,12 +177,12 @@ fn outcome(level: Reliability, state: ViState, event: Event) -> String {
         world.crash(SERVER);
     }
     world.run_until(pair::at(4_000_000_000));
-    place.lock().unwrap().take().expect("it comes to its end")
+    place.lock().unwrap().take().expect("the client ends")
 }
 
-/// Idle and pending interfaces keep what is posted to receive, and complete what is posted to send in
-/// error; in error all comes back flushed, and a disconnect leads out. In one thing this is more lenient
-/// than the architecture: what is in error may be destroyed without being disconnected first.
+/// The outcomes. Idle and pending interfaces keep posted receives, and flush posted sends. In the error state, all
+/// descriptors are flushed, and a disconnect makes the interface idle. More lenient than the architecture: an interface
+/// in the error state may be destroyed without being disconnected first.
 const TABLE: &[(ViState, Event, &str)] = &[
     (ViState::Idle, Event::PostReceive, "queued -> Idle"),
     (ViState::Idle, Event::PostSend, "Err(Flushed) -> Idle"),
@@ -226,7 +226,7 @@ const TABLE: &[(ViState, Event, &str)] = &[
     (ViState::Error, Event::PeerDies, "Err(Flushed), lost 1 -> Error"),
 ];
 
-/// What is otherwise without reliability: a send is done when it has left, whatever becomes of it.
+/// The outcomes that differ without reliability: a send completes once it was sent, even if it is lost.
 const UNRELIABLE: &[(ViState, Event, &str)] =
     &[(ViState::Connected, Event::PostSend, "Ok(()) -> Connected")];
 

@@ -1,4 +1,4 @@
-//! Wakers that run code of their own when they are woken and when they are dropped.
+//! Wakers that run code of their own when they are woken or dropped.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,19 +25,18 @@ fn worlds() -> Vec<World> {
     worlds.collect()
 }
 
-/// Runs `work` on a thread: what deadlocks is given up after a minute.
+/// Runs `work` on a thread; fails if it deadlocks, after a minute.
 #[track_caller]
 fn ends(work: impl FnOnce() + Send + 'static) {
-    let (tell, told) = channel();
+    let (done, ended) = channel();
     std::thread::spawn(move || {
         work();
-        tell.send(()).expect("it is waited for");
+        done.send(()).expect("the test waits for it");
     });
-    told.recv_timeout(Duration::from_secs(60)).expect("it neither hangs nor panics");
+    ended.recv_timeout(Duration::from_secs(60)).expect("it neither hangs nor panics");
 }
 
-/// A task as some executors have them: the waker owns what the task owns, and drops that with itself, or
-/// as soon as it is woken.
+/// A task as in some executors: the waker owns what the task owns, and drops that when it is dropped or woken.
 struct Task {
     world: World,
     owned: Mutex<Option<Pending>>,

@@ -5,7 +5,8 @@ use midplane_via::wire::pipe::congestion::Congestion;
 
 use crate::wire_pair::{App, MS, Pair, Path, SECOND};
 
-/// The laws, each with the least share of a link that a lone sender fills, and the least of Jain's index of two.
+/// Returns the laws, each with the least share of a link that a lone sender fills, and the least of Jain's index of
+/// two.
 fn laws() -> Vec<(Congestion, f64, f64)> {
     vec![
         (Congestion::Cubic, 0.9, 0.9),
@@ -20,7 +21,7 @@ fn pair(congestion: Congestion, line: u64, queue: u64, delay: u64) -> Pair {
     Pair::new(5, path, || Config::default().congestion(congestion.factory()))
 }
 
-/// A sender of endless bytes and their receiver.
+/// Connects a sender of endless bytes and their receiver.
 fn stream(pair: &mut Pair) -> [App; 2] {
     let (dialed, accepted) = pair.connect();
     [App::new(dialed, 1, u64::MAX, 2), App::new(accepted, 2, 0, 1)]
@@ -71,7 +72,7 @@ fn a_sender_follows_a_drop_of_the_rate_to_a_tenth_and_its_return() {
 }
 
 #[test]
-fn two_senders_share_the_link_whichever_began() {
+fn two_senders_share_the_link_although_one_began_first() {
     for (congestion, least, fair) in laws() {
         let mut pair = pair(congestion, 20_000_000, 30_000, 5 * MS);
         let mut streams = vec![stream(&mut pair)];

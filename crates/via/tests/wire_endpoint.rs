@@ -1,4 +1,4 @@
-//! How the wire's connections begin and end, and what strangers can do to them.
+//! Begin and end of the wire's connections, and attacks by strangers.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -37,7 +37,7 @@ fn an_idle_pipe_stays_open_and_costs_a_few_datagrams_a_minute() {
 }
 
 #[test]
-fn a_close_is_heard_after_the_last_byte() {
+fn a_close_arrives_after_the_last_byte() {
     let mut pair = Pair::new(3, Path { loss: 0.3, ..Path::clean(5 * MS) }, Config::default);
     let (dialed, accepted) = pair.connect();
     let mut app = App::new(dialed, 1, 50_000, 2);
@@ -53,7 +53,7 @@ fn a_close_is_heard_after_the_last_byte() {
 }
 
 #[test]
-fn nobody_at_the_address_is_no_answer() {
+fn a_dial_without_a_peer_ends_with_no_answer() {
     let mut pair = Pair::new(1, Path::clean(MS), Config::default);
     pair.is_cut = true;
     let dialed = pair.dial();
@@ -98,7 +98,7 @@ fn a_key_that_does_not_fit_ends_the_dial_and_costs_the_acceptor_nothing() {
 }
 
 #[test]
-fn ends_with_keys_of_their_own_prove_them_and_older_ends_are_met_without() {
+fn ends_with_keys_of_their_own_prove_them_and_connect_with_older_ends() {
     let own = |byte: u8| -> SecretKey { format!("{byte:02x}").repeat(32).parse().unwrap() };
     let (one, other) = (own(3), own(4));
     for has_other in [true, false] {
@@ -114,7 +114,7 @@ fn ends_with_keys_of_their_own_prove_them_and_older_ends_are_met_without() {
 }
 
 #[test]
-fn a_dial_whose_own_key_was_cut_off_on_its_way_makes_a_connection_that_proves_none() {
+fn a_dial_whose_own_key_was_removed_in_transit_proves_no_key() {
     let own = |byte: u8| -> Option<SecretKey> { format!("{byte:02x}").repeat(32).parse().ok() };
     let configs =
         [own(3), own(4)].map(|own| Config::default().key(Some(Key::new(1, [7; 32]))).own_key(own));
@@ -122,7 +122,7 @@ fn a_dial_whose_own_key_was_cut_off_on_its_way_makes_a_connection_that_proves_no
     let (now, mut out) = (pair.now, Vec::new());
     let dialed = pair.dial();
     pair.ends[0].poll_transmit(now, &mut out, 1).unwrap();
-    // Who sees it pass takes the flag away: membership then finds that a key was said and not proven.
+    // An attacker on the path clears the flag: membership then finds that a key was claimed and not proven.
     assert_eq!(out[3], 1);
     out[3] = 0;
     let from = pair.addresses[0];
@@ -172,7 +172,7 @@ fn random_and_changed_packets_neither_panic_nor_harm_other_pipes() {
     for seed in seeds(10) {
         let mut rng = Rng::new(seed, "hostile");
         let mut pair = Pair::new(seed, Path { corrupt: 0.5, ..Path::clean(MS) }, Config::default);
-        // Pipes whose packets are changed may end or read anything: they only must not panic or wait for ever.
+        // Pipes whose packets are changed may end or read anything; they only must not panic or wait for ever.
         let dialed = pair.dial();
         let random = vec![1; 5_000];
         pair.run_until(20 * SECOND, |pair| {
@@ -201,7 +201,7 @@ fn random_and_changed_packets_neither_panic_nor_harm_other_pipes() {
 }
 
 #[test]
-fn a_report_that_nobody_receives_ends_a_pipe_unless_the_peer_answers() {
+fn a_report_of_an_unreachable_peer_ends_a_pipe_unless_the_peer_answers() {
     let mut pair = Pair::new(1, Path::clean(MS), Config::default);
     let (dialed, _) = pair.connect();
     let (now, peer) = (pair.now, pair.addresses[1]);
@@ -238,7 +238,7 @@ fn reports_that_answer_each_datagram_at_once_cause_one_ping_and_end_the_pipe() {
 }
 
 #[test]
-fn a_peer_is_asked_again_by_a_report_after_its_answer() {
+fn a_peer_is_pinged_again_by_a_report_after_its_answer() {
     let mut pair = Pair::new(1, Path::clean(MS), Config::default);
     let (dialed, _) = pair.connect();
     for _ in 0..50 {
@@ -264,7 +264,7 @@ fn a_report_about_a_host_does_not_end_pipes_to_its_suspended_processes() {
 }
 
 #[test]
-fn a_peer_of_another_version_says_so_and_a_full_one_too() {
+fn peers_of_another_version_and_full_peers_refuse_with_the_reason() {
     let mut pair = Pair::new(1, Path::clean(MS), Config::default);
     pair.ends[1].set_accepting(false);
     let dialed = pair.dial();
@@ -276,7 +276,7 @@ fn a_peer_of_another_version_says_so_and_a_full_one_too() {
     let dialed = pair.ends[0].dial(now, pair.addresses[1]);
     let dial = pair.ends[0].poll_transmit(now, &mut out, 1).unwrap();
     assert_eq!((dial.transmit.bytes, dial.to), (1_200, pair.addresses[1]));
-    // The acceptor is asked in a later version, and answers in its own.
+    // The dial has a later version; the acceptor answers in its own.
     out[1] = 9;
     let from = pair.addresses[0];
     pair.ends[1].handle_datagram(now, from, &mut out);
@@ -291,7 +291,7 @@ fn a_peer_of_another_version_says_so_and_a_full_one_too() {
 }
 
 #[test]
-fn a_released_id_is_never_another_pipes() {
+fn the_id_of_a_released_pipe_is_never_reused() {
     let mut pair = Pair::new(1, Path::clean(MS), Config::default);
     let (dialed, accepted) = pair.connect();
     pair.ends[1].release(accepted);
@@ -299,14 +299,14 @@ fn a_released_id_is_never_another_pipes() {
     let (_, again) = pair.connect();
     assert_ne!(accepted, again);
     assert!(pair.ends[1].peek(accepted).is_none());
-    // The peer of the released one learns of it when it sends.
+    // The peer of the released pipe gets a reset when it sends.
     pair.pipe(0, dialed).write(&[IoSlice::new(b"?")]);
     pair.run(SECOND);
     assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Restarted));
 }
 
 #[test]
-fn what_was_sealed_is_taken_once_and_only_unchanged() {
+fn sealed_packets_are_accepted_once_and_only_unchanged() {
     let config = || Config::default().key(Some(Key::new(1, [7; 32])));
     let mut pair = Pair::new(1, Path::clean(MS), config);
     let (dialed, accepted) = pair.connect();

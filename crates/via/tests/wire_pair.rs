@@ -12,7 +12,7 @@ use midplane_via::wire::pipe::{Config, Pipe};
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const SECOND: u64 = 1_000 * MS;
 
-/// What the path does to datagrams.
+/// The faults and limits of the path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
     pub(crate) delay: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Path {
     pub(crate) corrupt: f64,
     /// Bytes of the longest datagram.
     pub(crate) mtu: usize,
-    /// Bits per second, and bytes of the queue before the line; none if 0.
+    /// Bits per second of the line, and bytes of the queue before it; no line if 0.
     pub(crate) line: u64,
     pub(crate) queue: u64,
 }
@@ -49,7 +49,7 @@ pub(crate) struct Pair {
     pub(crate) path: Path,
     pub(crate) ends: [Endpoint; 2],
     pub(crate) addresses: [SocketAddr; 2],
-    /// By when they arrive, and a number.
+    /// Datagrams on the way, by the time of arrival and a number.
     flying: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
     number: u64,
     free_at: [Instant; 2],
@@ -152,7 +152,7 @@ impl Pair {
         }
     }
 
-    /// Goes to the next arrival or timeout, at most to `until`; returns whether there is one.
+    /// Advances to the next arrival or timeout, at most to `until`; returns whether there is one.
     pub(crate) fn step(&mut self, until: Instant) -> bool {
         self.drain();
         let arrival = self.flying.first_key_value().map(|(key, _)| key.0);

@@ -1,4 +1,4 @@
-//! Bytes over the wire in virtual time: on paths that lose, double, reorder, change and hold up.
+//! Bytes over the wire in virtual time: on paths that lose, duplicate, reorder, change and delay datagrams.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use midplane_via::wire::pipe::Config;
 use crate::wire_pair::{App, MS, Pair, Path, SECOND, exchange, seeds};
 
 #[test]
-fn bytes_arrive_once_and_in_order_on_a_path_that_does_everything_wrong() {
+fn bytes_arrive_once_and_in_order_on_a_path_with_all_faults() {
     for seed in seeds(30) {
         let mut rng = Rng::new(seed, "scenario");
         let path = Path {
@@ -28,7 +28,7 @@ fn bytes_arrive_once_and_in_order_on_a_path_that_does_everything_wrong() {
         let key = rng.chance(0.3).then(|| Key::new(1, [7; 32]));
         let mut pair = Pair::new(seed, path, || Config::default().key(key.clone()));
         let (dialed, accepted) = pair.connect();
-        // What is sealed may be changed on the way as well.
+        // Sealed packets may be changed on the way as well.
         pair.path.corrupt = if key.is_some() { 0.05 } else { 0.0 };
         let total = rng.below(400_000);
         let mut apps = [App::new(dialed, 1, total, 2), App::new(accepted, 2, 100_000, 1)];
@@ -63,7 +63,7 @@ fn datagrams_grow_to_what_the_path_carries() {
     assert_eq!(pair.pipe(0, dialed).stats().mtu, 1_472);
 }
 
-/// Seconds that `total` bytes take.
+/// Returns the seconds that `total` bytes take.
 fn seconds_for(pair: &mut Pair, total: u64) -> f64 {
     let (dialed, accepted) = pair.connect();
     let begun = pair.now;
@@ -85,11 +85,11 @@ fn a_bottleneck_is_filled_to_nine_tenths() {
 }
 
 #[test]
-fn one_loss_in_a_hundred_slows_and_stops_nothing() {
+fn one_loss_in_a_hundred_does_not_stall_a_pipe() {
     let path = Path { line: 100_000_000, queue: 64_000, loss: 0.01, ..Path::clean(2 * MS) };
     let mut pair = Pair::new(1, path, Config::default);
     let seconds = seconds_for(&mut pair, 10_000_000);
-    // Cubic takes each loss for congestion; 10 Mb/s is a third of what Reno's formula gives here.
+    // Cubic counts each loss as congestion; 10 Mb/s is a third of the rate by Reno's formula here.
     assert!(seconds < 8.0, "{seconds}");
 }
 
@@ -170,7 +170,7 @@ fn a_path_that_is_cut_at_any_time_ends_both_sides_or_loses_nothing() {
 }
 
 #[test]
-fn a_path_that_grows_narrower_carries_on_with_shorter_datagrams() {
+fn a_path_that_grows_narrower_continues_with_shorter_datagrams() {
     let mut pair = Pair::new(
         1,
         Path { mtu: 9_000, line: 100_000_000, queue: 50_000, ..Path::clean(MS) },
@@ -207,7 +207,7 @@ fn an_idle_pipe_holds_no_memory_for_data() {
 }
 
 #[test]
-fn an_answer_carries_the_acknowledgement_of_its_question() {
+fn an_answer_carries_the_acknowledgement_of_its_request() {
     let mut pair = Pair::new(1, Path::clean(MS), Config::default);
     let (dialed, accepted) = pair.connect();
     pair.run(SECOND);

@@ -1,4 +1,4 @@
-//! Two endpoints over loopback, by sockets of tokio's.
+//! Two endpoints over loopback, with tokio's sockets.
 
 use std::future::poll_fn;
 use std::io::IoSlice;
@@ -51,7 +51,7 @@ async fn send(socket: &mut Socket, endpoint: &mut Mutex<Endpoint>, id: PipeId, t
     let mut left = total;
     drive(socket, endpoint, |endpoint, event| {
         if let Some(Event::Ended(_, end)) = event {
-            panic!("nobody has closed it: {end}");
+            panic!("the pipe was not closed: {end}");
         }
         let pipe = endpoint.pipe(id).unwrap();
         while left > 0 && pipe.room() > 0 {
@@ -115,16 +115,16 @@ fn a_quarter_of_a_gibibyte_crosses_loopback() {
 }
 
 #[test]
-fn the_same_sealed() {
+fn sealed_bytes_cross_loopback() {
     moves_all(Some(&Key::new(1, [9; 32])), 16 << 20);
 }
 
 #[test]
-fn a_process_that_ended_is_noticed_by_who_sends_to_it() {
+fn a_sender_detects_that_its_peer_has_ended() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let (mut socket, mut endpoint) = node(None);
-        // Nobody has this port any more.
+        // No process has this port any more.
         let (gone, _) = node(None);
         let address = gone.local_addr().unwrap();
         drop(gone);

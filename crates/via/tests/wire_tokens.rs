@@ -36,7 +36,7 @@ struct Star {
     dropped: u64,
     /// The connections at the receiver, and the bytes that were read.
     accepted: BTreeMap<PipeId, usize>,
-    /// Bytes received of each when the first of them was done, and when.
+    /// Bytes received from each sender when the first one was done, and that time.
     at_first: Option<(Instant, Vec<u64>)>,
 }
 
@@ -55,7 +55,7 @@ fn address(of: usize) -> SocketAddr {
 }
 
 impl Star {
-    /// Has `senders` that send `total` bytes each.
+    /// Makes `senders` senders of `total` bytes each.
     fn new(seed: u64, senders: usize, total: u64, receiver: Config) -> Self {
         let mut rng = Rng::new(seed, "star");
         let now = Instant::from_nanos(1);
@@ -191,7 +191,7 @@ impl Star {
         }
     }
 
-    /// Runs until each sender that lives has sent all; returns after how many nanoseconds.
+    /// Runs until each sender that is not dead has sent all; returns the nanoseconds that it took.
     fn run(&mut self, total: u64, mut change: impl FnMut(&mut Self)) -> u64 {
         for at in 0..self.senders.len() {
             self.drain_sender(at);
@@ -209,7 +209,7 @@ impl Star {
         self.now.as_nanos()
     }
 
-    /// Bytes that the senders have sent again.
+    /// Returns the bytes that the senders have sent again.
     fn sent_again(&self) -> u64 {
         let pipes = self.senders.iter().filter_map(|sender| sender.end.peek(sender.id));
         pipes.map(|pipe| pipe.stats().bytes_retransmitted).sum()
@@ -222,7 +222,7 @@ fn jain(values: &[u64]) -> f64 {
     sum * sum / (values.len() as f64 * squares)
 }
 
-/// Nanoseconds that so many bytes take at the port, headers included.
+/// Returns the nanoseconds that so many bytes take at the port, headers included.
 const fn at_the_port(bytes: u64) -> u64 {
     bytes / 1_400 * (MTU as u64 + HEADERS) * BYTE_NANOS
 }
@@ -232,7 +232,7 @@ fn any_number_of_senders_shares_a_narrow_port_and_loses_nothing() {
     // At 6948257879001797919 a sender of three was 5 tokens ahead, which was too much of 24.
     for seed in seeds(6).chain([6_948_257_879_001_797_919]) {
         let senders = 2 + Rng::new(seed, "senders").below(31) as usize;
-        // 120 tokens each: connections over longer ways begin some tokens later, and tokens are in flight at the end.
+        // 120 tokens each: connections over longer paths begin some tokens later, and tokens are in flight at the end.
         let total = 1_000_000;
         let mut star = Star::new(seed, senders, total, Config::default().receive_tokens(BUFFER));
         star.run(total, |_| ());
@@ -241,7 +241,7 @@ fn any_number_of_senders_shares_a_narrow_port_and_loses_nothing() {
         let fairness = jain(received);
         assert!(fairness >= 0.99, "{fairness} of {senders}: {received:?}");
         let least = at_the_port(received.iter().sum());
-        // What makes the connections comes first.
+        // The connections are made first.
         let took = at.as_nanos() - 5 * MS;
         assert!(least as f64 / took as f64 > 0.9, "{least} ns of {took}: {senders} senders");
     }
@@ -255,7 +255,7 @@ fn without_tokens_they_overflow_it() {
 }
 
 #[test]
-fn holders_that_die_hold_up_nobody_for_longer_than_a_lease() {
+fn dead_holders_delay_others_by_one_lease_at_most() {
     for seed in seeds(6) {
         let mut rng = Rng::new(seed, "deaths");
         let (senders, total) = (3 + rng.below(10) as usize, 200_000);
@@ -267,7 +267,7 @@ fn holders_that_die_hold_up_nobody_for_longer_than_a_lease() {
                 sender.is_dead |= *death <= star.now.as_nanos();
             }
         });
-        // Each may die with tokens, one after the other.
+        // Each sender may die with tokens, one after the other.
         let most = 2 * whole + 250 * MS * senders as u64;
         assert!(took < most, "{took} ns");
         assert_eq!(star.dropped, 0);
@@ -275,7 +275,7 @@ fn holders_that_die_hold_up_nobody_for_longer_than_a_lease() {
 }
 
 #[test]
-fn senders_of_the_version_before_are_served_beside_others() {
+fn senders_of_an_earlier_version_are_served_with_others() {
     for seed in seeds(3) {
         let mut star = Star::new(seed, 6, 600_000, Config::default().receive_tokens(BUFFER));
         for sender in &mut star.senders[..3] {
@@ -288,7 +288,7 @@ fn senders_of_the_version_before_are_served_beside_others() {
 }
 
 #[test]
-fn tokens_and_asks_that_are_lost_are_sent_again() {
+fn lost_tokens_and_requests_are_sent_again() {
     for seed in seeds(4) {
         let config = || Config::default().receive_tokens(16 << 10);
         let path = Path { loss: 0.1, ..Path::clean(MS) };
@@ -300,13 +300,13 @@ fn tokens_and_asks_that_are_lost_are_sent_again() {
 }
 
 #[test]
-fn a_lost_update_of_the_window_is_sent_again_long_before_a_sign_of_life() {
+fn a_lost_update_of_the_window_is_sent_again_long_before_a_keepalive() {
     let mut pair = Pair::new(1, Path::clean(MS), Config::default);
     let (dialed, accepted) = pair.connect();
     let mut sender = App::new(dialed, 1, 300_000, 2);
     sender.work(0, &mut pair);
     pair.run(SECOND);
-    // The window is full; what is told when it is read is lost.
+    // The window is full. The update that follows the read is lost.
     let mut reader = App::new(accepted, 2, 0, 1);
     reader.work(1, &mut pair);
     pair.is_cut = true;

@@ -37,7 +37,7 @@ pub enum Refused {
     NotAwaited = 9,
     /// Memory is not registered, or without the required rights.
     #[error(
-        "memory of a descriptor is not registered like that: same order, sizes, tags and rights"
+        "memory of a descriptor is not registered as it was: keep its order, sizes, tags and rights"
     )]
     Memory = 10,
     /// A frame on the way is longer than this NIC's frames.

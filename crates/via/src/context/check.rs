@@ -101,7 +101,7 @@ impl<P> PortContext<P> {
             if vi.name >= next.name {
                 return Err(Inconsistency {
                     vi: next.name,
-                    what: "it is not in order, or there twice",
+                    what: "it is out of order, or present twice",
                 });
             }
         }
@@ -116,14 +116,14 @@ impl<P> PortContext<P> {
             if twice.is_some_and(has) {
                 return Err(Inconsistency {
                     vi: vi.name,
-                    what: "a descriptor of it is there twice",
+                    what: "one of its descriptors is present twice",
                 });
             }
             vi.validate().map_err(|what| Inconsistency { vi: vi.name, what })?;
         }
         match self.errors.iter().find(|(vi, _)| self.vi(*vi).is_none()) {
             Some((vi, _)) => {
-                Err(Inconsistency { vi: *vi, what: "an error is told of it, and it is not there" })
+                Err(Inconsistency { vi: *vi, what: "an error is reported for it, and it is missing" })
             }
             None => Ok(()),
         }
@@ -135,13 +135,13 @@ impl<P> ViContext<P> {
         if self.gate.lent[0] && !self.sends.is_empty()
             || self.gate.lent[1] && !self.receives.is_empty()
         {
-            return Err("its process has a queue with descriptors that the NIC has too");
+            return Err("its process has a queue of which the NIC has descriptors");
         }
         if self.state == ViState::ConnectPending {
             return Err("a connection is being made");
         }
         if self.link.is_some() != (self.state == ViState::Connected) {
-            return Err("it has a connection and is not connected, or the other way round");
+            return Err("its state contradicts whether it has a connection");
         }
         if self.link.is_none() && !self.sends.is_empty() {
             return Err("it has sends and no connection");
@@ -151,7 +151,7 @@ impl<P> ViContext<P> {
         }
         let many = |pieces: &[super::Piece]| pieces.len() > MAX_SEGMENTS;
         if self.receives.iter().any(|work| many(&work.pieces) || length(&work.pieces).is_none()) {
-            return Err("a receive has more memory than there can be");
+            return Err("a receive has more memory than a descriptor may have");
         }
         match &self.link {
             Some(link) if self.attributes.reliability.is_reliable() => self.check_reliable(link),
@@ -175,13 +175,13 @@ impl<P> ViContext<P> {
             return Err("its frames on the way are not those of its sends");
         }
         if link.flights.len() > MAX_FLIGHTS || link.responses.len() > MAX_RESPONSES {
-            return Err("it has more frames or reads under way than there may be");
+            return Err("it has more frames or reads under way than allowed");
         }
         if !link.flights.iter().all(FlightContext::is_sound) {
-            return Err("a frame on the way is of no kind that there is");
+            return Err("a frame on the way contradicts its kind");
         }
         if link.responses.iter().any(|response| response.sent > response.piece.length) {
-            return Err("more was sent of what the other end reads than it reads");
+            return Err("more bytes were sent for a read than it requests");
         }
         Ok(())
     }

@@ -438,7 +438,7 @@ impl Via {
         Self::answer(nic, (owner, command.opcode, command.cookie), Ok(None), 0);
     }
 
-    /// Fails all commands that wait for a disconnected node, except those for peers: the node may come back.
+    /// Fails all commands that wait for a disconnected node, except those for peers: the node may restart.
     pub(super) fn forget_node(&mut self, nic: &mut Context<'_>, node: NodeId) {
         self.incoming.retain(|other| other.node != node);
         self.fail(nic, ConnectError::Unreachable, |pending| {

@@ -225,7 +225,7 @@ impl Endpoint {
             link.sending.on_pause(now);
             self.on_arrived(nic, arrived.map_or(0, |arrived| arrived.ended));
         }
-        // Reports the gap at once, so that the other end need not wait for its own resend.
+        // Reports the gap at once, so that the other end need not wait for its timeout.
         if std::mem::take(&mut self.has_refused)
             && let Some(link) = &mut self.link
         {

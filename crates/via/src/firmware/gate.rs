@@ -155,7 +155,7 @@ fn complete(
 
 impl Endpoint {
     /// Returns a descriptor to the host, which has the queue or is about to get it.
-    pub(super) fn give_back(&self, nic: &mut Context<'_>, queue: WorkQueue, cookie: u64) {
+    pub(super) fn return_to_host(&self, nic: &mut Context<'_>, queue: WorkQueue, cookie: u64) {
         let opcode = if queue == WorkQueue::Send { POST_SEND } else { POST_RECEIVE };
         let (status, port) = (Status::Cancelled, self.name);
         let done = Completion { status, opcode, port, cookie, ..Completion::default() };
@@ -180,7 +180,7 @@ impl Endpoint {
             WorkQueue::Send => self.sends.drain(..).map(|work| work.cookie).collect(),
             WorkQueue::Receive => self.receives.drain(..).map(|work| work.cookie).collect(),
         };
-        cookies.into_iter().for_each(|cookie| self.give_back(nic, queue, cookie));
+        cookies.into_iter().for_each(|cookie| self.return_to_host(nic, queue, cookie));
         match queue {
             WorkQueue::Send => {
                 (self.cutting, self.unacknowledged) = (0, 0);

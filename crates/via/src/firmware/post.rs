@@ -27,7 +27,7 @@ impl Via {
             return refuse(nic, command, operation, DescriptorError::Format);
         };
         if endpoint.gate.has_host(WorkQueue::Send) {
-            return endpoint.give_back(nic, WorkQueue::Send, command.cookie);
+            return endpoint.return_to_host(nic, WorkQueue::Send, command.cookie);
         }
         if endpoint.state != ViState::Connected {
             let command = &Command { port: endpoint.name, ..*command };
@@ -74,7 +74,7 @@ impl Via {
             return refuse(nic, command, Operation::Receive, DescriptorError::Format);
         };
         if endpoint.gate.has_host(WorkQueue::Receive) {
-            return endpoint.give_back(nic, WorkQueue::Receive, command.cookie);
+            return endpoint.return_to_host(nic, WorkQueue::Receive, command.cookie);
         }
         let named = Command { port: endpoint.name, ..*command };
         if endpoint.state == ViState::Error {

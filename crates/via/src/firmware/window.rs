@@ -210,9 +210,9 @@ const FRAMES_PER_ACKNOWLEDGEMENT: u32 = 16;
 /// an answer acknowledges a message of up to this length.
 const BYTES_PER_ACKNOWLEDGEMENT: usize = BYTES / 2;
 
-/// Least nanoseconds that an acknowledgement waits if the traffic is requests and answers: a timer for each
-/// message would cost more than the message. Like TCP's delayed acknowledgements. It is shorter than any
-/// sender's time before sending again.
+/// Least nanoseconds that an acknowledgement waits if the traffic is requests and answers: a timer for each message
+/// would cost more than the message. TCP delays acknowledgements likewise. It is shorter than the least time after
+/// which a sender sends again.
 pub(super) const CONVERSATION_NS: u64 = 500_000;
 
 /// The receiver's half of a connection.

@@ -16,7 +16,7 @@ use crate::command::{
 };
 use crate::outcome::ConnectError;
 
-/// Why there is no connection.
+/// The reason why there is no connection.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ConnectFailed {

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use super::MAX_SEGMENTS;
 
-/// Why a NIC did not do what it was asked to.
+/// The reason why a NIC has not carried out a call.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum NicError {
@@ -20,7 +20,7 @@ pub enum NicError {
     #[error("the NIC has no Virtual Interface left: destroy one first")]
     TooManyVis,
     /// The NIC accepts no more commands: take completions first.
-    #[error("as many commands are under way as the NIC takes: take completions first")]
+    #[error("the NIC accepts no more commands: take completions first")]
     QueueFull,
     /// The port could not be opened.
     #[error(transparent)]

@@ -148,9 +148,9 @@ impl Nic {
         })
     }
 
-    /// Opens a NIC for a process that was saved elsewhere, and registers its memory again, in the same order
-    /// and sizes. The caller fills it. `taken` is the half that the former NIC saved of the same process. All
-    /// names stay valid: [`ViId`]s, completion queues, and [`RemoteMemory`] that other processes have.
+    /// Opens a NIC for a process that was saved elsewhere, and registers its memory again, in the same order and sizes.
+    /// The caller fills that memory. `taken` is the half that the former NIC saved of the same process. All names stay
+    /// valid: [`ViId`]s, completion queues, and [`RemoteMemory`] that other processes have.
     ///
     /// Then stop the port; have a [`Checkpointer`](crate::checkpointer::Checkpointer) restore `taken` with
     /// [`Nic::memory_map`]; resume the port; and call [`Nic::post_untaken`] before anything else.
@@ -214,7 +214,7 @@ impl Nic {
             }
             let told = vi.told.map(|told| told.map(super::CqId));
             if told.iter().flatten().any(|cq| cq.0 >= saved.queues.len()) {
-                return Err(wrong("an interface tells a completion queue that is not there"));
+                return Err(wrong("an interface reports to a completion queue that is not there"));
             }
             queues.insert(vi.id, vi.attributes, told);
             queues.set_state(vi.id, vi.state);
@@ -258,8 +258,8 @@ impl Nic {
         Ok(())
     }
 
-    /// Returns the names of its memory for the process and for the NIC, from which a checkpointer restores the NIC's
-    /// half.
+    /// Returns the names of this process's memory, for the process and for the NIC. A checkpointer restores the NIC's
+    /// half from them.
     #[must_use]
     pub fn memory_map(&self) -> Vec<MappedMemory> {
         let mapped = self.memories.iter().filter_map(|(name, region)| {

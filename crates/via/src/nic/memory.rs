@@ -20,7 +20,8 @@ impl Nic {
     /// [`NicError::Register`], which names the limit that was reached.
     pub fn register(&mut self, bytes: usize, options: MemoryOptions) -> Result<Memory, NicError> {
         let memory = self.register_as(bytes, options, None)?;
-        // Other nodes may name it before anything is posted here: tell the NIC of it now.
+        // Other nodes may name the memory before this process posts anything: rings the doorbell for its registration
+        // now.
         if options.rdma_write || options.rdma_read {
             self.ring();
         }

@@ -22,7 +22,7 @@ pub(super) struct End {
 #[derive(Clone, Copy, Debug)]
 enum State {
     /// Not completed; with the scratch slot of its segment table, if it has one, and how many commands for it the NIC
-    /// has yet to complete or give back. Without any, the host has the descriptor.
+    /// has yet to complete or return. Without any, the host has the descriptor.
     Pending(Option<u16>, u8),
     Ended(End),
 }
@@ -125,8 +125,8 @@ impl PostedQueue {
         Some(&self.entries.get(self.place(number)?)?.0)
     }
 
-    /// Notes that a descriptor was posted to the NIC again, with the scratch slot of its segment table. Returns its
-    /// former slot: the NIC gives the former command back without reading it.
+    /// Records that a descriptor was posted to the NIC again, with the scratch slot of its segment table. Returns its
+    /// former slot: the NIC returns the former command without reading it.
     pub(super) fn set_posted(&mut self, number: u64, scratch: Option<u16>) -> Option<u16> {
         let place = self.place(number).and_then(|at| self.entries.get_mut(at));
         let Some((_, State::Pending(place, commands))) = place else { return scratch };
@@ -225,7 +225,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Op {
         Post,
-        /// Ends the descriptor so many places behind the first, if there is one.
+        /// Ends the descriptor at this index behind the first, if there is one.
         End(u64),
         Take,
     }

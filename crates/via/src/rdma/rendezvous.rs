@@ -64,7 +64,7 @@ impl Pool {
         }
     }
 
-    fn give_back(&mut self, memory: Memory) {
+    fn put(&mut self, memory: Memory) {
         if self.spare.len() >= MAX_SPARE {
             // Drops the smallest, which fits the fewest messages.
             let least = (0..self.spare.len()).min_by_key(|at| self.spare[*at].len());
@@ -136,7 +136,7 @@ impl RendezvousBuffers {
 
     fn put_back(&mut self, place: Place) {
         if let Place::Pooled(memory) = place {
-            self.into.give_back(memory);
+            self.into.put(memory);
         }
     }
 
@@ -224,7 +224,7 @@ impl RendezvousBuffers {
 
     /// Returns memory to the pool after the message was sent from it.
     pub(super) fn unload(&mut self, memory: Memory) {
-        self.from.give_back(memory);
+        self.from.put(memory);
     }
 
     /// Returns the memory that was written for a receive; it stays open until the message was read.

@@ -26,8 +26,8 @@ const MAX_STREAMS: usize = 16 * 1024;
 const BUDGET: u64 = 256 << 20;
 /// Most frames that one call handles.
 const FRAMES_PER_TURN: usize = 256;
-/// Most calls that handle the remaining frames of a wire whose peer has exited. The largest wire holds 16 MiB; each
-/// call handles 256 frames, or those before a frame of 2 KiB.
+/// Most calls that handle the remaining frames of a wire whose peer has exited. The largest wire holds 16 MiB. Each
+/// call handles 256 frames, or all before a frame of 16 KiB, which the next call handles.
 const LAST_TURNS: usize = 16_384;
 
 /// An event that a session reports to its node.

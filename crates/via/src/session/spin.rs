@@ -99,7 +99,7 @@ mod tests {
         let parked = (0..16).map(|_| pause(&mut spin, &mut now, 120)).sum::<u64>();
         assert_eq!(parked, 0);
         assert_eq!(pause(&mut spin, &mut now, 20), 20);
-        // A request each 3 ms: the answer comes soon, the next request does not.
+        // A request every 3 ms: each answer arrives soon, and the next request does not.
         pause(&mut spin, &mut now, 3_000);
         let polled: u64 = (0..1_000)
             .map(|_| pause(&mut spin, &mut now, 100) + pause(&mut spin, &mut now, 3_000))

@@ -47,12 +47,12 @@ pub(super) struct Ring {
     /// The next record, once it was peeked, and how much of it has been read.
     current: Option<(Record, usize)>,
     /// True if a record was pushed since the peer was last woken.
-    has_news: bool,
+    needs_flush: bool,
 }
 
 impl Wire {
     pub(super) const fn ring(pair: RingPair) -> Self {
-        Self::Ring(Ring { pair, current: None, has_news: false })
+        Self::Ring(Ring { pair, current: None, needs_flush: false })
     }
 
     /// Adds the wake-ups by the peer to a set; over UDP, the driver's turn receives them.
@@ -87,7 +87,7 @@ impl Wire {
         match self {
             Self::Ring(ring) => {
                 ring.pair.sender.push(words, parts);
-                ring.has_news = true;
+                ring.needs_flush = true;
             }
             Self::Piped(piped) => piped.push(words, parts),
             Self::Dialing(_) | Self::Closed => {}
@@ -135,7 +135,7 @@ impl Wire {
     pub(super) fn flush(&mut self) {
         match self {
             Self::Ring(ring) => {
-                if std::mem::take(&mut ring.has_news) && ring.pair.sender.must_wake() {
+                if std::mem::take(&mut ring.needs_flush) && ring.pair.sender.must_wake() {
                     ring.pair.wake();
                 }
             }

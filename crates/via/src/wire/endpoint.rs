@@ -54,7 +54,7 @@ pub struct Endpoint {
     slots: Vec<Slot>,
     free: Vec<u32>,
     by_id: HashMap<u64, u32, FixedState>,
-    /// By the peer's address and its id.
+    /// The connections, by the peer's address and its id.
     by_peer: BTreeMap<(SocketAddr, u64), u32>,
     half_open: usize,
     half_open_of: BTreeMap<IpAddr, u32>,
@@ -450,7 +450,7 @@ impl Endpoint {
         self.timers.insert((at, slot));
     }
 
-    /// Queues events for what has changed in a connection.
+    /// Queues events for the changes of a connection's state.
     fn review(&mut self, slot: u32) {
         let generation = self.slots[slot as usize].generation;
         let id = PipeId { slot, generation };

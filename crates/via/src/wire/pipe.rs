@@ -119,11 +119,11 @@ pub struct Pipe {
     mtu: usize,
     /// Offset up to which the peer accepts bytes.
     peer_window: u64,
-    /// True if the peer grants tokens: this side then asks it for a window.
+    /// True if the peer grants tokens: this side then requests windows.
     peer_grants: bool,
-    /// Offset that this side asked the peer for last.
+    /// Offset of this side's last request.
     asked: u64,
-    /// True if the peer can ask for a window; and the offset that it has asked for.
+    /// True if the peer can request a window; and the offset that it has requested.
     peer_asks: bool,
     wanted: u64,
     /// Size in bytes of the receive buffer of the peer's system.
@@ -255,7 +255,7 @@ impl Pipe {
         }
     }
 
-    /// Returns the offsets up to which the peer has sent, wants to send, and may send.
+    /// Returns what the peer has sent and wants to send, and the room for it.
     pub(crate) fn flow(&self) -> Flow {
         Flow {
             received: self.receive.received(),

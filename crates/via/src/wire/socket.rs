@@ -1,4 +1,4 @@
-//! Moves an endpoint's datagrams through a UDP socket of tokio's, or of a simulated host.
+//! Moves an endpoint's datagrams through a UDP socket of tokio, or of a simulated host.
 //!
 //! If the system supports it, datagrams are sent in trains and received in batches, each with one system call
 //! (UDP segmentation and receive offload, `recvmmsg`). Don't-fragment is set: IP fragments none of them.

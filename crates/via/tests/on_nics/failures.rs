@@ -1,4 +1,4 @@
-//! Processes that die or leave, operations that are dropped, NICs that take no part.
+//! Processes that crash or leave, operations that are dropped, and NICs that take no part.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -61,9 +61,9 @@ fn a_process_that_dies_ends_the_operation_at_the_others() {
     assert_eq!(*ends.lock().unwrap(), vec![[Err(LOST), after]; 3]);
 }
 
-/// Its NIC lives on; what it had given ends well, whoever comes late.
+/// The NIC of the process continues: operations that the process has contributed to succeed, even if others come late.
 #[test]
-fn a_process_that_leaves_is_gone_for_the_others_once_they_need_it() {
+fn a_process_that_leaves_is_lost_once_others_need_it() {
     for handles in [false, true] {
         let mut fabric = fabric(setting());
         run_in(&mut fabric, 4, RdmaConfig::default(), move |world, host| async move {
@@ -73,7 +73,7 @@ fn a_process_that_leaves_is_gone_for_the_others_once_they_need_it() {
                 let sum = nics.reduce(Rank(0), &[2_u64], Operation::Sum).await;
                 assert_eq!(sum, Ok(None));
                 if handles {
-                    // As it is finalised it leaves, whatever handles there are.
+                    // When the world is finalised, the process leaves, even if handles remain.
                     world.finalize().await;
                     pause(&host, Duration::from_millis(100)).await;
                     let run_down = nics.barrier().await.unwrap_err();
@@ -91,9 +91,9 @@ fn a_process_that_leaves_is_gone_for_the_others_once_they_need_it() {
     }
 }
 
-/// The others hear of it when its last handle goes; until then, the NIC has memory to write to.
+/// The others get the event when its last handle is dropped; until then, the NIC has memory to write to.
 #[test]
-fn an_operation_that_is_dropped_leaves_its_communicator_abandoned_and_its_memory_the_nics() {
+fn a_dropped_operation_abandons_its_communicator_and_the_nic_keeps_its_memory() {
     let mut fabric = fabric(setting());
     run_in(&mut fabric, 4, RdmaConfig::default(), |world, host| async move {
         let nics = world.on_nics(&host).await.unwrap();
@@ -114,10 +114,10 @@ fn an_operation_that_is_dropped_leaves_its_communicator_abandoned_and_its_memory
             pause(&host, Duration::from_millis(50)).await;
         }
         drop(nics);
-        // Others are untouched.
+        // Other communicators are not affected.
         world.barrier().await.unwrap();
         let anew = loop {
-            // Handles have gone everywhere, and the NICs may not have seen it yet.
+            // The handles are dropped everywhere, and the NICs may not have handled that yet.
             match world.on_nics(&host).await {
                 Ok(anew) => break anew,
                 Err(MessageError::Nics { status: Status::Refused, .. }) => {}
@@ -128,9 +128,9 @@ fn an_operation_that_is_dropped_leaves_its_communicator_abandoned_and_its_memory
     });
 }
 
-/// Of three at once the second is dropped while it waits for its turn: the third has none.
+/// Of three operations at once, the second is dropped while it waits for its turn: the third is abandoned.
 #[test]
-fn an_operation_that_is_dropped_in_the_queue_ends_those_behind_it() {
+fn an_operation_dropped_in_the_queue_abandons_those_behind_it() {
     let mut fabric = fabric(setting());
     run_in(&mut fabric, 4, RdmaConfig::default(), |world, host| async move {
         let nics = world.on_nics(&host).await.unwrap();
@@ -153,7 +153,7 @@ fn an_operation_that_is_dropped_in_the_queue_ends_those_behind_it() {
 }
 
 #[test]
-fn all_are_told_whose_nic_takes_no_part() {
+fn all_ranks_learn_whose_nic_takes_no_part() {
     let all: Vec<_> = (0..4).map(NodeId).collect();
     let others = vec![NodeId(0), NodeId(2), NodeId(1), NodeId(3)];
     for (group, rank, status) in [
@@ -191,7 +191,7 @@ fn one_communicator_holds_the_nics_at_a_time() {
 }
 
 #[test]
-fn words_that_are_not_as_many_are_told_by_nics() {
+fn nics_report_differing_numbers_of_words() {
     let mut fabric = fabric(setting());
     run_in(&mut fabric, 4, RdmaConfig::default(), |world, host| async move {
         let nics = world.on_nics(&host).await.unwrap();

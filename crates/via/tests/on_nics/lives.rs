@@ -1,4 +1,4 @@
-//! The same over shared memory, and over sockets between which datagrams are lost, doubled and reordered.
+//! The same over shared memory, and over sockets that lose, duplicate and reorder datagrams.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use crate::live::{World, over_udp, worlds};
 use crate::on_nics::steps::{Step, take};
 
-/// On the machine's clock: only what hangs takes so long.
+/// A limit on the machine's clock, which only a hang reaches.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn groups() -> Vec<Vec<Step>> {
@@ -30,7 +30,7 @@ fn groups() -> Vec<Vec<Step>> {
     ]
 }
 
-/// Takes all steps by NICs and by hosts, some times over.
+/// Takes all steps by NICs and by hosts, several times.
 async fn compare<H: Host>(world: World, host: H) {
     let nics = world.on_nics(&host).await.unwrap();
     for at in 0..20 {
@@ -39,7 +39,7 @@ async fn compare<H: Host>(world: World, host: H) {
             assert_eq!(by_nics, take(&world, at, &group).await, "{at}: {group:?}");
         }
     }
-    // Whoever hears of its end first leaves first.
+    // A rank may leave as soon as its own operation has ended.
     let sum = nics.all_reduce(&[1_u64], Operation::Sum).await.unwrap();
     assert_eq!(sum, [u64::from(world.size())]);
     drop(nics);

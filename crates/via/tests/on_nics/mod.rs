@@ -21,7 +21,7 @@ use midplane_via::rdma::RdmaConfig;
 use proptest::prelude::*;
 use steps::{Step, take};
 
-/// A world all of whose NICs are of one group.
+/// Makes a world all of whose NICs are of one group.
 fn fabric(setting: Setting) -> Fabric<Unit> {
     let members: Vec<NodeId> = (0..setting.nodes).map(NodeId).collect();
     pair::world_with(setting, move |_, unit| {
@@ -66,7 +66,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_process_gets_what_it_gets_by_hosts_whatever_is_lost(
+    fn nics_and_hosts_give_every_process_the_same_results_despite_loss(
         size in 1..8_u16,
         groups in prop::collection::vec(prop::collection::vec(steps::step(), 1..4), 1..6),
         seed: u64,
@@ -80,7 +80,7 @@ proptest! {
 }
 
 #[test]
-fn a_broadcast_of_more_than_the_nics_take_goes_by_hosts() {
+fn a_broadcast_too_long_for_nics_goes_by_hosts() {
     let most = 1 << 20;
     let lengths = [most - 1, most, most + 1];
     let steps = lengths.map(|length| vec![Step::Broadcast { root: 1, length }]);
@@ -88,7 +88,7 @@ fn a_broadcast_of_more_than_the_nics_take_goes_by_hosts() {
 }
 
 #[test]
-fn what_just_fits_goes_by_the_nics_at_once() {
+fn operations_that_just_fit_go_by_nics_at_once() {
     for length in [0, 84, 85] {
         check(3, &[vec![Step::Broadcast { root: 2, length }]], 1, Faults::NONE, 1_000);
     }
@@ -105,7 +105,7 @@ fn communicators_made_of_one_on_nics_go_by_hosts() {
     let mut fabric = fabric(setting);
     job::run_in(&mut fabric, 4, RdmaConfig::default(), |world, host| async move {
         let nics = world.on_nics(&host).await.unwrap();
-        // What they agree by goes by NICs: twice.
+        // Both calls agree by one operation of the NICs each.
         let same = nics.duplicate().await.unwrap();
         let half = nics.split(Some(nics.rank().0 % 2), 0).await.unwrap().unwrap();
         for _ in 0..5 {
@@ -114,7 +114,7 @@ fn communicators_made_of_one_on_nics_go_by_hosts() {
         }
         // A clone is the same one.
         nics.clone().barrier().await.unwrap();
-        // They leave before others have heard of their last one's end.
+        // Ranks leave before others have received the end of their last operation.
         host.sleep_until(host.now() + Duration::from_micros(u64::from(world.rank().0) * 50)).await;
         nics.barrier().await.unwrap();
     });

@@ -10,7 +10,7 @@ use crate::on_nics::job::run_in;
 use crate::pair::{Setting, pattern};
 
 #[test]
-fn a_long_message_leaves_and_comes_while_its_processes_wait_for_their_nics() {
+fn a_long_message_moves_while_its_processes_wait_for_their_nics() {
     let mut fabric = fabric(Setting::default());
     run_in(&mut fabric, 2, RdmaConfig::default(), |world, host| async move {
         let nics = world.on_nics(&host).await.unwrap();

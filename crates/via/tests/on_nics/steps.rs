@@ -1,4 +1,4 @@
-//! What all processes do, whoever carries it out.
+//! Steps that all processes take together, by NICs or by hosts.
 
 use futures_util::future::join_all;
 use midplane_via::message::collective::Operation;
@@ -20,7 +20,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// How many operations of the NICs it takes.
+    /// Returns how many operations of the NICs the step takes.
     pub(crate) fn by_nics(&self, size: u32) -> u64 {
         match self {
             _ if size == 1 => 0,
@@ -32,7 +32,7 @@ impl Step {
         }
     }
 
-    /// What a process has of it.
+    /// Takes the step; returns the result of this process.
     async fn take(&self, world: &Communicator, at: usize) -> Vec<Vec<u8>> {
         let (own, size) = (world.rank().0, world.size());
         let root_of = |root: u32| Rank(root % size);
@@ -95,7 +95,7 @@ fn numbers(rank: u32, at: usize, words: usize) -> Vec<u64> {
     (at..at + words).map(|index| number(index % 64)).collect()
 }
 
-/// Numbers whose sum says in which order they were added.
+/// Returns numbers whose sum depends on the order in which they are added.
 fn floats(rank: u32, at: usize, words: usize) -> Vec<f64> {
     let number = |index: usize| 1e3_f64.powi(rank as i32 % 5) / (index + at + 3) as f64;
     (0..words).map(number).collect()

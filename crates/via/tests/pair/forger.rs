@@ -1,5 +1,5 @@
-//! A node that connects as any other, and then sends frames of Virtual Interfaces that it makes up;
-//! its victim, and an honest node beside it.
+//! A node that connects as any other, and then sends forged frames of Virtual Interfaces; its victim; and an honest
+//! node, which talks with the victim.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,7 +25,7 @@ use midplane_via::nic::{Nic, ViId, WorkQueue};
 
 use crate::pair::{address, at, name, pattern, pause};
 
-/// A frame as its sender's firmware makes it up.
+/// A frame as the forger's firmware makes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Forged {
     pub(crate) destination: u16,
@@ -52,7 +52,7 @@ impl Node {
     }
 }
 
-/// None of the unit's own.
+/// A timer that the unit itself does not use.
 const FORGE: TimerId = TimerId(1);
 
 impl Firmware for Node {
@@ -104,7 +104,7 @@ fn send(hw: &mut impl Hardware, forged: &Forged) {
         length: bytes.len() as u16,
         ..Header::default()
     };
-    // A line that is busy loses it.
+    // A busy line loses the frame.
     let _ = hw.transmit(&header, Source::Bytes(Payload::from(&bytes[..])));
 }
 
@@ -119,12 +119,12 @@ fn attributes() -> ViAttributes {
     }
 }
 
-/// The node that is forged at: an interface for the forger and one for an honest node.
+/// Makes the victim: an interface for the forger, and one for an honest node.
 async fn victim(host: SimHost) -> (Nic, [ViId; 2], Memory, Memory) {
     let mut nic = Nic::open(&host, PortOptions::default()).await.unwrap();
     let tag = attributes().tag;
     let open = MemoryOptions { tag, rdma_write: true, rdma_read: true };
-    // What lies beside the open memory has the same tag, and is not open.
+    // The memory next to the open memory has the same tag, and is not open.
     let closed = MemoryOptions { tag, ..MemoryOptions::default() };
     let (before, memory) = (nic.register(OPEN, closed).unwrap(), nic.register(OPEN, open).unwrap());
     before.write(0, &pattern(77, OPEN)).unwrap();
@@ -171,21 +171,21 @@ fn cluster(frames: Vec<Forged>) -> World<Node> {
     })
 }
 
-/// What came of it all.
+/// The result of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Verdict {
-    /// Messages of the honest node that came back, of [`ECHOES`].
+    /// Messages of the honest node that were echoed, of [`ECHOES`].
     pub(crate) echoed: u32,
-    /// Memory that the victim has not opened is as it was.
+    /// True if the victim's memory that is not open is unchanged.
     pub(crate) untouched: bool,
     /// Handlers that panicked in the two honest nodes.
     pub(crate) traps: u64,
 }
 
-/// Messages of the honest node.
+/// Number of messages that the honest node sends.
 pub(crate) const ECHOES: u32 = 20;
 
-/// Lets node 2 send `frames`, from behind, while node 1 talks with node 0.
+/// Has node 2 send `frames`, the last ones first, while node 1 talks with node 0.
 pub(crate) fn run(frames: Vec<Forged>) -> Verdict {
     let mut world = cluster(frames);
     let echoed = Arc::new(Mutex::new(0));

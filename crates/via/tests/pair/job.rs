@@ -34,7 +34,7 @@ pub(crate) async fn join_at(
     Communicator::world(engine, places.len() as u32).unwrap()
 }
 
-/// Runs one program in each of so many processes; what they return, by rank.
+/// Runs one program in each of so many processes; returns their results, by rank.
 pub(crate) fn run<T, F>(
     setting: Setting,
     config: RdmaConfig,
@@ -47,7 +47,7 @@ where
     run_in(&mut world(setting), setting.nodes, config, program)
 }
 
-/// The same in a world that is there.
+/// Runs the programs in an existing world.
 pub(crate) fn run_in<T, F>(
     world: &mut Fabric<Unit>,
     nodes: u16,
@@ -68,7 +68,7 @@ where
             let result = program(all.clone(), host.clone()).await;
             all.finalize().await;
             results.lock().unwrap().insert(rank, result);
-            // The others may still be at it.
+            // The others may still be working.
             pause(&host, Duration::from_secs(5)).await;
         });
     }
@@ -77,12 +77,12 @@ where
         world.run_until(world.now() + Duration::from_millis(10));
     }
     let mut results = results.lock().unwrap();
-    assert_eq!(results.len(), usize::from(nodes), "a process does not come to its end");
+    assert_eq!(results.len(), usize::from(nodes), "a process does not end");
     std::mem::take(&mut *results)
 }
 
-/// Runs one program in each of so many processes; one that has come to its end serves the others,
-/// as one does that has not finalised.
+/// Runs one program in each of so many processes. A process whose program has ended serves the others, because it has
+/// not finalised.
 pub(crate) fn serve_until_all_are_done(
     setting: Setting,
     config: RdmaConfig,

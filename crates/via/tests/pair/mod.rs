@@ -29,13 +29,13 @@ use midplane_via::nic::{Nic, ViId};
 pub(crate) const CLIENT: NodeId = NodeId(0);
 pub(crate) const SERVER: NodeId = NodeId(1);
 
-/// What one run differs in from another.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting {
     pub(crate) mtu: usize,
     pub(crate) seed: u64,
     pub(crate) faults: Faults,
-    /// The NICs' transfers into host memory.
+    /// The cost of the NICs' transfers into host memory.
     pub(crate) scatter: DmaCost,
     pub(crate) nodes: u16,
     pub(crate) config: ViaConfig,
@@ -58,7 +58,7 @@ pub(crate) fn world(setting: Setting) -> World<Unit> {
     world_with(setting, |_, _| ())
 }
 
-/// One whose NICs have what `change` gives them, too.
+/// Makes a world whose NICs have what `change` adds, too.
 pub(crate) fn world_with(
     setting: Setting,
     change: impl Fn(NodeId, &mut Unit) + Send + 'static,
@@ -77,7 +77,7 @@ pub(crate) fn world_with(
     world
 }
 
-/// The most reliable interface, which lets itself be read and written.
+/// Returns the attributes of the most reliable interface, which may be read and written.
 pub(crate) fn reliable() -> ViAttributes {
     ViAttributes {
         reliability: Reliability::ReliableReception,
@@ -99,7 +99,7 @@ pub(crate) async fn pause(host: &impl Host, time: Duration) {
     host.sleep_until(host.now() + time).await;
 }
 
-/// A host that has rings to other processes.
+/// A host that has opened rings to other processes.
 #[derive(Clone)]
 struct WithRings<H> {
     host: H,
@@ -145,12 +145,12 @@ pub(crate) struct End<H = SimHost> {
 }
 
 impl<H: Host> End<H> {
-    /// An idle interface with `bytes` of memory that the other end may touch.
+    /// Makes an idle interface with `bytes` of memory that the other end may read and write.
     pub(crate) async fn new(host: H, attributes: ViAttributes, bytes: usize) -> Self {
         Self::over(host, attributes, bytes, None).await
     }
 
-    /// The same, with rings to bypass the NIC.
+    /// Makes the same, with rings to bypass the NIC.
     pub(crate) async fn over(
         host: H,
         attributes: ViAttributes,
@@ -172,7 +172,7 @@ impl<H: Host> End<H> {
         Self { host, nic, vi, memory }
     }
 
-    /// Waits until what it sends bypasses the NIC, and what it receives.
+    /// Waits until messages in both directions bypass the NIC.
     pub(crate) async fn opens(&mut self) {
         let mut polls = 0;
         while !self.nic.is_gate_open(self.vi) || polls < 50 {
@@ -204,7 +204,7 @@ impl<H: Host> End<H> {
     }
 }
 
-/// Runs a client and a server that are connected, to their ends; what they return.
+/// Runs a client and a server that are connected, until both end; returns their results.
 pub(crate) fn connected<C, S, CF, SF>(
     setting: Setting,
     attributes: ViAttributes,
@@ -221,7 +221,7 @@ where
     connected_over(setting, attributes, bytes, [None, None], client, server)
 }
 
-/// The same, with rings to bypass the NICs.
+/// Runs them with rings to bypass the NICs.
 pub(crate) fn connected_over<C, S, CF, SF>(
     setting: Setting,
     attributes: ViAttributes,
@@ -245,26 +245,26 @@ where
         end.serve().await;
         *place.lock().unwrap() = Some(server(end).await);
     });
-    let told = world
+    let result_of_client = world
         .block_on(CLIENT, async move {
             let mut end = End::over(client_host, attributes, bytes, client_rings).await;
             end.connect().await;
             client(end).await
         })
-        .expect("the client comes to its end");
+        .expect("the client ends");
     let limit = world.now() + Duration::from_secs(20);
     while result.lock().unwrap().is_none() && world.now() < limit {
         world.run_until(world.now() + Duration::from_millis(10));
     }
-    let served = result.lock().unwrap().take().expect("the server comes to its end");
-    (told, served)
+    let served = result.lock().unwrap().take().expect("the server ends");
+    (result_of_client, served)
 }
 
 pub(crate) fn at(nanos: u64) -> Instant {
     Instant::from_nanos(nanos)
 }
 
-/// The bytes of message `number`: no two alike.
+/// Returns the bytes of message `number`, which differ for each number.
 pub(crate) fn pattern(number: u32, length: usize) -> Vec<u8> {
     (0..length as u64)
         .map(|at| ((u64::from(number) << 20 ^ at).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)

@@ -1,4 +1,4 @@
-//! Programs that end if sends never block, and engines that run them.
+//! Programs that end if sends never block, and the engines that run them.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -13,7 +13,7 @@ use midplane_via::message::transport::{Claim, Wait};
 
 use crate::engines::{Process, cluster, message};
 
-/// Where receives name their source, and where none does.
+/// The contexts: one in which receives name their source, and one in which none does.
 const NAMED: u32 = 0;
 const ANY: u32 = 1;
 
@@ -27,7 +27,7 @@ enum Op {
         number: usize,
         pattern: Pattern,
     },
-    /// Looks until the message is there; claims and receives it, or leaves it.
+    /// Polls until the message is there; claims and receives it, or leaves it.
     Probe {
         pattern: Pattern,
         expected: usize,
@@ -60,15 +60,15 @@ impl Sent {
     }
 }
 
-/// A program, and which receive each message meets.
+/// A program, and the receive that each message meets.
 #[derive(Debug, Default)]
 struct Program {
     scripts: Vec<Vec<Op>>,
     sent: Vec<Sent>,
-    /// By receive: where it was posted, and what for.
+    /// By receive: the process that posted it, and its pattern.
     posted: Vec<(u32, Pattern)>,
     met: Vec<Option<usize>>,
-    /// By message: its receive, or that a probe has claimed it.
+    /// By message: its receive, or `Some(None)` if a probe has claimed it.
     receives: Vec<Option<Option<usize>>>,
     waited_sends: Vec<bool>,
     waited_receives: Vec<bool>,
@@ -92,7 +92,7 @@ impl Program {
                 _ => program.wait_receive(rng, at),
             }
         }
-        // Some messages are received by nobody; all receives that meet one are waited for.
+        // Some messages are never received; all receives that meet one are waited for.
         program.finish(rng);
         program
     }
@@ -133,7 +133,7 @@ impl Program {
         self.met.push(first);
     }
 
-    /// The first message that a receive would meet.
+    /// Returns the first message that a receive would meet.
     fn unreceived(&self, at: u32, pattern: &Pattern) -> Option<usize> {
         (0..self.sent.len())
             .find(|n| self.receives[*n].is_none() && self.sent[*n].is_for(at, pattern))
@@ -147,7 +147,7 @@ impl Program {
         }
     }
 
-    /// A receive of what may come or not.
+    /// Posts a receive for which there may be no message.
     fn receive(&mut self, rng: &mut Rng, at: u32, tags: u64) {
         let from = rng.below(self.processes()) as u32;
         let context = if rng.chance(0.8) { NAMED } else { ANY };
@@ -165,7 +165,7 @@ impl Program {
         (count > 0).then(|| self.sent[here[rng.below(count) as usize]])
     }
 
-    /// A receive of something that was sent, not always the first.
+    /// Posts a receive for a message that was sent, which is not always the first.
     fn receive_something(&mut self, rng: &mut Rng, at: u32) {
         if let Some(sent) = self.any_message(rng, at) {
             let pattern = Self::pattern(rng, &sent);
@@ -186,7 +186,8 @@ impl Program {
         }
     }
 
-    /// Which messages receives from any source have met is open until `all` have one.
+    /// Waits for a send. Receives from any source may meet messages in any order, so their sends are waited for only
+    /// once `all` messages have a receive.
     fn wait_send(&mut self, rng: &mut Rng, at: u32, all: bool) {
         let ready: Vec<_> = (0..self.sent.len())
             .filter(|n| self.sent[*n].from == at && !self.waited_sends[*n])
@@ -211,7 +212,8 @@ impl Program {
         }
     }
 
-    /// Which message a receive from any source meets is open: all before it have met one then.
+    /// Returns whether a receive surely completes. A receive from any source may meet any message, so those before it
+    /// must have met one.
     fn may_wait(&self, receive: usize) -> bool {
         let (at, pattern) = self.posted[receive];
         let mut before = (0..receive).filter(|n| self.posted[*n] == (at, pattern));
@@ -236,19 +238,19 @@ impl Program {
     }
 }
 
-/// A program under way.
+/// A running program.
 struct Run<'a> {
     program: &'a Program,
     engines: Vec<Process>,
     at: Vec<usize>,
     sends: BTreeMap<usize, Request>,
     receives: BTreeMap<usize, Request>,
-    /// In the context of any source, what came last from each sender to each receiver.
+    /// In the context of any source: the last message received from each sender by each receiver.
     last: BTreeMap<(u32, u32), usize>,
 }
 
 impl Run<'_> {
-    /// Whether a process got on with its script.
+    /// Takes a process's next step; returns whether it was possible.
     fn step(&mut self, process: usize) -> bool {
         let Some(op) = self.program.scripts[process].get(self.at[process]).copied() else {
             return false;
@@ -356,7 +358,7 @@ pub(crate) fn run(seed: u64) {
     drop(said);
 }
 
-/// Prints the seed of a run that failed.
+/// Prints the seed if a run fails.
 struct Said(u64);
 
 impl Drop for Said {

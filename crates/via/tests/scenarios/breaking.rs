@@ -1,4 +1,4 @@
-//! Ranks over streams in memory that break all the time, and are replaced.
+//! Ranks over streams in memory that break again and again, and are replaced.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,12 +19,12 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex};
 
 use super::World;
 
-/// Bytes that a stream holds.
+/// Bytes that a stream can hold.
 const HELD: usize = 3_000;
 /// Bytes after which the first stream breaks: at least this many, and a random number less than the other one.
 const LEAST: i64 = 2_000;
 const SPREAD: u64 = 20_000;
-/// Limits how often a stream lives twice as long as the one before: the last ones carry the longest packet.
+/// Limits how often the bytes of a pair's next stream are doubled: the last ones carry the longest packet.
 const DOUBLINGS: u32 = 6;
 
 /// Makes the streams between all ranks.
@@ -55,14 +55,14 @@ impl Hub {
 /// One end of a stream that breaks.
 struct Fragile {
     stream: DuplexStream,
-    /// Bytes until it breaks; both ends count.
+    /// Bytes until the stream breaks; both ends count.
     left: Arc<AtomicI64>,
     hub: Arc<Mutex<Hub>>,
     pair: [u32; 2],
 }
 
 impl Fragile {
-    /// Breaks the stream once it has carried its bytes; the first end that finds out has it replaced.
+    /// Breaks the stream once it has carried its bytes; the first end that detects that has it replaced.
     fn check(&self) -> io::Result<()> {
         let left = self.left.load(Ordering::Relaxed);
         if left > 0 {
@@ -110,7 +110,7 @@ impl AsyncWrite for Fragile {
     }
 }
 
-/// Makes ranks whose streams break; with memory, their packets move there once they have met.
+/// Makes ranks whose streams break. With memory, packets use it once two ranks have found each other there.
 pub(crate) fn world(ranks: u32, config: Config, with_memory: bool) -> Vec<World> {
     let (carriers, feeds): (Vec<_>, Vec<_>) =
         (0..ranks).map(|rank| StreamCarrier::new(Peer(rank), ranks)).unzip();

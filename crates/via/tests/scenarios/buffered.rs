@@ -1,4 +1,4 @@
-//! Buffered sends: `bsend*`.
+//! Buffered sends: MPICH's `bsend*`.
 
 use midplane_via::message::communicator::wait_all;
 use midplane_via::message::process::{BUFFER_OVERHEAD, MessageError};
@@ -26,7 +26,7 @@ pub(crate) async fn bsend1(world: World) {
     }
 }
 
-/// Detaching gives the buffer back that was attached; a new one may then be attached.
+/// Detaching returns the buffer that was attached; another one may then be attached.
 pub(crate) async fn bsend2(world: World) {
     for round in 1..4 {
         let bytes = round * 1000;
@@ -57,7 +57,7 @@ pub(crate) async fn bsend3(world: World) {
     }
 }
 
-/// To oneself, ten times, with room for one at a time.
+/// Sends to oneself, ten times, with room for one at a time.
 pub(crate) async fn bsend4(world: World) {
     world.attach(100 + BUFFER_OVERHEAD);
     for n in 0..10 {
@@ -67,7 +67,7 @@ pub(crate) async fn bsend4(world: World) {
     world.detach().await;
 }
 
-/// From everybody to everybody, through a buffer that is just large enough.
+/// Sends from each rank to all others, through a buffer that is just large enough.
 pub(crate) async fn bsend5(world: World) {
     let (own, size) = (world.rank().0, world.size());
     world.attach(10 * (size as usize - 1) * (50 + BUFFER_OVERHEAD));
@@ -99,7 +99,7 @@ pub(crate) async fn bsend_iflush(world: World) {
     }
 }
 
-/// Messages of all lengths up to a few words leave the buffer as they came.
+/// Messages of all lengths up to a few words leave the buffer unchanged.
 pub(crate) async fn bsendalign(world: World) {
     if world.rank().0 == 0 {
         world.attach(33 * (32 + BUFFER_OVERHEAD));
@@ -114,7 +114,7 @@ pub(crate) async fn bsendalign(world: World) {
     }
 }
 
-/// Room comes back in another order than it was taken, and is used again whole.
+/// Room is freed in another order than it was taken, and is used again whole.
 pub(crate) async fn bsendfrag(world: World) {
     let sizes = [100, 3000, 10, 600];
     if world.rank().0 == 0 {
@@ -138,7 +138,7 @@ pub(crate) async fn bsendfrag(world: World) {
     }
 }
 
-/// A buffer that is full refuses; what is in it still arrives.
+/// A full buffer refuses a message; the messages in it still arrive.
 pub(crate) async fn bsendpending(world: World) {
     const LARGE: usize = 100_000;
     if world.rank().0 == 0 {
@@ -155,7 +155,7 @@ pub(crate) async fn bsendpending(world: World) {
     }
 }
 
-/// Non-blocking buffered sends are done at once, whatever the receiver does.
+/// Non-blocking buffered sends are done at once, without any action of the receiver.
 pub(crate) async fn ibsend(world: World) {
     if world.rank().0 == 0 {
         world.attach(1 << 20);

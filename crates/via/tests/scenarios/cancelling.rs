@@ -47,8 +47,8 @@ pub(crate) async fn cancelanysrc(world: World) {
     }
 }
 
-/// Of four receives three are cancelled, in another order than they were posted; the fourth gets
-/// its message. Cancelling one whose message is here already changes nothing.
+/// Of four receives, three are cancelled, in another order than they were posted; the fourth gets its message.
+/// Cancelling one whose message is here already changes nothing.
 pub(crate) async fn rcancel(world: World) {
     if world.rank().0 == 0 {
         world.receive(rank(1), tag(9)).await.unwrap();
@@ -70,7 +70,7 @@ pub(crate) async fn rcancel(world: World) {
     }
 }
 
-/// In each mode: a send without a receive is cancelled or done, never both and never neither.
+/// In each mode, a send without a receive is either cancelled or done.
 pub(crate) async fn scancel(world: World) {
     world.attach(1 << 20);
     for mode in [Mode::Standard, Mode::Buffered, Mode::Synchronous] {
@@ -97,7 +97,7 @@ pub(crate) async fn scancel(world: World) {
     }
 }
 
-/// A synchronous send that nobody receives is cancelled; one that was received is not.
+/// A synchronous send without a receive is cancelled; one that was received is not.
 pub(crate) async fn scancel2(world: World) {
     if world.rank().0 == 0 {
         let lost = world.isend(Mode::Synchronous, rank(1), tag(1), text(1, 40)).unwrap();

@@ -1,4 +1,4 @@
-//! Collective operations, each against what it should give.
+//! Collective operations, each compared with its expected result.
 
 use bytes::Bytes;
 use midplane_via::message::collective::Operation;
@@ -7,13 +7,13 @@ use midplane_via::message::typed::into_bytes;
 
 use super::{World, rank, tag, text};
 
-/// Joins ranges of ranks that follow one another: not commutative.
+/// Joins ranges of ranks that follow one another, which is not commutative.
 fn join(first: &mut [u32; 2], second: &[u32; 2]) {
     assert_eq!(first[1], second[0]);
     first[1] = second[1];
 }
 
-/// A block whose length says who it is from and for.
+/// Returns a block whose length and bytes depend on its sender and receiver.
 fn block(from: u32, to: u32) -> Bytes {
     text(from * 100 + to, (from * 300 + to * 7) as usize).into()
 }

@@ -8,7 +8,7 @@ use super::{ANY_TAG, World, rank, tag, text};
 
 const SIZES: [usize; 8] = [0, 1, 15, 16, 17, 1000, 8192, 40_000];
 
-/// A message of each size, to a receive that is posted, and one back to a receive that may not be.
+/// A message of each size, to a posted receive; and one back, whose receive may not be posted yet.
 pub(crate) async fn sendrecv1(world: World) {
     let other = rank(1 - world.rank().0);
     for (number, size) in (0..).zip(SIZES) {
@@ -26,7 +26,7 @@ pub(crate) async fn sendrecv1(world: World) {
     }
 }
 
-/// Something between the two ranks that keeps nothing waiting.
+/// A synchronization of the two ranks that leaves no message waiting.
 trait Pair {
     async fn barrier_pair(&self);
 }
@@ -80,7 +80,7 @@ pub(crate) async fn isendirecv(world: World) {
     }
 }
 
-/// The same with both in one call, the message shifted round a ring.
+/// The same with both in one call; the message is shifted around a ring.
 pub(crate) async fn isendrecv(world: World) {
     let (own, size) = (world.rank().0, world.size());
     let (next, before) = (rank((own + 1) % size), rank((own + size - 1) % size));
@@ -91,7 +91,7 @@ pub(crate) async fn isendrecv(world: World) {
     }
 }
 
-/// What is received takes the place of what was sent.
+/// The received message replaces the sent one in its buffer.
 pub(crate) async fn isendrecv_replace(world: World) {
     let (own, size) = (world.rank().0, world.size());
     let (next, before) = (rank((own + 1) % size), rank((own + size - 1) % size));
@@ -120,7 +120,7 @@ pub(crate) async fn pingping(world: World) {
     assert_eq!(world.detach().await, 1 << 20);
 }
 
-/// Strided messages of sizes about where eager ones end.
+/// Strided messages of sizes around the limit of eager ones.
 pub(crate) async fn eagerdt(world: World) {
     for blocks in [1, 3, 4, 5, 127, 128, 129, 1023, 1025] {
         let layout = Strided::new(blocks, 8, 24).unwrap();
@@ -134,7 +134,7 @@ pub(crate) async fn eagerdt(world: World) {
     }
 }
 
-/// Types of several shapes: the sender's and the receiver's only have to have the same bytes.
+/// Types of several shapes: the sender's and the receiver's need only have the same bytes.
 pub(crate) async fn dtype_send(world: World) {
     let shapes = [(64, 1, 3), (32, 2, 2), (16, 4, 9), (1, 64, 64)];
     for (number, (blocks, length, stride)) in (0..).zip(shapes) {
@@ -183,7 +183,7 @@ pub(crate) async fn pipeline(world: World) {
     }
 }
 
-/// A persistent synchronous send is complete each time when its receive has begun.
+/// A persistent synchronous send completes each time once its receive has begun.
 pub(crate) async fn pssend(world: World) {
     if world.rank().0 == 0 {
         let mut send = world.send_init(Mode::Synchronous, rank(1), tag(1)).unwrap();
@@ -227,7 +227,7 @@ pub(crate) async fn multi_psend_derived(world: World) {
     }
 }
 
-/// Standard and synchronous, expected and not, with and without each wildcard, short and long.
+/// Standard and synchronous sends, expected and not, with and without each wildcard, short and long.
 pub(crate) async fn send_tests(world: World) {
     for to in [1, 2] {
         for size in [4, 40_000] {

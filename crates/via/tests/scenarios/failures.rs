@@ -12,7 +12,7 @@ fn lost(peer: u32) -> MessageError {
     MessageError::Failed(Failure::PeerLost(Peer(peer)))
 }
 
-/// A message longer than its receive is the receiver's error; the sender knows nothing of it.
+/// A message longer than its receive is an error of the receiver alone.
 pub(crate) async fn truncmsg1(world: World) {
     for size in [10, 9000] {
         if world.rank().0 == 0 {
@@ -28,7 +28,7 @@ pub(crate) async fn truncmsg1(world: World) {
     }
 }
 
-/// The same for receives that are posted, of which one has no room at all.
+/// The same for posted receives, of which one has no room at all.
 pub(crate) async fn truncmsg2(world: World) {
     for size in [10, 9000] {
         if world.rank().0 == 0 {
@@ -51,7 +51,7 @@ pub(crate) async fn truncmsg2(world: World) {
     }
 }
 
-/// And for a message that a probe has taken.
+/// The same for a message that a probe has claimed.
 pub(crate) async fn truncmsg_mrecv(world: World) {
     for size in [10, 9000] {
         if world.rank().0 == 0 {
@@ -65,7 +65,7 @@ pub(crate) async fn truncmsg_mrecv(world: World) {
     }
 }
 
-/// Of two receives one fails; each says so for itself, when all are waited for.
+/// Of two receives, one fails; each has its own result when all are waited for.
 pub(crate) async fn errinstatwa(world: World) {
     if world.rank().0 == 0 {
         for n in 0..2 {
@@ -81,7 +81,7 @@ pub(crate) async fn errinstatwa(world: World) {
     }
 }
 
-/// The same when some are waited for.
+/// The same when some receives are waited for.
 pub(crate) async fn errinstatws(world: World) {
     if world.rank().0 == 0 {
         for n in 0..2 {
@@ -99,7 +99,7 @@ pub(crate) async fn errinstatws(world: World) {
     }
 }
 
-/// The same by testing.
+/// The same with tests of the requests.
 pub(crate) async fn errinstatta(world: World) {
     if world.rank().0 == 0 {
         for n in 0..2 {
@@ -133,7 +133,7 @@ pub(crate) async fn proberank(world: World) {
     assert_eq!(world.broadcast(rank(size), vec![]).await, Err(none));
 }
 
-/// Rank 1 ends; receives from it end with an error, those from others do not.
+/// Rank 1 ends; receives from it end with an error, and those from others do not.
 pub(crate) async fn recvdead(world: World) {
     match world.rank().0 {
         0 => {
@@ -151,7 +151,7 @@ pub(crate) async fn recvdead(world: World) {
     }
 }
 
-/// What a rank that ends on purpose does: everything of it leaves first.
+/// Ends a rank on purpose: all its messages are sent first.
 async fn end(world: World) {
     world.finalize().await;
 }
@@ -180,7 +180,7 @@ pub(crate) async fn isenddead(world: World) {
     }
 }
 
-/// The last messages of a rank that ends are received; the next receive says that it has ended.
+/// The last messages of a rank that ends are received; the next receive reports that it has ended.
 pub(crate) async fn sendalive(world: World) {
     match world.rank().0 {
         0 => {
@@ -198,7 +198,7 @@ pub(crate) async fn sendalive(world: World) {
     }
 }
 
-/// A receive from any source hears of the end; the next one works.
+/// A receive from any source reports the end of a rank; the next one works.
 pub(crate) async fn anysource(world: World) {
     match world.rank().0 {
         0 => {
@@ -215,7 +215,7 @@ pub(crate) async fn anysource(world: World) {
     }
 }
 
-/// A collective operation in which a rank has ended fails, and so does every later one.
+/// A collective operation in which a rank has ended fails, and so do all later ones.
 pub(crate) async fn barrier_dead(world: World) {
     match world.rank().0 {
         0 => {
@@ -226,7 +226,7 @@ pub(crate) async fn barrier_dead(world: World) {
     }
 }
 
-/// The second rank never comes: nobody waits for it for ever, whoever has begun and however long the message is.
+/// The second rank never joins: no operation waits for it for ever, whichever side began it, and for any length.
 #[cfg(target_os = "linux")]
 pub(crate) async fn never(world: World) {
     let receive = world.ireceive_into(rank(1), ANY_TAG, room(10)).unwrap();

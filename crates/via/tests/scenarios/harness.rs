@@ -1,5 +1,4 @@
-//! Runs a program on all ranks in turns; a rank is polled only after it was woken, so that a lost
-//! wake-up is a failure.
+//! Runs a program on all ranks in turns. A rank is polled only after it was woken, so that a lost wake-up is a failure.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -18,7 +17,7 @@ use midplane_via::message::memory::{MemoryConfig, network};
 use super::Program;
 pub(crate) use super::World;
 
-/// One rank has been woken.
+/// Records that a rank was woken.
 #[derive(Default)]
 struct Flag(AtomicBool);
 
@@ -33,9 +32,9 @@ pub(crate) fn world(ranks: u32, memory: MemoryConfig, config: Config) -> Vec<Wor
     ends.map(|end| Communicator::world(Engine::new(end, config), ranks).unwrap()).collect()
 }
 
-/// Runs `program` over networks in memory: one that is ample, one where everything is announced and
-/// cut up, one where queues and windows are always full. Then over streams that break all the time, and over such with
-/// memory that is found later.
+/// Runs `program` over several networks in memory: with ample room; with every message sent by rendezvous and cut into
+/// parts; and with queues and windows always full. Then over streams that break again and again, without memory and
+/// with memory that is found later.
 pub(crate) fn run(ranks: u32, program: &Program) {
     let ample = (MemoryConfig::default(), Config::default());
     let cut = (MemoryConfig::default().room(64).depth(3).seed(1), Config::default().eager(16));
@@ -55,21 +54,21 @@ pub(crate) fn run(ranks: u32, program: &Program) {
     }
 }
 
-/// Runs `program` on all ranks; says with which settings it failed.
+/// Runs `program` on all ranks; prints the settings if it fails.
 fn attempt(program: &Program, world: Vec<World>, settings: &dyn Debug) {
     let views = world.clone();
     let programs = world.into_iter().map(program);
     let done = catch_unwind(AssertUnwindSafe(|| turns(programs.collect(), &views)));
     if let Err(panic) = done {
         eprintln!("with {settings:?}");
-        // What waits is dropped with its queues; the panic says what is wrong.
+        // Leaks the ranks with the operations that wait in them; the panic already has the reason.
         std::mem::forget(views);
         resume_unwind(panic);
     }
 }
 
-/// Polls whoever was woken, in a random order, until all are done. A rank that is done serves the
-/// others, as one does that has not finalised.
+/// Polls the woken ranks, in a random order, until all are done. A rank that is done serves the others, because it has
+/// not finalised.
 pub(crate) fn turns<F: Future<Output = ()> + Send + 'static>(programs: Vec<F>, views: &[World]) {
     let boxed = |program| Box::pin(program) as Pin<Box<dyn Future<Output = ()> + Send>>;
     boxed_turns(programs.into_iter().map(boxed), views);
@@ -110,6 +109,6 @@ fn boxed_turns(
             return;
         }
         let stuck = || views.iter().map(|v| format!("rank {}:\n{}", v.rank(), v.explain()));
-        assert!(polled, "nobody was woken\n{}", stuck().collect::<String>());
+        assert!(polled, "no rank was woken\n{}", stuck().collect::<String>());
     }
 }

@@ -1,6 +1,6 @@
-//! All scenarios.
+//! The list of all scenarios.
 
-/// Hands all scenarios to a macro: where each is told, its name, how many ranks run it.
+/// Passes all scenarios to a macro: the module of each, its name, and the number of ranks that run it.
 macro_rules! each {
     ($run:ident) => {
         $run! {

@@ -1,4 +1,4 @@
-//! The scenarios of MPICH's point-to-point tests under their names, told anew, for any engine.
+//! The scenarios of MPICH's point-to-point tests under their names, written anew, for any engine.
 //!
 //! Each is a program that all ranks run; a panic is a failure. Sizes above memory's are scaled down.
 
@@ -25,9 +25,9 @@ use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::Rank;
 use midplane_via::message::request::Load;
 
-/// One type, whatever carries the packets: for each further one all scenarios are compiled again.
+/// One type for all carriers of packets: for each further type, all scenarios would be compiled again.
 pub(crate) type World = Communicator;
-/// Program of each process.
+/// The program of each process.
 pub(crate) type Program = dyn Fn(World) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 
 pub(crate) const ANY: Option<Rank> = None;
@@ -41,7 +41,7 @@ pub(crate) fn rank(rank: u32) -> Rank {
     Rank(rank)
 }
 
-/// Bytes that say which message they are of.
+/// Returns bytes that depend on the number of their message.
 pub(crate) fn text(number: u32, length: usize) -> Vec<u8> {
     (0..length).map(|i| (i as u32).wrapping_mul(31).wrapping_add(number * 7) as u8).collect()
 }

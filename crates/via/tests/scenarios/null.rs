@@ -1,5 +1,5 @@
-//! Nobody, and requests that are not under way: `probenull`, `recvnull`, `inactivereq`,
-//! `waitany_null`, `waittestnull`, `rqstatus`, `rqfree*`.
+//! The null rank, and requests that are not under way: `probenull`, `recvnull`, `inactivereq`, `waitany_null`,
+//! `waittestnull`, `rqstatus`, `rqfree*`.
 
 use midplane_via::message::communicator::{wait_all, wait_any, wait_some};
 use midplane_via::message::group::Rank;
@@ -7,7 +7,7 @@ use midplane_via::message::request::{Load, Mode};
 
 use super::{ANY_TAG, World, rank, tag, text};
 
-/// A probe of nobody finds a message without bytes at once.
+/// A probe of the null rank finds a message without bytes at once.
 pub(crate) async fn probenull(world: World) {
     let found = world.probe(Rank::NULL, ANY_TAG).await.unwrap();
     assert_eq!((found.source, found.length), (Rank::NULL, 0));
@@ -16,7 +16,7 @@ pub(crate) async fn probenull(world: World) {
     assert_eq!((received.source, received.bytes.len()), (Rank::NULL, 0));
 }
 
-/// Receives from nobody and sends to nobody are done at once, in every mode and way.
+/// Receives from the null rank and sends to it are done at once, in every mode and form.
 pub(crate) async fn recvnull(world: World) {
     let received = world.receive(Rank::NULL, tag(5)).await.unwrap();
     assert_eq!((received.source, received.bytes.len()), (Rank::NULL, 0));
@@ -45,7 +45,7 @@ pub(crate) async fn inactivereq(world: World) {
             assert!(process.status(send).is_none());
             process.start(receive, Load::anything()).unwrap();
             process.start(send, Load::Copy(b"x")).unwrap();
-            // And then as they were.
+            // Then both are inactive again.
             for request in [receive, send] {
                 while process.test(request).is_none() {}
             }
@@ -55,7 +55,7 @@ pub(crate) async fn inactivereq(world: World) {
     });
 }
 
-/// Of several receives whose outcomes are taken one by one, there is none left in the end.
+/// Of several receives whose outcomes are taken one by one, none is left in the end.
 pub(crate) async fn waitany_null(world: World) {
     if world.rank().0 == 0 {
         let mut receives = [5, 6, 7].map(|n| world.ireceive(rank(1), tag(n)).unwrap());
@@ -81,7 +81,7 @@ pub(crate) async fn waittestnull(_: World) {
     assert!(wait_all([]).await.is_empty());
 }
 
-/// Asking for a status takes nothing away.
+/// Reading a status takes nothing away.
 pub(crate) async fn rqstatus(world: World) {
     if world.rank().0 == 0 {
         let receive = world.ireceive(rank(1), tag(1)).unwrap();
@@ -101,7 +101,7 @@ pub(crate) async fn rqstatus(world: World) {
     }
 }
 
-/// A send and a receive that are freed while they are under way go on.
+/// A send and a receive that are freed while they are under way continue.
 pub(crate) async fn rqfree(world: World) {
     if world.rank().0 == 0 {
         world.ireceive(rank(1), tag(1)).unwrap().free();
@@ -115,7 +115,7 @@ pub(crate) async fn rqfree(world: World) {
     }
 }
 
-/// The same for a buffered one.
+/// The same for a buffered send.
 pub(crate) async fn rqfreeb(world: World) {
     if world.rank().0 == 0 {
         world.attach(1 << 16);

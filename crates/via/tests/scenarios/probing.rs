@@ -4,7 +4,7 @@ use midplane_via::message::request::{Load, Mode};
 
 use super::{ANY, ANY_TAG, World, rank, room, tag, text};
 
-/// Probes find unexpected messages of all sizes; receives then get what was found.
+/// Probes find unexpected messages of all sizes; receives then get the found messages.
 pub(crate) async fn probe_unexp(world: World) {
     let sizes = [0, 1, 100, 1000, 5000, 30_000];
     if world.rank().0 == 0 {
@@ -20,14 +20,14 @@ pub(crate) async fn probe_unexp(world: World) {
             let found = world.probe(ANY, tag(n)).await.unwrap();
             assert_eq!((found.source, found.length), (rank(0), size));
             let again = world.iprobe(rank(0), ANY_TAG).unwrap().unwrap();
-            assert_eq!(again.tag, tag(0), "the first that came");
+            assert_eq!(again.tag, tag(0), "the first that arrived");
             let got = world.receive(found.source, found.tag).await.unwrap();
             assert_eq!(got.bytes, text(n, size));
         }
     }
 }
 
-/// Matched probes: what was found is out of everybody else's reach, and is received once.
+/// Matched probes: no other receive gets the found message, and it is received once.
 pub(crate) async fn mprobe(world: World) {
     for size in [8, 2000] {
         if world.rank().0 == 0 {
@@ -53,7 +53,7 @@ pub(crate) async fn mprobe(world: World) {
     }
 }
 
-/// To oneself, in a communicator of one that is dropped before the message is received.
+/// To oneself, in a communicator of one rank that is dropped before the message is received.
 pub(crate) async fn mprobe_self_free(world: World) {
     let alone = world.split(Some(world.rank().0), 0).await.unwrap().unwrap();
     assert_eq!((alone.size(), alone.rank()), (1, rank(0)));
@@ -64,7 +64,7 @@ pub(crate) async fn mprobe_self_free(world: World) {
     send.await.unwrap();
 }
 
-/// To oneself: nothing, then a probe finds it, then it is received.
+/// A probe of oneself finds nothing, and then the sent message, which is received.
 pub(crate) async fn isendselfprobe(world: World) {
     let own = world.rank();
     assert!(world.iprobe(own, ANY_TAG).unwrap().is_none());
@@ -75,7 +75,7 @@ pub(crate) async fn isendselfprobe(world: World) {
     send.await.unwrap();
 }
 
-/// Receives from any source while others ask for one source each.
+/// Receives from any source messages that each other rank sends.
 pub(crate) async fn recv_any(world: World) {
     if world.rank().0 == 0 {
         let mut from = vec![];

@@ -1,10 +1,10 @@
-//! To oneself: `sendself`, `isendself`.
+//! Messages to oneself: `sendself`, `isendself`.
 
 use midplane_via::message::request::Mode;
 
 use super::{ANY, World, tag, text};
 
-/// In every mode, to a receive that is posted.
+/// In every mode, to a posted receive.
 pub(crate) async fn sendself(world: World) {
     let own = world.rank();
     world.attach(1 << 18);
@@ -19,7 +19,7 @@ pub(crate) async fn sendself(world: World) {
     world.detach().await;
 }
 
-/// In every mode, the send first.
+/// In every mode, sent before the receive is posted.
 pub(crate) async fn isendself(world: World) {
     let own = world.rank();
     world.attach(1 << 18);

@@ -6,7 +6,7 @@ use midplane_via::message::request::Mode;
 
 use super::{ANY, ANY_TAG, World, rank, tag, text};
 
-/// Receives with and without wildcards, mixed; every message meets the first that asks for it.
+/// Receives with and without wildcards, mixed; every message meets the first receive that fits.
 pub(crate) async fn anyall(world: World) {
     if world.rank().0 == 0 {
         let receives = vec![
@@ -32,7 +32,7 @@ pub(crate) async fn anyall(world: World) {
     }
 }
 
-/// Everybody to everybody, all at once, waited for in any order.
+/// From all ranks to all ranks, all at once, waited for in any order.
 pub(crate) async fn sendall(world: World) {
     let (own, size) = (world.rank().0, world.size());
     let mut receives: Vec<_> =
@@ -94,7 +94,7 @@ pub(crate) async fn comm_split(world: World) {
     }
 }
 
-/// Two tasks of each rank, talking at the same time: one's waiting never keeps the other.
+/// Two tasks of each rank talk at the same time: the waits of one never block the other.
 pub(crate) async fn threaded_sr(world: World) {
     let other = rank(1 - world.rank().0);
     let task = |number: u32| {

@@ -5,10 +5,10 @@ use midplane_via::message::request::Mode;
 
 use super::{ANY, World, rank, room, tag, text};
 
-/// Stands in for sizes beyond 2^31: longer than every queue and window.
+/// Stands for sizes beyond 2^31: longer than every queue and window.
 const HUGE: usize = 300_000;
 
-/// Everybody floods rank 0, which is slow: it receives from one after the other.
+/// All other ranks flood rank 0, which is slow: it receives from one after the other.
 pub(crate) async fn sendflood(world: World) {
     if world.rank().0 == 0 {
         for from in 1..world.size() {
@@ -103,7 +103,7 @@ pub(crate) async fn large_message(world: World) {
     wait_all(sends).await.into_iter().for_each(|sent| drop(sent.unwrap()));
 }
 
-/// Sizes about the powers of two, one after another.
+/// Sizes around the powers of two, one after another.
 pub(crate) async fn pt2pt_large(world: World) {
     let sizes = (4..17).flat_map(|power| [(1 << power) - 1, 1 << power, (1 << power) + 1]);
     for size in sizes {

@@ -1,4 +1,4 @@
-//! One-sided accesses, each against what it should give.
+//! One-sided accesses, each compared with its expected result.
 
 use futures_util::future::join_all;
 use midplane_simhw::rng::Rng;
@@ -8,7 +8,7 @@ use midplane_via::message::window::{Lock, Window, WindowError};
 
 use super::{World, rank};
 
-/// Each rank draws numbers of a counter at the last rank: all together draw each number once.
+/// Each rank draws numbers from a counter at the last rank: together, they draw each number once.
 pub(crate) async fn numbers_are_drawn_once(world: World) {
     const EACH: u64 = 20;
     let last = rank(world.size() - 1);
@@ -24,7 +24,7 @@ pub(crate) async fn numbers_are_drawn_once(world: World) {
     assert_eq!(all, [count * (count - 1) / 2]);
 }
 
-/// Each rank writes a stripe of its own at every rank in a random order of accesses, and reads it as it should be.
+/// Each rank writes its own stripe at every rank by random accesses; the stripes then have the expected values.
 pub(crate) async fn stripes_are_as_written(world: World) {
     const STRIPE: usize = 40;
     let (own, size) = (world.rank().0, world.size());
@@ -102,7 +102,7 @@ pub(crate) async fn the_lock_keeps_sums(world: World) {
     window.fence().await.unwrap();
 }
 
-/// What does not fit is an error, and ends nothing else.
+/// An access out of range is an error, and affects no other access.
 pub(crate) async fn errors(world: World) {
     let own = world.rank();
     let window = Window::<u16>::create(&world, own.0 as usize).await.unwrap();
@@ -113,7 +113,7 @@ pub(crate) async fn errors(world: World) {
     assert!(matches!(window.flush(rank(99)).await, Err(WindowError::Message(_))));
     assert!(matches!(window.get(rank(99), 0, 0).await, Err(WindowError::Message(_))));
     window.fence().await.unwrap();
-    // Twice the same lock: this rank is refused from then on, by that rank alone.
+    // If this rank takes the same lock twice, that rank refuses all its later accesses; other ranks do not.
     if own != Rank(0) {
         window.lock(rank(0), Lock::Shared).await.unwrap();
         assert_eq!(window.lock(rank(0), Lock::Shared).await, Err(WindowError::Refused(rank(0))));

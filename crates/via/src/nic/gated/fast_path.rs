@@ -327,7 +327,7 @@ impl FastPath {
         };
         let end = fields.offset.checked_add(payload.len() as u32);
         let Some(end) = end.filter(|end| *end <= fields.total && fields.offset == self.received) else {
-            // No correct host cuts a message so.
+            // No correct host cuts a message like this.
             return Err(None);
         };
         if fields.total as usize > descriptor.bytes() {
@@ -345,7 +345,7 @@ impl FastPath {
         Ok(())
     }
 
-    /// Sends as much as there is room for.
+    /// Sends pending frames, as far as there is room.
     #[inline]
     pub(super) fn pump(
         &mut self,

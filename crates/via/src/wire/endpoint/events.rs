@@ -42,7 +42,7 @@ pub struct Outgoing {
 pub struct Counters {
     /// Datagrams of no connection: malformed, from another address, or late.
     pub strangers: u64,
-    /// Dials that were refused or asked for a cookie.
+    /// Dials that were refused, or answered with a cookie.
     pub turned_away: u64,
     /// Answers to datagrams of no connection that were dropped.
     pub replies_dropped: u64,

@@ -1,14 +1,14 @@
 //! Receive tokens: bound what the senders of all connections together have in flight to this endpoint.
 //!
-//! A token is a permission to send some bytes: it advances a connection's window by a quantum. Only the
-//! receiver grants tokens, in turn, to the connections whose senders ask. It grants the next one as soon as the
-//! bound has room, while the former holders are still sending, so that the switch port before the receiver is
-//! never idle for a round trip. The paper's senders pass tokens among themselves, and release them early (DVCM,
-//! section 4; `midplane_nicvm::coordination`): there each sender knows all others. Here it needs to know none.
+//! A token is a permission to send some bytes: it advances a connection's window by a quantum. Only the receiver grants
+//! tokens, in turn, to the connections whose senders request them. It grants the next one as soon as the bound has
+//! room, while the former holders are still sending, so that the switch port before the receiver is never idle for a
+//! round trip. The paper's senders pass tokens among themselves, and release them early (DVCM, section 4;
+//! `midplane_nicvm::coordination`): there, each sender knows all others. Here, it needs to know none.
 //!
-//! A sender asks by naming the offset up to which it has bytes, and is granted no more than that: no token
-//! stays unused. In addition, each connection may send a few bytes without a token, as long as a reserve has
-//! room for them.
+//! A sender's request names the offset up to which it has bytes, and the receiver grants no more than that: no token
+//! stays unused. In addition, each connection may send a few bytes without a token, as long as a reserve has room for
+//! them.
 
 #[cfg(test)]
 mod tests;
@@ -157,7 +157,7 @@ impl Tokens {
             share.active_at = now;
         }
         if flow.wanted.is_none() && share.limit < FIRST_WINDOW {
-            // A sender of an earlier version started with a fixed window, and does not ask.
+            // A sender of an earlier version started with a fixed window, and never requests one.
             self.reserve += std::mem::take(&mut share.allowance);
             (share.limit, share.is_expired) = (FIRST_WINDOW, true);
         }
@@ -170,7 +170,7 @@ impl Tokens {
         let counts = if share.is_expired { 0 } else { share.unused() };
         self.in_flight = self.in_flight - share.in_flight + counts;
         share.in_flight = counts;
-        // A sender that can't ask is presumed to want more once it has used up its window.
+        // A sender that can't send requests is presumed to want more once it has used up its window.
         let presumed = share.limit + if share.unused() == 0 { quantum } else { 0 };
         share.wanted = flow.wanted.unwrap_or(presumed).min(flow.most);
         if !share.is_waiting && share.demand() > 0 {

@@ -33,7 +33,7 @@ pub(super) struct Sent {
 pub(super) enum Kind {
     /// Acknowledged or lost, or needs no acknowledgement.
     Settled,
-    /// Carries bytes or asks for an answer.
+    /// Carries bytes, or requests an answer.
     Plain,
     /// Closes the pipe.
     Close,
@@ -55,7 +55,7 @@ pub(super) struct Loss {
     /// Number of the first of these packets.
     first: u64,
     in_flight: u64,
-    /// Packets in flight that ask for an acknowledgement, including those that the window does not count.
+    /// Packets in flight that request an acknowledgement, including those that the window does not count.
     asking: u64,
     /// One past the largest acknowledged number.
     acked_end: u64,

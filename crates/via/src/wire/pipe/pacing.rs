@@ -4,7 +4,7 @@ use midplane_simhw::time::Instant;
 
 /// The bucket fills by this factor faster than one window per round trip, so that it does not delay growth.
 const GAIN: f64 = 1.25;
-/// Nanoseconds of sending that the bucket holds: a task may be late by so much without being slower.
+/// Nanoseconds of sending that the bucket holds: a task that is late by at most this is not slower.
 const QUANTUM: u64 = 1_000_000;
 /// Nanoseconds of sending in one burst, and between two bursts of a task that is late. Timers are exact to some 50 us, so
 /// shorter bursts would be slower than the rate. With longer ones, TCP gets most of a fast link that both use.

@@ -27,8 +27,8 @@
 //! | 1 acknowledge | largest number 8, delay in microseconds 4, window 8, ranges less one 1, length of the first range 4; for each further range the gap below the one before 4, its length 4 |
 //! | 2 close | offset at which the pipe ends 8 |
 //! | 4 probe | zeros up to the end: finds how long datagrams may be |
-//! | 8 ping | nothing: asks for an acknowledgement |
-//! | 32 ask | offset up to which the sender has bytes 8: it asks for a window that holds them |
+//! | 8 ping | nothing: requests an acknowledgement |
+//! | 32 ask | offset up to which the sender has bytes 8: it requests a window that holds them |
 //! | 16 bytes | offset 8; the bytes of the pipe from there up to the end |
 //!
 //! The body of gossip is a piece of a [message](crate::wire::gossip): the sender's clock in milliseconds since
@@ -39,8 +39,8 @@
 //! anew. The window is the offset up to which the receiver accepts bytes; it never falls.
 //!
 //! The packets that make a connection carry the first window plus one. It is 256 KiB, or less: then the
-//! receiver grants tokens (`endpoint/tokens.rs`), and the sender must ask for a window. A 0 in this field means
-//! an earlier version: its first window is 256 KiB, it never asks, and it drops packets that do.
+//! receiver grants tokens (`endpoint/tokens.rs`), and the sender must request a window. A 0 in this field means
+//! an earlier version: its first window is 256 KiB, it never requests one, and it drops packets that do.
 
 /// Version of the protocol.
 pub(crate) const VERSION: u8 = 1;

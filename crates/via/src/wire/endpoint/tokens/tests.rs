@@ -107,7 +107,7 @@ impl Run {
         self.events.push(Reverse((self.now + after, self.number, event)));
     }
 
-    /// Sends as much as a sender may, and asks for more.
+    /// Sends as much as a sender may, and requests more.
     fn send(&mut self, slot: usize) {
         loop {
             let sender = &mut self.senders[slot];

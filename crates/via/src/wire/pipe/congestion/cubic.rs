@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_is_back_at_its_last_peak_when_the_function_says_so() {
+    fn the_window_reaches_its_last_peak_at_the_time_of_the_cubic_function() {
         let mut law = Cubic::new(1_200);
         law.window = 1_200_000.0;
         law.on_lost(Instant::ZERO, lost(Instant::ZERO));

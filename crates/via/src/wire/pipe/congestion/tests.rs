@@ -92,7 +92,7 @@ fn run(congestion: Congestion, ops: &[Op]) {
 
 proptest! {
     #[test]
-    fn no_law_stops_grows_without_bound_or_panics_whatever_arrives(
+    fn no_events_make_a_law_stop_panic_or_grow_without_bound(
         ops in prop::collection::vec(op(), 1..400),
     ) {
         for congestion in all() {
