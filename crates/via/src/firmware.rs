@@ -97,12 +97,13 @@ impl Via {
         Self { config, ..Self::default() }
     }
 
-    /// Cuts messages into frames by plans for `chain`, the stages that each frame passes: copies into the NIC,
-    /// the line, and copies out of it. A plan lets the last byte arrive soonest. The first message of a size is
-    /// cut into equal frames, until there is time to plan. A message behind which others wait fills its frames,
-    /// since those keep all stages busy. Default: on a live NIC, where the costs of copies and lines are
-    /// unknown, every frame carries as much as it can; on a simulated one, the chain is that of its model, with
-    /// one switch on the way.
+    /// Cuts messages into frames by plans for `chain`, the stages that each frame passes: copies into the NIC, the
+    /// line, and copies out of it. A plan lets the last byte arrive soonest. The first message of a size is cut into
+    /// equal frames, until there is time to plan. A message behind which others wait fills its frames, because full
+    /// frames keep all stages busy.
+    ///
+    /// Default: on a simulated NIC, the chain of its model, with one switch on the way. On a live NIC, the costs of
+    /// copies and lines are unknown, and every frame carries as much as it can.
     #[must_use]
     pub fn fragments(mut self, chain: Pipeline) -> Self {
         self.cutter = Cutter::new(Chain::Known(chain));

@@ -5,11 +5,11 @@
 //! `WritePointer`. The immediate data is the packet's length; it is negative if the writer has started again at the
 //! area's start. The write consumes a receive descriptor, whose completion has the receiver read at `ReadPointer`.
 //!
-//! Two credits bound the packets under way (section 4.2): the free part of the area (`RDMAmaxwrite`, which follows the
-//! `RDMAmaxread` that the receiver publishes), and the receive descriptors that are left (`descLeft`). The receiver
-//! publishes both by writes without immediate data, which consume no descriptor. It publishes the area's credit once an
-//! eighth of the area was read. It publishes the descriptors when the sender requests that, by such a write, once half
-//! of them or fewer are left; the paper names no threshold.
+//! Two credits bound the packets under way (section 4.2): the free part of the area, and the receive descriptors that
+//! are left (`descLeft`). The free part is `RDMAmaxwrite`, which follows the `RDMAmaxread` that the receiver publishes.
+//! The receiver publishes both credits by writes without immediate data, which consume no descriptor. It publishes the
+//! area's credit once an eighth of the area was read. It publishes the descriptors when the sender requests that, by
+//! such a write, once half of them or fewer are left; the paper names no threshold.
 //!
 //! A sender without credit requests it once, with one of two descriptors that data never takes; the reply takes the
 //! other. So requests and replies need no credit, and they wake a parked process.
@@ -33,7 +33,7 @@ use crate::message::envelope::{Envelope, LONGEST, Peer};
 use crate::message::transport::InitError;
 use crate::nic::{CqId, Nic, NicError, ViId, WorkQueue};
 use crate::outcome::AsyncError;
-use link::{Arrival, Link, CONNECT_TIMEOUT};
+use link::{Arrival, CONNECT_TIMEOUT, Link};
 use rendezvous::LONGEST_PLACED;
 
 pub use rendezvous::Registration;

@@ -172,7 +172,8 @@ fn messages_of_a_rank_that_leaves_arrive() {
             let peer = Rank(1 - world.rank().0);
             for number in 0..20 {
                 let to = (peer, Tag(1));
-                let received = world.send_receive(to, text(number, 64), peer, Tag(1)).await.unwrap();
+                let received =
+                    world.send_receive(to, text(number, 64), peer, Tag(1)).await.unwrap();
                 assert!(received.bytes == text(number, 64), "message {number}");
             }
         });

@@ -147,8 +147,7 @@ fn with_reliable_delivery_a_send_completes_before_its_bytes_are_in_the_memory_of
 
 /// The third message finds no receive, while the second is on its way into the memory of a slow host.
 #[test]
-fn a_remote_error_is_reported_by_the_descriptor_that_failed_and_later_ones_are_flushed()
-{
+fn a_remote_error_is_reported_by_the_descriptor_that_failed_and_later_ones_are_flushed() {
     for level in [Reliability::ReliableDelivery, Reliability::ReliableReception] {
         let setting = Setting { scatter: SLOW, ..Setting::default() };
         let (sent, received) = run(setting, level, POSTED.to_vec(), 2);
@@ -163,7 +162,7 @@ fn a_remote_error_is_reported_by_the_descriptor_that_failed_and_later_ones_are_f
     }
 }
 
-/// The data of the reads arrives while the writes before them are on their way into the memory of a slow host, so that
+/// The writes before the reads are on their way into the memory of a slow host when the data of the reads arrives. So
 /// the requests are not acknowledged yet.
 #[test]
 fn a_read_that_overtakes_the_acknowledgement_of_its_request_completes_once() {
@@ -195,8 +194,8 @@ fn posted() -> impl Strategy<Value = Posted> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Checks that over a network that loses, duplicates and reorders, at both levels and with memory of any speed, each
-    /// descriptor completes once and in order; with reliable reception not before its bytes are in memory.
+    /// Uses a network that loses, duplicates and reorders, both levels, and memory of any speed. Each descriptor
+    /// completes once and in order; with reliable reception, not before its bytes are in memory.
     #[test]
     fn each_descriptor_completes_once_and_in_order_when_its_level_says(
         seed in 0_u64..1_000_000, receives: bool, byte_ps in 0_u32..200_000,

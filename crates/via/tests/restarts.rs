@@ -257,7 +257,10 @@ fn a_pair_of_which_one_starts_late_starts_after_a_killed_one() {
 
 /// Kills one of two processes, and starts it again after `pause`, three times. The other one's connection ends, and it
 /// then exchanges messages with the new process.
-#[expect(clippy::disallowed_methods, reason = "the test measures the time until messages are exchanged")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the test measures the time until messages are exchanged"
+)]
 fn one_of_two_returns(fabric: &str, returns: u32, pause: Duration) {
     let place = place(fabric);
     let stays = Program::start(fabric, 1 - returns, &place);

@@ -1,4 +1,4 @@
-//! Messages of several segments on unreliable interfaces, over every fabric: received messages are whole and in order,
+//! Messages of several segments on unreliable interfaces, over every fabric. Received messages are whole and in order,
 //! and a message that fits a frame is lost only with that frame.
 
 use std::sync::{Arc, Mutex};

@@ -122,9 +122,10 @@ impl<P> PortContext<P> {
             vi.validate().map_err(|what| Inconsistency { vi: vi.name, what })?;
         }
         match self.errors.iter().find(|(vi, _)| self.vi(*vi).is_none()) {
-            Some((vi, _)) => {
-                Err(Inconsistency { vi: *vi, what: "an error is reported for it, and it is missing" })
-            }
+            Some((vi, _)) => Err(Inconsistency {
+                vi: *vi,
+                what: "an error is reported for it, and it is missing",
+            }),
             None => Ok(()),
         }
     }

@@ -452,7 +452,11 @@ impl Via {
 
     /// Sends requests again to awaited peers whose nodes were found dead or restarted, because a node may only now have
     /// started.
-    pub(super) fn request_again(&mut self, nic: &mut Context<'_>, which: impl Fn(&Pending) -> bool) {
+    pub(super) fn request_again(
+        &mut self,
+        nic: &mut Context<'_>,
+        which: impl Fn(&Pending) -> bool,
+    ) {
         let Self { pending, vis, .. } = self;
         let unasked = |it: &&mut Pending| it.request_at != Instant::FAR_FUTURE && which(it);
         for pending in pending.iter_mut().filter(unasked) {

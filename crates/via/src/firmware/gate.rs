@@ -127,8 +127,8 @@ impl Gate {
         matches!(self.sends, Sends::Nic)
     }
 
-    /// Returns whether each queue's holder is certain while the process is suspended: it is the NIC, or it is the host
-    /// and neither end of the connection can use the queue.
+    /// Returns whether each queue's holder is certain while the process is suspended. It is certain if it is the NIC,
+    /// or if it is the host and neither end of the connection can use the queue.
     pub(super) const fn is_settled(&self) -> bool {
         matches!(self.sends, Sends::Nic | Sends::Returning)
             && !matches!(self.receives, Receives::Host)
@@ -221,8 +221,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether the NIC may grant the send queue: the interface has reliable delivery, neither end's memory may
-    /// be read, the process is not suspended, and no admission is installed.
+    /// Returns whether the NIC may grant the send queue. The interface must have reliable delivery, and neither end's
+    /// memory may be read. The process must not be suspended, and no admission may be installed.
     fn may_grant(&self, nic: &Context<'_>) -> bool {
         let reads = self.link.as_ref().is_none_or(|link| link.remote.rdma_read);
         self.attributes.reliability == Reliability::ReliableDelivery

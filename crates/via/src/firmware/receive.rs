@@ -178,7 +178,8 @@ impl Endpoint {
                 AsyncError::ReceiveQueueEmpty,
             ));
         };
-        let received = self.link.as_ref().and_then(|link| link.arriving).map_or(0, |now| now.received);
+        let received =
+            self.link.as_ref().and_then(|link| link.arriving).map_or(0, |now| now.received);
         let fits = total <= work.room && total <= self.attributes.max_transfer;
         let Some(end) = end.filter(|_| fits && received == fields.offset) else {
             return Err(self.fail_receive(nic, DescriptorError::Length, fields.immediate_data()));
@@ -213,7 +214,8 @@ impl Endpoint {
         if length > 0 && nic.write(region, payload).is_err() {
             return Err(refused);
         }
-        let received = self.link.as_ref().and_then(|link| link.arriving).map_or(0, |now| now.received);
+        let received =
+            self.link.as_ref().and_then(|link| link.arriving).map_or(0, |now| now.received);
         let end = received.saturating_add(length);
         self.on_received(nic, fields, end, Operation::RemoteRdmaWrite, consumes);
         Ok(())

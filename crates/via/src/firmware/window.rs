@@ -206,8 +206,8 @@ pub(super) enum Arrival {
 
 /// Frames received after which an acknowledgement is sent alone.
 const FRAMES_PER_ACKNOWLEDGEMENT: u32 = 16;
-/// Bytes received after which an acknowledgement is sent alone: half of the most that may be under way, so that
-/// an answer acknowledges a message of up to this length.
+/// Bytes received after which an acknowledgement is sent alone: half of the most that may be under way. So an answer
+/// acknowledges a message of up to this length.
 const BYTES_PER_ACKNOWLEDGEMENT: usize = BYTES / 2;
 
 /// Least nanoseconds that an acknowledgement waits if the traffic is requests and answers: a timer for each message
@@ -371,7 +371,7 @@ mod tests {
     }
 
     proptest! {
-        /// Checks for any loss, duplication and reordering, and for both ends saved and restored at any step: the
+        /// Checks for any loss, duplication and reordering, and for both ends saved and restored at any step. The
         /// accepted frames are the sent ones, in order, and an acknowledged frame is in memory.
         #[test]
         fn frames_are_taken_once_in_order_and_acknowledged_from_memory(

@@ -392,7 +392,9 @@ impl Nic {
 
     /// Adds the path of a new interface.
     pub(super) fn add_path(&mut self, vi: ViId, attributes: ViAttributes) {
-        let Some(gated) = self.gated.as_mut().filter(|_| may_be_granted(&attributes)) else { return };
+        let Some(gated) = self.gated.as_mut().filter(|_| may_be_granted(&attributes)) else {
+            return;
+        };
         let at = vi.number.index();
         if at >= gated.paths.len() {
             gated.paths.resize_with(at + 1, || None);

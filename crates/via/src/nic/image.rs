@@ -141,7 +141,11 @@ impl Nic {
         Ok(NicContext {
             memory: memory.collect(),
             vis,
-            queues: self.queues.completion_queues().map(|queue| queue.iter().copied().collect()).collect(),
+            queues: self
+                .queues
+                .completion_queues()
+                .map(|queue| queue.iter().copied().collect())
+                .collect(),
             errors: self.errors.iter().copied().collect(),
             next_tag: self.next_tag,
             next_serial: self.next_serial,

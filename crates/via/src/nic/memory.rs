@@ -14,7 +14,7 @@ impl Nic {
     }
 
     /// Registers `bytes` of zeroed memory. If this process can bypass its NIC, memory that other nodes may write and
-    /// read takes a file descriptor, so that processes of this host can map it; up to 256 regions do.
+    /// read takes a file descriptor, so that processes of this host can map it. Up to 256 regions do.
     ///
     /// # Errors
     /// [`NicError::Register`], which names the limit that was reached.

@@ -256,8 +256,8 @@ impl Nic {
         Ok(())
     }
 
-    /// Posts all descriptors of a queue, from number `from` on, to the NIC. If that fails, returns the number of the next
-    /// one with the error of the port.
+    /// Posts all descriptors of a queue, from number `from` on, to the NIC. If that fails, returns the number of the
+    /// next one with the error of the port.
     pub(super) fn post_from(
         &mut self,
         vi: ViId,

@@ -139,8 +139,8 @@ impl Reader {
         }
     }
 
-    /// Returns the offset and length of the packet with this immediate data, and the bytes that reading it frees;
-    /// `None` if no writer that follows the protocol sends such data.
+    /// Returns the offset and length of the packet with this immediate data, and the bytes that reading it frees.
+    /// Returns `None` if no writer that follows the protocol sends such data.
     pub(super) fn locate(&mut self, immediate: i32) -> Option<(usize, usize, u64)> {
         let bytes = u64::from(immediate.unsigned_abs());
         let padded = bytes.next_multiple_of(ALIGNMENT);

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RdmaConfig;
 use super::credit::{Credit, Reader};
-use super::rendezvous::{Place, RendezvousBuffers, Registration};
+use super::rendezvous::{Place, Registration, RendezvousBuffers};
 use crate::attributes::{Address, Discriminator};
 use crate::descriptor::Descriptor;
 use crate::memory::{Memory, MemoryOptions, RemoteMemory, Segment};

@@ -25,15 +25,15 @@ use super::{Ended, Session, SharedState, Stream, TransportKind};
 use crate::wire::endpoint::PipeId;
 use crate::wire::socket::Socket;
 
-/// Limits how long the driver polls for an answer before it parks: where this was measured, a wake-up on
-/// another processor takes 31 to 60 us, and the answer follows it.
+/// Limits how long the driver polls for an answer before it parks. Where this was measured, a wake-up on another
+/// processor takes 31 to 60 us, and the answer follows it.
 const SPIN: Duration = Duration::from_micros(150);
 /// Time after which the driver takes a frame that its woken reader has not taken: it may block other streams.
 const GRACE: Duration = Duration::from_micros(50);
 /// The same time if the driver waits meanwhile, because the runtime's timers are no finer.
 const READER_TIMEOUT: Duration = Duration::from_millis(1);
 /// If yielding the processor takes the driver longer than `LONG_YIELD`, it parks instead of yielding for
-/// `NO_YIELD_FOR`: other tasks may keep the processor for as long as they like, and a parked process is woken sooner.
+/// `NO_YIELD_FOR`. Other tasks may keep the processor for as long as they like, and a parked process is woken sooner.
 const LONG_YIELD: Duration = Duration::from_millis(1);
 const NO_YIELD_FOR: Duration = Duration::from_millis(100);
 /// Unsuccessful polls in a row after which the driver polls for the full time again.
@@ -211,7 +211,9 @@ impl Driver {
                 // The socket was polled by this task just now, and had nothing.
                 let mut has_polled = true;
                 poll_fn(|context| {
-                    if found == Found::Readers && self.reader_timer.as_mut().poll(context).is_ready() {
+                    if found == Found::Readers
+                        && self.reader_timer.as_mut().poll(context).is_ready()
+                    {
                         return Poll::Ready(());
                     }
                     let is_polled = std::mem::take(&mut has_polled);
@@ -328,7 +330,8 @@ impl Driver {
         }
         let wakers = std::mem::take(&mut core.wakers);
         let events = std::mem::take(&mut core.events);
-        let mut found = if any || !wakers.is_empty() { Found::Something } else { Found::AnswerExpected };
+        let mut found =
+            if any || !wakers.is_empty() { Found::Something } else { Found::AnswerExpected };
         let is_piped = session.transport() != TransportKind::Shm;
         // With several threads, a yield is a system call, and woken tasks run just as soon while the driver waits.
         let waits = is_piped && !self.is_current_thread;
@@ -368,7 +371,11 @@ impl Driver {
 
     /// Returns how long the driver polls at present.
     fn spin(&self) -> Duration {
-        if self.vain.is_multiple_of(FULL_TIME_EACH) { SPIN } else { SPIN / (1 << self.vain.min(HALVINGS)) }
+        if self.vain.is_multiple_of(FULL_TIME_EACH) {
+            SPIN
+        } else {
+            SPIN / (1 << self.vain.min(HALVINGS))
+        }
     }
 
     fn dispatch(&mut self, session: &Arc<Session>, event: Event, handler: &mut impl Handler) {

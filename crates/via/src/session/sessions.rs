@@ -137,8 +137,8 @@ impl Sessions {
         Ok(self.over_connection(connection, TransportKind::Tcp(peer), false))
     }
 
-    /// Makes a session over a reliable stream of bytes that libfabric carries, after a handshake of at most 10 s as
-    /// over TCP; `is_first` at the end that has connected. [`Session::send_hello`] starts it.
+    /// Makes a session over a reliable stream of bytes that libfabric carries, after a handshake as over TCP of at most
+    /// 10 s. `is_first` at the end that has connected. [`Session::send_hello`] starts it.
     ///
     /// # Errors
     /// [`tcp::Failed`].

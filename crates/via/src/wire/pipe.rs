@@ -423,11 +423,7 @@ impl Pipe {
 
     fn idle_at(&self) -> Instant {
         let timeout = self.config.idle_timeout;
-        self.heard_at.plus_nanos(if self.accept.is_some() {
-            timeout.min(CONFIRM)
-        } else {
-            timeout
-        })
+        self.heard_at.plus_nanos(if self.accept.is_some() { timeout.min(CONFIRM) } else { timeout })
     }
 
     /// Returns the id under which this side receives.

@@ -326,7 +326,8 @@ impl FastPath {
             return Err(Some(AsyncError::ReceiveQueueEmpty));
         };
         let end = fields.offset.checked_add(payload.len() as u32);
-        let Some(end) = end.filter(|end| *end <= fields.total && fields.offset == self.received) else {
+        let Some(end) = end.filter(|end| *end <= fields.total && fields.offset == self.received)
+        else {
             // No correct host cuts a message like this.
             return Err(None);
         };

@@ -40,14 +40,20 @@ impl Link {
         let envelope = Envelope::parse(&head[..size]).map_err(|_| Broken)?;
         let size = envelope.size();
         let length = length.checked_sub(size).ok_or(Broken)?;
-        let mut arrival =
-            Arrival { envelope, offset: offset + size, length, frees, placed: false, in_place: false };
+        let mut arrival = Arrival {
+            envelope,
+            offset: offset + size,
+            length,
+            frees,
+            placed: false,
+            in_place: false,
+        };
         self.place(&mut arrival)?;
         Ok(Some(arrival))
     }
 
-    /// Handles the part of a packet that concerns rendezvous: takes the name of memory from a CTS, and finds the
-    /// payload that was written into this side's memory instead of sent with its data packet.
+    /// Handles the rendezvous part of a packet. Takes the name of memory from a CTS. If a data packet has no payload,
+    /// finds the payload that was written into this side's memory.
     fn place(&mut self, arrival: &mut Arrival) -> Result<(), Broken> {
         let Envelope { kind, length, from, to, .. } = arrival.envelope;
         match kind {

@@ -23,11 +23,14 @@ impl Link {
     /// Publishes this side's words. If it `wakes` the other side, that takes a reserved descriptor. Returns `false` if
     /// the words were not sent; then nothing is spent.
     fn publish(&mut self, nic: &mut Nic, wakes: bool) -> bool {
-        let Some(remote) = self.remote.filter(|_| self.has_greeted && !self.lost) else { return false };
+        let Some(remote) = self.remote.filter(|_| self.has_greeted && !self.lost) else {
+            return false;
+        };
         if wakes && !self.credit.has_reserved() {
             return false;
         }
-        let words = [self.reader.freed, self.reader.posted, self.peer_answered, self.requested, self.low];
+        let words =
+            [self.reader.freed, self.reader.posted, self.peer_answered, self.requested, self.low];
         for (at, word) in words.iter().enumerate() {
             let written = self.published.write(at * 8, &word.to_le_bytes());
             written.expect("its first half");

@@ -1,7 +1,7 @@
 //! Bounds the bytes in flight and their rate: the interface of congestion controllers, and the laws to choose from.
 //!
-//! `quinn-proto`'s Cubic and BBR can't be used here: they read an `RttEstimator`, which only that crate can make. BBR is
-//! that of `s2n-quic-core`; Cubic is our own, since that crate needs a later Rust than the rest.
+//! `quinn-proto`'s Cubic and BBR can't be used here: they read an `RttEstimator`, which only that crate can make. BBR
+//! is that of `s2n-quic-core`. Cubic is our own, because that crate needs a later Rust than the rest.
 
 #[cfg(feature = "bbr")]
 mod bbr;
@@ -90,8 +90,8 @@ pub trait Controller: fmt::Debug + Send {
     fn on_mtu(&mut self, bytes: usize);
     /// Returns the bytes that may be in flight.
     fn window(&self) -> u64;
-    /// Returns the bytes a second at which packets are sent. `None` unless overridden: a quarter more than the window in
-    /// each round trip.
+    /// Returns the rate at which packets are sent, in bytes a second. `None` unless overridden: a quarter more than the
+    /// window in each round trip.
     fn rate(&self) -> Option<u64> {
         None
     }

@@ -6,12 +6,12 @@ use midplane_simhw::time::Instant;
 const GAIN: f64 = 1.25;
 /// Nanoseconds of sending that the bucket holds: a task that is late by at most this is not slower.
 const QUANTUM: u64 = 1_000_000;
-/// Nanoseconds of sending in one burst, and between two bursts of a task that is late. Timers are exact to some 50 us, so
-/// shorter bursts would be slower than the rate. With longer ones, TCP gets most of a fast link that both use.
+/// Nanoseconds of sending in one burst, and between two bursts of a task that is late. Timers are exact to some 50 us,
+/// so shorter bursts would be slower than the rate. With longer ones, TCP gets most of a fast link that both use.
 const BURST: u64 = 100_000;
 const SPACING: u64 = 50_000;
-/// Datagrams of a burst, and of the bucket, at least. Longer bursts find the short queue of a link full, where a TCP that is
-/// clocked by its acknowledgements takes each place that becomes free.
+/// Least datagrams of a burst, and of the bucket. Longer bursts find the short queue of a link full. A TCP sender,
+/// clocked by its acknowledgements, takes each place in the queue that becomes free.
 const MIN_PACKETS: u64 = 2;
 /// The least rate in bytes a second.
 const MIN_RATE: f64 = 1.0;

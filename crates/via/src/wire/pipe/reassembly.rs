@@ -167,9 +167,9 @@ impl Reassembly {
         }
     }
 
-    /// Consumes `bytes` for the application. The window grows in two cases: the application consumes half of it within
-    /// two round trips; or it has caught up while the peer had less than half of it left. In both, the window limited
-    /// the peer.
+    /// Consumes `bytes` for the application. The window grows in two cases, in both of which it has limited the peer.
+    /// Either the application consumes half of it within two round trips; or it has caught up while the peer had less
+    /// than half of it left.
     pub(super) fn consume(&mut self, now: Instant, bytes: usize, round_trip: u64) {
         let bytes = (bytes as u64).min(self.in_order - self.consumed);
         self.consumed += bytes;

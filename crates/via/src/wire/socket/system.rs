@@ -28,7 +28,8 @@ const RECEIVES_PER_TURN: usize = 8;
 const ERRORS_PER_TURN: usize = 64;
 /// Bytes requested for the system's socket buffers; the system grants less if its own limit is lower.
 const SOCKET_BYTES: usize = 4 << 20;
-/// Nanoseconds below which a timeout is exact, as pacing and acknowledgements need: tokio's timers have a resolution of 1 ms.
+/// Nanoseconds below which a timeout is exact, as pacing and acknowledgements need. The resolution of tokio's timers is
+/// 1 ms.
 const EXACT: u64 = 5_000_000;
 
 /// A UDP socket on a tokio runtime.

@@ -1,7 +1,7 @@
 //! Ends slow start before it fills the bottleneck's buffer: HyStart++ (RFC 9406).
 
-/// Nanoseconds by which the shortest round trip of a round must exceed that of the round before: an eighth of it, within
-/// these bounds (MIN_RTT_THRESH and MAX_RTT_THRESH).
+/// Bounds in nanoseconds of the delay increase that ends slow start (MIN_RTT_THRESH and MAX_RTT_THRESH). The shortest
+/// round trip of a round must exceed that of the round before by an eighth, within these bounds.
 const THRESHOLDS: (u64, u64) = (4_000_000, 16_000_000);
 const DIVISOR: u64 = 8;
 /// Round-trip times that a round must have before it counts (N_RTT_SAMPLE).
