@@ -30,7 +30,7 @@ const ORDER: &str = "MIDPLANE_RESTARTS_ORDER";
 
 /// The time within which a restarted process exchanges messages, its own start included.
 const SOON: Duration = Duration::from_secs(1);
-/// The additional time if other programs have the processors; a lost retry of two seconds still exceeds it.
+/// The additional time if other programs have the processors; a lost retry of two seconds is still detected.
 const SLACK: Duration = Duration::from_secs(2);
 
 /// A limit on the machine's clock, which only a hang reaches.

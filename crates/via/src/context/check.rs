@@ -257,7 +257,7 @@ pub fn check_cut(ranks: &[PortContext]) -> Result<(), Violation> {
             }
             // Only the process's own half says what it has received over its rings.
             if !far.gate.lent[1] {
-                meet(vi, link, back.expected, back.arriving, (from, to))?;
+                check_progress(vi, link, back.expected, back.arriving, (from, to))?;
             }
         }
     }
@@ -269,7 +269,7 @@ fn agree(one: &ViAttributes, other: &ViAttributes) -> bool {
 }
 
 /// Checks that the sender continues at the frame and the byte that the receiver expects.
-fn meet(
+fn check_progress(
     vi: &ViContext,
     link: &LinkContext,
     expected: u32,

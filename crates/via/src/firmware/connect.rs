@@ -124,9 +124,9 @@ impl Via {
     /// Handles a command: an idle interface requests a connection, or a server waits for a request.
     pub(super) fn on_connect(&mut self, nic: &mut Context<'_>, command: &Command) {
         let owner = command.region.port;
-        let who = (owner, command.opcode, command.cookie);
+        let caller = (owner, command.opcode, command.cookie);
         let Some(parameters) = Self::parameters(nic, command) else {
-            return Self::answer(nic, who, Err(ConnectError::Gone), 0);
+            return Self::answer(nic, caller, Err(ConnectError::Gone), 0);
         };
         self.next_request = self.next_request.wrapping_add(1);
         let deadline = match parameters.timeout_ns {
@@ -146,7 +146,7 @@ impl Via {
             request_at: Instant::FAR_FUTURE,
         };
         if let Err(error) = self.begin(nic, pending) {
-            Self::answer(nic, who, Err(error), 0);
+            Self::answer(nic, caller, Err(error), 0);
         }
         self.arm(nic, deadline);
     }
@@ -180,15 +180,15 @@ impl Via {
         self.pending.push(pending);
         if let Some(at) = early {
             let peer = self.incoming.swap_remove(at);
-            self.meet(nic, self.pending.len() - 1, &peer);
+            self.connect_peers(nic, self.pending.len() - 1, &peer);
         }
         Ok(())
     }
 
     /// Connects two peers that request each other, if their attributes agree.
-    fn meet(&mut self, nic: &mut Context<'_>, at: usize, peer: &Incoming) {
+    fn connect_peers(&mut self, nic: &mut Context<'_>, at: usize, peer: &Incoming) {
         let pending = self.pending.swap_remove(at);
-        let who = (pending.owner, pending.opcode, pending.cookie);
+        let caller = (pending.owner, pending.opcode, pending.cookie);
         let Some(vi) = pending.vi else { return };
         let now = nic.now();
         let Some(endpoint) = self.own(pending.owner, vi) else { return };
@@ -202,19 +202,19 @@ impl Via {
             Ok(theirs) => {
                 let ends = (PortId(peer.from.vi), peer.from.connection);
                 endpoint.connect(Link::new(now, peer.node, peer.incarnation, ends, theirs));
-                self.answer_connected(nic, who, vi);
+                self.answer_connected(nic, caller, vi);
             }
-            Err(error) => Self::answer(nic, who, Err(error), 0),
+            Err(error) => Self::answer(nic, caller, Err(error), 0),
         }
         self.arm_sweep(nic);
     }
 
     /// Handles a server's acceptance of a request.
     pub(super) fn on_accept(&mut self, nic: &mut Context<'_>, command: &Command) {
-        let who = (command.region.port, command.opcode, command.cookie);
+        let caller = (command.region.port, command.opcode, command.cookie);
         match self.accept(nic, command) {
-            Ok(()) => self.answer_connected(nic, who, command.port),
-            Err(error) => Self::answer(nic, who, Err(error), 0),
+            Ok(()) => self.answer_connected(nic, caller, command.port),
+            Err(error) => Self::answer(nic, caller, Err(error), 0),
         }
     }
 
@@ -332,8 +332,8 @@ impl Via {
         {
             let ends = (PortId(from.vi), from.connection);
             endpoint.connect(Link::new(now, node, incarnation, ends, theirs));
-            let (who, vi) = ((pending.owner, pending.opcode, pending.cookie), endpoint.number);
-            self.answer_connected(nic, who, vi);
+            let (caller, vi) = ((pending.owner, pending.opcode, pending.cookie), endpoint.number);
+            self.answer_connected(nic, caller, vi);
             self.arm_sweep(nic);
             return;
         }
@@ -366,7 +366,7 @@ impl Via {
                 && (pending.local, pending.remote) == (ours, theirs)
         });
         match waits {
-            Some(at) => self.meet(nic, at, &peer),
+            Some(at) => self.connect_peers(nic, at, &peer),
             None => {
                 self.incoming.retain(|other| other.names != Some(names) || other.node != node);
                 if self.incoming.len() < MAX_INCOMING {
@@ -414,8 +414,8 @@ impl Via {
                     );
                 }
             }
-            let who = (pending.owner, pending.opcode, pending.cookie);
-            Self::answer(nic, who, Err(error), 0);
+            let caller = (pending.owner, pending.opcode, pending.cookie);
+            Self::answer(nic, caller, Err(error), 0);
         }
     }
 

@@ -100,9 +100,9 @@ impl Via {
 
     pub(super) fn disconnect(&mut self, nic: &mut Context<'_>, command: &Command) {
         let (owner, vi) = (command.region.port, command.port);
-        let who = (owner, DISCONNECT, command.cookie);
+        let caller = (owner, DISCONNECT, command.cookie);
         if self.own(owner, vi).is_none() {
-            return Self::answer(nic, who, Err(ConnectError::Gone), 0);
+            return Self::answer(nic, caller, Err(ConnectError::Gone), 0);
         }
         self.fail(nic, ConnectError::Gone, |pending| pending.is_of(vi));
         if let Some(endpoint) = self.own(owner, vi) {
@@ -115,7 +115,7 @@ impl Via {
                 errors.retain(|(vi, _)| *vi != name);
             }
         }
-        Self::answer(nic, who, Ok(None), 0);
+        Self::answer(nic, caller, Ok(None), 0);
     }
 
     /// Ends a connection that the other end has ended. That end expected frame `expected` next, and `error` is the

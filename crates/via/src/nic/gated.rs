@@ -99,7 +99,9 @@ impl Gated {
                 };
                 self.has_early |= is_early;
                 match handled {
-                    Ok(()) => self.is_behind |= matches!(fields.kind, Kind::Ask | Kind::Deny),
+                    Ok(()) => {
+                        self.is_behind |= matches!(fields.kind, Kind::MapRequest | Kind::MapDenied)
+                    }
                     Err(fault) => self.break_path(tables, vi, fault),
                 }
             }
@@ -218,7 +220,7 @@ impl Nic {
         let mut frames = 0;
         for at in 0..gated.paths.len() {
             let vi = PortId(at as u16);
-            self.tend(vi);
+            self.post_due(vi);
             let Some((gated, mut tables)) = self.gated() else { return false };
             frames += gated.pump(&mut tables, vi);
             let is_behind = gated.path(vi).is_some_and(|path| path.is_behind());
@@ -249,7 +251,7 @@ impl Nic {
     }
 
     /// Posts an interface's due commands to the NIC: disconnects, offers, and returns of queues.
-    fn tend(&mut self, vi: PortId) {
+    fn post_due(&mut self, vi: PortId) {
         let Some(id) = self.queues.id(vi) else { return };
         if self.path(vi).is_some_and(|path| path.owes_end)
             && self.start_unwatched(about(vi, DISCONNECT, 0)).is_ok()
@@ -258,11 +260,11 @@ impl Nic {
             path.owes_end = false;
         }
         for queue in QUEUES {
-            self.tend_queue(id, queue);
+            self.post_due_of(id, queue);
         }
     }
 
-    fn tend_queue(&mut self, id: ViId, queue: WorkQueue) {
+    fn post_due_of(&mut self, id: ViId, queue: WorkQueue) {
         let (vi, at) = (id.number, queue as usize);
         let Some(gated) = &mut self.gated else { return };
         let Some(path) = gated.paths.get_mut(vi.index()).and_then(Option::as_mut) else { return };

@@ -80,7 +80,7 @@ struct Active {
     /// The time when its last frame was handled.
     last: Instant,
     /// Turns since then that handled no frame.
-    vain: u32,
+    idle_turns: u32,
     /// The time when a reader was last woken or a frame was last handled, and how many frames had been handled by then.
     read: Instant,
     handled: u64,
@@ -99,7 +99,7 @@ pub struct Driver {
     /// All sessions that have not ended, by number.
     all: BTreeMap<u64, Arc<Session>>,
     /// Unsuccessful polls in a row.
-    vain: u32,
+    failed_polls: u32,
     is_current_thread: bool,
     /// True on a simulated host, where no time passes while a task polls.
     is_simulated: bool,
@@ -173,7 +173,7 @@ impl Driver {
             by_pipe: BTreeMap::new(),
             active: Vec::new(),
             all,
-            vain: 0,
+            failed_polls: 0,
             is_current_thread,
             is_simulated,
             spin: AdaptiveSpin::new(),
@@ -337,20 +337,20 @@ impl Driver {
         let waits = is_piped && !self.is_current_thread;
         if found == Found::AnswerExpected && is_piped {
             // Datagrams activate the session again: there is no ring to poll.
-            active.vain = active.vain.max(2);
+            active.idle_turns = active.idle_turns.max(2);
         }
         if found == Found::Something {
-            if active.vain > 0 {
-                self.vain = 0;
+            if active.idle_turns > 0 {
+                self.failed_polls = 0;
             }
-            (active.last, active.vain) = (now, 0);
+            (active.last, active.idle_turns) = (now, 0);
             if waits && !any {
                 found = if core.park() { Found::Nothing } else { Found::Readers };
             }
-        } else if active.vain > 1 && (peer == Peer::Parked || now >= active.last + spin) {
+        } else if active.idle_turns > 1 && (peer == Peer::Parked || now >= active.last + spin) {
             // This counts even if tasks used the time. Otherwise, a halved time would never grow again.
             if peer != Peer::Parked {
-                self.vain = self.vain.wrapping_add(1);
+                self.failed_polls = self.failed_polls.wrapping_add(1);
             }
             found = match core.park() {
                 true => Found::Nothing,
@@ -358,8 +358,8 @@ impl Driver {
                 false => Found::Something,
             };
         } else {
-            active.vain += 1;
-            self.lets_peer_run |= peer == Peer::Here && active.vain > 1;
+            active.idle_turns += 1;
+            self.lets_peer_run |= peer == Peer::Here && active.idle_turns > 1;
         }
         drop(core);
         wakers.into_iter().for_each(std::task::Waker::wake);
@@ -371,10 +371,10 @@ impl Driver {
 
     /// Returns how long the driver polls at present.
     fn spin(&self) -> Duration {
-        if self.vain.is_multiple_of(FULL_TIME_EACH) {
+        if self.failed_polls.is_multiple_of(FULL_TIME_EACH) {
             SPIN
         } else {
-            SPIN / (1 << self.vain.min(HALVINGS))
+            SPIN / (1 << self.failed_polls.min(HALVINGS))
         }
     }
 
@@ -420,10 +420,16 @@ impl Driver {
             return;
         }
         match self.active.iter_mut().find(|active| active.session.number == number) {
-            Some(active) => active.vain = 0,
+            Some(active) => active.idle_turns = 0,
             None => {
                 let now = Instant::now();
-                self.active.push(Active { session, last: now, vain: 0, read: now, handled: 0 });
+                self.active.push(Active {
+                    session,
+                    last: now,
+                    idle_turns: 0,
+                    read: now,
+                    handled: 0,
+                });
             }
         }
     }

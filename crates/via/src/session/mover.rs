@@ -42,7 +42,7 @@ pub(super) struct Mover<S> {
 }
 
 /// The reason why the task ends.
-enum Over {
+enum Exit {
     /// The session has ended here.
     Closed,
     /// The peer or the network has ended the connection.
@@ -51,7 +51,7 @@ enum Over {
     Violation,
 }
 
-impl From<io::Error> for Over {
+impl From<io::Error> for Exit {
     fn from(_: io::Error) -> Self {
         Self::Gone
     }
@@ -83,16 +83,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
     /// Moves bytes until the session or the connection ends.
     pub(super) async fn run(mut self) {
         match poll_fn(|context| self.poll(context)).await {
-            Over::Closed => {
+            Exit::Closed => {
                 let _ = tokio::time::timeout(CLOSE, self.close()).await;
             }
             // Dropping the mover makes the session handle the received bytes, and end.
-            Over::Gone => {}
-            Over::Violation => self.session.with(|core| core.end(Ended::Violation)),
+            Exit::Gone => {}
+            Exit::Violation => self.session.with(|core| core.end(Ended::Violation)),
         }
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Over> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Exit> {
         self.line.register(context.waker());
         for _ in 0..TURN {
             let sent = self.send(context);
@@ -108,9 +108,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
     }
 
     /// Sends part of the waiting bytes; returns whether the system took any.
-    fn send(&mut self, context: &mut Context<'_>) -> Result<bool, Over> {
+    fn send(&mut self, context: &mut Context<'_>) -> Result<bool, Exit> {
         if self.written == self.outbox.len() && !self.fill_outbox() {
-            return if self.line.buffers().is_closing() { Err(Over::Closed) } else { Ok(false) };
+            return if self.line.buffers().is_closing() { Err(Exit::Closed) } else { Ok(false) };
         }
         let rest = &self.outbox[self.written..];
         match Pin::new(&mut self.stream).poll_write(context, rest) {
@@ -155,7 +155,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
     }
 
     /// Receives bytes; returns whether there were any.
-    fn receive(&mut self, context: &mut Context<'_>) -> Result<bool, Over> {
+    fn receive(&mut self, context: &mut Context<'_>) -> Result<bool, Exit> {
         if !self.line.buffers().wants_more() {
             return Ok(false);
         }
@@ -166,13 +166,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
         }
         let bytes = buffer.filled();
         if bytes.is_empty() {
-            return Err(Over::Gone);
+            return Err(Exit::Gone);
         }
         let mut buffers = self.line.buffers();
         match &mut self.records {
             None => buffers.incoming().extend_from_slice(bytes),
             Some(records) => {
-                records.open(bytes, buffers.incoming()).map_err(|_| Over::Violation)?;
+                records.open(bytes, buffers.incoming()).map_err(|_| Exit::Violation)?;
             }
         }
         drop(buffers);

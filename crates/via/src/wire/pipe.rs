@@ -122,9 +122,9 @@ pub struct Pipe {
     /// True if the peer grants tokens: this side then requests windows.
     peer_grants: bool,
     /// Offset of this side's last request.
-    asked: u64,
+    requested: u64,
     /// True if the peer can request a window; and the offset that it has requested.
-    peer_asks: bool,
+    peer_requests: bool,
     wanted: u64,
     /// Size in bytes of the receive buffer of the peer's system.
     peer_socket_bytes: u64,
@@ -136,7 +136,7 @@ pub struct Pipe {
     /// the peer answers.
     unconfirmed_end: Option<(Ended, Instant)>,
     /// Network reports before this time do not ping the peer again.
-    asked_until: Instant,
+    pinged_until: Instant,
     heard_at: Instant,
     keepalive_at: Instant,
     /// When the memory of an idle connection is released.
@@ -213,15 +213,15 @@ impl Pipe {
             mtu,
             peer_window: FIRST_WINDOW,
             peer_grants: false,
-            asked: 0,
-            peer_asks: false,
+            requested: 0,
+            peer_requests: false,
             wanted: 0,
             peer_socket_bytes: u64::MAX,
             closing: None,
             peer_end: None,
             ended: None,
             unconfirmed_end: None,
-            asked_until: now,
+            pinged_until: now,
             heard_at: now,
             keepalive_at: now.plus_nanos(config.keepalive),
             trim_at: Instant::FAR_FUTURE,
@@ -242,16 +242,16 @@ impl Pipe {
     /// Limits the peer to `first` bytes at first, and then to the limit that is granted.
     pub(crate) fn limit(&mut self, first: u64) {
         self.receive.limit(first);
-        if self.remote != 0 && !self.peer_asks {
+        if self.remote != 0 && !self.peer_requests {
             self.receive.presume(FIRST_WINDOW);
         }
     }
 
     /// Lets the peer send up to `limit`. Notifies it at once if it waits for that, or can't request it.
     pub(crate) fn raise_limit(&mut self, now: Instant, limit: u64) {
-        let wanted = if self.peer_asks { self.wanted } else { u64::MAX };
+        let wanted = if self.peer_requests { self.wanted } else { u64::MAX };
         if self.receive.raise_limit(limit, wanted) {
-            self.acks.hurry(now);
+            self.acks.make_due(now);
         }
     }
 
@@ -259,14 +259,14 @@ impl Pipe {
     pub(crate) fn flow(&self) -> Flow {
         Flow {
             received: self.receive.received(),
-            wanted: self.peer_asks.then_some(self.wanted),
+            wanted: self.peer_requests.then_some(self.wanted),
             most: self.receive.room_until(),
         }
     }
 
     /// Handles the peer's first window; `None` if the peer is of an earlier version.
     fn on_first_window(&mut self, window: Option<u32>) {
-        self.peer_asks = window.is_some();
+        self.peer_requests = window.is_some();
         if let Some(window) = window {
             self.peer_window = FIRST_WINDOW.min(window.into());
             self.peer_grants = self.peer_window < FIRST_WINDOW;
@@ -274,8 +274,8 @@ impl Pipe {
     }
 
     /// Returns whether a packet is due that requests a larger window from the peer.
-    const fn is_ask_due(&self) -> bool {
-        self.is_blocked() && self.asked <= self.peer_window
+    const fn is_request_due(&self) -> bool {
+        self.is_blocked() && self.requested <= self.peer_window
     }
 
     /// Returns whether the window of a peer that grants tokens blocks bytes.
@@ -303,7 +303,7 @@ impl Pipe {
         let round_trip = self.loss.round_trip();
         self.receive.consume(self.now, bytes, round_trip);
         if self.receive.is_update_due() {
-            self.acks.hurry(self.now);
+            self.acks.make_due(self.now);
         }
     }
 

@@ -20,7 +20,7 @@ use crate::nic::WorkQueue;
 use crate::outcome::{AsyncError, DescriptorError, Operation};
 
 /// Most requests to map memory that one end may have pending; a correct host has one at a time.
-const MAX_ASKS: usize = 64;
+const MAX_MAP_REQUESTS: usize = 64;
 
 /// Most frames that an interface keeps until the port reports that the host has their queue. The port is polled after
 /// each frame, so a correct peer needs room only for frames that arrive while the rings are drained.
@@ -80,7 +80,7 @@ pub(super) struct FastPath {
     /// True if a send can't be done over the rings, and needs the NIC.
     needs_nic: bool,
     /// Names of memory that the other end has requested, and that this end has not answered.
-    asks: VecDeque<u64>,
+    map_requests: VecDeque<u64>,
     /// Early frames: frames for the receive queue, which the NIC may be granting right now.
     early: Vec<(Fields, Vec<u8>)>,
     /// True if the host has yet to report the connection's end to the NIC.
@@ -151,7 +151,7 @@ impl FastPath {
             mapped: BTreeMap::new(),
             has_written: false,
             needs_nic: false,
-            asks: VecDeque::new(),
+            map_requests: VecDeque::new(),
             early: Vec::new(),
             owes_end: false,
             is_broken: false,
@@ -223,7 +223,7 @@ impl FastPath {
     pub(super) fn may_be_early(&self, from: NodeId, fields: &Fields) -> bool {
         let receives = &self.sides[WorkQueue::Receive as usize];
         let is_offered = receives.has_offered && receives.holder == Holder::Nic;
-        is_offered && fields.kind != Kind::Deny && self.peer == Some(from)
+        is_offered && fields.kind != Kind::MapDenied && self.peer == Some(from)
     }
 
     /// Keeps a frame until the NIC grants the queue that it is for. Fails if the other end sends too many before.
@@ -268,12 +268,12 @@ impl FastPath {
             Kind::Send if self.has(WorkQueue::Receive) => self.receive(tables, fields, payload),
             Kind::Written if self.has(WorkQueue::Receive) => self.on_written(tables, fields),
             Kind::Send | Kind::Written => Ok(()),
-            Kind::Ask if self.asks.len() >= MAX_ASKS => Err(None),
-            Kind::Ask => {
-                self.asks.push_back(fields.memory);
+            Kind::MapRequest if self.map_requests.len() >= MAX_MAP_REQUESTS => Err(None),
+            Kind::MapRequest => {
+                self.map_requests.push_back(fields.memory);
                 Ok(())
             }
-            Kind::Deny => {
+            Kind::MapDenied => {
                 self.needs_nic |= matches!(self.mapped.get(&fields.memory), Some(None));
                 Ok(())
             }
@@ -355,7 +355,7 @@ impl FastPath {
         vi: PortId,
     ) -> Result<(), Stop> {
         let Some(ends) = self.ends else { return Ok(()) };
-        if !self.asks.is_empty() {
+        if !self.map_requests.is_empty() {
             self.answer(out, &ends)?;
         }
         if !self.has(WorkQueue::Send) {
@@ -411,16 +411,16 @@ impl FastPath {
 
     /// Answers the other end's requests to map memory. Answers carry no data, so they pass a closed gate.
     fn answer(&mut self, out: &mut Rings<'_>, ends: &Ends) -> Result<(), Stop> {
-        while let Some(memory) = self.asks.front().copied() {
+        while let Some(memory) = self.map_requests.front().copied() {
             let asker = u64::from(ends.remote_vi.0) | u64::from(ends.remote_connection) << 16;
             match out.exposed.find(memory, &self.attributes) {
                 Some(region) => out.rings.show(ends.node, [memory, asker], &region)?,
                 None => {
-                    let denial = Fields { memory, ..Fields::to(ends, Kind::Deny) };
+                    let denial = Fields { memory, ..Fields::to(ends, Kind::MapDenied) };
                     out.rings.send_parts(ends.node, denial.to_words(), &[])?;
                 }
             }
-            self.asks.pop_front();
+            self.map_requests.pop_front();
             out.frames += 1;
         }
         Ok(())
@@ -440,7 +440,7 @@ impl FastPath {
             Some(Some(place)) => place,
             Some(None) => return Ok(false),
             None => {
-                let ask = Fields { memory, ..Fields::to(ends, Kind::Ask) };
+                let ask = Fields { memory, ..Fields::to(ends, Kind::MapRequest) };
                 out.send(self.number, ends.node, ask, &[])?;
                 self.mapped.retain(|_, known| known.as_ref().is_none_or(|it| !it.is_revoked()));
                 self.mapped.insert(memory, None);
@@ -476,7 +476,7 @@ impl FastPath {
             (side.holder, side.wants, side.posts_from) = (Holder::Nic, false, None);
         }
         self.mapped.clear();
-        self.asks.clear();
+        self.map_requests.clear();
         self.drop_early();
         self.owes_end = false;
         (self.sent, self.received, self.has_written) = (0, 0, false);
@@ -490,7 +490,7 @@ impl FastPath {
                 || side.posts_from.is_some()
                 || side.holder == Holder::Host && !side.awaits_recall
         };
-        !self.asks.is_empty()
+        !self.map_requests.is_empty()
             || self.needs_nic && self.has(WorkQueue::Send)
             || self.sides.iter().any(owes)
     }

@@ -26,9 +26,9 @@ pub(super) enum Kind {
     /// A message, or a part of one.
     Send = 2,
     /// A request to map memory, in order to write it.
-    Ask = 3,
+    MapRequest = 3,
     /// The answer that the memory can't be mapped.
-    Deny = 4,
+    MapDenied = 4,
     /// A report that a write of that many bytes, with immediate data, is done.
     Written = 5,
 }
@@ -55,8 +55,8 @@ impl Fields {
         let [first, part, immediate, memory, _] = words;
         let kind = match first >> 32 {
             2 => Kind::Send,
-            3 => Kind::Ask,
-            4 => Kind::Deny,
+            3 => Kind::MapRequest,
+            4 => Kind::MapDenied,
             5 => Kind::Written,
             _ => return None,
         };
@@ -83,7 +83,7 @@ mod tests {
             vi: u16, connection: u16, total: u32, offset: u32, immediate: Option<u32>, memory: u64,
             any: [u64; WORDS],
         ) {
-            let fields = Fields { kind: Kind::Ask, vi, connection, total, offset, immediate, memory };
+            let fields = Fields { kind: Kind::MapRequest, vi, connection, total, offset, immediate, memory };
             prop_assert_eq!(Fields::of(fields.to_words()), Some(fields));
             if let Some(fields) = Fields::of(any) {
                 prop_assert_eq!(Fields::of(fields.to_words()), Some(fields));

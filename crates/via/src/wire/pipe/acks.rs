@@ -77,7 +77,7 @@ impl Acks {
     }
 
     /// Makes an acknowledgement due at once.
-    pub(super) fn hurry(&mut self, now: Instant) {
+    pub(super) fn make_due(&mut self, now: Instant) {
         self.due = now;
     }
 

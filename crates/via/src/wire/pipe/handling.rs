@@ -61,7 +61,7 @@ impl Pipe {
         self.remote = accept.acceptor;
         self.peer_socket_bytes = accept.socket_bytes;
         self.on_first_window(accept.first_window);
-        if !self.peer_asks {
+        if !self.peer_requests {
             self.receive.presume(FIRST_WINDOW);
         }
         self.heard_at = self.now;
@@ -111,11 +111,11 @@ impl Pipe {
         if self.config.key.is_none() {
             self.end(end);
         } else {
-            self.doubt(end);
+            self.end_unless_answered(end);
         }
     }
 
-    fn doubt(&mut self, end: Ended) {
+    fn end_unless_answered(&mut self, end: Ended) {
         let timeout = if self.dialing.is_some() { CONFIRM_NS.1 } else { CONFIRM_NS.0 };
         let until = self.now.plus_nanos(timeout);
         self.unconfirmed_end.get_or_insert((end, until));
@@ -129,12 +129,12 @@ impl Pipe {
     /// report.
     pub(crate) fn handle_unreachable(&mut self, now: Instant, is_certain: bool) {
         self.now = now;
-        if self.asked_until <= now {
-            self.asked_until = now.plus_nanos(CONFIRM_NS.0);
+        if self.pinged_until <= now {
+            self.pinged_until = now.plus_nanos(CONFIRM_NS.0);
             self.is_ping_due = true;
         }
         if is_certain || self.dialing.is_some() {
-            self.doubt(Ended::Unreachable);
+            self.end_unless_answered(Ended::Unreachable);
         }
     }
 
@@ -173,20 +173,20 @@ impl Pipe {
         let now = self.now;
         self.acks.on_received(now, number, bytes.len(), body.asks_for_acknowledgement());
         if self.receive.has_gap() && body.bytes.is_some() {
-            self.acks.hurry(now);
+            self.acks.make_due(now);
         }
         self.on_heard();
         if let Some(acknowledgement) = &body.acknowledgement {
             self.handle_acknowledgement(acknowledgement);
         }
         if let Some(end) = body.close {
-            self.acks.hurry(now);
+            self.acks.make_due(now);
             if end >= self.receive.in_order() {
                 self.peer_end.get_or_insert(end);
             }
         }
         if self.peer_end == Some(self.receive.in_order()) {
-            self.acks.hurry(now);
+            self.acks.make_due(now);
             self.has_progress = true;
             self.end(Ended::ClosedByPeer);
         }
@@ -196,7 +196,7 @@ impl Pipe {
     fn on_heard(&mut self) {
         self.heard_at = self.now;
         self.unconfirmed_end = None;
-        self.asked_until = self.now;
+        self.pinged_until = self.now;
         self.keepalive_at = self.now.plus_nanos(self.config.keepalive);
         self.trim_at = self.now.plus_nanos(TRIM);
         if self.accept.take().is_some() {
@@ -265,7 +265,7 @@ impl Pipe {
             self.repeat_window();
         }
         if let Some((first, last)) = span {
-            self.asked = 0;
+            self.requested = 0;
             let is_persistent = last.nanos_since(first) > 3 * self.loss.timeout();
             for sent in lost.iter().filter(|sent| sent.bytes > 0) {
                 let (number, bytes) = (sent.number, sent.bytes.into());
@@ -278,7 +278,7 @@ impl Pipe {
     /// Sends the window again: the packet that carried it may have been lost.
     fn repeat_window(&mut self) {
         self.receive.repeat_update();
-        self.acks.hurry(self.now);
+        self.acks.make_due(self.now);
     }
 
     fn on_mtu(&mut self) {
@@ -355,7 +355,7 @@ impl Pipe {
             return;
         }
         self.probes = 2;
-        self.asked = 0;
+        self.requested = 0;
         if self.receive.is_limited() || self.loss.oldest().is_none() {
             self.repeat_window();
         }

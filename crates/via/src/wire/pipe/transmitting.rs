@@ -158,7 +158,7 @@ impl Pipe {
         let closes = self.closing.is_some_and(|closing| closing.is_due);
         let closes = closes && may_send && !has_bytes && self.send.is_all_sent();
         let pings = self.is_ping_due || (self.probes > 0 && !has_bytes && self.loss.is_waiting());
-        let asks = self.is_ask_due();
+        let asks = self.is_request_due();
         if !has_bytes && !closes && !pings && !asks && !self.acks.is_due(now) {
             self.probes = 0;
             return None;
@@ -211,8 +211,8 @@ impl Pipe {
             flags |= flag::PING;
         }
         if what.asks {
-            self.asked = self.send.written();
-            out.extend_from_slice(&self.asked.to_le_bytes());
+            self.requested = self.send.written();
+            out.extend_from_slice(&self.requested.to_le_bytes());
             flags |= flag::ASK;
         }
         let room = what.most.saturating_sub(out.len() - begin + 8);

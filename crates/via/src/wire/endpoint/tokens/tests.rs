@@ -50,7 +50,7 @@ struct Sender {
     limit: u64,
     /// The last limit that was sent to it.
     sent_limit: u64,
-    asked: u64,
+    requested: u64,
     received: u64,
     /// The time when it last received a token, or got its last message.
     served_at: u64,
@@ -115,12 +115,12 @@ impl Run {
                 return;
             }
             let bytes = sender.written.min(sender.limit).saturating_sub(sender.sent).min(PAYLOAD);
-            let is_blocked = sender.written > sender.limit && sender.asked <= sender.limit;
+            let is_blocked = sender.written > sender.limit && sender.requested <= sender.limit;
             if bytes == 0 && !is_blocked {
                 return;
             }
             sender.sent += bytes;
-            sender.asked = sender.written;
+            sender.requested = sender.written;
             let (delay, wanted) = (sender.delay, sender.written);
             self.at(delay, Event::Port(slot, bytes, wanted));
         }

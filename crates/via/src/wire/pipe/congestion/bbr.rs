@@ -84,7 +84,8 @@ impl Controller for Bbr {
         }
         let limited = Some(sending.is_application_limited);
         let bytes = sending.bytes as usize;
-        let info = self.law.on_packet_sent(now, bytes, limited, &self.round_trips, &mut Unheard);
+        let info =
+            self.law.on_packet_sent(now, bytes, limited, &self.round_trips, &mut IgnoredEvents);
         self.packets.insert(sending.number, (now, info));
     }
 
@@ -94,9 +95,17 @@ impl Controller for Bbr {
         let sample = Duration::from_nanos(acked.latest_round_trip.min(MAX_STEP));
         let space = PacketNumberSpace::ApplicationData;
         self.round_trips.update_rtt(Duration::ZERO, sample, now, true, space);
-        self.law.on_rtt_update(sent, now, &self.round_trips, &mut Unheard);
+        self.law.on_rtt_update(sent, now, &self.round_trips, &mut IgnoredEvents);
         let bytes = acked.bytes as usize;
-        self.law.on_ack(sent, bytes, info, &self.round_trips, &mut self.random, now, &mut Unheard);
+        self.law.on_ack(
+            sent,
+            bytes,
+            info,
+            &self.round_trips,
+            &mut self.random,
+            now,
+            &mut IgnoredEvents,
+        );
     }
 
     fn on_lost(&mut self, now: Instant, lost: Lost) {
@@ -106,12 +115,20 @@ impl Controller for Bbr {
         self.last_lost = Some(lost.number);
         let bytes = lost.bytes as u32;
         let random = &mut self.random;
-        self.law.on_packet_lost(bytes, info, lost.is_persistent, begins, random, now, &mut Unheard);
+        self.law.on_packet_lost(
+            bytes,
+            info,
+            lost.is_persistent,
+            begins,
+            random,
+            now,
+            &mut IgnoredEvents,
+        );
     }
 
     fn on_mtu(&mut self, bytes: usize) {
         self.mtu = bytes;
-        self.law.on_mtu_update(mtu(bytes), &mut Unheard);
+        self.law.on_mtu_update(mtu(bytes), &mut IgnoredEvents);
     }
 
     fn window(&self) -> u64 {
@@ -143,9 +160,9 @@ impl Generator for Random {
 }
 
 /// Ignores the events of the controller.
-struct Unheard;
+struct IgnoredEvents;
 
-impl Publisher for Unheard {
+impl Publisher for IgnoredEvents {
     fn on_slow_start_exited(&mut self, _: SlowStartExitCause, _: u32) {}
     fn on_delivery_rate_sampled(&mut self, _: RateSample) {}
     fn on_pacing_rate_updated(&mut self, _: Bandwidth, _: u32, _: Ratio<u64>) {}

@@ -1,7 +1,7 @@
 //! Ends slow start before it fills the bottleneck's buffer: HyStart++ (RFC 9406).
 
-/// Bounds in nanoseconds of the delay increase that ends slow start (MIN_RTT_THRESH and MAX_RTT_THRESH). The shortest
-/// round trip of a round must exceed that of the round before by an eighth, within these bounds.
+/// Bounds in nanoseconds of the delay increase that begins conservative slow start (MIN_RTT_THRESH and MAX_RTT_THRESH).
+/// The shortest round trip of a round must exceed that of the round before by an eighth, within these bounds.
 const THRESHOLDS: (u64, u64) = (4_000_000, 16_000_000);
 const DIVISOR: u64 = 8;
 /// Round-trip times that a round must have before it counts (N_RTT_SAMPLE).
@@ -55,7 +55,7 @@ impl SlowStart {
         self.shortest = Some(shortest);
         self.samples = self.samples.saturating_add(1);
         if self.samples >= SAMPLES {
-            self.judge(shortest);
+            self.check_delay(shortest);
         }
         if number > self.round_end {
             self.end_round();
@@ -67,7 +67,7 @@ impl SlowStart {
         }
     }
 
-    fn judge(&mut self, shortest: u64) {
+    fn check_delay(&mut self, shortest: u64) {
         match (self.conservative, self.before) {
             (Some(Conservative { baseline, .. }), _) if shortest < baseline => {
                 self.conservative = None;
