@@ -18,7 +18,7 @@ pub enum Verdict {
     Now,
     /// The scheduler asks again at this instant.
     At(Instant),
-    /// The frame waits until its admission is steered or a frame is reported sent.
+    /// Holds the frame until the admission is updated or a frame is reported as sent.
     Hold,
 }
 
@@ -38,7 +38,7 @@ impl Verdict {
 /// A message from an extension to its admission; the two agree on its meaning.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct AdmissionUpdate {
-    /// The node that it concerns.
+    /// The destination node that the update concerns.
     pub destination: NodeId,
     /// Two parameters, such as a rate, an allowance or a weight.
     pub values: [u64; 2],
@@ -51,7 +51,7 @@ pub trait Admission: Send {
     /// sent: usage is counted by [`Admission::on_sent`].
     fn admit(&self, now: Instant, header: &Header) -> Verdict;
 
-    /// Counts an admitted frame that has been handed to the line, which it leaves at `leaves`.
+    /// Counts an admitted frame that was handed to the line; its last bit leaves the line at `leaves`.
     fn on_sent(&mut self, now: Instant, header: &Header, leaves: Instant);
 
     /// Applies a message from its extension ([`Context::update_admission`](crate::context::Context::update_admission)).
@@ -64,11 +64,11 @@ pub trait Admission: Send {
 struct GateState {
     /// Bytes of frames, headers included, that may still leave.
     allowance: u64,
-    /// When the allowance ends.
+    /// Instant at which the allowance ends.
     until: Instant,
     /// True if the gate's controller was notified that a frame is held.
     is_reported: bool,
-    /// When the first and the last bit leave the line of all frames let through since the last `drain`.
+    /// Instants at which the first and the last bit of the frames admitted since the last `drain` leave the line.
     on_line: Option<(Instant, Instant)>,
 }
 
@@ -86,7 +86,7 @@ impl Gate {
         (state.allowance, state.until) = (bytes, until);
     }
 
-    /// Closes the gate to `destination` if the time of its allowance is over; returns whether bytes of it were left.
+    /// Closes the gate to `destination` if its allowance has ended; returns whether bytes of it were left.
     pub(crate) fn expire(&mut self, now: Instant, destination: NodeId) -> bool {
         let Some(state) = self.destinations.get_mut(&destination) else { return false };
         let is_over = state.allowance > 0 && state.until <= now;
@@ -117,7 +117,7 @@ impl Gate {
         state.on_line = Some((first, leaves));
     }
 
-    /// Notes that a frame is held. Returns whether the gate's controller was not yet notified of that.
+    /// Notes that a frame is held. Returns true if the gate's controller has not yet been notified.
     pub(crate) fn note_held(&mut self, destination: NodeId) -> bool {
         let state = self.destinations.entry(destination).or_default();
         !std::mem::replace(&mut state.is_reported, true)
@@ -129,7 +129,8 @@ impl Gate {
         state.is_reported &= planted::is(Bug::HeldRemembered);
     }
 
-    /// Ends a period of the allowance. Returns when its first and last bits leave the line, if any frame left.
+    /// Ends a period of the allowance. Returns the instants at which its first and last bits leave the line, if a frame
+    /// was sent.
     pub(crate) fn drain(&mut self, destination: NodeId) -> Option<(Instant, Instant)> {
         let state = self.destinations.entry(destination).or_default();
         state.is_reported = false;

@@ -11,7 +11,7 @@ use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use thiserror::Error;
 
-/// Most times that a capability may be delegated in succession.
+/// Longest chain of delegations that starts at a granted capability.
 pub const MAX_DEPTH: u8 = 8;
 /// Most entries of one node's table.
 pub(crate) const MAX_ENTRIES: usize = 65_536;
@@ -103,12 +103,12 @@ impl Capability {
     }
 }
 
-/// Why a capability is refused.
+/// Reason for which a capability is refused.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum Denied {
-    /// It was revoked, or never given.
-    #[error("no such capability: taken back, or never given; ask its owner for another")]
+    /// The capability was revoked, or never granted.
+    #[error("no such capability: revoked, or never granted; ask its owner for another")]
     Stale,
     /// Its key is wrong.
     #[error("the capability's key is wrong")]
@@ -116,17 +116,17 @@ pub enum Denied {
     /// It does not grant the right.
     #[error("the capability allows {0:?} only")]
     Rights(CapabilityRights),
-    /// Its range ends before.
+    /// The access passes the end of its range.
     #[error("the capability ends after {length} bytes")]
     Range {
-        /// Bytes of its entry.
+        /// Bytes of the capability's entry.
         length: u32,
     },
-    /// It was delegated [`MAX_DEPTH`] times.
-    #[error("a capability is passed on {MAX_DEPTH} times at most")]
+    /// The capability has been delegated [`MAX_DEPTH`] times already.
+    #[error("a capability is delegated {MAX_DEPTH} times in succession at most")]
     Depth,
     /// The table is full.
-    #[error("a node gives {MAX_ENTRIES} capabilities at most: take some back first")]
+    #[error("a node grants {MAX_ENTRIES} capabilities at most: revoke some first")]
     Full,
 }
 
@@ -138,11 +138,11 @@ struct Entry {
     generation: u32,
     is_live: bool,
     depth: u8,
-    /// The entry that it was delegated from, and that entry's generation.
+    /// Parent entry that this one was delegated from, with its generation.
     above: Option<(u16, u32)>,
 }
 
-/// The table of the capabilities that a node has given.
+/// Table of the capabilities that a node has granted.
 pub struct Capabilities {
     node: NodeId,
     /// ChaCha with 20 rounds, keyed by the node's secret: a holder of keys can compute neither the secret nor another
@@ -180,7 +180,7 @@ impl Capabilities {
     /// Makes a capability with fewer rights, for a part of the range, from one with [`CapabilityRights::DELEGATE`].
     ///
     /// # Errors
-    /// [`Denied`] says why not.
+    /// [`Denied`] gives the reason.
     pub fn delegate(
         &mut self,
         from: &Capability,
@@ -197,8 +197,8 @@ impl Capabilities {
         self.enter(region, rights, above.depth + 1, Some((from.entry, from.generation)))
     }
 
-    /// Returns the region of a capability, if it grants `wanted`. Costs a comparison or two for each entry up to the
-    /// first ancestor.
+    /// Returns the region of a capability, if it grants `wanted`. Costs a comparison or two for the entry and for each
+    /// entry that it was delegated from.
     ///
     /// # Errors
     /// [`Denied`] says what is not granted.
@@ -452,7 +452,7 @@ mod tests {
             z ^ z >> 31
         }
 
-        /// The generator just after it has drawn `value`.
+        /// Reconstructs the generator's state after it drew `value`.
         fn after(value: u64) -> Self {
             let z = unshift(value, 31).wrapping_mul(inverse(SECOND));
             let z = unshift(z, 27).wrapping_mul(inverse(FIRST));

@@ -1,4 +1,4 @@
-//! Collective operations between NICs: a host starts one and gets its completion; the NICs do all between.
+//! Runs collective operations on the NICs: a host posts one command and receives one completion.
 //!
 //! Every member of a group posts the same operations in the same order. Members exchange control messages for a small
 //! operation, so it is reliable and in order. A large broadcast is cut into data frames, which each member forwards
@@ -60,8 +60,8 @@ pub const SMALL: usize = 88;
 /// Most bytes of a broadcast.
 pub const MAX_BROADCAST: usize = 1 << 20;
 
-/// Period after which, while operations run, each member is sent a message, so that a dead one is detected. Longer than
-/// any round.
+/// Interval between messages to each member while operations run, so that a dead one is detected. Longer than any
+/// round.
 const PROBE_AFTER: Duration = Duration::from_millis(100);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
 /// Bytes of a message's header: opcode, round, operation number.
@@ -112,7 +112,7 @@ impl Group {
         message[1] = head.1;
         message[2..HEAD].copy_from_slice(&head.2.to_le_bytes());
         message[HEAD..HEAD + body.len()].copy_from_slice(body);
-        // A full queue belongs to a peer that is down or about to be: its death ends the operation.
+        // Ignores a full queue: its peer is down or about to be declared down, which ends the operation.
         let _ = nic.send_control(self.members[usize::from(rank)], &message[..HEAD + body.len()]);
     }
 }
@@ -126,7 +126,7 @@ enum Progress {
     Failed(Status),
     /// The member of this rank is lost.
     Lost(u16),
-    /// Another member contributes this many bytes, but this one contributes another number.
+    /// Another member contributes this many bytes, which is not this member's number.
     Differs(usize),
 }
 
@@ -245,7 +245,7 @@ impl Collectives {
         running.command = Some(command);
         let group = &self.group;
         let progress = if running.opcode != opcode {
-            // Other members have posted another operation: all that follow would be out of step.
+            // Other members posted another operation under this number: all later ones would mismatch.
             Progress::Failed(Status::Invalid)
         } else {
             running.begun = true;
@@ -403,7 +403,7 @@ impl Extension for Collectives {
         }
         let waits = self.running.values().any(|running| running.command.is_some());
         if waits || self.holder.is_starting() {
-            // A dead member will owe an acknowledgement now, and so be detected.
+            // If a member is dead, the missing acknowledgement of this message reveals it.
             for rank in (0..self.group.size()).filter(|rank| *rank != self.group.rank) {
                 self.group.send(nic, rank, (ASK, 0, 0), &[]);
             }

@@ -22,11 +22,11 @@ use crate::unit::ExtensionCounters;
 
 pub(crate) use services::{Change, Effect, LocalEffect, PortEvent, UnitServices};
 
-/// Most effects within the own unit that wait before it refuses further control messages to itself. A handler that
-/// sends several for each one would otherwise fill the memory within a turn.
+/// Most queued effects within the unit before it refuses control messages to itself. Otherwise a handler that sends
+/// several messages for each one received would fill the memory within a turn.
 const MOST_OWN: usize = 64;
 
-/// Why a control message was not taken.
+/// Reason for which a control message was refused.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ControlRefused {
@@ -40,12 +40,12 @@ pub enum ControlRefused {
     QueueFull {
         /// The peer.
         to: NodeId,
-        /// Messages that wait.
+        /// Messages that wait for that peer.
         waiting: usize,
     },
 }
 
-/// Why an extension may not control the gate or install an admission.
+/// Reason for which an extension may not control the gate or install an admission.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum GateRefused {
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Context<'_> {
 }
 
 impl Context<'_> {
-    /// Returns this node.
+    /// Returns the number of this node.
     #[must_use]
     pub fn node(&self) -> NodeId {
         self.hw.node()
@@ -206,20 +206,20 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Returns how many effects within the own unit wait, those of this handler among them.
+    /// Counts the effects within this unit that are not dispatched yet, those of this handler included.
     fn own_waiting(&self) -> usize {
         let staged = |effect: &&Effect| matches!(effect, Effect::Local(_));
         self.services.own.len() + self.services.effects.iter().filter(staged).count()
     }
 
-    /// Returns how many control messages of this handler to `to` wait for its end.
+    /// Counts the control messages to `to` that this handler has staged; they are queued when it returns.
     fn control_staged(&self, to: NodeId) -> usize {
         let staged =
             |effect: &&Effect| matches!(effect, Effect::Control { to: other, .. } if *other == to);
         self.services.effects.iter().filter(staged).count()
     }
 
-    /// Returns how many control messages of all extensions to `to` are under way or wait.
+    /// Counts the control messages of all extensions to `to` that are queued or not acknowledged.
     pub(crate) fn control_pending(&self, to: NodeId) -> usize {
         self.services.control.pending(to) + self.control_staged(to)
     }
@@ -240,10 +240,12 @@ impl Context<'_> {
         }
     }
 
-    /// Sends one frame. If nothing waits and no admission applies, it bypasses the queue and leaves at once. A packet
-    /// without a token that must wait is dropped, as if the network had lost it, if packets of this extension take 8
-    /// MiB to its node, or 64 MiB in all: then its node has stopped reading, or an admission holds too much. The unit
-    /// counts that ([`UnitCounters::packets_dropped`](crate::unit::UnitCounters::packets_dropped)).
+    /// Sends one frame. If nothing waits and no admission applies, it bypasses the queue and leaves at once.
+    ///
+    /// A packet without a token that would have to wait is dropped, as if the network had lost it, if this extension's
+    /// queued packets take 8 MiB for its destination, or 64 MiB in all. The destination has then stopped reading, or an
+    /// admission holds too much. The unit counts the packet
+    /// ([`UnitCounters::packets_dropped`](crate::unit::UnitCounters::packets_dropped)).
     ///
     /// # Errors
     /// [`TransmitRefused::Length`] if it has more bytes than a frame may, [`TransmitRefused::Region`] if its memory may
@@ -263,7 +265,7 @@ impl Context<'_> {
         Ok(Sending::Queued)
     }
 
-    /// Returns the number of a message that this handler sends as packets; it is that of no other message of this unit.
+    /// Returns the number of a message that this handler sends as packets; it is unique within this unit.
     pub(crate) const fn next_message(&mut self) -> u32 {
         self.services.transmit.next_message()
     }
@@ -305,8 +307,9 @@ impl Context<'_> {
         self.hw.write(to, from)
     }
 
-    /// Asks for [`Extension::on_written`] with this token once all earlier writes are in memory, those of this handler
-    /// included. Returns `false` if there is nothing to wait for: they are there when the handler has returned.
+    /// Requests a call of [`Extension::on_written`] with this token once all earlier writes are in memory, those of
+    /// this handler included. Returns `false` if no call follows, because all writes are in memory when the handler
+    /// has returned.
     pub fn fence(&mut self, token: u64) -> bool {
         let dma = self.hw.fence();
         self.services.effects.extend(dma.map(|dma| Effect::Fence { dma, token }));
@@ -393,7 +396,8 @@ impl Context<'_> {
     }
 
     /// Watches a suspended port: all extensions are notified of the next data that arrives for it
-    /// ([`Extension::on_port_arrival`]), once. The watch ends with the suspension. Does nothing if the port is not suspended.
+    /// ([`Extension::on_port_arrival`]), once. The watch ends with the suspension. Does nothing if the port is not
+    /// suspended.
     ///
     /// [`Extension::on_port_arrival`]: crate::extension::Extension::on_port_arrival
     pub fn watch_port(&mut self, port: PortId) {
@@ -474,8 +478,8 @@ impl Context<'_> {
         self.services.transmit.backlog(destination, self.hw.mtu_to(destination), limit)
     }
 
-    /// Ends with `status`, unsent, all messages and packets of this extension that wait to leave to `destination`. If
-    /// this extension controls the gate, also ends all others that wait there for `destination`.
+    /// Cancels all unsent messages and packets of this extension to `destination`: they end with `status`. If this
+    /// extension controls the gate, also cancels those of other extensions that wait at the gate for `destination`.
     pub fn cancel_sends(&mut self, destination: NodeId, status: Status) {
         self.services.effects.push(Effect::GiveUp { destination, status });
     }

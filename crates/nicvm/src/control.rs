@@ -262,7 +262,7 @@ impl Control {
     }
 
     /// Returns whether every accepted message was acknowledged or dropped, and no peer waits for an acknowledgement. A
-    /// unit that ends before would leave that peer waiting.
+    /// unit that exits earlier leaves that peer waiting.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.peers.iter().all(|peer| peer.sending().len() == 0 && !peer.owes_acknowledgement())

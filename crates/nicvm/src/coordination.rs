@@ -5,7 +5,7 @@
 //! sender releases its token early enough that the next sender's first bit follows its own last bit. The receiver takes
 //! part only if its buffers are carried in the token, or if a token is lost.
 //!
-//! A receiver that restarts has all senders give up the tokens of its former incarnation, and makes a new one a lease
+//! When a receiver restarts, all senders give up the tokens of its former incarnation, and it makes a new one a lease
 //! later. Messages that left for the former incarnation are lost.
 //!
 //! - `buffers`: the receiver's buffers in a token
@@ -171,7 +171,7 @@ impl Coordination {
         })
     }
 
-    /// Returns how many buffers are posted for coordinated messages and not taken by one that has begun.
+    /// Returns how many buffers are posted for coordinated messages and not yet taken by one.
     #[must_use]
     pub fn free_buffers(&self) -> u32 {
         self.receiver.free_buffers()
@@ -362,8 +362,8 @@ impl Coordination {
     }
 }
 
-/// Returns the nanoseconds that a grant takes from one of `senders` to this node, as a low estimate: the least round
-/// trip of all, because a single one may include waiting for other work.
+/// Estimates, on the low side, the nanoseconds that a grant takes from one of `senders` to this node. Uses the shortest
+/// round trip of all senders, because a longer one may include waiting for other work.
 fn grant_nanos(nic: &Context<'_>, senders: &[NodeId]) -> u64 {
     let trips = senders.iter().filter_map(|sender| nic.round_trip(*sender));
     let least = trips.map(|trip| nanos(trip.min)).min();

@@ -44,7 +44,7 @@ impl Epoch {
     }
 }
 
-/// Why an extension was not installed.
+/// Reason for which an extension was not installed.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum InitError {
@@ -81,7 +81,7 @@ pub enum UnitEvent {
     Withdrawn(ExtensionId),
 }
 
-/// Why an extension did not import its predecessor's state.
+/// Reason for which an extension did not import its predecessor's state.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("the state of the previous version can't be imported: {0}")]
 pub struct ImportError(pub &'static str);
@@ -148,17 +148,18 @@ pub trait Extension: Any + Send {
 
     /// Handles the suspension of a port ([`Context::suspend_port`]). Until the port is resumed, the extension must
     /// start no frame for it, accept none, complete nothing, and write nothing into its memory. It must still answer
-    /// peers that ask whether the port is alive, and report what arrives for the port ([`Context::note_arrival`]). The port's waiting packets are withdrawn, with [`Status::Cancelled`]
-    /// where they have a token; the extension sends them anew after the resumption.
+    /// peers that ask whether the port is alive, and report data that arrives for the port ([`Context::note_arrival`]).
+    /// The port's waiting packets are withdrawn, with [`Status::Cancelled`] where they have a token; the extension
+    /// sends them anew after the resumption.
     ///
     /// [`Status::Cancelled`]: midplane_simhw::port::Status::Cancelled
     fn on_port_suspended(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
 
-    /// Handles the resumption of a port that was suspended for `stood`. A peer's silence in that time means nothing.
+    /// Handles the resumption of a port that was suspended for `stood`. A peer's silence in that time shows no failure.
     fn on_port_resumed(&mut self, _nic: &mut Context<'_>, _port: PortId, _stood: Duration) {}
 
-    /// Handles the first arrival of data for a suspended port since the port is watched ([`Context::watch_port`]). The
-    /// extension that the data is for keeps or refuses it until the port is resumed.
+    /// Handles the first arrival of data for a suspended port that is watched ([`Context::watch_port`]). The extension
+    /// that the data is for keeps or refuses it until the port is resumed.
     fn on_port_arrival(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
 
     /// Handles the installation or removal of an admission ([`Context::has_admission`]). While there is one, no gate of

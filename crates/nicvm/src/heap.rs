@@ -19,7 +19,7 @@ pub const DEFAULT_BYTES: usize = 64 << 10;
 /// Bytes that each vector costs in addition to its elements, so that empty vectors are bounded as well.
 pub const VECTOR_BYTES: usize = 32;
 
-/// Why memory was not allocated.
+/// Reason for which memory was not allocated.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("the heap has no room for {wanted} more bytes: {used} of {limit} are used")]
 pub struct HeapFull {
@@ -110,7 +110,7 @@ impl Heap {
 pub struct Vector<T> {
     heap: Heap,
     elements: Vec<T>,
-    /// Elements that it has paid for.
+    /// Elements that the heap has been charged for.
     room: usize,
 }
 

@@ -104,7 +104,7 @@ pub const fn granted(completion: &Completion) -> Capability {
 pub struct MemoryCounters {
     /// Accesses, remote and local, that were carried out here.
     pub served: u64,
-    /// Accesses that were refused here, for want of a right or of memory.
+    /// Accesses that were refused here, because a right or memory was missing.
     pub denied: u64,
     /// Frames that were sent again.
     pub retransmitted: u64,

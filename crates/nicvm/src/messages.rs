@@ -159,7 +159,7 @@ impl Messages {
         self.counters
     }
 
-    /// Returns the buffers of a port, for another one.
+    /// Returns the queue of a port's posted buffers, to which the caller adds one.
     fn buffers_of(&mut self, port: PortId) -> &mut VecDeque<Command> {
         if port.index() >= self.buffers.len() {
             self.buffers.resize_with(port.index() + 1, || None);
@@ -257,13 +257,13 @@ impl Messages {
 
 /// The message that a frame belongs to.
 enum Taken {
-    /// One that has begun with this frame, and the buffer that it takes.
+    /// A message that begins with this frame, and the buffer that it takes.
     New(Command),
-    /// One that was begun.
+    /// A message that had begun before.
     Open(Assembly<Buffer>),
 }
 
-/// Writes bytes at their offset, as far as the buffer goes. Returns `false` if the memory is no longer registered.
+/// Writes bytes at their offset, up to the end of the buffer. Returns `false` if the memory is no longer registered.
 fn write(nic: &mut Context<'_>, payload: &Payload<'_>, offset: u32, buffer: Command) -> bool {
     let room = buffer.region.length.saturating_sub(offset);
     let length = room.min(payload.len() as u32);
@@ -384,7 +384,8 @@ impl Extension for Messages {
         }
         let open = self.streams.iter_mut().filter(|((_, to, _), _)| *to == port);
         for assembly in open.filter_map(|(_, stream)| stream.open.as_mut()) {
-            // If the memory is no longer registered, the rest of the message finds that too, and completes the buffer.
+            // If the memory is no longer registered, writing the rest of the message fails too, and completes the
+            // buffer.
             let _ = catch_up(nic, &mut assembly.target);
         }
     }

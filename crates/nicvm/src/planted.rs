@@ -1,6 +1,7 @@
 //! Deliberate bugs, to check that the tests find them.
 //!
-//! None is active unless the crate is built with the feature `planted`, which has no stability, and [`plant`] selects one.
+//! None is active unless the crate is built with the feature `planted`, and [`plant`] selects one. The feature is
+//! exempt from semantic versioning.
 
 #[cfg(feature = "planted")]
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -39,7 +40,7 @@ macro_rules! bugs {
 
 bugs! {
     DuplicateDelivered = "duplicate-delivered": "a control message that had arrived is delivered again",
-    EarlyDelivered = "early-delivered": "a control message that comes too early is delivered at once",
+    EarlyDelivered = "early-delivered": "a control message that arrives too early is delivered at once",
     QueueSurvives = "queue-survives": "messages of an ended connection are sent over the next",
     TokenCopied = "token-copied": "a node that grants a token keeps it",
     GapIgnored = "gap-ignored": "a message whose middle is missing is delivered",
@@ -47,13 +48,13 @@ bugs! {
     BusyForgotten = "busy-forgotten": "a message that finds the line busy is forgotten",
     TimeoutEarly = "timeout-early": "a timeout goes off before it is due",
     BuffersSurvive = "buffers-survive": "buffers of a closed port stay",
-    TrapCommits = "trap-commits": "what a handler asked for before it panicked happens",
+    TrapCommits = "trap-commits": "effects that a handler requested before it panicked are carried out",
     AckMissing = "ack-missing": "a missing control message is acknowledged",
     LossForgotten = "loss-forgotten": "a lost control message is not sent again",
     AlarmAssumed = "alarm-assumed": "an expired alarm is taken to be set",
     TokenEarly = "token-early": "a new token is made before the lease of the old one is over",
     LeaseIgnored = "lease-ignored": "a holder uses its token long after its lease",
-    EarlySurvives = "early-survives": "control messages that came early in an ended connection count in the next",
+    EarlySurvives = "early-survives": "control messages that arrived early in an ended connection count in the next",
     NumberKept = "number-kept": "the next connection has the number of the ended one",
     ResendStopped = "resend-stopped": "an acknowledgement stops the resend timer of the messages that it does not name",
     RestartLeaks = "restart-leaks": "the buffer of a message that a restarted sender had begun is lost",

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LIFE: Incarnation = Incarnation::FIRST;
+    const INCARNATION: Incarnation = Incarnation::FIRST;
 
     fn fragment(message: u32, offset: u32, total: u32) -> Fragment {
         Fragment { message, offset, total, tag: 0 }
@@ -208,23 +208,23 @@ mod tests {
 
     #[test]
     fn a_message_that_was_overtaken_arrives_once() {
-        let mut stream = Stream::<()>::new(LIFE, 5);
-        assert_eq!(stream.place(LIFE, fragment(5, 0, 9), 9), Place::Newer);
-        assert_eq!(stream.place(LIFE, fragment(3, 0, 9), 9), Place::Overtaken);
-        assert_eq!(stream.place(LIFE, fragment(3, 0, 9), 9), Place::Void);
-        assert_eq!(stream.place(LIFE, fragment(4, 0, 9), 8), Place::Void);
-        assert_eq!(stream.place(LIFE, fragment(105, 0, 9), 9), Place::Newer);
-        assert_eq!(stream.place(LIFE, fragment(6, 0, 9), 9), Place::Void);
-        assert_eq!(stream.place(LIFE.next(), fragment(106, 0, 9), 9), Place::Void);
+        let mut stream = Stream::<()>::new(INCARNATION, 5);
+        assert_eq!(stream.place(INCARNATION, fragment(5, 0, 9), 9), Place::Newer);
+        assert_eq!(stream.place(INCARNATION, fragment(3, 0, 9), 9), Place::Overtaken);
+        assert_eq!(stream.place(INCARNATION, fragment(3, 0, 9), 9), Place::Void);
+        assert_eq!(stream.place(INCARNATION, fragment(4, 0, 9), 8), Place::Void);
+        assert_eq!(stream.place(INCARNATION, fragment(105, 0, 9), 9), Place::Newer);
+        assert_eq!(stream.place(INCARNATION, fragment(6, 0, 9), 9), Place::Void);
+        assert_eq!(stream.place(INCARNATION.next(), fragment(106, 0, 9), 9), Place::Void);
     }
 
     #[test]
     fn numbers_go_round() {
-        let mut stream = Stream::<()>::new(LIFE, u32::MAX);
+        let mut stream = Stream::<()>::new(INCARNATION, u32::MAX);
         for message in [u32::MAX, 0, 1] {
-            assert_eq!(stream.place(LIFE, fragment(message, 0, 9), 9), Place::Newer);
+            assert_eq!(stream.place(INCARNATION, fragment(message, 0, 9), 9), Place::Newer);
         }
-        assert_eq!(stream.place(LIFE, fragment(u32::MAX, 0, 9), 9), Place::Void);
+        assert_eq!(stream.place(INCARNATION, fragment(u32::MAX, 0, 9), 9), Place::Void);
     }
 
     proptest! {

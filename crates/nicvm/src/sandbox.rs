@@ -130,11 +130,11 @@ impl Limits {
     }
 }
 
-/// Why a module can't be loaded.
+/// Reason for which a module can't be loaded.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// More than [`MAX_MODULE`] bytes.
+    /// The module has more than [`MAX_MODULE`] bytes.
     #[error("a module has at most {MAX_MODULE} bytes, not {0}")]
     TooLong(usize),
     /// The engine does not accept the module.

@@ -2,7 +2,7 @@
 //!
 //! An extension sends *messages*, which the scheduler cuts into frames and describes in each frame's words
 //! ([`Fragment`]), or *packets*, single frames whose header fields are the extension's own. Within one [`FlowId`] of an
-//! extension to one node, frames leave in the order in which they were sent. Lanes take turns, frame by frame, so that
+//! extension to one node, frames leave in the order in which they were sent. Flows take turns, frame by frame, so that
 //! a blocked flow blocks no other.
 
 mod flows;
@@ -27,7 +27,7 @@ pub struct FlowId(pub u16);
 pub struct Message {
     /// The extension that receives its frames.
     pub extension: ExtensionId,
-    /// The node that it is for.
+    /// The destination node.
     pub node: NodeId,
     /// The flow in which it keeps its order.
     pub flow: FlowId,
@@ -48,7 +48,7 @@ pub struct Message {
 /// One frame of an extension to the same extension of another node; the extension owns all header fields listed here.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// The node that it is for.
+    /// The destination node.
     pub node: NodeId,
     /// The incarnation of that node's unit that it is for: another incarnation drops it, and answers with its own
     /// number. [`Incarnation::UNKNOWN`] addresses any incarnation.
@@ -63,16 +63,17 @@ pub struct Packet<'a> {
     pub port: PortId,
     /// Header field: the low seven bits; the highest bit marks it as controlled.
     pub flags: u8,
-    /// Header field.
+    /// Header field of the extension's own.
     pub sequence: u32,
-    /// Header field.
+    /// Header field of the extension's own.
     pub acknowledgement: u32,
-    /// Header field.
+    /// Header field of the extension's own.
     pub words: [u64; 2],
     /// Its bytes, up to the hardware's MTU. A region is read when the frame leaves.
     pub source: Source<'a>,
     /// If it can't leave at once, [`Extension::on_sent`](crate::extension::Extension::on_sent) receives this token when
-    /// it has left, or when it never will. An extension that gives tokens bounds by them how many of its packets wait.
+    /// it has left, or when it never will. The unit never drops such a packet for want of memory, so the extension must
+    /// bound how many of them wait.
     pub token: Option<u64>,
 }
 
@@ -107,12 +108,12 @@ pub enum Sending {
     Queued,
 }
 
-/// The end of a packet's waiting.
+/// Report that a queued packet has left, or never will.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Sent {
     /// The packet's token.
     pub token: u64,
-    /// [`Status::Done`], or why it never leaves.
+    /// [`Status::Done`], or the reason for which it never leaves.
     pub status: Status,
     /// When its last bit leaves the line; the present time, if it never does.
     pub leaves: Instant,
@@ -124,7 +125,7 @@ pub struct Sent {
 pub struct BacklogLimit {
     /// Bytes of frames, headers included.
     pub bytes: u64,
-    /// Messages.
+    /// Number of messages.
     pub messages: u32,
 }
 
@@ -133,7 +134,7 @@ pub struct BacklogLimit {
 pub struct Backlog {
     /// Bytes of the frames, headers included.
     pub bytes: u64,
-    /// Messages and packets.
+    /// Number of messages and packets.
     pub messages: u32,
 }
 

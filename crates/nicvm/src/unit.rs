@@ -58,7 +58,7 @@ pub struct UnitCounters {
     pub other_versions: u64,
 }
 
-/// Why a handler did not do its work.
+/// Reason for which a handler did not complete.
 enum Failure {
     /// The extension is not installed, or is down.
     Absent,
@@ -90,7 +90,7 @@ pub struct Unit {
     events: VecDeque<UnitEvent>,
     /// When the first of the replaced versions ends.
     drained_at: Instant,
-    /// True once the NIC was told to stop. It answers peers until `quiet_at`, which each control frame moves.
+    /// True once the NIC was requested to stop. It answers peers until `quiet_at`, which each control frame moves.
     is_stopping: bool,
     quiet_at: Instant,
     /// Commands that a downed extension held; they complete with an error.

@@ -85,8 +85,8 @@ impl Broadcast {
     /// Returns all children in the tree of frames.
     fn below(&self, group: &Group) -> BTreeSet<u16> {
         let (size, root) = (group.size(), self.root);
-        let place = tree::turned(group.rank, root, size);
-        tree::two_children(place, size).map(|child| tree::back(child, root, size)).collect()
+        let place = tree::place_of(group.rank, root, size);
+        tree::two_children(place, size).map(|child| tree::rank_at(child, root, size)).collect()
     }
 
     /// Sends a small broadcast to the children in its tree.
@@ -94,12 +94,12 @@ impl Broadcast {
         let (size, root) = (group.size(), self.root);
         let mut body = root.to_le_bytes().to_vec();
         body.extend_from_slice(&self.bytes);
-        for child in tree::children(tree::turned(group.rank, root, size), size) {
-            group.send(nic, tree::back(child, root, size), (BROADCAST, BYTES, number), &body);
+        for child in tree::children(tree::place_of(group.rank, root, size), size) {
+            group.send(nic, tree::rank_at(child, root, size), (BROADCAST, BYTES, number), &body);
         }
     }
 
-    /// Sends one frame to one child: `come` if it has just arrived, else the bytes held here.
+    /// Sends one frame to one child: `received` if it has just arrived, else the bytes stored here.
     fn send(
         &self,
         nic: &mut Context<'_>,
@@ -107,10 +107,10 @@ impl Broadcast {
         number: u32,
         at: usize,
         child: u16,
-        come: Option<Payload<'_>>,
+        received: Option<Payload<'_>>,
     ) {
         let length = self.chunk.min(self.total - at);
-        let source = match (come, &self.own) {
+        let source = match (received, &self.own) {
             (Some(payload), _) => Source::Bytes(payload),
             (None, Some(command)) if group.rank == self.root => {
                 let part = command.region.part(at as u32, length as u32);
@@ -161,8 +161,8 @@ impl Broadcast {
             self.send(nic, group, number, at, child, Some(frame.payload));
         }
         if self.lacks == 0 {
-            let parent = (tree::turned(group.rank, root, group.size()) - 1) / 2;
-            let parent = tree::back(parent, root, group.size());
+            let parent = (tree::place_of(group.rank, root, group.size()) - 1) / 2;
+            let parent = tree::rank_at(parent, root, group.size());
             group.send(nic, parent, (BROADCAST, DONE, number), &[]);
             if !self.waiting.is_empty() {
                 nic.set_timeout(TimeoutId(number), Service::Exact, RETRY);
@@ -220,8 +220,8 @@ impl Broadcast {
         bits
     }
 
-    /// Sends a child the frames again that it reports as missing, unless frames for it still wait to leave: then they
-    /// may be those, and the next probe shows.
+    /// Sends a child the frames again that it reports as missing. Does nothing while frames for the child are queued:
+    /// they may be the missing ones, and the next probe shows.
     fn resend(
         &self,
         nic: &mut Context<'_>,
@@ -261,8 +261,8 @@ impl Broadcast {
         self.delivered && self.waiting.is_empty()
     }
 
-    /// Completes the host's part. A member's region is written once all frames have arrived; the root's region is read
-    /// until its children have all.
+    /// Completes the host's part. A member's region is written once all frames have arrived; the root's region stays in
+    /// use until its children have all frames.
     fn finish(&mut self, nic: &mut Context<'_>, group: &Group) -> Progress {
         let Some(command) = &self.own else { return Progress::Waiting };
         if self.delivered {

@@ -17,7 +17,8 @@ pub const BROADCAST: u8 = 2;
 pub(crate) const REDUCE: u8 = 3;
 /// Opcode: as [`REDUCE`], but the result goes into all members' regions.
 pub(crate) const ALL_REDUCE: u8 = 4;
-/// Opcode: collects all members' parts, of argument 0 bytes each; a member's own part lies at its place in its region.
+/// Opcode: collects all members' parts, of argument 0 bytes each; part r lies at offset r times that length in every
+/// member's region.
 pub(crate) const ALL_GATHER: u8 = 5;
 
 /// Opcode: reserves the group for the command's port: other ports' commands are refused until it closes. Arguments 0

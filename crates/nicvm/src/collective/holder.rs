@@ -1,4 +1,4 @@
-//! A group that one port holds at each member: tracks which members are lost, and where all begin.
+//! A group that one port holds at each member: tracks the lost members, and the first operation that all take part in.
 //!
 //! ```text
 //! Free --hold--> Held --start--> Starting --all others hold it--> Started
@@ -6,7 +6,7 @@
 //!   +------------------------- the port closes ----------------------+
 //! ```
 //!
-//! A member that takes the group sends all others the number of its next operation. A member that lets it go sends the
+//! A member that takes the group sends all others the number of its next operation. A member that releases it sends the
 //! number of the first operation that it takes no part in. Between two members these messages arrive in order, so a
 //! loss that follows a hold belongs to that hold.
 
@@ -16,7 +16,7 @@ use midplane_simhw::port::{Command, Completion, Status};
 
 use super::{Collectives, Context, HOLD, PROBE_AFTER, PortId, Progress, Service, WATCH};
 
-/// Rounds of a holder's messages.
+/// Round numbers of the holders' messages.
 const HELD: u8 = 0;
 const LEFT: u8 = 1;
 
@@ -41,7 +41,7 @@ struct Other {
 #[derive(Debug, Default)]
 pub(super) struct Holder {
     state: State,
-    /// Other members that hold the group, or have held it since this one does. Cleared when all begin.
+    /// Other members that hold the group, or have held it since this member took it. Cleared when the operations start.
     others: BTreeMap<u16, Other>,
     /// Lost members in the order of their loss, with the first operation that each takes no part in; `None` for all
     /// operations.
@@ -159,12 +159,12 @@ impl Collectives {
         }
     }
 
-    /// Returns the running operations whose number satisfies `are`, compared with the host's next one.
+    /// Returns the running operations for whose number `are` holds, compared with the number of the host's next one.
     fn numbers(&self, are: impl Fn(u32, u32) -> bool) -> Vec<u32> {
         self.running.keys().copied().filter(|number| are(*number, self.next)).collect()
     }
 
-    /// Handles a member's message that it has taken the group, or has let it go.
+    /// Handles a member's message that it has taken the group, or has released it.
     pub(super) fn on_holder(
         &mut self,
         nic: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! The same operations run by hosts, for comparison: each step goes up to an application and down again.
+//! Runs the same operations on the hosts, for comparison: at each step, an application receives and sends a message.
 //!
 //! They use the unit's message service, which is unreliable: an operation waits for a lost message until the caller
 //! gives up.
@@ -17,7 +17,7 @@ use crate::messages;
 /// Buffers for messages that arrive early.
 const BUFFERS: usize = 64;
 
-/// Why an operation has failed.
+/// Reason for which a host's operation failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum GroupError {
@@ -39,9 +39,9 @@ pub enum GroupError {
     /// The message has more bytes than the group was opened for.
     #[error("{bytes} bytes, but the group was made for {most}: open it for more")]
     TooLong {
-        /// Bytes that were given.
+        /// Bytes of the message.
         bytes: usize,
-        /// Bytes that fit.
+        /// Bytes for which the group was opened.
         most: usize,
     },
 }
@@ -140,12 +140,12 @@ impl HostGroup {
     /// Not cancel safe: a member whose operation was dropped is out of step with the others.
     pub async fn broadcast(&mut self, root: u16, bytes: &mut Vec<u8>) -> Result<(), GroupError> {
         let size = self.size();
-        let place = tree::turned(self.rank, root, size);
+        let place = tree::place_of(self.rank, root, size);
         if place > 0 {
-            *bytes = self.receive(tree::back(tree::parent(place), root, size), 0).await?;
+            *bytes = self.receive(tree::rank_at(tree::parent(place), root, size), 0).await?;
         }
         for child in tree::children(place, size) {
-            self.send(tree::back(child, root, size), 0, bytes).await?;
+            self.send(tree::rank_at(child, root, size), 0, bytes).await?;
         }
         self.number += 1;
         Ok(())
@@ -165,13 +165,13 @@ impl HostGroup {
         words: &mut [u8],
     ) -> Result<(), GroupError> {
         let size = self.size();
-        let place = tree::turned(self.rank, root, size);
+        let place = tree::place_of(self.rank, root, size);
         for child in tree::children(place, size).rev() {
-            let part = self.receive(tree::back(child, root, size), 0).await?;
+            let part = self.receive(tree::rank_at(child, root, size), 0).await?;
             operation.combine(words, &part);
         }
         if place > 0 {
-            self.send(tree::back(tree::parent(place), root, size), 0, words).await?;
+            self.send(tree::rank_at(tree::parent(place), root, size), 0, words).await?;
         }
         self.number += 1;
         Ok(())
@@ -251,7 +251,7 @@ impl HostGroup {
         if bytes.len() > self.bytes {
             return Err(GroupError::TooLong { bytes: bytes.len(), most: self.bytes });
         }
-        // The memory of the previous message is read until that has completed.
+        // The NIC reads the previous message's memory until that message has completed.
         while self.sending {
             self.take_completion().await?;
         }

@@ -1,4 +1,4 @@
-//! Reduce and all-reduce.
+//! The reduce and all-reduce operations.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +13,9 @@ pub enum Operation {
     /// The sum, modulo 2^64.
     #[default]
     Sum = 0,
-    /// The least, unsigned.
+    /// The smallest word, unsigned.
     Min = 1,
-    /// The greatest, unsigned.
+    /// The greatest word, unsigned.
     Max = 2,
     /// Bitwise and.
     And = 3,
@@ -81,7 +81,7 @@ impl Operation {
     }
 }
 
-/// Round of the result's way down the tree, in an all-reduce.
+/// Round number of the messages that carry an all-reduce's result down the tree.
 const RESULT: u8 = 64;
 
 #[derive(Debug)]
@@ -193,11 +193,11 @@ impl Reduce {
         command: &Command,
     ) -> Progress {
         let (size, root) = (group.size(), command.args[0] as u16);
-        let place = tree::turned(group.rank, root, size);
+        let place = tree::place_of(group.rank, root, size);
         let opcode = if self.to_all { ALL_REDUCE } else { REDUCE };
         if !self.sent {
             let children: Vec<u16> = tree::children(place, size).collect();
-            let part = |child: &u16| (0, tree::back(*child, root, size));
+            let part = |child: &u16| (0, tree::rank_at(*child, root, size));
             if !children.iter().all(|child| self.parts.contains_key(&part(child))) {
                 return Progress::Waiting;
             }
@@ -207,7 +207,7 @@ impl Reduce {
             }
             self.sent = true;
             if place > 0 {
-                let parent = tree::back(tree::parent(place), root, size);
+                let parent = tree::rank_at(tree::parent(place), root, size);
                 group.send(nic, parent, (opcode, 0, number), &self.value);
                 if !self.to_all {
                     return Progress::Done;
@@ -215,7 +215,7 @@ impl Reduce {
             }
         }
         if place > 0 {
-            let parent = tree::back(tree::parent(place), root, size);
+            let parent = tree::rank_at(tree::parent(place), root, size);
             let Some(result) = self.parts.remove(&(RESULT, parent)) else {
                 return Progress::Waiting;
             };
@@ -223,7 +223,7 @@ impl Reduce {
         }
         if self.to_all {
             for child in tree::children(place, size) {
-                let rank = tree::back(child, root, size);
+                let rank = tree::rank_at(child, root, size);
                 group.send(nic, rank, (opcode, RESULT, number), &self.value);
             }
         }

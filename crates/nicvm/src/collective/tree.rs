@@ -6,7 +6,7 @@ pub(super) const fn rounds(size: u16) -> u8 {
 }
 
 /// Returns the members that a member sends to and receives from in a round of a barrier. If the size is a power of two,
-/// the two are the same, and acknowledgements ride on answers.
+/// the two are the same, and answers carry the acknowledgements.
 pub(super) fn partners(rank: u16, round: u8, size: u16) -> (u16, u16) {
     if size.is_power_of_two() {
         return (rank ^ 1 << round, rank ^ 1 << round);
@@ -16,12 +16,12 @@ pub(super) fn partners(rank: u16, round: u8, size: u16) -> (u16, u16) {
 }
 
 /// Returns a member's place in a tree whose root is at place 0.
-pub(super) fn turned(rank: u16, root: u16, size: u16) -> u16 {
+pub(super) fn place_of(rank: u16, root: u16, size: u16) -> u16 {
     ((u32::from(rank) + u32::from(size) - u32::from(root)) % u32::from(size)) as u16
 }
 
 /// Returns the rank of a place.
-pub(super) fn back(place: u16, root: u16, size: u16) -> u16 {
+pub(super) fn rank_at(place: u16, root: u16, size: u16) -> u16 {
     ((u32::from(place) + u32::from(root)) % u32::from(size)) as u16
 }
 

@@ -1,4 +1,4 @@
-//! The services that a unit provides to its extensions, and the effects that handlers ask for.
+//! The services that a unit provides to its extensions, and the effects that handlers request.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,7 +16,7 @@ use crate::timeout::{Service, Timeouts};
 use crate::transmit::{Message, Transmit, WaitingPacket};
 use crate::unit::ExtensionCounters;
 
-/// One effect that a handler has asked for; it is carried out when the handler returns.
+/// One effect that a handler has requested; it is carried out when the handler returns.
 pub(crate) enum Effect {
     Control { to: NodeId, length: u8, body: [u8; MAX_MESSAGE] },
     SetTimeout { timeout: TimeoutId, service: Service, at: Instant },
@@ -39,7 +39,7 @@ pub(crate) enum Effect {
 
 /// An effect within the handler's own unit.
 pub(crate) enum LocalEffect {
-    /// A control message of the asking extension to itself.
+    /// A control message of an extension to itself.
     Control { epoch: Epoch, body: Body },
     /// A command for another extension.
     Command(Command),
@@ -57,8 +57,8 @@ pub(crate) struct UnitServices {
     pub(crate) timeouts: Timeouts,
     pub(crate) transmit: Transmit,
     pub(crate) effects: Vec<Effect>,
-    /// True if, since the last turn's end, an effect was carried out that the end of a turn must attend to.
-    pub(crate) is_stirred: bool,
+    /// True if, since the last turn's end, an effect was carried out that requires work at the end of the turn.
+    pub(crate) needs_turn_end: bool,
     /// The extension that controls the gate.
     pub(crate) gate_controller: Option<ExtensionId>,
     /// Control messages that were refused because a peer's queue was full.
@@ -81,12 +81,12 @@ pub(crate) struct UnitServices {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Suspension {
     since: Instant,
-    /// True if the next arrival for the port is to be reported.
+    /// True if the next arrival for the port must be reported.
     pub(crate) is_watched: bool,
 }
 
-/// A port's process was suspended, was resumed after the given time, or got data while it was suspended; or an admission has
-/// changed.
+/// An event of a port or of the admissions, of which extensions are notified. A resumption carries the time for which
+/// the port was suspended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PortEvent {
     Stopped(PortId),
@@ -155,7 +155,7 @@ impl UnitServices {
                 Effect::Change(change) => self.changes.push_back(change),
                 Effect::Fence { dma, token } => self.fences.push_back((dma, extension, token)),
             }
-            self.is_stirred = true;
+            self.needs_turn_end = true;
         }
         self.effects = effects;
     }
@@ -164,7 +164,7 @@ impl UnitServices {
         if let Entry::Vacant(entry) = self.stopped.entry(port) {
             entry.insert(Suspension { since: hw.now(), is_watched: false });
             hw.close_gate(port);
-            // Its doorbell may still be on its way: what is saved of the port must not change by it.
+            // Applies registrations whose doorbell has not arrived, so that it cannot change the saved state later.
             hw.apply_registrations(port);
             self.transmit.park(hw, port);
             self.port_events.push_back(PortEvent::Stopped(port));
@@ -179,7 +179,7 @@ impl UnitServices {
         }
     }
 
-    /// Reports the first arrival for a port since that is watched.
+    /// Reports the first arrival for a port since the watch began, and ends the watch.
     fn note_arrival(&mut self, port: PortId) {
         let stopped = self.stopped.get_mut(&port);
         if stopped.is_some_and(|stopped| std::mem::take(&mut stopped.is_watched)) {

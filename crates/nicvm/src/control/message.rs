@@ -47,9 +47,9 @@ impl fmt::Debug for Body {
 /// The extension of the peer, and its version, that a message is for.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Address {
-    /// The extension.
+    /// The number of the extension.
     pub extension: ExtensionId,
-    /// The version as which the sender sends.
+    /// The sender's version of the extension.
     pub epoch: Epoch,
 }
 
@@ -59,7 +59,7 @@ impl From<ExtensionId> for Address {
     }
 }
 
-/// Why a message was not accepted.
+/// Reason for which a message was not accepted.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SendError {

@@ -66,7 +66,7 @@ impl Words {
     }
 }
 
-/// A frame chosen to leave; its body is that of a message of the window.
+/// A frame chosen for transmission; `message` is the message of the window that gives its body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chosen {
     pub(super) header: Header,
@@ -253,7 +253,7 @@ impl Peer {
         }
     }
 
-    /// Handles a frame that names no connection of ours. If we have none, the peer must learn that.
+    /// Handles a frame that names no connection of ours. If we have no connection with the peer, answers by a welcome.
     fn on_mismatch(
         &mut self,
         now: Instant,

@@ -39,8 +39,8 @@ pub(super) struct Promise {
 }
 
 impl Coordination {
-    /// Answers senders that wait for buffers, if there are any. Messages under way still need theirs; those that have
-    /// not arrived within a sixteenth of a lease count as lost.
+    /// Grants buffers to senders that wait for them. Messages under way still need theirs; those that have not arrived
+    /// within a sixteenth of a lease count as lost.
     pub(super) fn grant_buffers(&mut self, nic: &mut Context<'_>) {
         let (free, arrived) = (self.receiver.free_buffers(), self.receiver.arrived());
         let now = nic.now();

@@ -16,7 +16,7 @@ pub struct LinkConfig {
     /// that waits for one link holds those before it, so the links that most routes share should have the lowest
     /// numbers.
     pub number: u16,
-    /// The node behind it, which makes a new token if one is lost, and takes no other part.
+    /// The link's destination node, which makes a new token if one is lost, and takes no other part.
     pub witness: NodeId,
     /// The nodes that send over it, in the same order on all nodes; at most [`MAX_SENDERS`].
     pub senders: Vec<NodeId>,
@@ -39,9 +39,9 @@ pub enum Hold {
 pub struct Uncontrolled {
     /// Largest message, in bytes; 0 for none.
     pub message: u32,
-    /// Most bytes of such messages, headers included, that one sender may have sent in advance of the reserve.
+    /// Burst of such messages for each sender, in bytes with headers; refills from the sender's share of the reserve.
     pub burst: u32,
-    /// Number of senders that share the reserve, from which such messages are paid over time.
+    /// Number of senders that share the reserve.
     pub senders_share: u32,
 }
 
@@ -82,7 +82,7 @@ pub struct CoordinationConfig {
     pub(crate) genesis: bool,
 }
 
-/// Why a configuration is inconsistent.
+/// Inconsistency in a configuration.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ConfigError {

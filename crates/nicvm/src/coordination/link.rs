@@ -81,10 +81,10 @@ pub(crate) struct Link {
     suspected: Option<Party>,
     /// Other senders that want the token, in the order in which this sender learned of them.
     waiting: VecDeque<Party>,
-    /// Senders that another party named as waiting, in its order: they follow those in the next grant.
+    /// Senders that another party named as waiting, in its order; they queue behind those of the next grant.
     named: VecDeque<Party>,
     request: Option<Request>,
-    /// The newest epoch given up; it and those before are supported no more.
+    /// The newest epoch given up; this sender supports neither it nor earlier ones.
     given_up: Epoch,
     lease: Lease,
     wants: bool,
@@ -103,8 +103,8 @@ pub(crate) struct Link {
     taken: Vec<u32>,
     /// For each sender that did not answer and has sent nothing since: when that was noticed.
     silent_since: Vec<Option<Instant>>,
-    /// All senders but those that have left: an epoch of which the witness learned of that too late still has them as
-    /// members.
+    /// All senders except those that have left. An epoch still has these as members if the witness learned of their
+    /// departure too late.
     present: Parties,
     /// True once this sender has left.
     left: bool,
@@ -230,13 +230,13 @@ impl Link {
         }
     }
 
-    /// Returns when the token arrived and the line was due: once after each time that the token was away.
+    /// Returns the later of the token's arrival and the line's availability; once for each arrival.
     pub(crate) fn granted_at(&mut self) -> Option<Instant> {
         let due = self.line_due();
         self.granted.take().map(|granted| granted.max(due))
     }
 
-    /// Returns when a message may be let through to follow those of the previous holder.
+    /// Returns the earliest instant at which a message may be let through to follow the previous holder's.
     const fn line_due(&self) -> Instant {
         Instant::from_nanos(self.before_us.as_nanos().saturating_sub(self.early_ns))
     }
@@ -426,8 +426,8 @@ impl Link {
             self.epoch = epoch;
             self.token = None;
             self.suspected = None;
-            // Any sender may be a member until one that knows says so. A sender that was excluded asks the witness until
-            // it is asked for support.
+            // Every sender counts as a member until a party that knows the members names them. An excluded sender asks
+            // the witness until it is asked for support.
             let me = self.setup.me;
             let any = if self.live.contains(me) { self.all } else { self.all.without(me) };
             self.live = live.unwrap_or(any);

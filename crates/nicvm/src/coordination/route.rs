@@ -19,8 +19,8 @@ use crate::transmit::BacklogLimit;
 /// With [`Hold::Auto`], a sender keeps the token for the time of this many hand-overs.
 const HANDOVERS_PER_HOLD: u64 = 48;
 
-/// With [`Hold::Auto`], most nanoseconds in which the token passes all senders of a link, if messages are short
-/// compared with their share of it.
+/// With [`Hold::Auto`], longest time in ns for the token to pass all senders of a link, if messages are short compared
+/// with their share of it.
 const ROTATION_NS: u64 = 200_000_000;
 
 /// Bytes of a grant with a few senders in line. Its acknowledgement has no payload, so the grant takes more than half
@@ -246,7 +246,8 @@ impl Coordination {
         route.state = State::Sending;
     }
 
-    /// Returns when the first lease of the route's tokens ends. Frames that control messages delay until then do not leave.
+    /// Returns when the first lease of the route's tokens ends. Frames that control messages delay until then do not
+    /// leave.
     fn valid_until(&self, at: usize) -> Instant {
         if planted::is(Bug::LeaseIgnored) {
             return Instant::FAR_FUTURE;
@@ -339,7 +340,7 @@ impl Coordination {
         ends: Instant,
     ) {
         let now = nic.now();
-        // With a steered lead, the next holder waits for the line; with a fixed one it does not.
+        // With an adaptive lead, the next holder waits for the line; with a fixed one it does not.
         let last = if self.config.lead == Lead::Adaptive { ends } else { now };
         nic.cancel_timeout(Route::timeout(at));
         self.routes[at].state = State::Idle;

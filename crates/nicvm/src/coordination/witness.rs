@@ -67,7 +67,7 @@ impl Witness {
             outbox: Outbox::new(),
         };
         if !genesis {
-            // Senders that wait for a former incarnation so learn at once of this one.
+            // So senders that wait for a former incarnation learn of this one at once.
             Parties::first(senders).iter().for_each(|party| witness.request_give_up(party));
         }
         witness
@@ -80,8 +80,8 @@ impl Witness {
             }
             Body::GrantLink(grant) => self.on_return(now, from, grant),
             Body::AskSupport { epoch, round } => self.on_ask(now, from, epoch, round),
-            // In its next incarnation it returns as an excluded sender does. Until then no epoch may have it as a member:
-            // its unit may stay up, and peers would wait for its answers.
+            // The sender returns in its next incarnation, as an excluded sender does. Until then no epoch may have it
+            // as a member: its unit may stay up, and peers would wait for its answers.
             Body::Leave { .. } => {
                 self.live = self.live.without(from);
                 self.exclude(now, from);

@@ -1,4 +1,4 @@
-//! Members that were away learn which versions run, and fetch them.
+//! Catching up: members that were disconnected learn which versions run, and fetch them.
 //!
 //! A member fetches one module for each extension number, from the first member that reports a newer version. If the
 //! pieces stop, it asks all living members again which versions run, and fetches the module from the next that reports
@@ -106,7 +106,7 @@ impl Installer {
             return;
         }
         if hash(&fetch.module) != content {
-            // The sender's module is another. The next report of any member begins a new fetch.
+            // The sender's module is not the requested one. The next report of any member begins a new fetch.
             fetch.idle = STALLED;
             return;
         }

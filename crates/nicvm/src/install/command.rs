@@ -41,7 +41,7 @@ impl Policy {
     }
 }
 
-/// Why a change was refused.
+/// Reason for which a change was refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 #[non_exhaustive]

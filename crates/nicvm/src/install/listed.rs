@@ -15,7 +15,7 @@ pub struct Listed {
     pub epoch: Epoch,
     /// The hash of that version's module.
     pub hash: Hash,
-    /// True if it is down: failed, or taken down.
+    /// True if the extension is down: failed or withdrawn.
     pub is_down: bool,
     /// True if there is a previous version to return to.
     pub has_former: bool,

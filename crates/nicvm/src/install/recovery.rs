@@ -56,7 +56,7 @@ impl Installer {
         nic.set_timeout(WATCH, Service::Coarse, STALLED_AFTER);
     }
 
-    /// Handles the loss of a member: ends all waiting for it.
+    /// Handles the loss of a member: stops waiting for its answers.
     pub(super) fn on_lost(&mut self, nic: &mut Context<'_>, node: NodeId) {
         let Some(change) = &mut self.change else { return };
         let is_coordinator = change.offer.id.coordinator == node;

@@ -55,7 +55,7 @@ pub(super) struct Offer {
     pub(super) members: [u8; 32],
 }
 
-/// One message.
+/// A message between two installers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Message<'a> {
     Offer(Offer),

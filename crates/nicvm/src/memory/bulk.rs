@@ -14,12 +14,12 @@ use crate::transmit::Packet;
 pub(super) const OF_READ: u8 = 1;
 /// Bytes of a frame: a page.
 const CHUNK: u32 = 4 << 10;
-/// Least bytes of a frame, the last one excepted: a shorter access needs no frame, and every link that carries control
-/// messages carries frames of this size. It bounds an access's table to one byte for each 64 bytes of memory.
+/// Least bytes of a frame other than the last. A shorter access needs no frame, and every link that carries control
+/// messages carries frames of this size. So an access's table takes at most one byte for each 64 bytes of memory.
 const LEAST: u32 = INLINE as u32;
 
-/// Most ticks of [`RETRY_AFTER`] between two requests while no frame arrives: they double up to this. If the frames wait
-/// behind others for that long, requests add little to what waits.
+/// Most ticks of [`RETRY_AFTER`] between two requests while no frame arrives; the interval doubles up to this. If the
+/// frames are queued for that long, the requests add little to the queue.
 const MAX_TICKS: u32 = 128;
 
 /// Most runs of missing frames of an access that are requested at once, by a control message each.
@@ -46,7 +46,7 @@ impl Outgoing {
         self.send(nic, to, number, 0, u32::MAX);
     }
 
-    /// Sends `count` frames from `first` on, as far as they exist. Returns how many those are.
+    /// Sends up to `count` frames, from `first` on. Returns how many it sent.
     pub(super) fn send(
         &self,
         nic: &mut Context<'_>,
@@ -176,7 +176,7 @@ impl Incoming {
 }
 
 impl Memory {
-    /// Requests the missing frames of large accesses of which no frame arrives any more.
+    /// Requests the missing frames of large accesses for which no more frames arrive.
     pub(super) fn retry(&mut self, nic: &mut Context<'_>) {
         let waits = |incoming: &&mut Incoming| incoming.is_all_sent() && !incoming.is_whole();
         self.is_retrying = false;

@@ -88,7 +88,7 @@ impl Memory {
             return Some(Vec::new());
         }
         let mut bytes = nic.read(region).ok()?.to_vec();
-        // A remembered word may be on its way into memory, so it is newer than memory.
+        // A remembered word may not have reached memory yet, so it is newer than memory.
         for (at, part) in bytes.chunks_exact_mut(8).enumerate() {
             if let Some(word) = self.words.get(nic.now(), region, at as u32 * 8) {
                 part.copy_from_slice(&word.to_le_bytes());

@@ -34,11 +34,11 @@ const LACKING: u8 = 0x40;
 /// One message; `number` is the access's number at the requesting node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Message<'a> {
-    /// An access.
+    /// Requests an access.
     Ask { number: u32, access: Access, capability: Capability, inline: &'a [u8] },
     /// The outcome of an access; for a large read, all its frames were sent.
     Answer { number: u32, status: Status, bytes: &'a [u8] },
-    /// All frames of a large write were sent.
+    /// Reports that all frames of a large write were sent.
     Sent { number: u32 },
     /// Requests frames of a large write that have not arrived.
     Lacking { number: u32, first: u32, count: u32 },

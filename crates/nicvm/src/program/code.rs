@@ -93,7 +93,7 @@ pub enum Instruction {
     },
 }
 
-/// Why a program is refused.
+/// Reason for which a program is refused.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -104,10 +104,10 @@ pub enum CheckError {
     /// The bytes encode no instruction.
     #[error("no such instruction")]
     Unknown = 2,
-    /// It exceeds the program's memory.
+    /// A range exceeds the program's memory.
     #[error("it exceeds the program's memory")]
     Range = 3,
-    /// Its target is not an instruction of the program.
+    /// A branch target is not an instruction of the program.
     #[error("its branch target is not an instruction")]
     Target = 4,
     /// On some path through the program, the message would be longer than [`MESSAGE`] bytes.
@@ -224,9 +224,10 @@ pub fn check(code: &[Instruction], memory: u32) -> Result<(), (usize, CheckError
     check_message(code).map_err(|at| (at, CheckError::Message))
 }
 
-/// Checks that no path through a program gathers more than [`MESSAGE`] bytes: finds the longest path from any reachable
-/// instruction, since a message has at least 0 bytes there. If no cycle gathers more than it takes out, one pass for each
-/// instruction finds it (Bellman and Ford). Otherwise the gathers of that cycle grow in the next passes, too.
+/// Checks that no path through a program gathers more than [`MESSAGE`] bytes, by the longest path (Bellman and Ford). A
+/// path may begin at any reachable instruction, since a message has at least 0 bytes there. If no cycle gathers more
+/// than it removes, one pass for each instruction finds the longest path. Otherwise the gathers of that cycle grow in
+/// the next passes, too.
 ///
 /// # Errors
 /// The index of a gather on a path that is too long.
@@ -305,7 +306,7 @@ fn check_one(instruction: &Instruction, memory: u32, count: usize) -> Result<(),
     }
 }
 
-/// An effect that a run asks for outside its memory.
+/// An effect of a run outside its memory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Effect {
     Send { node: u16, port: u16, bytes: Vec<u8> },

@@ -141,7 +141,7 @@ impl LongMessages {
 pub(super) struct Unsent(BTreeMap<NodeId, usize>);
 
 impl Unsent {
-    /// Returns whether messages of these lengths may wait, too. Short ones need no room here.
+    /// Returns whether messages of these lengths may be queued, too. Short ones are not counted here.
     pub(super) fn has_room(&self, messages: impl Iterator<Item = (NodeId, usize)>) -> bool {
         let mut waiting = self.0.clone();
         for (node, bytes) in messages.filter(|(_, bytes)| *bytes > SHORT) {

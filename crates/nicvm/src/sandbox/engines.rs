@@ -87,7 +87,7 @@ pub(super) fn translated(engine: Engine, bytes: &[u8]) -> Result<Arc<Code>, Load
     Ok(code)
 }
 
-/// A handler did not return: it trapped, or ran out of fuel.
+/// Error of a handler that did not return: it trapped, or ran out of fuel.
 #[derive(Debug)]
 pub(super) struct Stopped;
 

@@ -27,7 +27,7 @@ pub(super) mod price {
     pub(in crate::sandbox) const TIMEOUT: u64 = 50;
     pub(in crate::sandbox) const COMPLETE: u64 = 100;
     pub(in crate::sandbox) const SEND: u64 = 200;
-    /// For each byte.
+    /// Price of each byte that a call passes.
     pub(in crate::sandbox) const BYTE: u64 = 1;
 }
 
@@ -135,7 +135,7 @@ impl State {
         }
     }
 
-    /// Takes out all commands that it holds, with those whose completions a failed handler did not carry out.
+    /// Takes out all held commands, and those whose completions a failed handler did not carry out.
     pub(super) fn abandon(&mut self) -> Vec<Command> {
         self.held = 0;
         let taken = self.commands.iter_mut().filter_map(|(_, place)| place.take());

@@ -63,7 +63,7 @@ pub enum Event {
     Data(Message),
     /// An event of another unit.
     Peer(PeerEvent),
-    /// The extension is about to end: return now what peers and applications wait for.
+    /// The extension is about to end: answer the peers and applications that wait for it.
     Stopped,
 }
 
@@ -116,7 +116,7 @@ impl Shared {
 
 /// A handle to the NIC for the body of a [`Thread`](super::Thread). Clones refer to the same NIC.
 ///
-/// Its futures may be dropped at any time: no event is lost, and effects already asked for are carried out.
+/// Its futures may be dropped at any time: no event is lost, and requested effects are carried out.
 #[derive(Clone)]
 pub struct Nic(Arc<Mutex<Shared>>);
 
@@ -157,7 +157,7 @@ impl Nic {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Returns this node; 0 until the body first runs.
+    /// Returns this node's number; 0 until the body first runs.
     #[must_use]
     pub fn node(&self) -> NodeId {
         self.shared().node
@@ -288,7 +288,7 @@ impl Nic {
         .await;
     }
 
-    /// Waits for `time`, never less; how much longer at most depends on `service`.
+    /// Waits for at least `time`; `service` bounds how much longer.
     pub fn sleep(&self, service: Service, time: Duration) -> Sleep {
         Sleep { at: self.now() + time, nic: self.clone(), service, timeout: None }
     }

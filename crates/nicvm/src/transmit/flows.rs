@@ -26,10 +26,10 @@ pub(super) struct Queue {
     until: Instant,
 }
 
-/// Most bytes of the NIC's memory that packets of one extension to one node may take, when another packet without a
-/// token is to wait: some 75,000 packets whose bytes are in registered memory.
+/// Most bytes of the NIC's memory for queued packets of one extension to one node: beyond that, a packet without a
+/// token is dropped. Some 75,000 packets whose bytes are in registered memory.
 pub(super) const ROOM_TO_NODE: usize = 8 << 20;
-/// Most bytes that packets of one extension to all nodes may take, likewise.
+/// Most bytes of queued packets of one extension to all nodes, likewise.
 pub(super) const ROOM: usize = 64 << 20;
 
 /// The bytes of the NIC's memory that waiting packets take.
@@ -119,7 +119,8 @@ impl Flows {
         self.must_recheck = true;
     }
 
-    /// Moves held flows that may be asked again at `now` to the ready ones. Returns when the next of the others may.
+    /// Moves the held flows whose admission may be asked again at `now` to the ready ones. Returns the earliest such
+    /// instant of the others.
     pub(super) fn wake(&mut self, now: Instant) -> Instant {
         let must_recheck = std::mem::take(&mut self.must_recheck);
         let mut next = Instant::FAR_FUTURE;
@@ -227,7 +228,7 @@ mod tests {
         Pop,
         Hold,
         Recheck,
-        /// Withdraws what waits for a node.
+        /// Withdraws all entries for a node.
         Withdraw(u16),
     }
 

@@ -39,8 +39,8 @@ impl Outgoing {
         Self(Form::Packet { header, bytes, token: packet.token, owner: packet.owner })
     }
 
-    /// Returns the bytes of the NIC's memory that a packet takes; 0 for a message, which takes as much as the command
-    /// behind it, and ports bound those.
+    /// Returns the bytes of the NIC's memory that a packet takes. Returns 0 for a message: it takes as much as its
+    /// command, and ports bound their commands.
     pub(super) fn occupied(&self) -> usize {
         match &self.0 {
             Form::Message { .. } => 0,

@@ -38,7 +38,7 @@ pub(crate) enum News {
 }
 
 struct Installed {
-    /// The extension that steers it.
+    /// The extension that updates it.
     owner: ExtensionId,
     admission: Box<dyn Admission>,
 }
@@ -152,7 +152,7 @@ impl Transmit {
         self.is_free(&flow_of(extension, packet))
     }
 
-    /// Returns whether frames of this flow may leave at once: no admission applies, and nothing is before them.
+    /// Returns whether frames of this flow may leave at once: no admission applies, and no frame is queued before them.
     fn is_free(&self, key: &Key) -> bool {
         !key.controlled
             && self.admissions.is_empty()
@@ -218,7 +218,7 @@ impl Transmit {
         self.line_free_at = self.line_free_at.max(leaves);
     }
 
-    /// Forgets the frames that a handler has sent directly, because it has failed.
+    /// Discards the count of the frames that a failed handler has sent directly.
     pub(crate) fn abort(&mut self) {
         self.direct = Direct::default();
     }

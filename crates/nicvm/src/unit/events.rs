@@ -24,7 +24,7 @@ impl Firmware for Unit {
             timeouts: Timeouts::default(),
             transmit: Transmit::default(),
             effects: Vec::new(),
-            is_stirred: true,
+            needs_turn_end: true,
             gate_controller: None,
             control_refused: 0,
             own: VecDeque::new(),

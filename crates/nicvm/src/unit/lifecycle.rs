@@ -155,7 +155,7 @@ impl Unit {
     }
 
     /// Replaces the running version, if the new one can be initialised and imports the old one's state. Otherwise
-    /// nothing changes but that [`UnitEvent::NotReplaced`] is reported.
+    /// reports [`UnitEvent::NotReplaced`] and changes nothing else.
     fn replace(
         &mut self,
         hw: &mut dyn Hardware,

@@ -26,7 +26,7 @@ impl Unit {
     #[inline]
     fn is_quiet(&self) -> bool {
         let services = self.services.as_ref().expect("the unit has started");
-        !services.is_stirred
+        !services.needs_turn_end
             && services.transmit.is_idle()
             && services.control.is_idle()
             && services.port_events.is_empty()
@@ -51,7 +51,7 @@ impl Unit {
             }
         }
         self.set_alarm(hw);
-        self.services.as_mut().expect("the unit has started").is_stirred = false;
+        self.services.as_mut().expect("the unit has started").needs_turn_end = false;
     }
 
     /// Notifies every extension of ports that were suspended or resumed, of arrivals for watched ports, and of changed

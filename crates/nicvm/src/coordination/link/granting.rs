@@ -126,7 +126,7 @@ impl Link {
 
     pub(super) fn broadcast_hint(&mut self) {
         let (epoch, live) = (self.epoch, self.live);
-        // Sent once while the token stays: a sender that knows it needs no repetition.
+        // Sent once while the token stays: senders that know the holder need no repetition.
         if self.suspected != Some(self.setup.me) {
             self.suspected = Some(self.setup.me);
             self.broadcast(&Body::OwnLinkHint { epoch, holder: self.setup.me, live }, None);

@@ -80,8 +80,8 @@ impl Link {
         }
     }
 
-    /// Returns the senders that must support the epoch and are known not to answer. After a lease that is known no longer:
-    /// parties that are excluded send each other nothing by which one could notice that the other is back.
+    /// Returns the senders that must support the epoch and are known not to answer. That knowledge expires after a
+    /// lease: excluded parties exchange no messages that would show a return.
     pub(super) fn silent(&self, now: Instant) -> Parties {
         let is_silent = |party: &Party| {
             let since = self.silent_since.get(usize::from(party.0)).copied().flatten();

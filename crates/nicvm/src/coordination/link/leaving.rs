@@ -34,8 +34,8 @@ impl Link {
         self.left = true;
     }
 
-    /// Handles the orderly departure of a sender. Its support is no longer needed; instead the witness's is, so that it
-    /// makes no new token without knowing the epoch's holder.
+    /// Handles the orderly departure of a sender, whose support is no longer needed. The witness must support the epoch
+    /// instead, so that it makes no new token without knowing the epoch's holder.
     pub(super) fn on_leave(&mut self, now: Instant, party: Party, taken: u32) {
         self.forget_request(party);
         self.present = self.present.without(party);

@@ -1,4 +1,4 @@
-//! The engine Wasmtime.
+//! The compiling engine: Wasmtime.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,4 @@
-//! The engine Wasmi.
+//! The interpreting engine: Wasmi.
 
 use std::sync::OnceLock;
 
