@@ -367,12 +367,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_words_are_the_capability_that_gives_them_back(words: [u64; 3]) {
+        fn capabilities_survive_their_words(words: [u64; 3]) {
             prop_assert_eq!(Capability::from_words(words).to_words(), words);
         }
 
         #[test]
-        fn nothing_is_allowed_but_what_was_given_and_not_taken_back(ops in prop::collection::vec(op(), 1..120)) {
+        fn accesses_need_a_granted_and_unrevoked_capability(ops in prop::collection::vec(op(), 1..120)) {
             let mut table = Capabilities::new(NodeId(3), [42; 32]);
             let mut model: Vec<Model> = Vec::new();
             for op in ops {
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capability_is_passed_on_eight_times() {
+    fn a_capability_is_delegated_eight_times_in_succession() {
         let mut table = Capabilities::new(NodeId(0), [1; 32]);
         let mut last = table.grant(region(8), CapabilityRights::ALL).unwrap();
         for _ in 0..MAX_DEPTH {
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn two_held_keys_give_no_other() {
+    fn two_held_keys_do_not_reveal_a_third() {
         let mut weak = SplitMix(4711);
         let keys = [(); 3].map(|()| weak.draw() >> 8);
         assert_eq!(

@@ -404,8 +404,8 @@ impl Context<'_> {
         self.services.effects.push(Effect::WatchPort(port));
     }
 
-    /// Reports that data has arrived for `port`, which its extension keeps or refuses because the port is suspended. Does
-    /// nothing unless the port is suspended and watched.
+    /// Reports that data has arrived for `port`, which its extension keeps or refuses because the port is suspended.
+    /// Does nothing unless the port is suspended and watched.
     pub fn note_arrival(&mut self, port: PortId) {
         if self.services.stopped.get(&port).is_some_and(|stopped| stopped.is_watched) {
             self.services.effects.push(Effect::Arrived(port));

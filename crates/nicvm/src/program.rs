@@ -7,8 +7,8 @@
 //! another node, and receives its completion.
 //!
 //! A message of up to 97 bytes is one control message: reliable, and in order with other such messages to its node. A
-//! longer one, of up to 64 KiB ([`MESSAGE`]), travels in data frames, as the paper's messages do. It is unreliable: if a
-//! frame is lost, the message is lost, and short messages may overtake it. The receiving NIC reassembles it in its own
+//! longer one, of up to 64 KiB ([`MESSAGE`]), travels in data frames, as the paper's messages do. It is unreliable: a
+//! lost frame loses the message, and short messages may overtake it. The receiving NIC reassembles it in its own
 //! memory, and takes a posted buffer when it is whole.
 //!
 //! The paper does not list the instructions of its machine; these are our own.
@@ -57,8 +57,8 @@ pub const WAIT: u8 = 5;
 
 /// Most instructions of a program.
 pub const MAX_PROGRAM: usize = 256;
-/// Most steps of one run: beyond that it fails, and its effects are dropped. A copy, a gather and a scatter count as one
-/// more step for each 256 bytes.
+/// Most steps of one run: beyond that it fails, and its effects are dropped. A copy, a gather and a scatter count as
+/// one more step for each 256 bytes.
 pub(crate) const MAX_STEPS: u32 = 10_000;
 /// Most bytes of the memory that a program works on: each run copies them.
 pub const MAX_MEMORY: usize = 1 << 20;

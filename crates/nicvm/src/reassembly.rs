@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_go_round() {
+    fn message_numbers_wrap_around() {
         let mut stream = Stream::<()>::new(INCARNATION, u32::MAX);
         for message in [u32::MAX, 0, 1] {
             assert_eq!(stream.place(INCARNATION, fragment(message, 0, 9), 9), Place::Newer);
@@ -229,7 +229,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_message_is_whole_when_each_byte_has_been_here(
+        fn a_message_is_whole_once_each_byte_has_arrived(
             order in proptest::collection::vec(0_u32..12, 0..60),
         ) {
             let total = 12 * 7 - 3;

@@ -162,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_timeout_passes_once_never_early_and_in_time(ops in proptest::collection::vec(any_op(), 1..80)) {
+        fn every_timeout_expires_once_and_in_time(ops in proptest::collection::vec(any_op(), 1..80)) {
             let mut timeouts = Timeouts::default();
             let mut model: BTreeMap<u32, (Instant, u64)> = BTreeMap::new();
             let mut now = Instant::from_nanos(5);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extension_that_goes_takes_its_timeouts_along() {
+    fn removing_an_extension_cancels_its_timeouts() {
         let mut timeouts = Timeouts::default();
         let at = Instant::from_nanos(10);
         for extension in [1, 2] {

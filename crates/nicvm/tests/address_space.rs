@@ -1,4 +1,4 @@
-//! The distributed address space against a plain array, under loss, with rights taken back.
+//! Compares the distributed address space with a plain array, under loss and with revoked rights.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn world(nodes: u16, seed: u64, loss: f64) -> World<Unit> {
     world
 }
 
-/// A host's port, memory of its own to work with, and the owner's to share.
+/// A host's port, and a region of its own for the data of accesses.
 struct Side {
     port: Port,
     memory: Region,
@@ -56,7 +56,8 @@ impl Side {
         self.port.completion().await.unwrap()
     }
 
-    /// An access with `bytes` of our memory, which hold `with` first; what they hold afterwards.
+    /// Runs an access whose `bytes` of local memory first hold `with`. Returns its completion, and what they hold
+    /// afterwards.
     async fn access(
         &mut self,
         opcode: u8,
@@ -72,7 +73,7 @@ impl Side {
     }
 }
 
-/// Starts a side, which gives everything away if it is the owner's.
+/// Starts a side. The owner's grants a capability with all rights to a second region.
 fn start(world: &mut World<Unit>, node: NodeId) -> (Side, Option<Capability>) {
     let host = world.host(node);
     let started = world.block_on(node, async move {
@@ -99,7 +100,7 @@ enum Op {
 }
 
 impl Op {
-    /// Its opcode, where, how much, and what it takes along.
+    /// Returns its opcode, offset, length, and the contents of its local memory.
     fn access(&self, model: &[u8]) -> (u8, u32, u32, Vec<u8>) {
         match self {
             Self::Read(at, length) => (READ, *at, *length, vec![0; *length as usize]),
@@ -189,7 +190,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     #[test]
-    fn memory_of_another_node_is_as_an_array(
+    fn memory_of_another_node_behaves_like_an_array(
         ops in prop::collection::vec((0..3_u16, op()), 1..25),
         seed: u64,
         loss in 0..8_u32,
@@ -224,7 +225,7 @@ fn additions_of_many_nodes_are_all_counted_once() {
                 let (done, _) = side.access(FETCH_AND_ADD, &word, &1_u64.to_le_bytes()).await;
                 assert_eq!(done.status, Status::Done);
             }
-            // A lock of one word, taken and given back by comparing.
+            // A lock of one word, acquired and released by compare-and-swap.
             let lock = Capability { offset: 128, ..word };
             for _ in 0..20 {
                 let (free, mine) = (0_u64.to_le_bytes(), u64::from(node.0).to_le_bytes());
@@ -232,7 +233,7 @@ fn additions_of_many_nodes_are_all_counted_once() {
                     != 0
                 {}
                 let (done, _) = side.access(COMPARE_AND_SWAP, &lock, &[mine, free].concat()).await;
-                assert_eq!(done.args[0], u64::from(node.0), "somebody else has the lock");
+                assert_eq!(done.args[0], u64::from(node.0), "another node has the lock");
             }
         });
     }
@@ -244,7 +245,7 @@ fn additions_of_many_nodes_are_all_counted_once() {
 }
 
 #[test]
-fn what_is_not_granted_is_refused_and_what_is_taken_back_stays_so() {
+fn ungranted_accesses_are_refused_and_revoked_capabilities_stay_revoked() {
     let mut world = world(2, 1, 0.0);
     let (mut owner, whole) = start(&mut world, OWNER);
     let whole = whole.unwrap();
@@ -284,7 +285,7 @@ fn what_is_not_granted_is_refused_and_what_is_taken_back_stays_so() {
         side = back;
         assert_eq!(status, expected, "{capability:?} {opcode} {bytes}");
     }
-    // The one above goes, and what was made of it with it.
+    // Revoking the parent capability also revokes those delegated from it.
     let mut owner = owner;
     let status = world.block_on(OWNER, async move {
         let command = memory::access(REVOKE, &whole, owner.memory.whole(), 0);
@@ -301,7 +302,7 @@ fn what_is_not_granted_is_refused_and_what_is_taken_back_stays_so() {
 }
 
 #[test]
-fn an_access_to_a_node_that_is_gone_ends() {
+fn an_access_to_a_dead_node_ends() {
     let mut world = world(2, 1, 0.0);
     let (owner, whole) = start(&mut world, OWNER);
     let (mut side, _) = start(&mut world, NodeId(1));

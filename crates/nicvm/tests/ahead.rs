@@ -1,4 +1,4 @@
-//! Bytes that are sent before the token is there: the paper's other way to hide the hand-over.
+//! Bytes sent before the token arrives: the paper's other way to hide the hand-over.
 
 use std::time::Duration;
 

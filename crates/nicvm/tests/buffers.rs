@@ -17,7 +17,7 @@ fn a_slow_receiver_is_never_overrun() {
         let outcome = cluster.run(load);
         let what = format!("{senders} senders, {buffers} buffers: {outcome:?}");
         assert_eq!(outcome.lost(), 0, "{what}");
-        // At 2 ms a message the receiver is what limits: it is kept busy.
+        // At 2 ms a message, the receiver is the bottleneck, and stays busy.
         assert!(outcome.in_time.iter().sum::<u64>() > 100, "{what}");
     }
 }
@@ -48,20 +48,20 @@ fn check_loss(seed: u64) {
 }
 
 #[test]
-fn lost_messages_give_their_buffers_back() {
+fn lost_messages_return_their_buffers() {
     (0..2).for_each(check_loss);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2))]
     #[test]
-    fn lost_messages_give_their_buffers_back_from_new_seeds(seed: u64) {
+    fn lost_messages_return_their_buffers_from_new_seeds(seed: u64) {
         check_loss(seed);
     }
 }
 
 #[test]
-fn a_pause_of_the_receiver_longer_than_anybodys_patience_is_survived() {
+fn a_pause_of_the_receiver_longer_than_all_timeouts_loses_nothing() {
     let mut cluster = Cluster::ethernet(3);
     cluster.config = cluster.config.buffers(true);
     let load = Load {

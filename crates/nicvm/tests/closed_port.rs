@@ -1,4 +1,4 @@
-//! A port that is closed takes what it had waiting with it, and nothing of anybody else's.
+//! Closing a port withdraws its waiting messages, and those of no other port.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -34,9 +34,9 @@ fn a_message_is_sent_after_one_that_waited_for_the_token_was_withdrawn() {
     assert_eq!(sent, Some(Status::Done));
 }
 
-/// More commands than a NIC takes at once are posted, and rung for only as the port goes.
+/// Posts more commands than a NIC takes in one turn; the doorbell rings only as the port closes.
 #[test]
-fn a_port_that_leaves_much_behind_closes() {
+fn a_port_with_many_commands_in_its_ring_closes() {
     let cluster = Cluster::ethernet(2);
     let mut world = cluster.world();
     let host = world.host(NodeId(2));
@@ -53,8 +53,8 @@ fn a_port_that_leaves_much_behind_closes() {
     assert_eq!(is_free, Some(true));
 }
 
-/// Drops ports at different times while the NIC takes more commands of them than it takes in one turn. Returns the
-/// numbers of those that do not close.
+/// Drops ports at different times while the NIC takes their commands, more than one turn's share. Returns the numbers
+/// of the ports that do not close.
 async fn ports_that_stay(host: impl Host) -> Vec<u16> {
     let numbered = |number| PortOptions::default().number(PortId(number)).depth(256);
     let mut stay = Vec::new();
@@ -79,14 +79,14 @@ async fn ports_that_stay(host: impl Host) -> Vec<u16> {
 }
 
 #[test]
-fn a_port_that_goes_in_the_middle_of_a_burst_closes() {
+fn a_port_dropped_in_the_middle_of_a_burst_closes() {
     let mut world = Cluster { profile: NicProfile::SBA_200E, ..Cluster::ethernet(2) }.world();
     let host = world.host(NodeId(2));
     assert_eq!(world.block_on(NodeId(2), ports_that_stay(host)), Some(vec![]));
 }
 
 #[test]
-fn a_port_that_goes_in_the_middle_of_a_burst_closes_on_live_nics() {
+fn a_port_dropped_in_the_middle_of_a_burst_closes_on_live_nics() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let name = format!("burst-{}", std::process::id());

@@ -1,4 +1,4 @@
-//! Collective operations against what they should give, under loss and with late hosts.
+//! Compares collective operations with their expected results, under loss and with late hosts.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
 use proptest::prelude::*;
 
-/// What all members do, one after another.
+/// An operation that all members post.
 #[derive(Clone, Debug)]
 enum Step {
     Barrier,
@@ -41,13 +41,13 @@ fn world(size: u16, seed: u64) -> World<Unit> {
     })
 }
 
-/// What a member brings to step `step`: the same for whoever computes it.
+/// Returns the bytes that a member contributes to step `step`; any member can compute them.
 fn brings(rank: u16, step: usize, bytes: usize) -> Vec<u8> {
     let start = usize::from(rank) * 37 + step * 11;
     (start..start + bytes).map(|number| (number % 251) as u8).collect()
 }
 
-/// What a member has after a step; `None` where its region is as it was.
+/// Returns the bytes of a member's region after a step; `None` if the region is unchanged.
 fn expected(rank: u16, size: u16, at: usize, step: &Step) -> Option<Vec<u8>> {
     let combined = |operation: Operation, words: usize| {
         let mut sum = brings(0, at, words * 8);
@@ -131,14 +131,14 @@ fn check(size: u16, steps: &[Step], seed: u64, faults: Faults, late: u64) {
     }
     world.run_until(Instant::ZERO + Duration::from_secs(20));
     let log = log.lock().unwrap();
-    assert_eq!(log.len(), steps.len() * usize::from(size), "somebody waits for ever");
+    assert_eq!(log.len(), steps.len() * usize::from(size), "a member waits for ever");
     for (at, _) in steps.iter().enumerate().filter(|(_, step)| matches!(step, Step::Barrier)) {
         let of = || log.iter().filter(|entry| entry.0 == at);
         let last_in = of().map(|entry| entry.1).max();
         let first_out = of().map(|entry| entry.2).min();
-        assert!(first_out >= last_in, "somebody left the barrier before all were there");
+        assert!(first_out >= last_in, "a member left the barrier before all had entered it");
     }
-    // Nothing is kept of what is over, but children's last word may still be on its way.
+    // No state of ended operations remains, but the last messages of children may still be under way.
     for node in (0..size).map(NodeId) {
         let unit = world.firmware(node);
         let collectives = unit.extension::<Collectives>(COLLECTIVES).unwrap();
@@ -168,7 +168,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_member_gets_what_it_should_whatever_is_lost(
+    fn every_member_gets_the_expected_result_under_loss(
         size in 1..20_u16,
         steps in prop::collection::vec(step(), 1..8),
         seed: u64,

@@ -82,7 +82,7 @@ fn world(seed: u64, heard: &Arc<Mutex<Heard>>) -> World<Unit> {
     let switch = SwitchProfile::new(Buffer::Bytes(64 << 10));
     let heard = Arc::clone(heard);
     World::new(&Topology::star(NODES, link, switch), NicProfile::MODERN, seed, move |_, _| {
-        // All at once: what waits under such faults must find room.
+        // All messages are queued at once, so the queue must hold those that wait under such faults.
         let mut control = ControlConfig::default();
         control = control.queue(1_000);
         let mut unit = Unit::new(control);
@@ -133,7 +133,7 @@ proptest! {
 }
 
 #[test]
-fn extensions_hear_of_peers_that_come_go_and_come_back() {
+fn extensions_are_notified_of_peers_that_start_die_and_restart() {
     let heard = Arc::default();
     let mut world = world(1, &heard);
     world.run_until(Instant::from_nanos(3_000_000));
@@ -160,7 +160,7 @@ fn extensions_hear_of_peers_that_come_go_and_come_back() {
             .collect();
         let first = PeerEvent::Up(NodeId(3), Incarnation::FIRST);
         let down = PeerEvent::Down(NodeId(3));
-        // Two extensions hear of each.
+        // Two extensions receive each event.
         assert_eq!(of_three[..4], [first, first, down, down], "node {node}: {of_three:?}");
         let again = [PeerEvent::Up(NodeId(3), second), PeerEvent::Restarted(NodeId(3), second)];
         assert!(of_three[4..].iter().any(|event| again.contains(event)), "{of_three:?}");

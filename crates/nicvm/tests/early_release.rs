@@ -1,4 +1,4 @@
-//! Early token release (DVCM paper, Figure 4): what it hides, and what it costs to overdo it.
+//! Early token release (DVCM paper, Figure 4): how much of the hand-over it hides, and what too early a release costs.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use midplane_simhw::fault::Faults;
 /// An ATM cell at 149.76 Mb/s.
 const CELL_NS: u64 = 2831;
 
-/// Two senders that pass the token after each message, as in the paper. No reserve: gaps are
-/// hand-overs and nothing else.
+/// Two senders that pass the token after each message, as in the paper. Without a reserve, so that all gaps come from
+/// hand-overs.
 fn two_senders(lead: Lead, message_bytes: usize, cells: u32) -> Outcome {
     let mut cluster = Cluster::atm(2, cells);
     cluster.config = cluster.config.lead(lead).hold(Hold::Message).reserve(0);
     cluster.run(Load { message_bytes, time: Duration::from_secs(1), ..Load::default() })
 }
 
-/// Microseconds that one message takes the link.
+/// Returns the microseconds for which one message occupies the link.
 fn period_us(outcome: &Outcome) -> f64 {
     outcome.bytes as f64 * 8.0 / outcome.goodput_mbps()
 }
@@ -44,7 +44,7 @@ fn without_early_release_every_message_waits_for_one_handover() {
 }
 
 #[test]
-fn the_steered_lead_hides_nine_tenths_of_the_handover() {
+fn the_adaptive_lead_hides_nine_tenths_of_the_handover() {
     let alone = alone_us(10_240);
     let handover = period_us(&two_senders(Lead::Off, 10_240, 256)) - alone;
     let steered = two_senders(Lead::Adaptive, 10_240, 256);
@@ -55,7 +55,7 @@ fn the_steered_lead_hides_nine_tenths_of_the_handover() {
 }
 
 #[test]
-fn a_lead_that_is_too_long_loses_and_the_steered_one_does_not() {
+fn a_lead_that_is_too_long_loses_frames_and_the_adaptive_one_does_not() {
     let steered = two_senders(Lead::Adaptive, 10_240, 32);
     println!("steered: {:6.2} Mb/s, loss {:.4}", steered.goodput_mbps(), steered.loss());
     assert_eq!(steered.lost(), 0, "{steered:?}");
@@ -76,7 +76,7 @@ fn a_lead_that_is_too_long_loses_and_the_steered_one_does_not() {
 }
 
 #[test]
-fn links_with_jitter_lose_nothing_with_the_steered_lead() {
+fn links_with_jitter_lose_nothing_with_the_adaptive_lead() {
     for (seed, percent) in [(1, 10), (2, 30), (3, 100)] {
         // A third of the hand-over.
         let delay = Duration::from_micros(10);

@@ -1,14 +1,13 @@
-//! Modules made of random bytes do the same on both engines, and no command of theirs is left without an
-//! end.
+//! Modules made of random bytes behave the same on both engines, and each of their commands ends.
 
 use std::collections::BTreeMap;
 
-use crate::desk::Effect;
 use crate::generator;
+use crate::harness::Effect;
 use midplane_nicvm::sandbox::Engine;
 use proptest::prelude::*;
 
-/// Holds what has to hold for any module; how many commands ended.
+/// Checks the properties that every module must have; returns how many commands ended.
 fn compare(module: &[u8]) -> Option<usize> {
     let [first, second] = Engine::ALL.map(|engine| generator::trace(engine, module));
     assert_eq!(first, second, "{}", String::from_utf8_lossy(module));
@@ -32,9 +31,9 @@ proptest! {
     }
 }
 
-/// Found by a run that never ended: a timeout of no time, set again by its own handler.
+/// A module whose timeout handler sets the same timeout again, to expire at once.
 #[test]
-fn a_module_whose_timeout_comes_at_once_for_ever_ends_its_commands() {
+fn a_module_whose_timeout_always_expires_at_once_ends_its_commands() {
     let text = generator::text(&[]).replace(
         "(func (export \"on_timeout\") (param i32)",
         "(func (export \"on_timeout\") (param $number i32)
@@ -50,9 +49,9 @@ fn a_module_whose_timeout_comes_at_once_for_ever_ends_its_commands() {
     assert_eq!(compare(text.as_bytes()), Some(4));
 }
 
-/// Found by a run that never ended: a module that sent itself more messages for each that it got.
+/// A module that sends itself two messages for each one that it receives.
 #[test]
-fn a_module_that_sends_itself_ever_more_messages_ends_its_commands() {
+fn a_module_that_sends_itself_more_and_more_messages_ends_its_commands() {
     let send = "(drop (call $send_control (i32.const 1) (i32.const 0) (i32.const 1)))";
     let text = generator::text(&[]).replace(
         "(func (export \"on_control\") (param i32 i32)",

@@ -1,6 +1,6 @@
-//! Heaps that a unit lends: each version's own, bounded, and given back however it ends.
+//! Heaps that a unit provides: each version has its own, bounded, and its bytes are freed however the version ends.
 
-use crate::desk::{Desk, command, hush};
+use crate::harness::{Harness, command, silence_panics};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
 use midplane_nicvm::heap::{DEFAULT_BYTES, VECTOR_BYTES, Vector};
@@ -12,7 +12,7 @@ use midplane_simhw::port::{Command, Completion};
 const MINE: ExtensionId = FIRST_USER_EXTENSION;
 const NEIGHBOUR: ExtensionId = ExtensionId(MINE.0 + 1);
 const PORT: PortId = PortId(0);
-/// Keeps so many bytes; completes with what its heap has left, or with length 1 if they are refused.
+/// Opcode: allocates argument 0 bytes. Completes with the heap's free bytes, and with length 1 if the heap refused.
 const KEEP: u8 = 1;
 const REPLACE: u8 = 2;
 const TRAP: u8 = 3;
@@ -48,54 +48,54 @@ impl Extension for Keeper {
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
-fn desk() -> Desk {
-    hush();
+fn harness() -> Harness {
+    silence_panics();
     let mut unit = Unit::default();
     unit.set_heap(MINE, 1_000);
     unit.install(MINE, Keeper::default()).unwrap();
     unit.install(NEIGHBOUR, Keeper::default()).unwrap();
-    Desk::new(unit)
+    Harness::new(unit)
 }
 
-/// Whether the bytes were kept, and what is left.
-fn keep(desk: &mut Desk, of: ExtensionId, bytes: u64) -> (bool, u64) {
-    desk.post(PORT, Command { args: [bytes, 0, 0], ..command(of, KEEP) });
-    let done = desk.completions()[0].1;
+/// Allocates bytes. Returns whether the heap had room, and its free bytes.
+fn keep(harness: &mut Harness, of: ExtensionId, bytes: u64) -> (bool, u64) {
+    harness.post(PORT, Command { args: [bytes, 0, 0], ..command(of, KEEP) });
+    let done = harness.completions()[0].1;
     (done.length == 0, done.args[0])
 }
 
 #[test]
-fn what_one_extension_takes_is_nobody_elses() {
-    let mut desk = desk();
+fn each_extension_has_its_own_heap() {
+    let mut harness = harness();
     let each = VECTOR_BYTES as u64;
-    assert_eq!(keep(&mut desk, MINE, 900), (true, 100 - each));
-    assert_eq!(keep(&mut desk, MINE, 100), (false, 100 - each));
-    assert_eq!(keep(&mut desk, NEIGHBOUR, 900), (true, DEFAULT_BYTES as u64 - 900 - each));
-    assert_eq!(keep(&mut desk, MINE, u64::MAX), (false, 100 - each));
-    assert_eq!(desk.unit.heap(MINE).unwrap().most(), 900 + VECTOR_BYTES);
+    assert_eq!(keep(&mut harness, MINE, 900), (true, 100 - each));
+    assert_eq!(keep(&mut harness, MINE, 100), (false, 100 - each));
+    assert_eq!(keep(&mut harness, NEIGHBOUR, 900), (true, DEFAULT_BYTES as u64 - 900 - each));
+    assert_eq!(keep(&mut harness, MINE, u64::MAX), (false, 100 - each));
+    assert_eq!(harness.unit.heap(MINE).unwrap().most(), 900 + VECTOR_BYTES);
 }
 
 #[test]
-fn each_version_has_a_heap_of_its_own_and_the_one_before_gives_its_own_back() {
-    let mut desk = desk();
-    keep(&mut desk, MINE, 900);
-    let before = desk.unit.heap(MINE).unwrap().clone();
-    desk.post(PORT, command(MINE, REPLACE));
-    desk.take();
-    assert!(keep(&mut desk, MINE, 900).0, "the new one has all of its bytes");
+fn each_version_has_its_own_heap_and_the_former_one_is_freed() {
+    let mut harness = harness();
+    keep(&mut harness, MINE, 900);
+    let before = harness.unit.heap(MINE).unwrap().clone();
+    harness.post(PORT, command(MINE, REPLACE));
+    harness.take();
+    assert!(keep(&mut harness, MINE, 900).0, "the new one has all of its bytes");
     assert_eq!(before.used(), 900 + VECTOR_BYTES, "the one before still hears");
-    desk.pass(2_000_000_000);
+    harness.pass(2_000_000_000);
     assert_eq!(before.used(), 0);
 }
 
 #[test]
-fn one_that_has_failed_keeps_its_memory_to_be_looked_at() {
-    let mut desk = desk();
-    keep(&mut desk, MINE, 500);
-    let before = desk.unit.heap(MINE).unwrap().clone();
-    desk.post(PORT, command(MINE, TRAP));
-    assert_eq!(desk.unit.counters().traps, 1);
+fn a_failed_extension_keeps_its_memory_for_inspection() {
+    let mut harness = harness();
+    keep(&mut harness, MINE, 500);
+    let before = harness.unit.heap(MINE).unwrap().clone();
+    harness.post(PORT, command(MINE, TRAP));
+    assert_eq!(harness.unit.counters().traps, 1);
     assert_eq!(before.used(), 500 + VECTOR_BYTES, "kept, to be looked at");
-    drop(desk);
+    drop(harness);
     assert_eq!(before.used(), 0);
 }

@@ -1,6 +1,6 @@
 //! An extension that is withdrawn lists the commands that it holds: each completes, once.
 
-use crate::desk::{Desk, command, memory};
+use crate::harness::{Harness, command, memory};
 use midplane_nicvm::capability::{Capability, CapabilityRights};
 use midplane_nicvm::collective::{self, COLLECTIVES, Collectives};
 use midplane_nicvm::context::Context;
@@ -45,39 +45,39 @@ impl Extension for Operator {
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
-fn desk(number: ExtensionId, extension: impl Extension) -> Desk {
+fn harness(number: ExtensionId, extension: impl Extension) -> Harness {
     let mut unit = Unit::default();
     unit.install(number, extension).unwrap();
     unit.install(OPERATOR, Operator).unwrap();
-    Desk::new(unit)
+    Harness::new(unit)
 }
 
 /// Posts commands that the extension holds, withdraws it, and checks that each command completes once.
 #[track_caller]
-fn check(desk: &mut Desk, number: ExtensionId, commands: &[Command]) {
+fn check(harness: &mut Harness, number: ExtensionId, commands: &[Command]) {
     for command in commands {
-        desk.post(PORT, *command);
+        harness.post(PORT, *command);
     }
-    assert_eq!(desk.completions(), [], "the extension completed a command at once");
-    check_withdrawn(desk, number, commands.iter().map(|command| command.cookie).collect());
+    assert_eq!(harness.completions(), [], "the extension completed a command at once");
+    check_withdrawn(harness, number, commands.iter().map(|command| command.cookie).collect());
 }
 
 #[track_caller]
-fn check_withdrawn(desk: &mut Desk, number: ExtensionId, mut expected: Vec<u64>) {
+fn check_withdrawn(harness: &mut Harness, number: ExtensionId, mut expected: Vec<u64>) {
     let args = [number.0.into(), 0, 0];
-    desk.post(PortId(0), Command { args, ..command(OPERATOR, WITHDRAW) });
-    let done = desk.completions();
+    harness.post(PortId(0), Command { args, ..command(OPERATOR, WITHDRAW) });
+    let done = harness.completions();
     assert!(done.iter().all(|(port, one)| (*port, one.status) == (PORT, Status::ExtensionDown)));
     let mut cookies: Vec<u64> = done.iter().map(|(_, completion)| completion.cookie).collect();
     cookies.sort_unstable();
     expected.sort_unstable();
     assert_eq!(cookies, expected);
-    desk.turn(|unit, hw| unit.deactivate(hw));
-    assert_eq!(desk.completions(), [], "a command completed twice");
+    harness.turn(|unit, hw| unit.deactivate(hw));
+    assert_eq!(harness.completions(), [], "a command completed twice");
 }
 
 /// A frame of `bytes` bytes that begins a message of `total` bytes for [`PORT`].
-fn begin(desk: &mut Desk, number: ExtensionId, source: u16, (bytes, total): (usize, u64)) {
+fn begin(harness: &mut Harness, number: ExtensionId, source: u16, (bytes, total): (usize, u64)) {
     let header = Header {
         extension: number,
         source: NodeId(source),
@@ -87,21 +87,21 @@ fn begin(desk: &mut Desk, number: ExtensionId, source: u16, (bytes, total): (usi
         words: [7, total],
         ..Header::default()
     };
-    desk.frame(header, &vec![1; bytes]);
+    harness.frame(header, &vec![1; bytes]);
 }
 
 fn check_buffers(number: ExtensionId, extension: impl Extension) {
-    let mut desk = desk(number, extension);
+    let mut harness = harness(number, extension);
     for cookie in 0..4 {
         let receive = messages::receive(memory(PORT, 100), cookie);
-        desk.post(PORT, Command { extension: number, ..receive });
+        harness.post(PORT, Command { extension: number, ..receive });
     }
     // One buffer takes a message that is not whole, two take messages that a suspended process has not read.
-    begin(&mut desk, number, 2, (10, 30));
-    desk.post(PortId(0), command(OPERATOR, STOP_PORT));
-    begin(&mut desk, number, 3, (10, 10));
-    begin(&mut desk, number, 4, (10, 10));
-    check_withdrawn(&mut desk, number, vec![0, 1, 2, 3]);
+    begin(&mut harness, number, 2, (10, 30));
+    harness.post(PortId(0), command(OPERATOR, STOP_PORT));
+    begin(&mut harness, number, 3, (10, 10));
+    begin(&mut harness, number, 4, (10, 10));
+    check_withdrawn(&mut harness, number, vec![0, 1, 2, 3]);
 }
 
 #[test]
@@ -113,16 +113,16 @@ fn receive_buffers_complete_when_the_message_service_is_withdrawn() {
 fn receive_buffers_complete_when_coordination_is_withdrawn() {
     let config = CoordinationConfig::star(&[NodeId(1)], &[PEER]);
     check_buffers(COORDINATION, Coordination::new(config.clone()).unwrap());
-    let mut desk = desk(COORDINATION, Coordination::new(config).unwrap());
+    let mut harness = harness(COORDINATION, Coordination::new(config).unwrap());
     // Flags and arguments that the extension ignores change nothing.
     let receive = coordination::receive(memory(PORT, 10), 8);
     let commands = [receive, Command { flags: 3, args: [1, 2, 3], cookie: 9, ..receive }];
-    check(&mut desk, COORDINATION, &commands);
+    check(&mut harness, COORDINATION, &commands);
 }
 
 #[test]
 fn accesses_complete_when_the_address_space_is_withdrawn() {
-    let mut desk = desk(MEMORY, Memory::new());
+    let mut harness = harness(MEMORY, Memory::new());
     let word = Capability {
         node: PEER,
         rights: CapabilityRights::ALL,
@@ -135,12 +135,12 @@ fn accesses_complete_when_the_address_space_is_withdrawn() {
         space::access(space::READ, &all, memory(PORT, 5_000), 2),
         space::access(space::WRITE, &all, memory(PORT, 5_000), 3),
     ];
-    check(&mut desk, MEMORY, &commands);
+    check(&mut harness, MEMORY, &commands);
 }
 
 #[test]
 fn runs_waits_and_buffers_complete_when_programs_are_withdrawn() {
-    let mut desk = desk(PROGRAMS, Programs::new());
+    let mut harness = harness(PROGRAMS, Programs::new());
     let elsewhere = Capability { node: PEER, ..Capability::default() };
     let commands = [
         program::wait(1),
@@ -148,15 +148,15 @@ fn runs_waits_and_buffers_complete_when_programs_are_withdrawn() {
         program::run(&elsewhere, 3),
         program::wait(4),
     ];
-    check(&mut desk, PROGRAMS, &commands);
+    check(&mut harness, PROGRAMS, &commands);
 }
 
 #[test]
 fn operations_complete_when_the_collectives_are_withdrawn() {
     let group = || Collectives::new(vec![NodeId(1), PEER]);
-    let mut one = desk(COLLECTIVES, group());
+    let mut one = harness(COLLECTIVES, group());
     check(&mut one, COLLECTIVES, &[collective::barrier(1), collective::barrier(2)]);
-    let mut other = desk(COLLECTIVES, group());
+    let mut other = harness(COLLECTIVES, group());
     other.post(PORT, collective::hold(0, 2, 1));
     assert_eq!(other.completions().len(), 1);
     check(&mut other, COLLECTIVES, &[collective::start(2)]);
@@ -165,8 +165,8 @@ fn operations_complete_when_the_collectives_are_withdrawn() {
 #[test]
 fn a_change_completes_when_the_installer_is_withdrawn() {
     let loader = |_: &[u8]| Ok(Box::new(Operator) as Box<dyn Extension>);
-    let mut desk = desk(INSTALLER, Installer::new(vec![NodeId(1), PEER], loader));
+    let mut harness = harness(INSTALLER, Installer::new(vec![NodeId(1), PEER], loader));
     let number = ExtensionId(OPERATOR.0 + 1);
     let install = install::install(number, Policy::Deactivate, memory(PORT, 10), 5);
-    check(&mut desk, INSTALLER, &[install]);
+    check(&mut harness, INSTALLER, &[install]);
 }

@@ -1,4 +1,4 @@
-//! Groups that one port holds at each member: who is gone is known, and all begin at the same operation.
+//! Groups that one port holds at each member: lost members are reported, and all begin at the same operation.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -59,17 +59,17 @@ where
         });
     }
     world.run_until(Instant::ZERO + Duration::from_secs(5));
-    assert_eq!(*ended.lock().unwrap(), size, "somebody waits for ever");
+    assert_eq!(*ended.lock().unwrap(), size, "a member waits for ever");
     world
 }
 
 #[test]
-fn what_a_host_that_goes_has_not_given_ends_with_its_rank_and_what_it_has_given_ends_well() {
+fn operations_without_a_closed_hosts_part_end_with_its_rank_and_others_end_as_done() {
     all(4, |host, rank| async move {
         let mut port = host.open_port().unwrap();
         begin(&mut port, rank, 4).await;
         if rank == 2 {
-            // It does not stay to hear of its last one's end at the others.
+            // It closes its port before its last barrier has ended at the others.
             assert_eq!(run(&mut port, collective::barrier(0)).await.status, Status::Done);
             return;
         }
@@ -85,9 +85,9 @@ fn what_a_host_that_goes_has_not_given_ends_with_its_rank_and_what_it_has_given_
     });
 }
 
-/// Others' parts come through its NIC, which has no memory to write them to any more.
+/// The NIC still receives other members' parts, but has no memory left to write them to.
 #[test]
-fn what_a_host_that_goes_has_not_heard_the_end_of_ends_for_all() {
+fn operations_that_had_not_ended_at_a_closed_host_end_for_all() {
     all(4, |host, rank| async move {
         let mut port = host.open_port().unwrap();
         begin(&mut port, rank, 4).await;
@@ -106,7 +106,7 @@ fn what_a_host_that_goes_has_not_heard_the_end_of_ends_for_all() {
 }
 
 #[test]
-fn a_host_that_goes_before_it_begins_ends_the_others_first_operation() {
+fn a_host_that_closes_before_its_first_operation_ends_it_for_the_others() {
     all(4, |host, rank| async move {
         let mut port = host.open_port().unwrap();
         assert_eq!(run(&mut port, collective::hold(rank, 4, 0)).await.status, Status::Done);
@@ -125,7 +125,7 @@ fn a_host_that_goes_before_it_begins_ends_the_others_first_operation() {
 }
 
 #[test]
-fn one_port_holds_a_group_and_the_next_ones_begin_together_whatever_was_before() {
+fn one_port_holds_a_group_and_later_holders_start_at_the_same_operation() {
     let world = all(3, |host, rank| async move {
         let mut first = host.open_port().unwrap();
         let mut other = host.open_port().unwrap();
@@ -161,7 +161,7 @@ fn one_port_holds_a_group_and_the_next_ones_begin_together_whatever_was_before()
 }
 
 #[test]
-fn a_member_that_dies_while_nothing_is_under_way_ends_all_that_follows() {
+fn a_member_that_dies_between_operations_ends_all_later_ones() {
     let mut world = world(3);
     let ends = Arc::new(Mutex::new(Vec::new()));
     for rank in 0..3 {
@@ -184,9 +184,9 @@ fn a_member_that_dies_while_nothing_is_under_way_ends_all_that_follows() {
     assert_eq!(ends, [(0, Status::PeerLost, 2), (1, Status::PeerLost, 2)]);
 }
 
-/// It has heard of the others, so that nothing is owed by it but what they wait for.
+/// The member has acknowledged the others' messages. So it owes them nothing but the hold that they wait for.
 #[test]
-fn a_member_that_dies_before_it_holds_the_group_ends_the_others_beginning() {
+fn a_member_that_dies_before_it_holds_the_group_ends_the_start_at_the_others() {
     let mut world = world(3);
     let ends = Arc::new(Mutex::new(Vec::new()));
     for rank in 0..2 {
@@ -206,7 +206,7 @@ fn a_member_that_dies_before_it_holds_the_group_ends_the_others_beginning() {
 }
 
 #[test]
-fn words_that_are_not_as_many_are_told_to_all_who_were_to_have_the_result() {
+fn differing_lengths_are_reported_to_all_members_that_receive_the_result() {
     for size in [2, 3, 4, 7] {
         for odd in 0..size {
             all(size, |host, rank| async move {

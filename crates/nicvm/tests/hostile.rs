@@ -1,6 +1,6 @@
-//! Whatever frames and commands come, a unit neither panics nor quarantines what ships with it.
+//! On arbitrary frames and commands, a unit neither panics nor quarantines the extensions that ship with it.
 
-use crate::desk::{Desk, memory};
+use crate::harness::{Harness, memory};
 use midplane_nicvm::control::ControlConfig;
 use midplane_nicvm::coordination::{COORDINATION, Coordination, CoordinationConfig, Uncontrolled};
 use midplane_nicvm::messages::{MESSAGES, Messages};
@@ -99,15 +99,15 @@ proptest! {
     fn no_frame_and_no_command_traps_a_unit(
         buffers in any::<bool>(), ops in proptest::collection::vec(any_op(), 1..120),
     ) {
-        let mut desk = Desk::new(unit(buffers));
+        let mut harness = Harness::new(unit(buffers));
         for op in ops {
             match op {
-                Op::Frame(header, bytes) => desk.frame(header, &bytes),
-                Op::Command(command) => desk.post(PortId(0), command),
-                Op::Pass(nanos) => desk.pass(nanos),
+                Op::Frame(header, bytes) => harness.frame(header, &bytes),
+                Op::Command(command) => harness.post(PortId(0), command),
+                Op::Pass(nanos) => harness.pass(nanos),
             }
         }
-        prop_assert_eq!(desk.unit.counters().traps, 0);
-        prop_assert_eq!(desk.unit.failure(), None);
+        prop_assert_eq!(harness.unit.counters().traps, 0);
+        prop_assert_eq!(harness.unit.failure(), None);
     }
 }

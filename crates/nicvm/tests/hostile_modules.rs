@@ -1,12 +1,12 @@
-//! Modules that mean harm, or fail: none of them does any, on either engine.
+//! Hostile and failing modules: none harms its neighbour, on either engine.
 //!
-//! The first line of each file in `hostile/` says what becomes of it.
+//! The first line of each file in `hostile/` names the expected outcome.
 
 use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::desk::{Desk, Effect, Peer, command};
+use crate::harness::{Effect, Harness, Peer, command};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
 use midplane_nicvm::sandbox::{Code, Engine, Limits, LoadError, Sandbox};
@@ -23,7 +23,7 @@ const NEIGHBOUR: ExtensionId = ExtensionId(17);
 const PORT: PortId = PortId(0);
 const PEER: NodeId = NodeId(2);
 
-/// A well-behaved extension that uses everything, and writes down all that happens to it.
+/// A well-behaved extension that uses all services, and logs all its events.
 struct Neighbour {
     log: Arc<Mutex<Vec<String>>>,
 }
@@ -65,17 +65,17 @@ impl Extension for Neighbour {
     }
 }
 
-/// What a run has shown.
+/// The trace of a run.
 #[derive(Debug, PartialEq)]
 struct Trace {
-    /// What the neighbour saw and what it asked for.
+    /// The events of the neighbour, and its effects.
     neighbour: (Vec<String>, Vec<String>),
-    /// Everything that took effect.
+    /// All effects.
     all: Vec<String>,
     traps: u64,
 }
 
-fn told(effect: &Effect) -> Option<(ExtensionId, String)> {
+fn describe(effect: &Effect) -> Option<(ExtensionId, String)> {
     match effect {
         Effect::Sent(header) if header.length == 0 && header.extension == ExtensionId(0) => None,
         Effect::Sent(header) => {
@@ -90,7 +90,7 @@ fn told(effect: &Effect) -> Option<(ExtensionId, String)> {
     }
 }
 
-/// Both extensions, or the neighbour alone, are given the same to do.
+/// Gives both extensions, or the neighbour alone, the same events.
 fn run(hostile: Option<Sandbox>) -> Trace {
     let log = Arc::new(Mutex::new(Vec::new()));
     let mut unit = Unit::default();
@@ -99,7 +99,7 @@ fn run(hostile: Option<Sandbox>) -> Trace {
         unit.install(HOSTILE, sandbox).unwrap();
     }
     unit.install(NEIGHBOUR, Neighbour { log: Arc::clone(&log) }).unwrap();
-    let mut desk = Desk::new(unit);
+    let mut harness = Harness::new(unit);
     let mut peer = Peer::new(PEER);
     let mut effects = Vec::new();
     for round in 0..4 {
@@ -107,27 +107,27 @@ fn run(hostile: Option<Sandbox>) -> Trace {
             if number == HOSTILE && !is_there {
                 continue;
             }
-            desk.post(PORT, command(number, round + 1));
-            effects.extend(peer.say(&mut desk, number.into(), &[round; 20]));
+            harness.post(PORT, command(number, round + 1));
+            effects.extend(peer.send(&mut harness, number.into(), &[round; 20]));
             let header = Header {
                 extension: number,
                 source: PEER,
                 destination: NodeId(1),
                 ..Header::default()
             };
-            desk.frame(header, &[round; 64]);
-            effects.extend(desk.take());
+            harness.frame(header, &[round; 64]);
+            effects.extend(harness.take());
         }
-        desk.pass(120_000);
-        effects.extend(peer.exchange(&mut desk));
+        harness.pass(120_000);
+        effects.extend(peer.exchange(&mut harness));
     }
-    desk.turn(|unit, hw| unit.deactivate(hw));
-    effects.extend(peer.exchange(&mut desk));
-    let all: Vec<_> = effects.iter().filter_map(told).collect();
+    harness.turn(|unit, hw| unit.deactivate(hw));
+    effects.extend(peer.exchange(&mut harness));
+    let all: Vec<_> = effects.iter().filter_map(describe).collect();
     let asked = all.iter().filter(|(of, _)| *of == NEIGHBOUR).map(|(_, what)| what.clone());
     let neighbour = (std::mem::take(&mut *log.lock().unwrap()), asked.collect());
     let all = all.into_iter().map(|(_, what)| what).collect();
-    Trace { neighbour, all, traps: desk.unit.counters().traps }
+    Trace { neighbour, all, traps: harness.unit.counters().traps }
 }
 
 fn load(engine: Engine, bytes: &[u8]) -> Result<Sandbox, LoadError> {
@@ -173,7 +173,7 @@ fn no_module_of_the_corpus_touches_its_neighbour_and_the_engines_agree() {
 }
 
 #[test]
-fn forged_and_stale_tickets_come_to_nothing() {
+fn forged_and_stale_tickets_have_no_effect() {
     for (name, _, text) in corpus() {
         if !name.ends_with("tickets") {
             continue;
@@ -181,7 +181,7 @@ fn forged_and_stale_tickets_come_to_nothing() {
         let trace = run(Some(load(Engine::Compiled, text.as_bytes()).unwrap()));
         let ended = trace.all.iter().filter(|what| what.starts_with("completed"));
         let mine: Vec<_> = ended.filter(|what| !what.contains("cookie: 1000")).collect();
-        // One end for each command, and none of them speaks of a success beyond those.
+        // One completion for each command, and none reports more successes than those.
         assert_eq!(mine.len(), 4, "{name}: {mine:?}");
         assert!(trace.all.iter().all(|what| !what.starts_with("written")), "{name}");
         for (count, end) in mine.iter().enumerate() {
@@ -238,7 +238,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn bytes_at_random_are_no_module_and_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn random_bytes_are_refused_as_modules(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let mut module = b"\0asm\x01\0\0\0".to_vec();
         module.extend(bytes);
         for engine in Engine::ALL {

@@ -1,4 +1,5 @@
-//! Many senders to one receiver, in virtual time: the collapse and the cure (DVCM paper, section 4.3).
+//! Many senders to one receiver, in virtual time: losses without coordination, and none with it (DVCM paper, section
+//! 4.3).
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ fn uncoordinated_senders_lose_most_of_what_they_send() {
     }
 }
 
-/// Two seconds of the load, against one uncoordinated sender on the same link.
+/// Compares two seconds of the load with one uncoordinated sender on the same link.
 fn check(senders: u16) {
     for (message_bytes, share) in SIZES {
         let load = Load { message_bytes, time: Duration::from_secs(2), ..Load::default() };
@@ -25,7 +26,7 @@ fn check(senders: u16) {
         assert_eq!(outcome.lost(), 0, "{what}");
         assert!(outcome.goodput_mbps() > share * alone, "of {alone} Mb/s: {what}");
         assert!(outcome.jain() > 0.99, "{what}");
-        // The receiver hears nothing of it, and says nothing.
+        // The receiver neither sends nor receives a control message.
         assert_eq!(outcome.receiver, Default::default(), "{what}");
     }
 }
@@ -51,7 +52,7 @@ fn sixteen_coordinated_senders_lose_nothing_fill_the_link_and_share_it() {
 }
 
 #[test]
-fn coordination_costs_a_single_sender_less_than_a_hundredth() {
+fn coordination_costs_a_single_sender_less_than_one_percent() {
     for (message_bytes, _) in SIZES {
         let load = Load { message_bytes, ..Load::default() };
         let alone = Cluster::ethernet(1).run(Load { coordinated: false, ..load }).goodput_mbps();
@@ -61,7 +62,7 @@ fn coordination_costs_a_single_sender_less_than_a_hundredth() {
 }
 
 #[test]
-fn the_only_one_that_sends_is_not_slowed_down_by_those_that_could() {
+fn the_only_active_sender_is_not_slowed_down_by_idle_ones() {
     let load = Load { active: 1, ..Load::default() };
     let alone = Cluster::ethernet(1).run(Load { coordinated: false, ..load }).goodput_mbps();
     let outcome = Cluster::ethernet(8).run(load);

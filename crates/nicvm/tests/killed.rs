@@ -15,13 +15,13 @@ use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::shm::{ShmConfig, ShmNic};
 use midplane_simhw::udp::{UdpConfig, UdpNic};
 
-/// What a child is told to do: the fabric, its node, and where the fabric is.
+/// Environment variable with a child's order: the fabric, the child's node, and the fabric's name or addresses.
 const ORDER: &str = "MIDPLANE_KILLED_ORDER";
 
 /// A receiver, and three senders.
 const NODES: u16 = 4;
 
-/// On the machine's clock: only what hangs takes so long.
+/// Limit of a wait, on the machine's clock: only a hung process takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A child process; it is killed when this is dropped.
@@ -53,9 +53,9 @@ impl Program {
         Self { child, lines }
     }
 
-    /// Waits until the child says this.
+    /// Waits until the child prints this line.
     #[track_caller]
-    fn hears(&self, what: &str) {
+    fn wait_for(&self, what: &str) {
         loop {
             match self.lines.recv_timeout(LIMIT) {
                 Ok(line) if line == what => return,
@@ -80,14 +80,14 @@ impl Drop for Program {
     }
 }
 
-fn say(what: &str) {
+fn report(what: &str) {
     let mut out = std::io::stdout().lock();
-    // The parent may be gone: then nothing listens.
+    // If the parent has exited, the line is lost.
     let _ = writeln!(out, "SAID {what}");
     let _ = out.flush();
 }
 
-/// What a child does; as a test without an order, nothing.
+/// Runs as a child; without an order in the environment, does nothing.
 #[test]
 fn child() {
     let Ok(order) = std::env::var(ORDER) else { return };
@@ -117,11 +117,11 @@ fn child() {
     });
 }
 
-/// Node 0 receives and says from whom, the others send, for ever.
+/// Receives at node 0, and prints each message's sender; sends at the other nodes. Never returns.
 async fn talk(host: &impl Host) {
     let mut port = host.open_port().unwrap();
     let memory = port.register(1_024).unwrap();
-    say("started");
+    report("started");
     loop {
         let command = if host.node() == NodeId(0) {
             coordination::receive(memory.whole(), 0)
@@ -131,14 +131,14 @@ async fn talk(host: &impl Host) {
         port.submit(&command).unwrap();
         let done = port.completion().await.unwrap();
         if host.node() == NodeId(0) {
-            say(&format!("from {}", done.node));
+            report(&format!("from {}", done.node));
         } else {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }
 
-/// Where the processes of a fabric find each other; no other test has it.
+/// Returns the name or the addresses of a fabric, which no other test uses.
 fn place(fabric: &str) -> String {
     if fabric != "udp" {
         return format!(
@@ -154,20 +154,20 @@ fn place(fabric: &str) -> String {
     addresses.join(",")
 }
 
-/// For so long there is no process.
+/// Waits until the next process may start.
 #[expect(clippy::disallowed_methods, reason = "the time between two processes is what is tried")]
 fn stay_away(pause: Duration) {
     std::thread::sleep(pause);
 }
 
-/// The receiver is killed and started again, twice each after 200 ms and after 2 s: longer than a peer takes to be
-/// declared dead. All senders that run are received from each time.
+/// Kills the receiver and starts it again, twice each after 200 ms and after 2 s: longer than a peer takes to be
+/// declared dead. Each time, messages of all running senders must arrive.
 fn the_receiver_returns(fabric: &str, senders: u16) {
     let place = place(fabric);
     let mut receiver = Program::start(fabric, 0, &place);
     let running: Vec<_> = (1..=senders).map(|node| Program::start(fabric, node, &place)).collect();
     let hears_all = |receiver: &Program| {
-        (1..=senders).for_each(|node| receiver.hears(&format!("from {node}")));
+        (1..=senders).for_each(|node| receiver.wait_for(&format!("from {node}")));
     };
     hears_all(&receiver);
     for pause_ms in [200, 2_000, 200, 2_000] {
@@ -179,7 +179,7 @@ fn the_receiver_returns(fabric: &str, senders: u16) {
     running.into_iter().for_each(Program::kill);
 }
 
-/// With one sender and with three, at once: most of it is waiting.
+/// Runs the test with one sender and with three in parallel, because most of its time is waiting.
 fn both(fabric: &'static str) {
     std::thread::scope(|all| {
         for senders in [1, 3] {
@@ -189,11 +189,11 @@ fn both(fabric: &'static str) {
 }
 
 #[test]
-fn a_killed_receiver_that_returns_is_sent_to_over_udp() {
+fn a_restarted_receiver_gets_messages_over_udp() {
     both("udp");
 }
 
 #[test]
-fn a_killed_receiver_that_returns_is_sent_to_over_shared_memory() {
+fn a_restarted_receiver_gets_messages_over_shared_memory() {
     both("shm");
 }

@@ -1,4 +1,4 @@
-//! The default service in virtual time: sizes, contents, and what faults do to them.
+//! The default service in virtual time: sizes, contents, and the effects of faults.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -30,7 +30,7 @@ fn world(hosts: u16, mtu: usize, seed: u64) -> World<Unit> {
     })
 }
 
-/// The bytes of message `number` of `sender` to `port`: no two alike.
+/// Returns the bytes of message `number` of `sender` to `port`; all messages differ.
 fn pattern(sender: u16, port: u16, number: u32, length: usize) -> Vec<u8> {
     let seed = u64::from(sender) << 48 | u64::from(port) << 32 | u64::from(number);
     (0..length as u64)
@@ -38,7 +38,7 @@ fn pattern(sender: u16, port: u16, number: u32, length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Sends one message of `sent` bytes to a buffer of `room`; the completion and the buffer.
+/// Sends one message of `sent` bytes to a buffer of `room` bytes; returns the completion and the buffer.
 fn one_message(sent: usize, room: usize) -> (Completion, Vec<u8>) {
     let mut world = world(2, MAX_PAYLOAD, 1);
     let (sender, receiver) = (world.host(NodeId(0)), world.host(NodeId(1)));
@@ -77,7 +77,7 @@ fn messages_of_all_sizes_arrive_whole() {
 }
 
 #[test]
-fn a_message_that_is_too_long_says_how_long_it_was() {
+fn a_message_that_is_too_long_completes_with_its_length() {
     for (size, room) in [(10, 9), (70_000, 66_000), (200_000, 100)] {
         let (completion, bytes) = one_message(size, room);
         assert_eq!(completion.status, Status::Truncated, "{size} bytes into {room}");
@@ -109,7 +109,7 @@ fn messages_without_a_buffer_are_counted_and_those_after_them_arrive() {
     assert_eq!(got.unwrap().status, Status::Done);
 }
 
-/// What arrived: sender, port, number of the message; and what was wrong.
+/// The messages that arrived, by sender, port and number, and a line for each error.
 #[derive(Default)]
 struct Arrived {
     messages: BTreeSet<(u16, u16, u32)>,
@@ -149,7 +149,7 @@ async fn receive(mut port: Port, arrived: Arc<Mutex<Arrived>>) {
     }
 }
 
-/// Three senders to two ports of one node, all at once, in frames of a kilobyte; what arrived.
+/// Sends from three senders to two ports of one node at once, in frames of a kilobyte; returns the received messages.
 fn storm(faults: Faults, seed: u64) -> Arrived {
     let mut world = world(SENDERS + 1, 1_000, seed);
     world.set_faults(faults);

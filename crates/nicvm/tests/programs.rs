@@ -1,4 +1,4 @@
-//! Programs: built once, triggered many times, from here and from elsewhere.
+//! Programs: built once, triggered many times, from their own node and from others.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -90,7 +90,7 @@ fn built(done: &Completion) -> Capability {
     Capability::from_words([first, second, third])
 }
 
-/// Counts at offset 0; sends that and the text at 64 to node 1; every third time signals.
+/// Counts at offset 0; sends the count and the text at 64 to node 1; every third time signals.
 const CODE: [Instruction; 9] = [
     Instruction::Add { offset: 0, by: 1 },
     Instruction::Add { offset: 8, by: 1 },
@@ -103,13 +103,13 @@ const CODE: [Instruction; 9] = [
     Instruction::Signal { cookie: 77 },
 ];
 
-/// Takes in `count` messages of [`CODE`].
+/// Receives `count` messages of [`CODE`].
 async fn take(host: SimHost, count: usize, into: Arc<Mutex<Vec<u64>>>) {
     let mut port = host.open_port().unwrap();
     let memory = port.register(64 * 13).unwrap();
-    let lend = |slot: usize| program::receive(memory.range(slot * 13, 13).unwrap(), slot as u64);
+    let receive = |slot: usize| program::receive(memory.range(slot * 13, 13).unwrap(), slot as u64);
     for slot in 0..64 {
-        port.submit(&lend(slot)).unwrap();
+        port.submit(&receive(slot)).unwrap();
     }
     for _ in 0..count {
         let done = port.completion().await.unwrap();
@@ -118,12 +118,12 @@ async fn take(host: SimHost, count: usize, into: Arc<Mutex<Vec<u64>>>) {
         memory.read(done.cookie as usize * 13, &mut bytes).unwrap();
         assert_eq!(&bytes[8..], b"hello");
         into.lock().unwrap().push(u64::from(bytes[0]));
-        port.submit(&lend(done.cookie as usize)).unwrap();
+        port.submit(&receive(done.cookie as usize)).unwrap();
     }
 }
 
 #[test]
-fn a_program_is_triggered_many_times_and_its_messages_come_in_order() {
+fn a_program_is_triggered_many_times_and_its_messages_arrive_in_order() {
     let mut world = world(0.05);
     let host = world.host(NodeId(1));
     let taken = Arc::new(Mutex::new(Vec::new()));
@@ -155,7 +155,7 @@ fn a_program_is_triggered_many_times_and_its_messages_come_in_order() {
             }
         }
         assert_eq!(side.word(0), 100);
-        // Nobody waits for the next signals.
+        // No wait is posted for the next signals.
         for expected in [Status::Done, Status::Refused, Status::Refused] {
             let before = side.word(0);
             assert_eq!(side.end(program::run(&program, 5)).await.status, expected);
@@ -169,7 +169,7 @@ fn a_program_is_triggered_many_times_and_its_messages_come_in_order() {
 }
 
 #[test]
-fn who_holds_its_capability_runs_a_program_elsewhere() {
+fn a_capability_runs_a_program_on_another_node() {
     let mut world = world(0.05);
     let host = world.host(NodeId(0));
     let code = [Instruction::Add { offset: 16, by: 2 }, Instruction::Count(9)];
@@ -210,7 +210,7 @@ fn who_holds_its_capability_runs_a_program_elsewhere() {
 }
 
 #[test]
-fn a_program_that_goes_round_for_ever_fails_and_nothing_of_it_happens() {
+fn a_program_that_loops_for_ever_fails_without_effects() {
     let mut world = world(0.0);
     let host = world.host(NodeId(0));
     let code = [
@@ -244,7 +244,7 @@ fn runs_over_memory_that_is_not_registered_any_more_count_as_failed() {
 }
 
 #[test]
-fn what_fails_its_check_names_the_instruction_and_why() {
+fn a_failed_check_names_the_instruction_and_the_reason() {
     let mut world = world(0.0);
     let host = world.host(NodeId(0));
     let code = [Instruction::Count(1), Instruction::Gather(range(100, 29))];
@@ -255,7 +255,7 @@ fn what_fails_its_check_names_the_instruction_and_why() {
 }
 
 #[test]
-fn a_program_gives_other_extensions_commands() {
+fn a_program_posts_commands_to_other_extensions() {
     let mut world = world(0.0);
     let host = world.host(NodeId(0));
     let call = Instruction::Call {
@@ -264,16 +264,16 @@ fn a_program_gives_other_extensions_commands() {
         cookie: 40,
         range: range(32, 16),
     };
-    let lent = world.block_on(NodeId(0), async move {
+    let posted = world.block_on(NodeId(0), async move {
         let mut side = Side::new(&host);
         let program = built(&side.build(&[call]).await);
         assert_eq!(side.end(program::run(&program, 3)).await.status, Status::Refused);
         side.port.submit(&program::wait(9)).unwrap();
         assert_eq!(side.end(program::run(&program, 3)).await.status, Status::Done);
-        // The program has lent a buffer to the message service.
+        // The program has posted a buffer to the message service.
         side
     });
-    let mut side = lent.unwrap();
+    let mut side = posted.unwrap();
     let host = world.host(NodeId(1));
     world.spawn(NodeId(1), async move {
         let mut port = host.open_port().unwrap();
@@ -292,7 +292,7 @@ fn a_program_gives_other_extensions_commands() {
 }
 
 #[test]
-fn what_a_run_copies_counts_and_what_it_works_on_is_bounded() {
+fn copied_bytes_count_as_steps_and_program_memory_is_bounded() {
     use midplane_nicvm::program::{MAX_MEMORY, check};
     let endless = [
         Instruction::Copy { from: range(0, MAX_MEMORY as u32), to: 0 },
@@ -317,7 +317,7 @@ fn what_a_run_copies_counts_and_what_it_works_on_is_bounded() {
     assert_eq!(stopped, Status::Cancelled);
 }
 
-/// The content of long messages, which differs at every offset below 64 KiB.
+/// Returns the content of long messages, which differs at every offset below 64 KiB.
 fn text(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at ^ at >> 8) as u8).collect()
 }
@@ -335,7 +335,7 @@ fn swapped(length: u32, nodes: &[u16]) -> Vec<Instruction> {
     nodes.iter().flat_map(send).collect()
 }
 
-/// Receives messages into one buffer of 64 KiB at a time, until `count` have come.
+/// Receives messages into one buffer of 64 KiB at a time, until `count` have arrived.
 async fn receive_each(host: SimHost, count: usize, into: Arc<Mutex<Vec<Vec<u8>>>>) {
     let mut port = host.open_port().unwrap();
     let memory = port.register(MESSAGE).unwrap();
@@ -446,7 +446,7 @@ fn runs_are_refused_while_the_line_is_behind_and_what_is_sent_arrives() {
     world.run();
     let received = received.lock().unwrap().len() as u64;
     let lost = counters(&world, 1);
-    // A message that comes while the process posts its next buffer is dropped.
+    // A message that arrives while the process posts its next buffer is dropped.
     assert_eq!(received + lost.without_buffer, done.unwrap() as u64);
     assert_eq!(lost.incomplete, 0);
 }

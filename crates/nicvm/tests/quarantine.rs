@@ -1,10 +1,10 @@
-//! A handler that panics leaves no trace, and its extension stands still.
+//! A handler that panics has no effects, and its extension is quarantined.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::desk;
-use crate::desk::{Desk, Effect, command, hush, memory};
+use crate::harness;
+use crate::harness::{Effect, Harness, command, memory, silence_panics};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{
     Extension, FIRST_USER_EXTENSION, InitError, PeerEvent, TimeoutId, TransmitEvent,
@@ -20,11 +20,11 @@ use midplane_simhw::region::Payload;
 
 const MINE: ExtensionId = FIRST_USER_EXTENSION;
 const PORT: PortId = PortId(3);
-/// Asks for everything.
+/// Opcode: requests effects of all kinds.
 const ALL: u8 = 1;
-/// Asks for everything, then panics.
+/// Opcode: requests effects of all kinds, then panics.
 const TRAP: u8 = 2;
-/// Sends a message that the gate holds.
+/// Opcode: sends a message that the gate holds.
 const HELD: u8 = 3;
 
 #[derive(Default)]
@@ -120,39 +120,39 @@ impl Extension for Probe {
     }
 }
 
-fn desk(probe: Probe) -> Desk {
-    hush();
+fn harness(probe: Probe) -> Harness {
+    silence_panics();
     let mut unit = Unit::default();
     unit.install(MINE, probe).unwrap();
     unit.install(MESSAGES, Messages::new()).unwrap();
-    Desk::new(unit)
+    Harness::new(unit)
 }
 
-fn statuses(desk: &mut Desk) -> Vec<Status> {
-    desk.completions().into_iter().map(|(_, completion)| completion.status).collect()
+fn statuses(harness: &mut Harness) -> Vec<Status> {
+    harness.completions().into_iter().map(|(_, completion)| completion.status).collect()
 }
 
 #[test]
-fn a_handler_that_returns_has_all_that_it_asked_for() {
+fn a_handler_that_returns_has_all_its_effects() {
     let log = Arc::new(Mutex::new(Vec::new()));
-    let mut desk = desk(Probe { log: Arc::clone(&log), ..Probe::default() });
-    desk.post(PORT, command(MINE, ALL));
-    let done = desk.take();
+    let mut harness = harness(Probe { log: Arc::clone(&log), ..Probe::default() });
+    harness.post(PORT, command(MINE, ALL));
+    let done = harness.take();
     assert!(done.iter().any(|effect| matches!(effect, Effect::Written(..))), "{done:?}");
     assert_eq!(done.iter().filter(|e| matches!(e, Effect::Sent(_))).count(), 2, "{done:?}");
     assert_eq!(done.iter().filter(|e| matches!(e, Effect::Completed(..))).count(), 2, "{done:?}");
-    desk.pass(5_000_000);
+    harness.pass(5_000_000);
     assert_eq!(log.lock().unwrap().iter().filter(|line| line.starts_with("timeout")).count(), 2);
 }
 
 #[test]
-fn a_handler_that_panics_leaves_no_trace() {
+fn a_handler_that_panics_has_no_effects() {
     let log = Arc::new(Mutex::new(Vec::new()));
-    let mut desk = desk(Probe { log: Arc::clone(&log), ..Probe::default() });
-    desk.take();
-    desk.post(PORT, command(MINE, TRAP));
-    // Nothing but the end of the command itself.
-    let done = desk.take();
+    let mut harness = harness(Probe { log: Arc::clone(&log), ..Probe::default() });
+    harness.take();
+    harness.post(PORT, command(MINE, TRAP));
+    // No effect but the completion of the command itself.
+    let done = harness.take();
     assert!(
         matches!(
             &done[..],
@@ -160,47 +160,47 @@ fn a_handler_that_panics_leaves_no_trace() {
         ),
         "{done:?}"
     );
-    desk.pass(5_000_000_000);
-    assert_eq!(desk.take(), []);
+    harness.pass(5_000_000_000);
+    assert_eq!(harness.take(), []);
     assert_eq!(*log.lock().unwrap(), ["command 2"]);
-    assert_eq!(desk.unit.counters().traps, 1);
+    assert_eq!(harness.unit.counters().traps, 1);
 }
 
 #[test]
 fn a_quarantined_extensions_commands_complete_at_once() {
     let log = Arc::new(Mutex::new(Vec::new()));
-    let mut desk = desk(Probe { log: Arc::clone(&log), ..Probe::default() });
-    desk.post(PORT, command(MINE, TRAP));
-    desk.take();
-    desk.post(PORT, command(MINE, ALL));
-    desk.post(PORT, command(ExtensionId(99), 1));
-    assert_eq!(statuses(&mut desk), [Status::ExtensionDown, Status::Invalid]);
+    let mut harness = harness(Probe { log: Arc::clone(&log), ..Probe::default() });
+    harness.post(PORT, command(MINE, TRAP));
+    harness.take();
+    harness.post(PORT, command(MINE, ALL));
+    harness.post(PORT, command(ExtensionId(99), 1));
+    assert_eq!(statuses(&mut harness), [Status::ExtensionDown, Status::Invalid]);
     let header =
         Header { extension: MINE, source: NodeId(2), destination: NodeId(1), ..Header::default() };
-    desk.frame(header, b"more");
+    harness.frame(header, b"more");
     assert_eq!(log.lock().unwrap().len(), 1);
-    assert_eq!(desk.unit.counters().without_extension, 3);
+    assert_eq!(harness.unit.counters().without_extension, 3);
 }
 
 #[test]
-fn messages_that_a_failed_extension_has_waiting_come_to_an_end() {
-    let mut desk = desk(Probe { steers: true, ..Probe::default() });
-    desk.post(PORT, command(MINE, HELD));
-    assert_eq!(statuses(&mut desk), []);
-    desk.post(PORT, command(MINE, TRAP));
-    assert_eq!(statuses(&mut desk), [Status::ExtensionDown, Status::ExtensionDown]);
+fn queued_messages_of_a_failed_extension_end() {
+    let mut harness = harness(Probe { steers: true, ..Probe::default() });
+    harness.post(PORT, command(MINE, HELD));
+    assert_eq!(statuses(&mut harness), []);
+    harness.post(PORT, command(MINE, TRAP));
+    assert_eq!(statuses(&mut harness), [Status::ExtensionDown, Status::ExtensionDown]);
 }
 
 #[test]
 fn a_trap_changes_nothing_for_the_neighbours() {
     let neighbour = ExtensionId(MINE.0 + 1);
     let run = |trap: bool| {
-        hush();
+        silence_panics();
         let log = Arc::new(Mutex::new(Vec::new()));
         let mut unit = Unit::default();
         unit.install(MINE, Probe::default()).unwrap();
         unit.install(neighbour, Probe { log: Arc::clone(&log), ..Probe::default() }).unwrap();
-        let mut desk = Desk::new(unit);
+        let mut harness = Harness::new(unit);
         for step in 0..20_u16 {
             let header = Header {
                 source: NodeId(2),
@@ -209,14 +209,14 @@ fn a_trap_changes_nothing_for_the_neighbours() {
                 ..Header::default()
             };
             let payload = if trap && step == 6 { b"trap" } else { b"fine" };
-            desk.frame(header, payload);
+            harness.frame(header, payload);
             if step % 5 == 0 {
-                desk.post(PORT, command(neighbour, ALL));
+                harness.post(PORT, command(neighbour, ALL));
             }
-            desk.pass(2_000_000);
+            harness.pass(2_000_000);
         }
         let log = log.lock().unwrap().clone();
-        (log, desk.take(), desk.unit.counters().traps)
+        (log, harness.take(), harness.unit.counters().traps)
     };
     let (log, effects, traps) = run(false);
     let (with_trap, effects_with_trap, one) = run(true);
@@ -227,24 +227,25 @@ fn a_trap_changes_nothing_for_the_neighbours() {
 }
 
 #[test]
-fn an_extension_that_is_not_initialised_leaves_no_trace_and_says_why() {
+fn an_extension_that_fails_to_initialise_has_no_effects_and_reports_the_reason() {
     for (refuses, traps_at_start) in [(true, false), (false, true)] {
-        let mut desk = desk(Probe { refuses, traps_at_start, steers: true, ..Probe::default() });
-        desk.pass(1_000_000_000);
-        assert_eq!(desk.take(), []);
+        let mut harness =
+            harness(Probe { refuses, traps_at_start, steers: true, ..Probe::default() });
+        harness.pass(1_000_000_000);
+        assert_eq!(harness.take(), []);
         let expected = if refuses {
             InitError::Refused { extension: MINE, reason: "not today" }
         } else {
             InitError::Trapped(MINE)
         };
-        assert_eq!(desk.unit.failure(), Some(&expected));
-        desk.post(PORT, command(MINE, ALL));
-        assert_eq!(statuses(&mut desk), [Status::ExtensionDown]);
+        assert_eq!(harness.unit.failure(), Some(&expected));
+        harness.post(PORT, command(MINE, ALL));
+        assert_eq!(statuses(&mut harness), [Status::ExtensionDown]);
     }
 }
 
 #[test]
-fn two_extensions_do_not_share_a_number() {
+fn two_extensions_cannot_have_one_number() {
     let mut unit = Unit::default();
     unit.install(MINE, Probe::default()).unwrap();
     assert_eq!(unit.install(MINE, Probe::default()), Err(InitError::Occupied(MINE)));
@@ -252,42 +253,42 @@ fn two_extensions_do_not_share_a_number() {
 
 #[test]
 fn a_command_with_another_ports_memory_is_refused() {
-    let mut desk = desk(Probe::default());
+    let mut harness = harness(Probe::default());
     let region = memory(PortId(4), 10);
-    desk.post(PORT, Command { region, ..command(MINE, ALL) });
-    assert_eq!(statuses(&mut desk), [Status::Region]);
+    harness.post(PORT, Command { region, ..command(MINE, ALL) });
+    assert_eq!(statuses(&mut harness), [Status::Region]);
 }
 
 #[test]
-fn a_deactivated_extension_says_goodbye_and_is_gone() {
+fn a_deactivated_extension_sends_its_last_message_and_refuses_commands() {
     let log = Arc::new(Mutex::new(Vec::new()));
-    let mut desk = desk(Probe { log: Arc::clone(&log), steers: true, ..Probe::default() });
-    desk.post(PORT, messages::receive(memory(PORT, 10), 5));
-    desk.post(PORT, command(MINE, HELD));
-    desk.take();
-    desk.turn(|unit, hw| unit.deactivate(hw));
-    let done = desk.take();
+    let mut harness = harness(Probe { log: Arc::clone(&log), steers: true, ..Probe::default() });
+    harness.post(PORT, messages::receive(memory(PORT, 10), 5));
+    harness.post(PORT, command(MINE, HELD));
+    harness.take();
+    harness.turn(|unit, hw| unit.deactivate(hw));
+    let done = harness.take();
     assert!(done.iter().any(|effect| matches!(effect, Effect::Sent(_))), "{done:?}");
     let ended = |wanted| {
         let is_it = |e: &&Effect| matches!(e, Effect::Completed(PORT, c) if c.status == wanted);
         done.iter().filter(is_it).count()
     };
     assert_eq!((ended(Status::Cancelled), ended(Status::ExtensionDown)), (1, 1), "{done:?}");
-    desk.post(PORT, command(MINE, ALL));
-    desk.post(PORT, messages::receive(memory(PORT, 10), 5));
-    assert_eq!(statuses(&mut desk), [Status::ExtensionDown; 2]);
+    harness.post(PORT, command(MINE, ALL));
+    harness.post(PORT, messages::receive(memory(PORT, 10), 5));
+    assert_eq!(statuses(&mut harness), [Status::ExtensionDown; 2]);
     assert_eq!(log.lock().unwrap().last().map(String::as_str), Some("deactivated"));
 }
 
 #[test]
 fn timeouts_are_never_early_and_late_by_no_more_than_their_service_says() {
     let log = Arc::new(Mutex::new(Vec::new()));
-    let mut desk = desk(Probe { log: Arc::clone(&log), ..Probe::default() });
-    desk.post(PORT, command(MINE, ALL));
-    desk.pass(5_000_000);
-    // Set at 1 us for 5 us later; the coarse service looks once a millisecond.
-    let exact = desk::at(6_000);
-    let coarse = desk::at(1_000_000);
+    let mut harness = harness(Probe { log: Arc::clone(&log), ..Probe::default() });
+    harness.post(PORT, command(MINE, ALL));
+    harness.pass(5_000_000);
+    // Set at 1 us for 5 us later; the coarse service expires timeouts once a millisecond.
+    let exact = harness::at(6_000);
+    let coarse = harness::at(1_000_000);
     let log = log.lock().unwrap();
     assert!(log.contains(&format!("timeout 1 at {exact}")), "{log:?}");
     assert!(log.contains(&format!("timeout 2 at {coarse}")), "{log:?}");

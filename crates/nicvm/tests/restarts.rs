@@ -1,5 +1,5 @@
-//! Coordinated senders and their receiver that crash and are started again, in virtual time: each sender is
-//! served again within a second, and no token has two holders.
+//! Coordinated senders and their receiver that crash and restart, in virtual time: each sender is served again within a
+//! second, and no token has two holders.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -16,12 +16,12 @@ use midplane_simhw::rng::Rng;
 use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::time::Instant;
 
-/// How soon a living sender is served after a restart.
+/// Time after a restart within which each living sender must be served.
 const SOON: Duration = Duration::from_secs(1);
-/// How often the tokens are counted.
+/// Interval between two counts of the tokens.
 const STEP: Duration = Duration::from_millis(1);
 
-/// How tokens are used.
+/// The use of tokens.
 #[derive(Clone, Copy, Debug)]
 enum Mode {
     Tokens,
@@ -31,10 +31,10 @@ enum Mode {
 
 const MODES: [Mode; 3] = [Mode::Tokens, Mode::EarlyRelease, Mode::Buffers];
 
-/// Which sender's message the receiver has completed, and when.
+/// The sender of each message that the receiver has completed, and the instant.
 type Log = Arc<Mutex<Vec<(NodeId, Instant)>>>;
 
-/// Sends a message, and another one a pause after its completion.
+/// Sends a message, and the next one a pause after its completion.
 async fn send(host: SimHost, pause: Duration) {
     let mut port = host.open_port().unwrap();
     let memory = port.register(1_000).unwrap();
@@ -84,7 +84,7 @@ impl Run {
         }
     }
 
-    /// Runs the node's application.
+    /// Starts the node's application.
     fn begin(&mut self, node: NodeId) {
         self.up.insert(node);
         let host = self.world.host(node);
@@ -132,7 +132,7 @@ impl Run {
         assert!(valid <= 1, "{}: {valid} may send at {}", self.what, self.world.now());
     }
 
-    /// Every sender is served within [`SOON`] of now.
+    /// Checks that every sender is served within [`SOON`] of now.
     #[track_caller]
     fn all_are_served(&mut self) {
         let since = self.world.now();
@@ -160,11 +160,11 @@ fn receiver_returns(mode: Mode, senders: u16, pause: Duration, away: Duration) {
     run.all_are_served();
 }
 
-/// Away for so long, in milliseconds.
+/// Times for which the receiver is down, in milliseconds.
 const AWAY_MS: [u64; 2] = [200, 20_000];
 
 #[test]
-fn a_receiver_that_returns_is_sent_to_within_a_second() {
+fn a_restarted_receiver_gets_messages_within_a_second() {
     for mode in MODES {
         for away in AWAY_MS {
             for senders in [1, 3] {
@@ -177,7 +177,7 @@ fn a_receiver_that_returns_is_sent_to_within_a_second() {
     }
 }
 
-/// As one starts the README's program: with a list of three senders, of which one runs.
+/// Runs the README's program: with a list of three senders, of which one runs.
 fn one_of_three_runs(mode: Mode, away: Duration) {
     let mut run = Run::new(mode, 3, Duration::from_millis(200), 1);
     for absent in [2, 3].map(NodeId) {
@@ -194,7 +194,7 @@ fn one_of_three_runs(mode: Mode, away: Duration) {
 }
 
 #[test]
-fn a_receiver_that_returns_is_sent_to_by_the_one_of_its_senders_that_runs() {
+fn a_restarted_receiver_gets_messages_from_the_only_running_sender() {
     for mode in MODES {
         for away in AWAY_MS {
             one_of_three_runs(mode, Duration::from_millis(away));

@@ -1,8 +1,8 @@
-//! Modules as extensions: what they see, what they may do, and how far.
+//! Modules as extensions: their events, their rights, and their limits.
 
 use std::sync::Arc;
 
-use crate::desk::{Desk, Effect, Peer, command, memory};
+use crate::harness::{Effect, Harness, Peer, command, memory};
 use midplane_nicvm::extension::{Extension as _, FIRST_USER_EXTENSION, ImportError};
 use midplane_nicvm::sandbox::{Code, Engine, Limits, Sandbox};
 use midplane_nicvm::unit::Unit;
@@ -19,13 +19,13 @@ fn start(engine: Engine, text: &str, limits: Limits) -> Sandbox {
     Sandbox::new(&Code::new(engine, text.as_bytes()).unwrap(), limits).unwrap()
 }
 
-fn desk(sandbox: Sandbox) -> Desk {
+fn harness(sandbox: Sandbox) -> Harness {
     let mut unit = Unit::default();
     unit.install(MINE, sandbox).unwrap();
-    Desk::new(unit)
+    Harness::new(unit)
 }
 
-/// A module with these handlers, and all imports that they need.
+/// Returns a module with these handlers, and all imports that they need.
 fn module(body: &str) -> String {
     format!(
         r#"(module
@@ -44,12 +44,12 @@ fn module(body: &str) -> String {
 #[test]
 fn a_module_sees_its_commands_and_messages_and_answers() {
     for engine in Engine::ALL {
-        let mut desk = desk(start(engine, COUNTER, Limits::default()));
+        let mut harness = harness(start(engine, COUNTER, Limits::default()));
         let mut peer = Peer::new(PEER);
-        peer.say(&mut desk, MINE.into(), &40_u64.to_le_bytes());
+        peer.send(&mut harness, MINE.into(), &40_u64.to_le_bytes());
         let args = [0xDEAD_BEEF, 0, 0];
-        desk.post(PORT, Command { node: PEER, args, cookie: 99, ..command(MINE, 1) });
-        let effects = desk.take();
+        harness.post(PORT, Command { node: PEER, args, cookie: 99, ..command(MINE, 1) });
+        let effects = harness.take();
         let expected = Completion {
             opcode: 1,
             node: PEER,
@@ -68,10 +68,10 @@ fn a_module_sees_its_commands_and_messages_and_answers() {
 }
 
 #[test]
-fn state_goes_from_one_version_to_the_next_whatever_runs_them() {
+fn state_passes_between_versions_on_different_engines() {
     for (from, to) in [(0, 1), (1, 0)] {
-        let mut desk = desk(start(Engine::ALL[from], COUNTER, Limits::default()));
-        desk.post(PORT, Command { node: PEER, ..command(MINE, 1) });
+        let mut harness = harness(start(Engine::ALL[from], COUNTER, Limits::default()));
+        harness.post(PORT, Command { node: PEER, ..command(MINE, 1) });
         let mut old = start(Engine::ALL[from], COUNTER, Limits::default());
         old.import(&7_u64.to_le_bytes()).unwrap();
         let state = old.export().unwrap();
@@ -95,10 +95,10 @@ fn a_module_writes_into_the_region_of_its_command_and_nowhere_else() {
             (i64.const 0) (call $now) (i64.extend_i32_u (call $node)))))"#,
     );
     for engine in Engine::ALL {
-        let mut desk = desk(start(engine, &text, Limits::default()));
+        let mut harness = harness(start(engine, &text, Limits::default()));
         let region = memory(PORT, 16);
-        desk.post(PORT, Command { region, ..command(MINE, 1) });
-        let effects = desk.take();
+        harness.post(PORT, Command { region, ..command(MINE, 1) });
+        let effects = harness.take();
         let at = RegionRef { offset: 4, length: 8, ..region };
         assert_eq!(effects[0], Effect::Written(at, b"abcdefgh".to_vec()));
         let Effect::Completed(_, done) = &effects[1] else { panic!("{effects:?}") };
@@ -107,29 +107,30 @@ fn a_module_writes_into_the_region_of_its_command_and_nowhere_else() {
 }
 
 #[test]
-fn a_module_holds_no_more_commands_than_it_may_and_gives_them_back() {
+fn a_module_holds_no_more_commands_than_its_limit_and_returns_them() {
     let text = module(r#"(func (export "on_command") (param i32 i32 i32 i32 i32 i32))"#);
     let mut limits = Limits::default();
     limits = limits.commands(3);
-    let mut desk = desk(start(Engine::Interpreted, &text, limits));
+    let mut harness = harness(start(Engine::Interpreted, &text, limits));
     for cookie in 0..4 {
-        desk.post(PORT, Command { cookie, ..command(MINE, 1) });
+        harness.post(PORT, Command { cookie, ..command(MINE, 1) });
     }
     let refused: Vec<_> =
-        desk.completions().into_iter().map(|(_, c)| (c.cookie, c.status)).collect();
+        harness.completions().into_iter().map(|(_, c)| (c.cookie, c.status)).collect();
     assert_eq!(refused, [(3, Status::Refused)]);
-    desk.turn(|unit, hw| unit.deactivate(hw));
-    let ended: Vec<_> = desk.completions().into_iter().map(|(_, c)| (c.cookie, c.status)).collect();
+    harness.turn(|unit, hw| unit.deactivate(hw));
+    let ended: Vec<_> =
+        harness.completions().into_iter().map(|(_, c)| (c.cookie, c.status)).collect();
     assert_eq!(ended, [0, 1, 2].map(|cookie| (cookie, Status::Cancelled)));
 }
 
-/// Whether a handler that goes round `rounds` times ends on that much fuel.
+/// Returns whether a handler that loops `rounds` times ends on that much fuel.
 fn ends(engine: Engine, code: &Arc<Code>, rounds: u64, fuel: u64) -> bool {
     let mut limits = Limits::default();
     limits = limits.fuel(fuel);
-    let mut desk = desk(Sandbox::new(code, limits).unwrap());
-    desk.post(PORT, Command { args: [rounds, 0, 0], ..command(MINE, 1) });
-    let completions = desk.completions();
+    let mut harness = harness(Sandbox::new(code, limits).unwrap());
+    harness.post(PORT, Command { args: [rounds, 0, 0], ..command(MINE, 1) });
+    let completions = harness.completions();
     assert_eq!(completions.len(), 1, "{engine:?}");
     completions[0].1.status == Status::Done
 }
@@ -147,7 +148,7 @@ fn a_handler_is_stopped_at_exactly_its_limit() {
     );
     for engine in Engine::ALL {
         let code = Code::new(engine, text.as_bytes()).unwrap();
-        // The least fuel on which it ends, by halving.
+        // Finds the least fuel on which it ends, by bisection.
         let least = |rounds| {
             let (mut low, mut high) = (0, 1_000_000);
             while high - low > 1 {
@@ -174,15 +175,15 @@ fn random_numbers_are_the_same_on_both_engines_and_differ_by_node() {
           (drop (call $complete (local.get $ticket) (i32.const 0) (i64.const 0) (call $random) (call $random))))"#,
     );
     let [first, second] = Engine::ALL.map(|engine| {
-        let mut desk = desk(start(engine, &text, Limits::default()));
-        desk.post(PORT, command(MINE, 1));
-        desk.completions()[0].1.args
+        let mut harness = harness(start(engine, &text, Limits::default()));
+        harness.post(PORT, command(MINE, 1));
+        harness.completions()[0].1.args
     });
     assert_eq!(first, second);
     assert_ne!(first[0], first[1]);
 }
 
-/// Holds its commands; opcode 2 ends what came first and fails, opcode 3 ends it and does not.
+/// Holds its commands. Opcode 2 completes the first one and traps, opcode 3 completes it and returns.
 const HOLDS: &str = r#"
   (global $first (mut i32) (i32.const -1))
   (func (export "on_command") (param $ticket i32) (param $opcode i32) (param i32 i32 i32 i32)
@@ -197,20 +198,20 @@ const HOLDS: &str = r#"
 fn commands_that_a_module_holds_end_at_once_when_it_fails() {
     for engine in Engine::ALL {
         for fails in [false, true] {
-            let mut desk = desk(start(engine, &module(HOLDS), Limits::default()));
+            let mut harness = harness(start(engine, &module(HOLDS), Limits::default()));
             for cookie in 0..4 {
-                desk.post(PORT, Command { cookie, ..command(MINE, 1) });
+                harness.post(PORT, Command { cookie, ..command(MINE, 1) });
             }
-            assert_eq!(desk.completions(), []);
+            assert_eq!(harness.completions(), []);
             let opcode = if fails { 2 } else { 3 };
-            desk.post(PORT, Command { cookie: 4, ..command(MINE, opcode) });
+            harness.post(PORT, Command { cookie: 4, ..command(MINE, opcode) });
             if !fails {
-                let done = desk.completions();
+                let done = harness.completions();
                 assert_eq!((done.len(), done[0].1.cookie, done[0].1.length), (1, 0, 5));
-                desk.turn(|unit, hw| unit.deactivate(hw));
+                harness.turn(|unit, hw| unit.deactivate(hw));
             }
             let mut ended: Vec<(u64, Status)> =
-                desk.completions().iter().map(|(_, done)| (done.cookie, done.status)).collect();
+                harness.completions().iter().map(|(_, done)| (done.cookie, done.status)).collect();
             ended.sort_unstable_by_key(|(cookie, _)| *cookie);
             let (first, status) =
                 if fails { (0, Status::ExtensionDown) } else { (1, Status::Cancelled) };

@@ -1,4 +1,4 @@
-//! Small messages that wait for no token, beside bulk ones that do.
+//! Small messages that wait for no token, compared with bulk ones that do.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,7 +16,7 @@ const SMALL: usize = 200;
 const BULK: usize = 10_240;
 const END: Instant = Instant::from_nanos(1_000_000_000);
 
-/// Messages that left and that arrived, small and large, and how long the small ones took.
+/// Small and large messages that were sent and received, and the times that the small ones took.
 #[derive(Debug, Default)]
 struct Seen {
     sent: [u64; 2],
@@ -41,7 +41,7 @@ async fn bulk(host: SimHost, seen: Arc<Mutex<Seen>>) {
     }
 }
 
-/// Small messages, now and then, with the time in them.
+/// Sends small messages at random intervals, with the time of sending in each.
 async fn small(host: SimHost, seen: Arc<Mutex<Seen>>) {
     let mut port = host.open_port().unwrap();
     let region = port.register(SMALL).unwrap();

@@ -1,5 +1,5 @@
-//! Processes that stand still and go on: no message between them is lost, no lent buffer stays away, and the
-//! tokens of those that stand still go on without them.
+//! Processes that are suspended and resumed: no message between them is lost, no receive buffer is lost, and the tokens
+//! of suspended processes move on without them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -20,17 +20,17 @@ use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::time::Instant;
 use proptest::prelude::*;
 
-const POLICE: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 9);
+const SUSPENDER: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 9);
 const STOP: u8 = 1;
 const RESUME: u8 = 2;
 const MESSAGE: usize = 6_000;
 /// The port of every process: its node's first.
 const PORT: PortId = PortId(0);
 
-/// Stops and resumes ports of its NIC, as a daemon's extension would.
-struct Police;
+/// Suspends and resumes ports of its NIC, as a daemon's extension would.
+struct Suspender;
 
-impl Extension for Police {
+impl Extension for Suspender {
     fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
         Ok(())
     }
@@ -49,7 +49,7 @@ impl Extension for Police {
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
-/// What is sent to the receiver, and into how many buffers.
+/// The messages that are sent to the receiver, and the buffers for them.
 #[derive(Clone, Copy)]
 struct Traffic {
     coordinated: bool,
@@ -60,12 +60,12 @@ struct Traffic {
     buffers: usize,
 }
 
-/// Messages of one sender, by its number, in the order in which they came; what was wrong with their bytes.
+/// Messages of each sender in the order of their arrival, and a line for each message with wrong bytes.
 #[derive(Default)]
 struct Arrived {
     tags: BTreeMap<u16, Vec<u32>>,
     wrong: Vec<String>,
-    told: u32,
+    completed: u32,
 }
 
 fn pattern(sender: u16, number: u32) -> Vec<u8> {
@@ -78,12 +78,12 @@ fn pattern(sender: u16, number: u32) -> Vec<u8> {
 async fn receive(host: SimHost, traffic: Traffic, arrived: Arc<Mutex<Arrived>>) {
     let mut port = host.open_port().unwrap();
     let regions: Vec<_> = (0..traffic.buffers).map(|_| port.register(MESSAGE).unwrap()).collect();
-    let lend = |at: usize| match traffic.coordinated {
+    let receive = |at: usize| match traffic.coordinated {
         true => coordination::receive(regions[at].whole(), at as u64),
         false => messages::receive(regions[at].whole(), at as u64),
     };
     for at in 0..regions.len() {
-        port.submit(&lend(at)).unwrap();
+        port.submit(&receive(at)).unwrap();
     }
     while let Ok(completion) = port.completion().await {
         let mut bytes = vec![0; completion.length as usize];
@@ -97,7 +97,7 @@ async fn receive(host: SimHost, traffic: Traffic, arrived: Arc<Mutex<Arrived>>) 
             }
             arrived.tags.entry(sender).or_default().push(number);
         }
-        port.submit(&lend(at)).unwrap();
+        port.submit(&receive(at)).unwrap();
     }
 }
 
@@ -106,8 +106,8 @@ async fn send(host: SimHost, traffic: Traffic, arrived: Arc<Mutex<Arrived>>) {
     let regions: Vec<_> = (0..traffic.burst).map(|_| port.register(MESSAGE).unwrap()).collect();
     host.sleep_until(Instant::from_nanos(100_000)).await;
     let mut free: Vec<usize> = (0..traffic.burst).collect();
-    let (mut next, mut told) = (0, 0);
-    while told < traffic.messages {
+    let (mut next, mut completed) = (0, 0);
+    while completed < traffic.messages {
         while next < traffic.messages
             && let Some(at) = free.pop()
         {
@@ -125,8 +125,8 @@ async fn send(host: SimHost, traffic: Traffic, arrived: Arc<Mutex<Arrived>>) {
         let done = port.completion().await.unwrap();
         assert_eq!(done.status, Status::Done);
         free.push(done.cookie as usize);
-        told += 1;
-        arrived.lock().unwrap().told += 1;
+        completed += 1;
+        arrived.lock().unwrap().completed += 1;
     }
     host.sleep_until(Instant::from_nanos(u64::MAX / 2)).await;
 }
@@ -146,7 +146,7 @@ impl Scene {
             let mut unit = Unit::default();
             unit.install(MESSAGES, Messages::new()).unwrap();
             unit.install(COORDINATION, Coordination::new(config.clone()).unwrap()).unwrap();
-            unit.install(POLICE, Police).unwrap();
+            unit.install(SUSPENDER, Suspender).unwrap();
             unit
         });
         let arrived = Arc::<Mutex<Arrived>>::default();
@@ -164,39 +164,39 @@ impl Scene {
         self.world.run_until(self.world.now().plus_nanos(nanos));
     }
 
-    fn police(&mut self, node: NodeId, opcode: u8) {
+    fn command(&mut self, node: NodeId, opcode: u8) {
         let host = self.world.host(node);
         let done = self.world.block_on(node, async move {
             let mut own = host.open_port().unwrap();
-            own.submit(&Command { extension: POLICE, opcode, ..Command::default() }).unwrap();
+            own.submit(&Command { extension: SUSPENDER, opcode, ..Command::default() }).unwrap();
             own.completion().await.unwrap();
         });
         done.unwrap();
     }
 
-    /// Stops the process on `node` for up to so long, and lets it run for up to `slice` after that.
+    /// Suspends the process on `node` for up to `longest` ns, and lets it run for up to `slice` ns after that.
     fn stop(&mut self, node: NodeId, longest: u64, slice: u64) {
-        self.police(node, STOP);
-        let stood = self.dice.between(1, longest);
-        self.run(stood);
-        self.police(node, RESUME);
+        self.command(node, STOP);
+        let suspended = self.dice.between(1, longest);
+        self.run(suspended);
+        self.command(node, RESUME);
         let runs = self.dice.between(1, slice);
         self.run(runs);
-        self.stopped += Duration::from_nanos(stood);
+        self.stopped += Duration::from_nanos(suspended);
     }
 
     fn is_done(&self) -> bool {
         let traffic = self.traffic;
-        self.arrived.lock().unwrap().told == u32::from(traffic.senders) * traffic.messages
+        self.arrived.lock().unwrap().completed == u32::from(traffic.senders) * traffic.messages
     }
 
-    /// Lets what is under way arrive. All of it did, once, in the order of each sender, and unharmed.
+    /// Runs until all messages have arrived. Checks that each did once, in the order of each sender, and unharmed.
     #[track_caller]
     fn finish(&mut self) {
-        let mut patience = 1_000;
-        while !self.is_done() && patience > 0 {
+        let mut attempts = 1_000;
+        while !self.is_done() && attempts > 0 {
             self.run(10_000_000);
-            patience -= 1;
+            attempts -= 1;
         }
         self.run(100_000_000);
         let arrived = self.arrived.lock().unwrap();
@@ -214,7 +214,7 @@ impl Scene {
         }
     }
 
-    /// Lent buffers that no message has taken.
+    /// Counts the receive buffers that no message has taken.
     fn free_buffers(&self) -> u32 {
         let unit = self.world.firmware(RECEIVER);
         if self.traffic.coordinated {
@@ -224,7 +224,7 @@ impl Scene {
         }
     }
 
-    /// Peers that any unit took for dead, and tokens that any gave up for lost.
+    /// Counts the peers that any unit declared down, and the tokens that any gave up as lost.
     fn given_up(&mut self) -> (u64, u64) {
         let mut sum = (0, 0);
         for node in (0..=self.traffic.senders).map(NodeId) {
@@ -260,14 +260,14 @@ fn check_receiver(seed: u64) {
 }
 
 #[test]
-fn a_receiver_that_stands_still_gets_every_message_when_it_goes_on() {
+fn a_suspended_receiver_gets_every_message_when_it_is_resumed() {
     (0..4).for_each(check_receiver);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4))]
     #[test]
-    fn a_receiver_that_stands_still_gets_every_message_from_new_seeds(seed: u64) {
+    fn a_suspended_receiver_gets_every_message_from_new_seeds(seed: u64) {
         check_receiver(seed);
     }
 }
@@ -298,7 +298,7 @@ proptest! {
     }
 }
 
-/// Stops are as long as several leases, and as the time after which silence is death.
+/// Suspends senders for up to several leases, and up to the time after which a silent peer is declared dead.
 fn check_senders(seed: u64) {
     let traffic = Traffic { coordinated: true, senders: 4, messages: 3_000, burst: 8, buffers: 64 };
     let mut scene = Scene::new(&Cluster::ethernet(traffic.senders), traffic, seed);
@@ -310,21 +310,21 @@ fn check_senders(seed: u64) {
         stops += 1;
     }
     scene.finish();
-    // All messages take 2.9 s of the receiver's link, one sender's 0.7 s: the first stop of up to 3 s may outlast the other
-    // senders, but the short ones after it do not outlast the one that stood still.
+    // All messages take 2.9 s of the receiver's link, one sender's 0.7 s. The first suspension of up to 3 s may outlast
+    // the other senders, but the short ones after it do not outlast the suspended one.
     assert!(stops > 5 && scene.stopped > Duration::from_secs(2), "seed {seed}: {stops} stops");
     assert_eq!(scene.given_up(), (0, 0), "seed {seed}: dead peers, lost tokens");
 }
 
 #[test]
-fn senders_that_stand_still_hand_their_tokens_back_and_nobody_takes_them_for_dead() {
+fn suspended_senders_return_their_tokens_and_are_not_declared_dead() {
     (0..3).for_each(check_senders);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3))]
     #[test]
-    fn senders_that_stand_still_hand_their_tokens_back_from_new_seeds(seed: u64) {
+    fn suspended_senders_return_their_tokens_from_new_seeds(seed: u64) {
         check_senders(seed);
     }
 }

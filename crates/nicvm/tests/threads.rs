@@ -1,11 +1,11 @@
-//! An `async fn` as an extension: what it waits for comes, each command ends once, and what fails leaves
-//! no trace.
+//! An `async fn` as an extension: the events that it awaits arrive, each command ends once, and a failure leaves no
+//! effects.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::desk;
-use crate::desk::{Desk, Effect, Peer, command, hush, memory};
+use crate::harness;
+use crate::harness::{Effect, Harness, Peer, command, memory, silence_panics};
 use futures_util::future::{Either, join, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use midplane_nicvm::control::Address;
@@ -33,17 +33,17 @@ const TO: Address = Address { extension: MINE, epoch: Epoch::FIRST };
 type Log = Arc<Mutex<Vec<String>>>;
 
 fn unit<F: Future<Output = ()> + Send + 'static>(body: impl FnOnce(Nic) -> F) -> Unit {
-    hush();
+    silence_panics();
     let mut unit = Unit::default();
     unit.install(MINE, Thread::new(body)).unwrap();
     unit
 }
 
-fn statuses(desk: &mut Desk) -> Vec<(u64, Status)> {
-    desk.completions().into_iter().map(|(_, done)| (done.cookie, done.status)).collect()
+fn statuses(harness: &mut Harness) -> Vec<(u64, Status)> {
+    harness.completions().into_iter().map(|(_, done)| (done.cookie, done.status)).collect()
 }
 
-fn frame(desk: &mut Desk, bytes: &[u8]) {
+fn frame(harness: &mut Harness, bytes: &[u8]) {
     let header = Header {
         kind: Kind::Data,
         extension: MINE,
@@ -52,14 +52,14 @@ fn frame(desk: &mut Desk, bytes: &[u8]) {
         incarnation: Incarnation::FIRST,
         ..Header::default()
     };
-    desk.frame(header, bytes);
+    harness.frame(header, bytes);
 }
 
 #[test]
-fn whatever_comes_is_told_in_order() {
+fn events_are_received_in_order() {
     let log = Log::default();
     let noted = Arc::clone(&log);
-    let mut desk = Desk::new(unit(|nic| async move {
+    let mut harness = Harness::new(unit(|nic| async move {
         loop {
             let line = match nic.event().await {
                 Event::Command(request) => {
@@ -79,25 +79,25 @@ fn whatever_comes_is_told_in_order() {
         }
         noted.lock().unwrap().push("stopped".into());
     }));
-    desk.post(PORT, command(MINE, 5));
-    Peer::new(NodeId(2)).say(&mut desk, TO, b"ab");
-    frame(&mut desk, b"c");
-    desk.turn(|unit, hw| unit.deactivate(hw));
+    harness.post(PORT, command(MINE, 5));
+    Peer::new(NodeId(2)).send(&mut harness, TO, b"ab");
+    frame(&mut harness, b"c");
+    harness.turn(|unit, hw| unit.deactivate(hw));
     let expected = ["command 5", "2 is up", "control [97, 98] of 2", "data [99] of 2", "stopped"];
     assert_eq!(*log.lock().unwrap(), expected);
-    assert_eq!(desk.unit.counters().traps, 0);
+    assert_eq!(harness.unit.counters().traps, 0);
 }
 
 #[test]
-fn an_answer_carries_what_it_says_and_the_commands_own_words() {
-    let mut desk = Desk::new(unit(|nic| async move {
+fn an_answer_carries_its_arguments_and_the_commands_own_words() {
+    let mut harness = Harness::new(unit(|nic| async move {
         let request = nic.command().await;
         assert_eq!(request.write(b"more than fits").await, Ok(4));
         request.reply(4, [9, 0, 0, 0]);
         nic.stopped().await;
     }));
-    desk.post(PORT, Command { region: memory(PORT, 4), ..command(MINE, 8) });
-    let done = desk.take();
+    harness.post(PORT, Command { region: memory(PORT, 4), ..command(MINE, 8) });
+    let done = harness.take();
     let [Effect::Written(_, bytes), Effect::Completed(PORT, completion)] = &done[..] else {
         panic!("{done:?}");
     };
@@ -107,8 +107,8 @@ fn an_answer_carries_what_it_says_and_the_commands_own_words() {
 }
 
 #[test]
-fn what_a_body_that_panics_has_asked_for_since_its_last_wait_never_happened() {
-    let mut desk = Desk::new(unit(|nic| async move {
+fn a_body_that_panics_loses_its_effects_since_its_last_await() {
+    let mut harness = Harness::new(unit(|nic| async move {
         let first = nic.command().await;
         let second = nic.command().await;
         nic.send_control(NodeId(2), b"x").await.unwrap();
@@ -120,30 +120,30 @@ fn what_a_body_that_panics_has_asked_for_since_its_last_wait_never_happened() {
         panic!("on purpose");
     }));
     for opcode in [1, 2] {
-        desk.post(PORT, command(MINE, opcode));
+        harness.post(PORT, command(MINE, opcode));
     }
     let (sent, done): (Vec<_>, Vec<_>) =
-        desk.take().into_iter().partition(|effect| matches!(effect, Effect::Sent(_)));
+        harness.take().into_iter().partition(|effect| matches!(effect, Effect::Sent(_)));
     assert_eq!((sent.len(), done.len()), (1, 1), "the second's answer and its message");
-    desk.post(PORT, command(MINE, 3));
-    let mut ended = statuses(&mut desk);
+    harness.post(PORT, command(MINE, 3));
+    let mut ended = statuses(&mut harness);
     ended.sort_unstable_by_key(|(cookie, _)| *cookie);
     assert_eq!(ended, [(1, Status::ExtensionDown), (3, Status::ExtensionDown)]);
-    desk.post(PORT, command(MINE, 4));
-    assert_eq!(statuses(&mut desk), [(4, Status::ExtensionDown)]);
+    harness.post(PORT, command(MINE, 4));
+    assert_eq!(statuses(&mut harness), [(4, Status::ExtensionDown)]);
 }
 
 #[test]
 fn a_body_that_returns_takes_its_extension_down() {
-    let mut desk = Desk::new(unit(|nic| async move {
+    let mut harness = Harness::new(unit(|nic| async move {
         let held = nic.command().await;
         nic.command().await.reply(0, [0; 4]);
         drop(held);
     }));
     for opcode in [1, 2, 3] {
-        desk.post(PORT, command(MINE, opcode));
+        harness.post(PORT, command(MINE, opcode));
     }
-    let ended = statuses(&mut desk);
+    let ended = statuses(&mut harness);
     let expected = [(2, Status::Done), (1, Status::Cancelled), (3, Status::ExtensionDown)];
     assert_eq!(ended, expected);
 }
@@ -152,7 +152,7 @@ fn a_body_that_returns_takes_its_extension_down() {
 fn sleeps_end_after_their_time_and_those_that_are_dropped_do_not_disturb() {
     let log = Log::default();
     let noted = Arc::clone(&log);
-    let mut desk = Desk::new(unit(|nic| async move {
+    let mut harness = Harness::new(unit(|nic| async move {
         let exact = nic.sleep(Service::Exact, Duration::from_micros(5));
         let coarse = nic.sleep(Service::Coarse, Duration::from_micros(5));
         let note = |what: &str| noted.lock().unwrap().push(format!("{what} {}", nic.now()));
@@ -166,19 +166,19 @@ fn sleeps_end_after_their_time_and_those_that_are_dropped_do_not_disturb() {
         note("coarse");
         nic.stopped().await;
     }));
-    desk.pass(10_000_000_000);
-    // Begun at 1 us. The coarse one is set when it is first waited for, at an instant that is past then.
+    harness.pass(10_000_000_000);
+    // Begun at 1 us. The coarse timeout is set at its first poll, when its instant has passed.
     let expected =
-        [format!("exact {}", desk::at(6_000)), format!("coarse {}", desk::at(1_000_000))];
+        [format!("exact {}", harness::at(6_000)), format!("coarse {}", harness::at(1_000_000))];
     assert_eq!(*log.lock().unwrap(), expected);
-    let fired = desk.unit.extension_counters(MINE).unwrap().timeouts;
+    let fired = harness.unit.extension_counters(MINE).unwrap().timeouts;
     assert_eq!(fired, 2, "the one that was dropped is taken back");
 }
 
 #[test]
 fn futures_of_other_crates_are_woken_one_by_one() {
-    let mut desk = Desk::new(unit(|nic| async move {
-        // Answers in the order in which their time comes, not in that of the commands.
+    let mut harness = Harness::new(unit(|nic| async move {
+        // Answers when the commands' times have come, not in the order of the commands.
         let mut answers = FuturesUnordered::new();
         loop {
             if answers.is_empty() {
@@ -197,46 +197,47 @@ fn futures_of_other_crates_are_woken_one_by_one() {
         request.reply(0, [0; 4]);
     }
     for opcode in [30, 10, 20] {
-        desk.post(PORT, command(MINE, opcode));
+        harness.post(PORT, command(MINE, opcode));
     }
-    desk.pass(100_000);
-    let order: Vec<u64> = statuses(&mut desk).into_iter().map(|(cookie, _)| cookie).collect();
+    harness.pass(100_000);
+    let order: Vec<u64> = statuses(&mut harness).into_iter().map(|(cookie, _)| cookie).collect();
     assert_eq!(order, [10, 20, 30]);
 }
 
 #[test]
-fn a_body_that_never_waits_for_anything_lets_others_run() {
-    let mut desk = Desk::new(unit(|nic| async move {
+fn a_body_that_never_awaits_an_event_lets_others_run() {
+    let mut harness = Harness::new(unit(|nic| async move {
         loop {
             nic.with(|_| ()).await;
         }
     }));
-    desk.post(PORT, command(MINE, 1));
-    // The turns of one instant are bounded by whoever asks for them; each one ends.
+    harness.post(PORT, command(MINE, 1));
+    // The harness bounds the turns at one instant; each turn ends.
     for _ in 0..10 {
-        desk.hw.now = desk.hw.now.plus_nanos(1);
-        desk.turn(|unit, hw| {
+        harness.hw.now = harness.hw.now.plus_nanos(1);
+        harness.turn(|unit, hw| {
             midplane_simhw::hardware::Firmware::on_timer(unit, hw, midplane_simhw::id::TimerId(0));
         });
     }
-    assert_eq!(desk.unit.counters().traps, 0);
-    assert!(desk.unit.extension_counters(MINE).unwrap().timeouts >= 9);
+    assert_eq!(harness.unit.counters().traps, 0);
+    assert!(harness.unit.extension_counters(MINE).unwrap().timeouts >= 9);
 }
 
 #[test]
-fn what_nobody_takes_is_bounded_by_the_heap() {
+fn untaken_events_are_bounded_by_the_heap() {
     let mut unit = unit(|nic| async move { nic.stopped().await });
     unit.set_heap(MINE, 10 * VECTOR_BYTES);
-    let mut desk = Desk::new(unit);
+    let mut harness = Harness::new(unit);
     for opcode in 0..12 {
-        desk.post(PORT, command(MINE, opcode));
+        harness.post(PORT, command(MINE, opcode));
     }
-    // Two were too many; frames are lost, and a control message is not, so that it all ends.
-    assert_eq!(statuses(&mut desk), [(10, Status::Refused), (11, Status::Refused)]);
-    frame(&mut desk, b"lost");
-    assert_eq!(desk.unit.heap(MINE).unwrap().used(), 10 * VECTOR_BYTES);
-    Peer::new(NodeId(2)).say(&mut desk, TO, b"ab");
-    assert_eq!(desk.unit.counters().traps, 1);
+    // Two commands were too many. If there is no room, a frame is lost; a control message must not be lost, so the
+    // extension ends.
+    assert_eq!(statuses(&mut harness), [(10, Status::Refused), (11, Status::Refused)]);
+    frame(&mut harness, b"lost");
+    assert_eq!(harness.unit.heap(MINE).unwrap().used(), 10 * VECTOR_BYTES);
+    Peer::new(NodeId(2)).send(&mut harness, TO, b"ab");
+    assert_eq!(harness.unit.counters().traps, 1);
 }
 
 #[derive(Clone, Debug)]
@@ -258,7 +259,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Commands that are answered at once, later, when a frame comes, or never; or by a panic.
+/// Answers commands at once, later, when a frame arrives, or never; or panics.
 async fn body(nic: Nic) {
     let serve = async {
         let mut forgotten = Vec::new();
@@ -302,30 +303,30 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
     fn every_command_of_an_open_port_ends_once(ops in prop::collection::vec(op(), 1..60)) {
-        let mut desk = Desk::new(unit(body));
+        let mut harness = Harness::new(unit(body));
         let (mut posted, mut ended) = (0_u64, Vec::new());
         let mut closed = 0;
         for op in ops {
             match op {
                 Op::Post(opcode) => {
-                    desk.post(PORT, Command { cookie: posted, ..command(MINE, opcode) });
+                    harness.post(PORT, Command { cookie: posted, ..command(MINE, opcode) });
                     posted += 1;
                 }
-                Op::Pass(nanos) => desk.pass(nanos),
-                Op::Frame => frame(&mut desk, b"x"),
+                Op::Pass(nanos) => harness.pass(nanos),
+                Op::Frame => frame(&mut harness, b"x"),
                 Op::Close => {
-                    ended.extend(statuses(&mut desk).into_iter().map(|(cookie, _)| cookie));
-                    desk.turn(|unit, hw| {
+                    ended.extend(statuses(&mut harness).into_iter().map(|(cookie, _)| cookie));
+                    harness.turn(|unit, hw| {
                         midplane_simhw::hardware::Firmware::on_port_closed(unit, hw, PORT);
                     });
-                    desk.take();
+                    harness.take();
                     closed = posted;
                 }
-                Op::Withdraw => desk.turn(|unit, hw| unit.deactivate(hw)),
+                Op::Withdraw => harness.turn(|unit, hw| unit.deactivate(hw)),
             }
         }
-        desk.turn(|unit, hw| unit.deactivate(hw));
-        ended.extend(statuses(&mut desk).into_iter().map(|(cookie, _)| cookie));
+        harness.turn(|unit, hw| unit.deactivate(hw));
+        ended.extend(statuses(&mut harness).into_iter().map(|(cookie, _)| cookie));
         ended.sort_unstable();
         let before = ended.len();
         ended.dedup();
@@ -333,12 +334,12 @@ proptest! {
         let missing: Vec<u64> =
             (closed..posted).filter(|cookie| ended.binary_search(cookie).is_err()).collect();
         prop_assert!(missing.is_empty(), "never ended: {:?}", missing);
-        let unit = &desk.unit;
+        let unit = &harness.unit;
         prop_assert!(unit.counters().traps <= 1);
     }
 }
 
-/// Each node counts; a command asks all others and ends when most have answered.
+/// Counts at each node: a command asks all other nodes, and ends when most have answered.
 async fn majority(nic: Nic) {
     let mut asked: Option<(midplane_nicvm::thread::Request, u64)> = None;
     loop {

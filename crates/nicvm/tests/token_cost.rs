@@ -1,4 +1,4 @@
-//! What coordination costs in control messages, and that everybody has its turn.
+//! The cost of coordination in control messages, and that every sender has its turn.
 
 use std::time::Duration;
 
@@ -24,17 +24,17 @@ fn at_saturation_a_message_costs_at_most_two_control_messages() {
 }
 
 #[test]
-fn who_sends_alone_asks_nobody() {
+fn a_lone_sender_sends_no_requests() {
     let mut cluster = Cluster::ethernet(3);
     cluster.config = cluster.config.hold(Hold::Message);
     let outcome = cluster.run(Load { active: 1, ..Load::default() });
-    // The first one has the token from the start, and says once that it keeps it.
+    // The first sender has the token from the start, and reports once that it keeps the token.
     assert!(outcome.counters[0] - outcome.counters[1] <= 2, "{outcome:?}");
     assert!(outcome.sent[0] > 100 && outcome.lost() == 0, "{outcome:?}");
 }
 
 #[test]
-fn more_senders_than_a_grant_names_all_have_their_turn() {
+fn more_senders_than_a_grant_names_all_get_a_turn() {
     for senders in [64, 127] {
         let load = Load { burst: 4, time: Duration::from_secs(3), ..Load::default() };
         let outcome = Cluster::ethernet(senders).run(load);

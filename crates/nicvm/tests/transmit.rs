@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::desk::{Desk, Effect, at, command, hush, memory};
+use crate::harness::{Effect, Harness, at, command, memory, silence_panics};
 use midplane_nicvm::admission::{Admission, AdmissionUpdate, Verdict};
 use midplane_nicvm::context::{Context, ControlRefused, GateRefused};
 use midplane_nicvm::control::ControlConfig;
@@ -24,7 +24,7 @@ const PEER: NodeId = NodeId(2);
 type Script = Box<dyn FnMut(&mut Context<'_>, Command) + Send>;
 type Heard = Arc<Mutex<Vec<Sent>>>;
 
-/// An extension that does on command what its test says.
+/// An extension whose handlers run the closures of its test.
 struct Scripted {
     start: Option<Script>,
     command: Script,
@@ -66,13 +66,13 @@ impl Extension for Scripted {
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
-fn desk(extensions: impl IntoIterator<Item = (ExtensionId, Scripted)>) -> Desk {
-    hush();
+fn harness(extensions: impl IntoIterator<Item = (ExtensionId, Scripted)>) -> Harness {
+    silence_panics();
     let mut unit = Unit::default();
     for (number, extension) in extensions {
         unit.install(number, extension).unwrap();
     }
-    Desk::new(unit)
+    Harness::new(unit)
 }
 
 fn packet(flow: u16, sequence: u32) -> Packet<'static> {
@@ -93,18 +93,18 @@ fn message(controlled: bool, length: u32, cookie: u64) -> Message {
     }
 }
 
-/// Sequence numbers of the data frames that have left, in order.
-fn left(desk: &mut Desk) -> Vec<u32> {
+/// Returns the sequence numbers of the data frames that have left, in order.
+fn left(harness: &mut Harness) -> Vec<u32> {
     let sequence = |effect| match effect {
         Effect::Sent(header) if header.kind == Kind::Data => Some(header.sequence),
         _ => None,
     };
-    desk.take().into_iter().filter_map(sequence).collect()
+    harness.take().into_iter().filter_map(sequence).collect()
 }
 
 #[test]
 fn a_packet_carries_what_its_extension_wrote() {
-    let mut desk = desk([(
+    let mut harness = harness([(
         MINE,
         Scripted::new(|nic, _| {
             let bytes = Source::Bytes(Payload::from(&b"four"[..]));
@@ -121,8 +121,8 @@ fn a_packet_carries_what_its_extension_wrote() {
             assert_eq!(sent, Ok(Sending::Now(at(2_000))));
         }),
     )]);
-    desk.post(PORT, command(MINE, 1));
-    let [Effect::Sent(header)] = desk.take()[..] else { panic!("one frame leaves") };
+    harness.post(PORT, command(MINE, 1));
+    let [Effect::Sent(header)] = harness.take()[..] else { panic!("one frame leaves") };
     let expected = Header {
         extension: MINE,
         source: NodeId(1),
@@ -143,8 +143,8 @@ fn a_packet_carries_what_its_extension_wrote() {
 }
 
 #[test]
-fn packets_keep_their_order_within_a_lane_and_lanes_take_turns() {
-    let mut desk = desk([(
+fn packets_keep_their_order_within_a_flow_and_flows_take_turns() {
+    let mut harness = harness([(
         MINE,
         Scripted::new(|nic, _| {
             for sequence in 0..3 {
@@ -154,37 +154,37 @@ fn packets_keep_their_order_within_a_lane_and_lanes_take_turns() {
             nic.send_packet(&packet(1, 11)).unwrap();
         }),
     )]);
-    desk.hw.busy_until = at(5_000);
-    desk.post(PORT, command(MINE, 1));
-    assert_eq!(left(&mut desk), []);
-    desk.pass(10_000);
-    assert_eq!(left(&mut desk), [0, 10, 1, 11, 2]);
+    harness.hw.busy_until = at(5_000);
+    harness.post(PORT, command(MINE, 1));
+    assert_eq!(left(&mut harness), []);
+    harness.pass(10_000);
+    assert_eq!(left(&mut harness), [0, 10, 1, 11, 2]);
 }
 
 #[test]
-fn what_leaves_at_once_passes_nothing_that_waits_in_its_lane() {
+fn direct_packets_do_not_overtake_queued_ones_of_their_flow() {
     let mut sequence = 0;
-    let mut desk = desk([(
+    let mut harness = harness([(
         MINE,
         Scripted::new(move |nic, _| {
             sequence += 1;
             nic.send_packet(&packet(0, sequence)).unwrap();
         }),
     )]);
-    desk.hw.busy_until = at(1_500);
-    desk.post(PORT, command(MINE, 1));
+    harness.hw.busy_until = at(1_500);
+    harness.post(PORT, command(MINE, 1));
     // The line is free again, but the unit has not been woken yet.
-    desk.hw.now = at(1_600);
-    desk.post(PORT, command(MINE, 1));
-    assert_eq!(left(&mut desk), [1, 2]);
+    harness.hw.now = at(1_600);
+    harness.post(PORT, command(MINE, 1));
+    assert_eq!(left(&mut harness), [1, 2]);
 }
 
 #[test]
-fn a_packet_that_waited_is_told_of_once() {
+fn a_queued_packet_is_reported_once() {
     let scripted = Scripted::new(|nic, command| {
         let source = match command.opcode {
             1 => Source::Bytes(Payload::EMPTY),
-            // Withdrawn before its turn came.
+            // Withdrawn before its turn.
             _ => Source::Region(RegionRef { generation: 0, ..memory(PORT, 5) }),
         };
         let token = Some(u64::from(command.opcode));
@@ -192,26 +192,26 @@ fn a_packet_that_waited_is_told_of_once() {
         assert_eq!(sending, Ok(Sending::Queued));
     });
     let heard = Arc::clone(&scripted.heard);
-    let mut desk = desk([(MINE, scripted)]);
-    desk.hw.busy_until = at(5_000);
-    desk.post(PORT, command(MINE, 1));
-    desk.pass(1_000);
+    let mut harness = harness([(MINE, scripted)]);
+    harness.hw.busy_until = at(5_000);
+    harness.post(PORT, command(MINE, 1));
+    harness.pass(1_000);
     assert_eq!(*heard.lock().unwrap(), []);
-    desk.pass(5_000);
+    harness.pass(5_000);
     let done = Sent { token: 1, status: Status::Done, leaves: at(6_000) };
     assert_eq!(*heard.lock().unwrap(), [done]);
 
-    desk.hw.busy_until = at(50_000);
-    desk.post(PORT, command(MINE, 2));
-    desk.pass(100_000);
+    harness.hw.busy_until = at(50_000);
+    harness.post(PORT, command(MINE, 2));
+    harness.pass(100_000);
     let gone = Sent { token: 2, status: Status::Region, leaves: at(50_000) };
     assert_eq!(*heard.lock().unwrap(), [done, gone]);
-    assert_eq!(desk.unit.counters().traps, 0);
+    assert_eq!(harness.unit.counters().traps, 0);
 }
 
 #[test]
-fn a_packet_that_can_not_be_sent_says_why() {
-    let mut desk = desk([(
+fn a_packet_that_can_not_be_sent_returns_the_reason() {
+    let mut harness = harness([(
         MINE,
         Scripted::new(|nic, _| {
             let gone = Source::Region(RegionRef { generation: 0, ..memory(PORT, 5) });
@@ -222,14 +222,14 @@ fn a_packet_that_can_not_be_sent_says_why() {
             assert!(matches!(refused, Err(TransmitRefused::Length { .. })), "{refused:?}");
         }),
     )]);
-    desk.post(PORT, command(MINE, 1));
-    assert_eq!(left(&mut desk), []);
-    assert_eq!(desk.unit.counters().traps, 0);
+    harness.post(PORT, command(MINE, 1));
+    assert_eq!(left(&mut harness), []);
+    assert_eq!(harness.unit.counters().traps, 0);
 }
 
 #[test]
-fn packets_of_a_handler_that_panics_never_were() {
-    let mut desk = desk([(
+fn packets_of_a_handler_that_panics_are_not_sent() {
+    let mut harness = harness([(
         MINE,
         Scripted::new(|nic, _| {
             nic.send_packet(&packet(0, 1)).unwrap();
@@ -237,19 +237,19 @@ fn packets_of_a_handler_that_panics_never_were() {
             panic!("on purpose");
         }),
     )]);
-    desk.post(PORT, command(MINE, 1));
-    desk.pass(1_000_000);
-    assert_eq!(left(&mut desk), []);
+    harness.post(PORT, command(MINE, 1));
+    harness.pass(1_000_000);
+    assert_eq!(left(&mut harness), []);
 }
 
-/// Lets nothing pass until it is steered; then each frame once.
+/// Holds all frames; each update admits a number of frames.
 #[derive(Default)]
-struct Turnstile {
+struct AdmitSome {
     left: u64,
     traps: bool,
 }
 
-impl Admission for Turnstile {
+impl Admission for AdmitSome {
     fn admit(&self, _: Instant, _: &Header) -> Verdict {
         assert!(!self.traps, "on purpose");
         if self.left > 0 { Verdict::Now } else { Verdict::Hold }
@@ -265,9 +265,9 @@ impl Admission for Turnstile {
     }
 }
 
-/// Opcode 1 sends five packets; others let so many pass, 99 makes the admission panic.
-fn with_turnstile() -> Scripted {
-    let steer = |nic: &mut Context<'_>, command: Command| {
+/// Opcode 1 sends five packets; other opcodes admit that many frames, and 99 makes the admission panic.
+fn with_admission() -> Scripted {
+    let update = |nic: &mut Context<'_>, command: Command| {
         let values = [u64::from(command.opcode), u64::from(command.opcode == 99)];
         match command.opcode {
             1 => (0..5).for_each(|n| {
@@ -276,82 +276,82 @@ fn with_turnstile() -> Scripted {
             _ => nic.update_admission(AdmissionUpdate { destination: PEER, values }),
         }
     };
-    Scripted::new(steer).starting(|nic, _| {
-        nic.install_admission(Turnstile::default()).unwrap();
-        let again = nic.install_admission(Turnstile::default());
+    Scripted::new(update).starting(|nic, _| {
+        nic.install_admission(AdmitSome::default()).unwrap();
+        let again = nic.install_admission(AdmitSome::default());
         assert_eq!(again, Err(GateRefused::Installed));
     })
 }
 
 #[test]
-fn an_admission_is_steered_by_its_extension() {
-    let mut desk = desk([(MINE, with_turnstile())]);
-    desk.post(PORT, command(MINE, 1));
-    desk.pass(1_000_000);
-    assert_eq!(left(&mut desk), []);
-    desk.post(PORT, command(MINE, 2));
-    assert_eq!(left(&mut desk), [0, 1]);
-    desk.post(PORT, command(MINE, 3));
-    assert_eq!(left(&mut desk), [2, 3, 4]);
+fn an_admission_is_updated_by_its_extension() {
+    let mut harness = harness([(MINE, with_admission())]);
+    harness.post(PORT, command(MINE, 1));
+    harness.pass(1_000_000);
+    assert_eq!(left(&mut harness), []);
+    harness.post(PORT, command(MINE, 2));
+    assert_eq!(left(&mut harness), [0, 1]);
+    harness.post(PORT, command(MINE, 3));
+    assert_eq!(left(&mut harness), [2, 3, 4]);
 }
 
 #[test]
-fn an_admission_that_panics_goes_with_its_extension_and_holds_nobody_else() {
+fn an_admission_that_panics_is_removed_with_its_extension_and_holds_no_other_frames() {
     let other = Scripted::new(|nic, _| {
         nic.send_packet(&packet(0, 77)).unwrap();
     });
-    let mut desk = desk([(MINE, with_turnstile()), (OTHER, other)]);
-    desk.post(PORT, command(OTHER, 1));
-    assert_eq!(left(&mut desk), []);
-    desk.post(PORT, command(MINE, 99));
-    desk.pass(1_000_000);
-    assert_eq!(left(&mut desk), [77]);
-    assert_eq!(desk.unit.counters().traps, 1);
-    desk.post(PORT, command(MINE, 1));
-    assert_eq!(desk.completions()[0].1.status, Status::ExtensionDown);
+    let mut harness = harness([(MINE, with_admission()), (OTHER, other)]);
+    harness.post(PORT, command(OTHER, 1));
+    assert_eq!(left(&mut harness), []);
+    harness.post(PORT, command(MINE, 99));
+    harness.pass(1_000_000);
+    assert_eq!(left(&mut harness), [77]);
+    assert_eq!(harness.unit.counters().traps, 1);
+    harness.post(PORT, command(MINE, 1));
+    assert_eq!(harness.completions()[0].1.status, Status::ExtensionDown);
 }
 
 #[test]
-fn the_gate_has_one_steersman() {
-    let steer = Scripted::new(|_, _| {}).starting(|nic, _| nic.control_gate().unwrap());
+fn the_gate_has_one_controller() {
+    let update = Scripted::new(|_, _| {}).starting(|nic, _| nic.control_gate().unwrap());
     let second = Scripted::new(|_, _| {}).starting(|nic, _| {
         assert_eq!(nic.control_gate(), Err(GateRefused::Taken(MINE)));
     });
-    let desk = desk([(MINE, steer), (OTHER, second)]);
-    assert_eq!((desk.unit.failure(), desk.unit.counters().traps), (None, 0));
+    let harness = harness([(MINE, steer), (OTHER, second)]);
+    assert_eq!((harness.unit.failure(), harness.unit.counters().traps), (None, 0));
 }
 
 #[test]
-fn what_nobody_steers_ends_instead_of_waiting_for_ever() {
-    let mut desk = desk([(MINE, Scripted::new(|nic, _| nic.send(message(true, 10, 5))))]);
-    desk.post(PORT, command(MINE, 1));
-    let [(PORT, completion)] = desk.completions()[..] else { panic!("one completion") };
+fn messages_at_a_gate_without_a_controller_end() {
+    let mut harness = harness([(MINE, Scripted::new(|nic, _| nic.send(message(true, 10, 5))))]);
+    harness.post(PORT, command(MINE, 1));
+    let [(PORT, completion)] = harness.completions()[..] else { panic!("one completion") };
     assert_eq!((completion.status, completion.cookie), (Status::ExtensionDown, 5));
 }
 
 #[test]
-fn giving_up_ends_ones_own_messages_and_no_others() {
+fn cancelling_ends_ones_own_messages_and_no_others() {
     let send = |cookie| {
         Scripted::new(move |nic, command| match command.opcode {
             1 => nic.send(Message { extension: nic.extension(), ..message(false, 10, cookie) }),
             _ => nic.cancel_sends(PEER, Status::Cancelled),
         })
     };
-    let mut desk = desk([(MINE, send(5)), (OTHER, send(6))]);
-    desk.hw.busy_until = at(50_000);
-    desk.post(PORT, command(MINE, 1));
-    desk.post(PORT, command(OTHER, 1));
-    desk.post(PORT, command(MINE, 2));
-    let ended = desk.completions();
+    let mut harness = harness([(MINE, send(5)), (OTHER, send(6))]);
+    harness.hw.busy_until = at(50_000);
+    harness.post(PORT, command(MINE, 1));
+    harness.post(PORT, command(OTHER, 1));
+    harness.post(PORT, command(MINE, 2));
+    let ended = harness.completions();
     assert_eq!(ended.len(), 1, "{ended:?}");
     assert_eq!((ended[0].1.cookie, ended[0].1.status), (5, Status::Cancelled));
-    desk.pass(100_000);
-    let ended = desk.completions();
+    harness.pass(100_000);
+    let ended = harness.completions();
     assert_eq!((ended[0].1.cookie, ended[0].1.status), (6, Status::Done));
 }
 
 #[test]
-fn a_full_control_queue_refuses_and_nothing_of_it_is_lost() {
+fn a_full_control_queue_refuses_and_loses_no_queued_message() {
     let (queue, window) = (100, 32);
     let scripted = (
         MINE,
@@ -364,17 +364,17 @@ fn a_full_control_queue_refuses_and_nothing_of_it_is_lost() {
     );
     let mut unit = Unit::new(ControlConfig::default().queue(queue));
     unit.install(scripted.0, scripted.1).unwrap();
-    let mut desk = Desk::new(unit);
-    desk.post(PORT, command(MINE, 1));
-    assert_eq!(desk.unit.counters().traps, 0);
-    assert_eq!(desk.unit.counters().control_refused, 2);
+    let mut harness = Harness::new(unit);
+    harness.post(PORT, command(MINE, 1));
+    assert_eq!(harness.unit.counters().traps, 0);
+    assert_eq!(harness.unit.counters().control_refused, 2);
 }
 
 #[test]
-fn data_for_a_former_life_is_not_shown_and_its_sender_learns_of_the_present_one() {
+fn data_for_a_former_incarnation_is_dropped_and_its_sender_learns_of_the_present_one() {
     let mut unit = Unit::default();
     unit.install(MINE, Scripted::new(|_, _| {})).unwrap();
-    let mut desk = Desk::in_life(unit, Incarnation(5));
+    let mut harness = Harness::in_incarnation(unit, Incarnation(5));
     let header = Header {
         extension: MINE,
         source: PEER,
@@ -383,20 +383,20 @@ fn data_for_a_former_life_is_not_shown_and_its_sender_learns_of_the_present_one(
         destination_incarnation: Incarnation(4),
         ..Header::default()
     };
-    desk.frame(header, b"late");
-    let counters = desk.unit.counters();
+    harness.frame(header, b"late");
+    let counters = harness.unit.counters();
     assert_eq!((counters.stale_frames, counters.data_frames), (1, 0));
-    let [Effect::Sent(answer)] = desk.take()[..] else { panic!("one answer") };
+    let [Effect::Sent(answer)] = harness.take()[..] else { panic!("one answer") };
     assert_eq!((answer.kind, answer.incarnation), (Kind::Hello, Incarnation(5)));
-    // Not once a frame.
-    desk.frame(header, b"late");
-    assert_eq!(desk.take(), []);
-    // Nor for a life that has not begun, or one that the frame does not name.
-    desk.frame(Header { destination_incarnation: Incarnation(6), ..header }, b"early");
-    desk.pass(1_000_000_000);
-    assert_eq!(desk.take(), []);
-    desk.frame(Header { destination_incarnation: Incarnation::UNKNOWN, ..header }, b"any");
-    assert_eq!(desk.unit.counters().data_frames, 1);
+    // A hello does not answer every frame.
+    harness.frame(header, b"late");
+    assert_eq!(harness.take(), []);
+    // Nor a frame for an incarnation that has not begun, or one that names no incarnation.
+    harness.frame(Header { destination_incarnation: Incarnation(6), ..header }, b"early");
+    harness.pass(1_000_000_000);
+    assert_eq!(harness.take(), []);
+    harness.frame(Header { destination_incarnation: Incarnation::UNKNOWN, ..header }, b"any");
+    assert_eq!(harness.unit.counters().data_frames, 1);
 }
 
 /// Sends `count` packets of a page for each command, to the node that the command names.
@@ -413,54 +413,54 @@ fn flooding(count: u32, token: Option<u64>) -> Scripted {
     })
 }
 
-fn flood(desk: &mut Desk, extension: ExtensionId, node: u16, times: usize) {
+fn flood(harness: &mut Harness, extension: ExtensionId, node: u16, times: usize) {
     for _ in 0..times {
-        desk.post(PORT, Command { node: NodeId(node), ..command(extension, 1) });
+        harness.post(PORT, Command { node: NodeId(node), ..command(extension, 1) });
     }
 }
 
 #[test]
 fn packets_to_a_node_that_stops_reading_take_bounded_memory_and_the_oldest_of_them_leave() {
-    let mut desk = desk([(MINE, flooding(100, None)), (OTHER, flooding(1, None))]);
-    desk.hw.busy_until = at(1_000_000_000);
-    flood(&mut desk, MINE, PEER.0, 100);
-    let waiting = desk.unit.pending(PEER);
+    let mut harness = harness([(MINE, flooding(100, None)), (OTHER, flooding(1, None))]);
+    harness.hw.busy_until = at(1_000_000_000);
+    flood(&mut harness, MINE, PEER.0, 100);
+    let waiting = harness.unit.pending(PEER);
     let bytes = waiting * 4096;
     assert!((7 << 20..8 << 20).contains(&bytes), "{bytes} bytes wait");
-    assert_eq!(desk.unit.counters().packets_dropped, 10_000 - waiting as u64);
-    // Neither another extension nor another node is concerned.
-    flood(&mut desk, OTHER, PEER.0, 1);
-    flood(&mut desk, MINE, PEER.0 + 1, 1);
-    assert_eq!(desk.unit.pending(PEER), waiting + 1);
-    assert_eq!(desk.unit.pending(NodeId(PEER.0 + 1)), 100);
-    // Once the line takes frames, those that wait leave, and there is room for new ones.
-    desk.take();
-    desk.pass(1_100_000_000);
-    assert_eq!(desk.unit.pending(PEER), 0);
-    let sent = left(&mut desk);
+    assert_eq!(harness.unit.counters().packets_dropped, 10_000 - waiting as u64);
+    // Other extensions and other nodes are not affected.
+    flood(&mut harness, OTHER, PEER.0, 1);
+    flood(&mut harness, MINE, PEER.0 + 1, 1);
+    assert_eq!(harness.unit.pending(PEER), waiting + 1);
+    assert_eq!(harness.unit.pending(NodeId(PEER.0 + 1)), 100);
+    // Once the line takes frames, the waiting ones leave, and there is room for new ones.
+    harness.take();
+    harness.pass(1_100_000_000);
+    assert_eq!(harness.unit.pending(PEER), 0);
+    let sent = left(&mut harness);
     assert_eq!(sent.len(), waiting + 101);
-    desk.hw.busy_until = at(3_000_000_000);
-    flood(&mut desk, MINE, PEER.0, 1);
-    assert_eq!(desk.unit.pending(PEER), 100);
+    harness.hw.busy_until = at(3_000_000_000);
+    flood(&mut harness, MINE, PEER.0, 1);
+    assert_eq!(harness.unit.pending(PEER), 100);
 }
 
 #[test]
 fn packets_that_are_held_for_all_nodes_take_bounded_memory() {
-    let mut desk = desk([(MINE, flooding(1_000, None))]);
-    desk.hw.busy_until = at(1_000_000_000);
+    let mut harness = harness([(MINE, flooding(1_000, None))]);
+    harness.hw.busy_until = at(1_000_000_000);
     let nodes = 10..30;
     for node in nodes.clone() {
-        flood(&mut desk, MINE, node, 2);
+        flood(&mut harness, MINE, node, 2);
     }
-    let waiting: usize = nodes.map(|node| desk.unit.pending(NodeId(node))).sum();
+    let waiting: usize = nodes.map(|node| harness.unit.pending(NodeId(node))).sum();
     let bytes = waiting * 4096;
     assert!((60 << 20..64 << 20).contains(&bytes), "{bytes} bytes wait");
 }
 
 #[test]
 fn packets_with_tokens_are_not_dropped() {
-    let mut desk = desk([(MINE, flooding(1_000, Some(1)))]);
-    desk.hw.busy_until = at(1_000_000_000);
-    flood(&mut desk, MINE, PEER.0, 3);
-    assert_eq!((desk.unit.pending(PEER), desk.unit.counters().packets_dropped), (3_000, 0));
+    let mut harness = harness([(MINE, flooding(1_000, Some(1)))]);
+    harness.hw.busy_until = at(1_000_000_000);
+    flood(&mut harness, MINE, PEER.0, 3);
+    assert_eq!((harness.unit.pending(PEER), harness.unit.counters().packets_dropped), (3_000, 0));
 }

@@ -1,4 +1,4 @@
-//! Ways over several links: two switches joined by a trunk, two receivers behind it.
+//! Routes over several links: two switches joined by a trunk, two receivers behind it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,9 +17,9 @@ use proptest::prelude::*;
 
 const BYTES: usize = 10_240;
 const RECEIVERS: [NodeId; 2] = [NodeId(0), NodeId(1)];
-/// Beyond the trunk.
+/// Senders on the other side of the trunk.
 const FAR: [NodeId; 4] = [NodeId(2), NodeId(3), NodeId(4), NodeId(5)];
-/// On the receivers' switch.
+/// Senders on the receivers' switch.
 const NEAR: [NodeId; 2] = [NodeId(6), NodeId(7)];
 
 /// Receivers and near senders on one switch, far senders on the other.
@@ -49,13 +49,13 @@ fn two_switches_with_trunk(trunk: u16) -> Cluster {
         let number = 6 + 2 * receiver.0;
         config = config.link(LinkConfig { number, witness: receiver, senders: all.clone() });
     }
-    // One link below the trunk's number, one above: named in either order, acquired in one.
+    // One link number is below the trunk's, one above: named in any order, acquired in the order of the numbers.
     config = config.route(RECEIVERS[0], vec![trunk, 6]).route(RECEIVERS[1], vec![8, trunk]);
     config = config.genesis(true);
     Cluster { topology, config, ..Cluster::ethernet(6) }
 }
 
-/// Sent and received, by sender and receiver.
+/// Messages sent and received, by sender and receiver.
 type Counts = Arc<Mutex<[[[u64; 2]; 2]; 8]>>;
 
 async fn send(host: SimHost, to: usize, end: Instant, counts: Counts) {
@@ -122,7 +122,7 @@ fn check_trunk(seed: u64) {
 }
 
 #[test]
-fn nobody_waits_for_ever_and_nothing_is_lost_over_a_trunk() {
+fn every_sender_finishes_and_nothing_is_lost_over_a_trunk() {
     (1..3).for_each(check_trunk);
 }
 

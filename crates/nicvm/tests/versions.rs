@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::desk::{Desk, Peer, command, hush};
+use crate::harness::{Harness, Peer, command, silence_panics};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::control::{Address, Event};
 use midplane_nicvm::extension::{
@@ -26,7 +26,7 @@ const FORWARD: u8 = 4;
 
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// Writes down what it hears, and holds commands until it is deactivated.
+/// Logs its events, and holds commands until it is deactivated.
 struct Version {
     name: &'static str,
     log: Log,
@@ -101,7 +101,7 @@ impl Extension for Version {
     }
 }
 
-/// Puts the next version in place at each command, and hears what comes of it.
+/// Installs the next version at each command, and logs the outcome.
 struct Changer {
     next: Vec<(Epoch, Version)>,
     log: Log,
@@ -131,38 +131,38 @@ impl Extension for Changer {
     }
 }
 
-/// A unit, its log, and the control messages of a peer that speaks to it.
+/// A unit, its log, and a peer that sends control messages to it.
 struct Stage {
-    desk: Desk,
+    harness: Harness,
     log: Log,
     peer: Peer,
 }
 
 impl Stage {
     fn new(next: impl FnOnce(&Log) -> Vec<(Epoch, Version)>) -> Self {
-        hush();
+        silence_panics();
         let log = Log::default();
         let mut unit = Unit::default();
         unit.install(MINE, Version::new("one", &log)).unwrap();
         unit.install(CHANGER, Changer { next: next(&log), log: Arc::clone(&log) }).unwrap();
         let peer = Peer::new(PEER);
-        let mut stage = Self { desk: Desk::new(unit), log, peer };
-        stage.hear("hello", 0);
+        let mut stage = Self { harness: Harness::new(unit), log, peer };
+        stage.receive("hello", 0);
         stage.take();
         stage
     }
 
     fn change(&mut self) {
-        self.desk.post(PORT, command(CHANGER, 1));
+        self.harness.post(PORT, command(CHANGER, 1));
     }
 
-    /// Our version `epoch` of the peer says something.
-    fn hear(&mut self, what: &str, epoch: u16) {
+    /// Makes version `epoch` of the peer's extension send a message.
+    fn receive(&mut self, what: &str, epoch: u16) {
         let to = Address { extension: MINE, epoch: Epoch(epoch) };
-        self.peer.say(&mut self.desk, to, what.as_bytes());
+        self.peer.send(&mut self.harness, to, what.as_bytes());
     }
 
-    /// Of which versions our answers are.
+    /// Returns the versions that sent the answers.
     fn answers(&mut self) -> Vec<u16> {
         let mut epochs = Vec::new();
         while let Some(event) = self.peer.control.poll_event() {
@@ -179,34 +179,34 @@ impl Stage {
 }
 
 #[test]
-fn state_goes_over_and_each_version_hears_its_own_peers() {
+fn state_passes_to_the_next_version_and_each_handles_its_own_messages() {
     let mut stage = Stage::new(|log| vec![(Epoch(1), Version::new("two", log))]);
     assert_eq!(stage.answers(), [0]);
-    stage.desk.post(PORT, command(MINE, HOLD));
+    stage.harness.post(PORT, command(MINE, HOLD));
     stage.change();
     assert_eq!(stage.take(), ["one command", "two took 1", "Replaced(ExtensionId(16), Epoch(1))"]);
-    assert_eq!(stage.desk.unit.epoch(MINE), Some(Epoch(1)));
-    stage.hear("late", 0);
-    stage.hear("new", 1);
+    assert_eq!(stage.harness.unit.epoch(MINE), Some(Epoch(1)));
+    stage.receive("late", 0);
+    stage.receive("new", 1);
     assert_eq!(stage.take(), ["one late of 2", "two new of 2"]);
     assert_eq!(stage.answers(), [0, 1]);
-    stage.hear("long gone", u16::MAX);
+    stage.receive("long gone", u16::MAX);
     assert_eq!(stage.take(), [] as [&str; 0]);
-    assert_eq!(stage.desk.unit.counters().other_versions, 1);
-    // What the first one was asked and never did comes to an end with it.
-    stage.desk.take();
-    stage.desk.pass(2 * DRAIN.as_nanos() as u64);
+    assert_eq!(stage.harness.unit.counters().other_versions, 1);
+    // Commands that the first version still holds complete when it ends.
+    stage.harness.take();
+    stage.harness.pass(2 * DRAIN.as_nanos() as u64);
     assert_eq!(stage.take(), ["two timeout 0", "two timeout 1", "one deactivated"]);
-    let statuses: Vec<_> = stage.desk.completions().into_iter().map(|(_, c)| c.status).collect();
+    let statuses: Vec<_> = stage.harness.completions().into_iter().map(|(_, c)| c.status).collect();
     assert_eq!(statuses, [Status::Cancelled]);
 }
 
 #[test]
-fn what_comes_early_waits_for_its_version() {
+fn early_messages_wait_for_their_version() {
     let mut stage = Stage::new(|log| vec![(Epoch(1), Version::new("two", log))]);
-    stage.hear("first", 1);
-    stage.hear("second", 1);
-    stage.hear("never", 2);
+    stage.receive("first", 1);
+    stage.receive("second", 1);
+    stage.receive("never", 2);
     assert_eq!(stage.take(), [] as [&str; 0]);
     stage.change();
     let after = ["two took 0", "two first of 2", "two second of 2"];
@@ -214,7 +214,7 @@ fn what_comes_early_waits_for_its_version() {
 }
 
 #[test]
-fn a_version_that_does_not_begin_changes_nothing() {
+fn a_version_that_does_not_start_changes_nothing() {
     let mut stage = Stage::new(|log| {
         let refuses = Version { refuses_state: true, ..Version::new("two", log) };
         let traps = Version { traps: true, ..Version::new("three", log) };
@@ -225,32 +225,32 @@ fn a_version_that_does_not_begin_changes_nothing() {
     let events = stage.take();
     assert!(events.iter().all(|event| event.starts_with("NotReplaced")), "{events:?}");
     assert_eq!(events.len(), 2);
-    assert_eq!(stage.desk.unit.epoch(MINE), Some(Epoch(0)));
-    stage.desk.pass(10_000_000);
+    assert_eq!(stage.harness.unit.epoch(MINE), Some(Epoch(0)));
+    stage.harness.pass(10_000_000);
     assert_eq!(stage.take(), ["one timeout 0", "one timeout 1"]);
 }
 
 #[test]
 fn a_version_that_failed_is_replaced_without_its_state() {
     let mut stage = Stage::new(|log| vec![(Epoch(1), Version::new("two", log))]);
-    stage.desk.post(PORT, command(MINE, TRAP));
+    stage.harness.post(PORT, command(MINE, TRAP));
     assert_eq!(stage.take(), ["Trapped(ExtensionId(16))"]);
-    assert_eq!(stage.desk.unit.epoch(MINE), None);
+    assert_eq!(stage.harness.unit.epoch(MINE), None);
     stage.change();
     assert_eq!(stage.take(), ["Replaced(ExtensionId(16), Epoch(1))"]);
-    stage.desk.post(PORT, command(MINE, HOLD));
+    stage.harness.post(PORT, command(MINE, HOLD));
     assert_eq!(stage.take(), ["two command"]);
-    let counters = stage.desk.unit.extension_counters(MINE).unwrap();
+    let counters = stage.harness.unit.extension_counters(MINE).unwrap();
     assert_eq!((counters.commands, counters.traps), (2, 1));
 }
 
 #[test]
-fn a_unit_hears_itself_and_its_extensions_give_each_other_commands() {
+fn a_unit_handles_its_own_messages_and_forwards_commands_between_extensions() {
     let mut stage = Stage::new(|_| Vec::new());
-    stage.desk.post(PORT, command(MINE, TO_ITSELF));
+    stage.harness.post(PORT, command(MINE, TO_ITSELF));
     assert_eq!(stage.take(), ["one command", "one own of 1"]);
-    stage.desk.take();
-    stage.desk.post(PORT, command(CHANGER, FORWARD));
+    stage.harness.take();
+    stage.harness.post(PORT, command(CHANGER, FORWARD));
     assert_eq!(stage.take(), ["one command"]);
-    assert_eq!(stage.desk.completions().len(), 1);
+    assert_eq!(stage.harness.completions().len(), 1);
 }

@@ -21,15 +21,15 @@ use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
 
-const DOOR: ExtensionId = FIRST_USER_EXTENSION;
+const HOLD_ALL: ExtensionId = FIRST_USER_EXTENSION;
 
 /// Holds every data frame until a command opens it.
 #[derive(Default)]
-struct Door {
+struct HoldAll {
     is_open: bool,
 }
 
-impl Admission for Door {
+impl Admission for HoldAll {
     fn admit(&self, _: Instant, _: &Header) -> Verdict {
         if self.is_open { Verdict::Now } else { Verdict::Hold }
     }
@@ -41,11 +41,11 @@ impl Admission for Door {
     }
 }
 
-struct Keeper;
+struct HoldAllExtension;
 
-impl Extension for Keeper {
+impl Extension for HoldAllExtension {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
-        nic.install_admission(Door::default()).expect("it is the first");
+        nic.install_admission(HoldAll::default()).expect("it is the first");
         Ok(())
     }
 
@@ -63,16 +63,16 @@ impl Extension for Keeper {
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
-/// Two nodes; node 0 may have a door.
-fn world(mbps: u64, has_door: bool) -> World<Unit> {
+/// Creates two nodes; node 0 has the admission if `has_admission`.
+fn world(mbps: u64, has_admission: bool) -> World<Unit> {
     let link = LinkProfile::plain(LineRate::mbps(mbps), Duration::from_nanos(500));
     let topology = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(64 << 20)));
     World::new(&topology, NicProfile::MODERN, 1, move |node, _| {
         let mut unit = Unit::default();
         unit.install(MESSAGES, Messages::new()).unwrap();
         unit.install(MEMORY, Memory::new()).unwrap();
-        if has_door && node == NodeId(0) {
-            unit.install(DOOR, Keeper).unwrap();
+        if has_admission && node == NodeId(0) {
+            unit.install(HOLD_ALL, HoldAllExtension).unwrap();
         }
         unit
     })
@@ -99,7 +99,7 @@ fn held_messages_are_no_more_than_a_port_has_commands_in_flight() {
     assert_eq!(world.firmware(NodeId(0)).pending(NodeId(1)), posted);
 }
 
-/// Has node 0 give a capability to all of its memory, which has `bytes` bytes of 7; it keeps the port and the memory.
+/// Makes node 0 grant a capability to `bytes` bytes of memory, each 7; returns the port and the region that keep it.
 fn share(world: &mut World<Unit>, bytes: usize) -> (Port, Region, Capability) {
     let host = world.host(NodeId(0));
     let shared = world.block_on(NodeId(0), async move {
@@ -114,7 +114,7 @@ fn share(world: &mut World<Unit>, bytes: usize) -> (Port, Region, Capability) {
 }
 
 #[test]
-fn a_peer_that_reads_again_and_again_what_is_held_takes_bounded_memory_until_it_gets_all() {
+fn a_peer_that_repeats_held_reads_takes_bounded_memory_and_gets_all_data() {
     const BYTES: usize = 1 << 20;
     /// Reads of 256 frames each: more than may wait.
     const READS: usize = 400;
@@ -137,7 +137,7 @@ fn a_peer_that_reads_again_and_again_what_is_held_takes_bounded_memory_until_it_
     assert!(waiting < 80_000, "{waiting} frames wait");
     assert!(dropped > 0 && waiting + dropped as usize >= READS * 256, "{dropped} were dropped");
     let _port = world.block_on(NodeId(0), async move {
-        port.submit(&Command { extension: DOOR, ..Command::default() }).unwrap();
+        port.submit(&Command { extension: HOLD_ALL, ..Command::default() }).unwrap();
         assert_eq!(port.completion().await.unwrap().status, Status::Done);
         port
     });

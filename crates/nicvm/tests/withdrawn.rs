@@ -1,4 +1,4 @@
-//! Memory that is withdrawn while its message waits for a token: the token goes on.
+//! Memory that is deregistered while its message waits for a token: the token is passed on.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use midplane_simhw::port::Status;
 use midplane_simhw::time::Instant;
 
 #[test]
-fn a_message_whose_memory_is_gone_keeps_no_token() {
+fn a_message_whose_memory_is_deregistered_keeps_no_token() {
     let mut world = Cluster::ethernet(2).world();
     let careless = world.host(NodeId(1));
     world.spawn(NodeId(1), async move {

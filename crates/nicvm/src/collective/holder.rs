@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_that_is_gone_is_so_from_the_first_operation_that_it_has_named() {
+    fn a_lost_member_stays_lost_from_the_earliest_operation_named() {
         let mut holder = Holder::default();
         for from in [7, 5, 9, 5] {
             holder.lose(2, Some(from));

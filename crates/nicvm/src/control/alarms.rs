@@ -137,7 +137,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_first_alarm_is_that_of_a_linear_search(
+        fn the_first_alarm_agrees_with_a_linear_search(
             steps in proptest::collection::vec((0_usize..9, proptest::option::of(0_u64..20)), 0..200),
         ) {
             let mut alarms = Alarms::default();

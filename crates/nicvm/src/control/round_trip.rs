@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steady_round_trips_converge_and_an_old_least_is_forgotten() {
+    fn steady_round_trips_converge_and_an_old_minimum_expires() {
         let mut estimate = Estimate::default();
         assert_eq!(estimate.read(), None);
         estimate.on_sample(10_000);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_double_up_to_an_eighth_of_the_time_to_death() {
+    fn resend_waits_double_up_to_an_eighth_of_dead_after() {
         let config = ControlConfig::default();
         let mut estimate = Estimate::default();
         let mut waits = Vec::new();

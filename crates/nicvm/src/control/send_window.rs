@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_resends_one_and_its_answer_shows_what_else_was_lost() {
+    fn a_timeout_resends_one_message_and_its_answer_marks_other_lost_ones() {
         let mut window = window_of(4);
         transmit_all(&mut window);
         window.on_timeout();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_of_what_was_never_sent_are_refused() {
+    fn acknowledgements_of_unsent_messages_are_refused() {
         let mut window = window_of(3);
         assert_eq!(window.on_acknowledgement(Instant::ZERO, &said(1, 0)), None);
         transmit_all(&mut window);

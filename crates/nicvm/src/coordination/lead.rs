@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_steady_handover_is_hidden_but_for_a_little() {
+    fn a_steady_handover_is_hidden_almost_entirely() {
         let mut lead = AdaptiveLead::default();
         assert_eq!(lead.lead(), Duration::ZERO);
         for _ in 0..50 {

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_holds_what_was_put_in() {
+    fn a_set_contains_the_parties_that_were_added() {
         let set = Parties::first(70).without(Party(3)).with(Party::WITNESS);
         assert_eq!(set.iter().count(), 70);
         assert!(!set.contains(Party(3)) && set.contains(Party(69)) && !set.contains(Party(70)));

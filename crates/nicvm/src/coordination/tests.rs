@@ -17,7 +17,7 @@ use super::message::{Body, Epoch, Grant};
 use super::witness::Witness;
 
 const LEASE_NS: u64 = 10_000_000;
-const PATIENCE_NS: u64 = 20_000_000;
+const REQUEST_TIMEOUT_NS: u64 = 20_000_000;
 const DEAD_NS: u64 = 6_000_000;
 const HOLD_NS: u64 = 200_000;
 const STEP_NS: u64 = 25_000;
@@ -47,7 +47,7 @@ struct Node {
     party: Party,
     role: Role,
     clock: Clock,
-    life: u32,
+    incarnation: u32,
     /// When it stops sending, in true time.
     sending: Option<u64>,
     /// Turns that it still wants.
@@ -55,14 +55,14 @@ struct Node {
     turns: u32,
     waiting_since: Option<u64>,
     /// The incarnation of each node that it knows of; 0 for none.
-    heard: Vec<u32>,
+    known: Vec<u32>,
 }
 
 #[derive(Debug)]
 struct InFlight {
     at: u64,
     sent: u64,
-    lives: (u32, u32),
+    incarnations: (u32, u32),
     clock: u64,
     body: Body,
 }
@@ -90,12 +90,12 @@ impl Net {
                 party,
                 role: Role::Down,
                 clock,
-                life: 1,
+                incarnation: 1,
                 sending: None,
                 wanted: 0,
                 turns: 0,
                 waiting_since: None,
-                heard: Vec::new(),
+                known: Vec::new(),
             }
         });
         let nodes: Vec<Node> = nodes.collect();
@@ -125,18 +125,18 @@ impl Net {
         let senders = self.senders();
         let node = &mut self.nodes[at];
         let now = node.clock.at(self.t);
-        let genesis = self.genesis && node.life == 1;
-        node.heard = vec![0; senders + 1];
+        let genesis = self.genesis && node.incarnation == 1;
+        node.known = vec![0; senders + 1];
         let quiet_until = if genesis { now } else { now.plus_nanos(LEASE_NS) };
         node.role = if node.party == Party::WITNESS {
-            let incarnation = Incarnation(node.life);
+            let incarnation = Incarnation(node.incarnation);
             Role::Witness(Witness::new(senders, LEASE_NS, incarnation, genesis, quiet_until))
         } else {
             Role::Sender(Box::new(Link::new(LinkSetup {
                 me: node.party,
                 senders,
                 lease_ns: LEASE_NS,
-                request_timeout_ns: PATIENCE_NS,
+                request_timeout_ns: REQUEST_TIMEOUT_NS,
                 genesis,
                 quiet_until,
             })))
@@ -150,7 +150,7 @@ impl Net {
         node.waiting_since = None;
     }
 
-    /// Stops with an orderly departure.
+    /// Makes a sender leave in order, and stops it.
     fn leave(&mut self, at: usize) {
         let now = self.nodes[at].clock.at(self.t);
         if let Role::Sender(link) = &mut self.nodes[at].role {
@@ -164,16 +164,16 @@ impl Net {
         if !matches!(self.nodes[at].role, Role::Down) {
             return;
         }
-        self.nodes[at].life += 1;
+        self.nodes[at].incarnation += 1;
         self.boot(at);
         // Nodes with messages under way to the former incarnation learn of the new one.
-        let told: Vec<usize> = (0..self.nodes.len())
+        let senders: Vec<usize> = (0..self.nodes.len())
             .filter(|from| *from != at && !self.is_cut(*from, at))
             .filter(|from| self.channels.get(&(*from, at)).is_some_and(|queue| !queue.is_empty()))
             .collect();
-        for from in told {
+        for from in senders {
             self.channels.remove(&(from, at));
-            self.hear(from, at);
+            self.learn_incarnation(from, at);
         }
     }
 
@@ -192,10 +192,10 @@ impl Net {
     }
 
     /// Lets a node learn a peer's present incarnation.
-    fn hear(&mut self, node: usize, peer: usize) {
-        let life = self.nodes[peer].life;
-        let known = std::mem::replace(&mut self.nodes[node].heard[peer], life);
-        if known == life {
+    fn learn_incarnation(&mut self, node: usize, peer: usize) {
+        let incarnation = self.nodes[peer].incarnation;
+        let known = std::mem::replace(&mut self.nodes[node].known[peer], incarnation);
+        if known == incarnation {
             return;
         }
         if known > 0 {
@@ -204,7 +204,7 @@ impl Net {
         let now = self.nodes[node].clock.at(self.t);
         let is_witness = self.nodes[peer].party == Party::WITNESS;
         if let (Role::Sender(link), true) = (&mut self.nodes[node].role, is_witness) {
-            link.on_witness(now, Incarnation(life));
+            link.on_witness(now, Incarnation(incarnation));
         }
     }
 
@@ -227,10 +227,10 @@ impl Net {
                 self.to_witness += u64::from(party == Party::WITNESS || from == self.senders());
                 let delay = self.rng.between(5_000, self.slowest_ns);
                 let clock = self.nodes[from].clock.at(self.t).as_nanos();
-                let lives = (self.nodes[from].life, self.nodes[to].life);
+                let incarnations = (self.nodes[from].incarnation, self.nodes[to].incarnation);
                 let queue = self.channels.entry((from, to)).or_default();
                 let at = queue.back().map_or(0, |last| last.at).max(self.t + delay);
-                queue.push_back(InFlight { at, sent: self.t, lives, clock, body });
+                queue.push_back(InFlight { at, sent: self.t, incarnations, clock, body });
             }
         }
     }
@@ -254,8 +254,10 @@ impl Net {
                 if first.at > self.t {
                     break;
                 }
-                let message = queue.pop_front().expect("looked at");
-                if message.lives != (self.nodes[from].life, self.nodes[to].life) {
+                let message = queue.pop_front().expect("it has a front");
+                if message.incarnations
+                    != (self.nodes[from].incarnation, self.nodes[to].incarnation)
+                {
                     continue;
                 }
                 self.handle(from, to, message);
@@ -264,7 +266,7 @@ impl Net {
     }
 
     fn handle(&mut self, from: usize, to: usize, message: InFlight) {
-        self.hear(to, from);
+        self.learn_incarnation(to, from);
         let party = self.nodes[from].party;
         let now = self.nodes[to].clock.at(self.t);
         match &mut self.nodes[to].role {
@@ -382,7 +384,7 @@ impl Net {
 }
 
 #[test]
-fn without_faults_turns_are_fair_and_the_witness_hears_nothing() {
+fn without_faults_turns_are_fair_and_the_witness_gets_no_message() {
     let mut net = Net::new(1, 5, true);
     for node in &mut net.nodes[..5] {
         node.wanted = 1_000_000;
@@ -450,7 +452,7 @@ proptest! {
 }
 
 #[test]
-fn a_token_that_nobody_waits_for_goes_back_to_the_witness() {
+fn a_leaving_sender_returns_a_token_without_waiters_to_the_witness() {
     let mut net = Net::new(9, 3, true);
     net.leave(0);
     net.run_for(LEASE_NS / 4);
@@ -460,7 +462,7 @@ fn a_token_that_nobody_waits_for_goes_back_to_the_witness() {
 }
 
 #[test]
-fn who_has_left_comes_back_in_another_life() {
+fn a_sender_that_left_returns_in_its_next_incarnation() {
     let mut net = Net::new(5, 3, true);
     for node in &mut net.nodes[..3] {
         node.wanted = 1_000_000;
@@ -473,7 +475,7 @@ fn who_has_left_comes_back_in_another_life() {
 }
 
 #[test]
-fn who_has_left_is_in_no_later_epoch() {
+fn a_sender_that_left_is_in_no_later_epoch() {
     let at = |leases: u64| Instant::from_nanos(leases * LEASE_NS);
     let mut witness = Witness::new(3, LEASE_NS, Incarnation::FIRST, true, Instant::ZERO);
     let (epoch, left) = (Epoch::base(Incarnation::FIRST), Party(1));
@@ -488,13 +490,13 @@ fn who_has_left_is_in_no_later_epoch() {
 }
 
 #[test]
-fn who_has_left_is_asked_for_no_support_even_by_an_epoch_that_has_it_as_a_member() {
+fn a_sender_that_left_is_not_asked_for_support_even_in_an_epoch_that_lists_it() {
     let (now, all) = (Instant::from_nanos(2 * LEASE_NS), Parties::first(2));
     let mut link = Link::new(LinkSetup {
         me: Party(1),
         senders: 2,
         lease_ns: LEASE_NS,
-        request_timeout_ns: PATIENCE_NS,
+        request_timeout_ns: REQUEST_TIMEOUT_NS,
         genesis: true,
         quiet_until: Instant::ZERO,
     });

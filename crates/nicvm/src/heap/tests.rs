@@ -1,4 +1,4 @@
-//! Heaps against a plain count.
+//! Compares heaps with a plain count of their bytes.
 
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 proptest! {
     #[test]
-    fn a_heap_lends_what_its_vectors_have_and_never_more_than_there_is(
+    fn a_heap_counts_the_bytes_of_its_vectors_and_never_exceeds_its_limit(
         limit in 0..2_000_usize, ops in prop::collection::vec(op(), 1..200),
     ) {
         let heap = Heap::new(limit);
@@ -76,7 +76,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_pushed_comes_back_in_order() {
+fn pushed_elements_are_popped_in_order() {
     let heap = Heap::new(DEFAULT_BYTES);
     let mut vector = heap.vector(0).unwrap();
     let pushed = (0..).take_while(|n: &u64| vector.push(*n).is_ok()).count();

@@ -271,7 +271,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_no_message_or_the_one_that_gives_them_back(
+        fn parsed_messages_encode_to_the_same_bytes(
             kind in 0..17_u8,
             bytes in prop::collection::vec(any::<u8>(), 0..MAX_MESSAGE),
         ) {

@@ -121,7 +121,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_no_message_or_the_one_that_gives_them_back(
+        fn parsed_messages_encode_to_the_same_bytes(
             bytes in prop::collection::vec(any::<u8>(), 0..=MAX_MESSAGE),
         ) {
             if let Some(message) = Message::parse(&bytes) {

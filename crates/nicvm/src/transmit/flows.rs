@@ -246,7 +246,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_occupied_memory_is_that_of_the_waiting_packets(
+        fn the_counted_memory_is_that_of_the_waiting_packets(
             ops in prop::collection::vec(op(), 0..200),
         ) {
             let mut flows = Flows::default();

@@ -23,7 +23,7 @@ use midplane_simhw::topology::Topology;
 pub(crate) const RECEIVER: NodeId = NodeId(0);
 const WARM_UP: Duration = Duration::from_millis(100);
 
-/// What the senders do.
+/// The load that the senders offer, and the receiver's handling of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     pub(crate) message_bytes: usize,
@@ -31,13 +31,13 @@ pub(crate) struct Load {
     pub(crate) time: Duration,
     /// Messages under way at each sender.
     pub(crate) burst: usize,
-    /// Senders that send; the others only could.
+    /// Number of senders that send; the others stay idle.
     pub(crate) active: u16,
-    /// For how long what was sent may still arrive.
+    /// Time after the end in which sent messages may still arrive.
     pub(crate) drain: Duration,
     /// Buffers that the receiver posts.
     pub(crate) buffers: usize,
-    /// How long the receiver keeps a message before it posts its buffer again.
+    /// Time for which the receiver keeps a message before it posts the buffer again.
     pub(crate) keeps: Duration,
 }
 
@@ -60,19 +60,19 @@ impl Default for Load {
 pub(crate) struct Outcome {
     pub(crate) sent: Vec<u64>,
     pub(crate) received: Vec<u64>,
-    /// Of those, the ones that came between a tenth of a second and the end.
+    /// Those of them that arrived between a tenth of a second and the end.
     pub(crate) in_time: Vec<u64>,
     pub(crate) bytes: u64,
     pub(crate) seconds: f64,
     pub(crate) digest: u64,
     pub(crate) drops: u64,
-    /// The most that was ever in the buffer before the receiver's link.
+    /// Largest occupancy of the switch's buffer before the receiver's link.
     pub(crate) peak: u32,
     /// Control messages of all links, those for leases among them, tokens received, tokens lost.
     pub(crate) counters: [u64; 4],
-    /// Senders that have sent all that they wanted to.
+    /// Senders that have sent all their messages.
     pub(crate) finished: usize,
-    /// What the receiver's unit has sent and received of control messages.
+    /// Control-message counters of the receiver's unit.
     pub(crate) receiver: control::Counters,
 }
 
@@ -103,7 +103,7 @@ impl Outcome {
         self.in_time[from.index() - 1] += u64::from(in_time);
     }
 
-    /// Control messages for each message sent, those for leases left out.
+    /// Returns the control messages for each message sent, without those for leases.
     pub(crate) fn control_share(&self) -> f64 {
         (self.counters[0] - self.counters[1]) as f64 / self.sent.iter().sum::<u64>() as f64
     }
@@ -125,7 +125,7 @@ impl Cluster {
         Self::star(senders, link, Buffer::Bytes(32 << 10), NicProfile::MODERN)
     }
 
-    /// The paper's: ATM at 155.52 Mb/s, coprocessors of 25 MHz, a switch with `cells` a port.
+    /// The paper's cluster: ATM at 155.52 Mb/s, coprocessors of 25 MHz, a switch with `cells` cells a port.
     pub(crate) fn atm(senders: u16, cells: u32) -> Self {
         let rate = LineRate::new(149_760_000).unwrap();
         let link = LinkProfile::atm(rate, Duration::from_nanos(500));
@@ -190,7 +190,7 @@ async fn send(host: SimHost, load: Load, outcome: Arc<Mutex<Outcome>>) {
     let mut port = host.open_port().unwrap();
     let region = port.register(load.message_bytes).unwrap();
     let end = Instant::ZERO + load.time;
-    // Not all at the same instant: nobody's clock is that good.
+    // Senders do not start at the same instant, because no clocks agree that well.
     let start = host.rng("start").below(1_000_000);
     host.sleep_until(Instant::from_nanos(start)).await;
     let command = if load.coordinated {
@@ -226,7 +226,7 @@ async fn receive(host: SimHost, load: Load, outcome: Arc<Mutex<Outcome>>) {
     let mut port = host.open_port().unwrap();
     let regions: Vec<_> =
         (0..load.buffers).map(|_| port.register(load.message_bytes).unwrap()).collect();
-    let lend = |at: usize| {
+    let receive = |at: usize| {
         let region = regions[at].whole();
         if load.coordinated {
             coordination::receive(region, at as u64)
@@ -235,7 +235,7 @@ async fn receive(host: SimHost, load: Load, outcome: Arc<Mutex<Outcome>>) {
         }
     };
     for at in 0..regions.len() {
-        port.post(&lend(at)).unwrap();
+        port.post(&receive(at)).unwrap();
     }
     port.ring();
     while let Ok(completion) = port.completion().await {
@@ -245,6 +245,6 @@ async fn receive(host: SimHost, load: Load, outcome: Arc<Mutex<Outcome>>) {
         if load.keeps > Duration::ZERO {
             host.sleep_until(host.now() + load.keeps).await;
         }
-        port.submit(&lend(completion.cookie as usize)).unwrap();
+        port.submit(&receive(completion.cookie as usize)).unwrap();
     }
 }

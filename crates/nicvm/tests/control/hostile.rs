@@ -1,4 +1,4 @@
-//! Frames that nobody sent.
+//! Forged frames.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::network::Network;
 
-/// Small numbers, which come near what is expected, and any.
+/// Generates small numbers, close to the expected ones, and arbitrary ones.
 fn number() -> impl Strategy<Value = u32> {
     prop_oneof![3 => 0_u32..4, 1 => any::<u32>(), 1 => (u32::MAX - 40)..=u32::MAX]
 }
@@ -74,7 +74,7 @@ proptest! {
         }
         let end = now + Duration::from_secs(10);
         while let Some(at) = control.poll_timeout() {
-            prop_assert!(at < end, "nobody waits for ever");
+            prop_assert!(at < end, "no unit waits for ever");
             now = now.max(at);
             control.handle_timeout(now);
             while control.poll_transmit(now).is_some() {}

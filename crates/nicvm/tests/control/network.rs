@@ -1,4 +1,4 @@
-//! Units on a network with faults, in virtual time, and the model that watches them.
+//! Units on a network with faults, in virtual time, and the model that checks them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -12,7 +12,7 @@ use midplane_simhw::time::Instant;
 
 pub(crate) const EXTENSION: ExtensionId = ExtensionId(7);
 
-/// What the network does to frames; all off by default.
+/// Faults that the network applies to frames; all off by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
     pub(crate) loss: f64,
@@ -28,7 +28,7 @@ pub(crate) struct Network {
     pub(crate) units: Vec<Unit>,
     pub(crate) faults: Faults,
     pub(crate) latency: u64,
-    /// Pairs, from and to, between which nothing passes.
+    /// Pairs (from, to) between which no frame passes.
     pub(crate) cut: BTreeSet<(usize, usize)>,
     /// Frames to lose: kind and how many of that kind to let pass before.
     pub(crate) lose_next: Option<(Kind, usize)>,
@@ -47,12 +47,12 @@ pub(crate) struct Unit {
     pub(crate) events: Vec<Event>,
     /// By peer: events of loss seen, and messages sent since the last one.
     epochs: BTreeMap<usize, (u32, u32)>,
-    /// By peer: when the present connection, or the wish for one, began.
+    /// By peer: when the present connection, or the attempt at one, began.
     fresh_since: BTreeMap<usize, Instant>,
     born: Instant,
 }
 
-/// What a message carries, so that its delivery can be judged.
+/// The contents of a message, from which its delivery is checked.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct Message {
     from: usize,
@@ -60,16 +60,16 @@ struct Message {
     incarnation: u32,
     epoch: u32,
     number: u32,
-    /// The life that its sender believed in; 0 for any.
+    /// The receiver's incarnation that the sender last knew; 0 for any.
     meant_for: u32,
 }
 
 #[derive(Default)]
 struct Model {
     delivered: BTreeSet<Message>,
-    /// By sender, its life and receiver: the last message delivered.
+    /// By sender, its incarnation and receiver: the last message delivered.
     last: BTreeMap<(usize, u32, usize), Message>,
-    /// When lives ended.
+    /// By node and incarnation: when that incarnation ended.
     ended: BTreeMap<(usize, u32), Instant>,
 }
 
@@ -92,7 +92,7 @@ impl Network {
         }
     }
 
-    /// A pair that has exchanged one message each way and is quiet.
+    /// Creates a pair that has exchanged one message each way and is quiet.
     #[track_caller]
     pub(crate) fn connected_pair(config: ControlConfig) -> Self {
         let mut pair = Self::new(1, 2, config);
@@ -107,7 +107,7 @@ impl Network {
     pub(crate) fn send(&mut self, from: usize, to: usize) -> Result<(), SendError> {
         let unit = &mut self.units[from];
         let peer = NodeId(to as u16);
-        let believed = unit.control.peer_incarnation(peer).map_or(0, |life| life.0);
+        let believed = unit.control.peer_incarnation(peer).map_or(0, |incarnation| incarnation.0);
         let (epoch, number) = *unit.epochs.entry(to).or_default();
         let words = [unit.incarnation.0, epoch, number, believed];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -117,7 +117,7 @@ impl Network {
         Ok(())
     }
 
-    /// The unit ends without a word, and another life of it begins.
+    /// Crashes a unit, and starts its next incarnation.
     pub(crate) fn restart(&mut self, node: usize) {
         let ended = self.units[node].incarnation;
         self.model.ended.insert((node, ended.0), self.now);
@@ -128,12 +128,12 @@ impl Network {
         self.cut.extend([(a, b), (b, a)]);
     }
 
-    /// Delivers any frame that was ever sent, once more.
+    /// Delivers once more a random one of all frames that were ever sent.
     pub(crate) fn replay_any(&mut self) {
         self.replay_of_first(self.archive.len());
     }
 
-    /// Delivers one of the first `count` frames that were ever sent, once more.
+    /// Delivers once more a random one of the first `count` frames that were ever sent.
     pub(crate) fn replay_of_first(&mut self, count: usize) {
         if count > 0 {
             let index = self.rng.below(count as u64) as usize;
@@ -141,7 +141,7 @@ impl Network {
         }
     }
 
-    /// Lets time pass.
+    /// Advances the time by `time`, with all frames and timers due until then.
     pub(crate) fn drive_for(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(at) = self.next_instant().filter(|at| *at <= end) {
@@ -169,13 +169,13 @@ impl Network {
         self.archive.iter().filter(|(header, _)| header.kind == kind).count()
     }
 
-    /// Messages that the present life of a unit has received.
+    /// Counts the messages that the present incarnation of a unit has received.
     pub(crate) fn received(&self, node: usize) -> usize {
         let messages = |event: &&Event| matches!(event, Event::Message { .. });
         self.units[node].events.iter().filter(messages).count()
     }
 
-    /// All but messages, in order.
+    /// Returns all events other than messages, in order.
     pub(crate) fn news(&self, node: usize) -> Vec<Event> {
         let messages = |event: &&Event| !matches!(event, Event::Message { .. });
         self.units[node].events.iter().filter(messages).copied().collect()
@@ -225,7 +225,7 @@ impl Network {
     fn put_on_wire(&mut self, frame: Bytes) {
         let header = frame.0;
         let ends = (header.source.index(), header.destination.index());
-        // What goes out is what a wire would carry.
+        // Every frame survives encoding and parsing.
         let bytes = [&header.emit()[..], &frame.1].concat();
         assert_eq!(Header::parse(&bytes).unwrap(), (header, &frame.1[..]));
         self.archive.push(frame);
@@ -263,10 +263,16 @@ impl Network {
                 let extension = to.extension;
                 assert_eq!(extension, EXTENSION);
                 let message = Message::read(from.index(), node, &body);
-                let life = unit.incarnation.0;
-                assert!(message.meant_for == 0 || message.meant_for == life, "for another life");
-                let heard = unit.control.peer_incarnation(from);
-                assert!(heard.is_some_and(|life| life.0 >= message.incarnation), "unannounced");
+                let present = unit.incarnation.0;
+                assert!(
+                    message.meant_for == 0 || message.meant_for == present,
+                    "for another incarnation"
+                );
+                let known = unit.control.peer_incarnation(from);
+                assert!(
+                    known.is_some_and(|incarnation| incarnation.0 >= message.incarnation),
+                    "unannounced"
+                );
                 self.model.on_delivery(message);
             }
             Event::PeerUp { node: peer, incarnation } => {
@@ -274,7 +280,7 @@ impl Network {
                 let ended = self.model.ended.get(&(peer.index(), incarnation.0));
                 assert!(
                     ended.is_none_or(|ended| *ended >= fresh),
-                    "a former life passed for alive"
+                    "a former incarnation passed for alive"
                 );
             }
             Event::PeerRestarted { node: peer, .. } | Event::PeerDown { node: peer } => {
@@ -310,7 +316,7 @@ impl Message {
 }
 
 impl Model {
-    /// What is delivered of each epoch is a prefix of what was sent in it; epochs come in order.
+    /// Checks that the delivered messages of each epoch are a prefix of the sent ones, and that epochs come in order.
     fn on_delivery(&mut self, message: Message) {
         assert!(self.delivered.insert(message), "delivered twice: {message:?}");
         let last = self.last.insert((message.from, message.incarnation, message.to), message);

@@ -108,7 +108,7 @@ fn a_round_trip_does_not_count_the_wait_of_its_acknowledgement() {
 }
 
 #[test]
-fn a_peer_that_never_answers_is_down_at_the_bound_and_not_before() {
+fn a_peer_that_never_answers_is_down_at_dead_after_and_not_before() {
     let mut config = ControlConfig::default();
     config = config.dead_after(Duration::from_millis(80));
     for connected in [false, true] {
@@ -128,14 +128,14 @@ fn a_peer_that_never_answers_is_down_at_the_bound_and_not_before() {
 }
 
 #[test]
-fn a_peer_taken_for_dead_that_lives_learns_it_and_both_begin_anew() {
+fn a_live_peer_declared_dead_learns_of_it_and_both_reconnect() {
     for speaker in [0, 1] {
         let mut pair = Network::connected_pair(ControlConfig::default());
         pair.cut_both(0, 1);
         pair.send(0, 1).unwrap();
         pair.drive_for(Duration::from_secs(1));
         pair.cut.clear();
-        // B does not know: what it says first is lost, and it is told so.
+        // B does not know of it: its first message is lost, and B receives an event that says so.
         pair.send(speaker, 1 - speaker).unwrap();
         pair.drive_until_quiet();
         assert_eq!(pair.news(1)[1..][..1], [Event::PeerDown { node: A }]);
@@ -147,7 +147,7 @@ fn a_peer_taken_for_dead_that_lives_learns_it_and_both_begin_anew() {
 }
 
 #[test]
-fn a_restarted_peer_gets_nothing_that_was_meant_for_its_former_life() {
+fn a_restarted_peer_gets_no_message_for_its_former_incarnation() {
     let mut pair = Network::connected_pair(ControlConfig::default());
     (0..40).for_each(|_| pair.send(0, 1).unwrap());
     pair.restart(1);
@@ -159,11 +159,11 @@ fn a_restarted_peer_gets_nothing_that_was_meant_for_its_former_life() {
     pair.send(0, 1).unwrap();
     pair.drive_until_quiet();
     assert_eq!((pair.received(1), pair.news(1)), (1, vec![up(A, 1)]));
-    assert_eq!(pair.news(0), [up(B, 1), restarted], "told once");
+    assert_eq!(pair.news(0), [up(B, 1), restarted], "reported once");
 }
 
 #[test]
-fn a_restarted_unit_that_speaks_first_is_recognised() {
+fn a_restarted_unit_that_sends_first_is_recognised() {
     let mut pair = Network::connected_pair(ControlConfig::default());
     pair.restart(0);
     pair.send(0, 1).unwrap();
@@ -173,7 +173,7 @@ fn a_restarted_unit_that_speaks_first_is_recognised() {
 }
 
 #[test]
-fn answers_to_frames_for_a_former_life_are_rate_limited() {
+fn answers_to_frames_for_a_former_incarnation_are_rate_limited() {
     let mut pair = Network::connected_pair(ControlConfig::default());
     pair.restart(1);
     let header = Header {
@@ -197,21 +197,21 @@ fn answers_to_frames_for_a_former_life_are_rate_limited() {
     assert_eq!(control.counters().stale_incarnation, 10_000);
 }
 
-/// Unit 1 ends so long after unit 0; each ends as soon as it is settled, and neither speaks nor hears from then on. Returns
-/// how long each waited.
+/// Ends both units, unit 1 `later` than unit 0. Each stops as soon as it is settled, and then neither sends nor
+/// receives. Returns how long each waited.
 fn end_both(mut pair: Network, later: Duration) -> [Duration; 2] {
     let begun = [pair.now, pair.now + later];
-    let (mut told, mut waited) = ([false; 2], [None; 2]);
+    let (mut has_sent, mut waited) = ([false; 2], [None; 2]);
     while waited.contains(&None) {
         for end in 0..2 {
             // A unit that has received a goodbye sends none.
-            if pair.now >= begun[end] && !std::mem::replace(&mut told[end], true) {
+            if pair.now >= begun[end] && !std::mem::replace(&mut has_sent[end], true) {
                 let is_alone = pair.received(end) > 1;
                 if !is_alone {
                     pair.send(end, 1 - end).unwrap();
                 }
             }
-            let is_over = told[end] && pair.units[end].control.is_settled();
+            let is_over = has_sent[end] && pair.units[end].control.is_settled();
             if is_over && waited[end].is_none() {
                 waited[end] = Some(pair.now.since(begun[end]));
                 pair.cut_both(end, 1 - end);
@@ -235,7 +235,7 @@ fn units_that_end_together_wait_for_one_round_trip_each() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_refused() {
+fn invalid_sends_are_refused() {
     let mut config = ControlConfig::default();
     config = config.window(4).queue(2);
     let mut control = Control::new(A, Incarnation::FIRST, config);

@@ -1,4 +1,4 @@
-//! Random scenarios: everything that can go wrong does, then everything heals.
+//! Random scenarios: faults of all kinds, after which all connections recover.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::network::{Faults, Network};
 const STEPS: usize = 60;
 
 #[test]
-fn whatever_happens_delivery_is_exactly_once_and_all_is_well_after_healing() {
+fn delivery_is_exactly_once_and_recovers_after_faults() {
     for seed in 0..500 {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| scenario(seed))) {
             eprintln!("scenario of seed {seed}");
@@ -25,7 +25,7 @@ fn whatever_happens_delivery_is_exactly_once_and_all_is_well_after_healing() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
     #[test]
-    fn delivery_is_exactly_once_and_all_is_well_after_healing_from_new_seeds(seed: u64) {
+    fn delivery_is_exactly_once_and_recovers_after_faults_from_new_seeds(seed: u64) {
         scenario(seed);
     }
 }
@@ -89,7 +89,7 @@ fn random_step(network: &mut Network, rng: &mut Rng) {
     }
 }
 
-/// First everybody learns what was missed; then nothing may be lost, in spite of old frames.
+/// Ends all faults. First the units learn what was lost; from then on nothing may be lost, in spite of old frames.
 fn heal(network: &mut Network) {
     network.faults = Faults::default();
     network.cut.clear();
@@ -131,7 +131,7 @@ fn exchange(network: &mut Network, messages: usize) {
     }
 }
 
-/// A peer that is gone is declared dead in time although old frames of it keep coming.
+/// Checks that a dead peer is declared down in time although old frames of it keep arriving.
 fn cut_off_and_restart(network: &mut Network, rng: &mut Rng) {
     network.cut_both(0, 1);
     let old = network.frames_sent();

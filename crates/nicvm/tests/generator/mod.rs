@@ -1,5 +1,5 @@
-//! Modules made of bytes: whatever the bytes, a module that starts, whose handlers end within their fuel or
-//! trap, and that asks for everything there is, with any arguments.
+//! Generates modules from bytes. Any bytes give a module that starts; its handlers end within their fuel or trap, and
+//! call all functions with arbitrary arguments.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ use midplane_simhw::id::{NodeId, PortId, TimerId};
 use midplane_simhw::port::Command;
 use midplane_simhw::time::Instant;
 
-use crate::desk::{Desk, Effect, Peer, command, memory};
+use crate::harness::{Effect, Harness, Peer, command, memory};
 
 const PORT: PortId = PortId(0);
 const PEER: NodeId = NodeId(2);
@@ -36,18 +36,18 @@ const HEAD: &str = r#"(module
   (global $kept (mut i32) (i32.const 0))
 "#;
 
-/// How deep expressions and blocks may be.
+/// Maximum nesting depth of expressions and blocks.
 const DEEPEST: u32 = 4;
 
 struct Writer<'a> {
     bytes: std::slice::Iter<'a, u8>,
     text: String,
-    /// Locals that count rounds of loops, of this handler.
+    /// Number of this handler's locals that count rounds of loops.
     loops: u32,
 }
 
 impl Writer<'_> {
-    /// The next byte; 0 when there is none, with which all comes to an end.
+    /// Returns the next byte; 0 at the end, which ends every construct.
     fn byte(&mut self) -> u8 {
         self.bytes.next().copied().unwrap_or(0)
     }
@@ -140,7 +140,7 @@ impl Writer<'_> {
             8 => self.call("cancel_timeout", &[false]),
             9 => self.call("complete", &[false, false, true, true, true]),
             10 => {
-                // One that may well be right: the ticket of this command.
+                // A call that is often valid: it uses the ticket of this command.
                 self.put("(global.set $kept (call $complete (local.get 0) (i32.const 0) (i64.const 1) (i64.const 2) (i64.const 3)))\n");
             }
             11 => self.call("write", &[false; 4]),
@@ -165,7 +165,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A loop that ends after a few rounds.
+    /// Writes a loop that ends after a few rounds.
     fn rounds(&mut self, depth: u32) {
         let (counter, rounds) = (6 + self.loops, self.byte() % 6);
         self.loops += 1;
@@ -199,7 +199,7 @@ impl Writer<'_> {
     }
 }
 
-/// The module that some bytes stand for.
+/// Returns the text of the module that some bytes encode.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let mut writer = Writer { bytes: bytes.iter(), text: HEAD.to_owned(), loops: 0 };
     for (name, parameters) in [
@@ -217,47 +217,47 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     writer.text + ")"
 }
 
-/// Lets the time pass, but for alarms without end: time stands still on a desk, and a module may ask for its
-/// timeout at once, again and again.
-fn pass(desk: &mut Desk, nanos: u64) {
-    let end = desk.hw.now.plus_nanos(nanos);
+/// Advances the time by `nanos`, with at most 100 alarms: a module may set a timeout of zero again and again, and the
+/// harness's time does not advance meanwhile.
+fn pass(harness: &mut Harness, nanos: u64) {
+    let end = harness.hw.now.plus_nanos(nanos);
     for _ in 0..100 {
-        let next = desk.hw.alarms[0].max(desk.hw.now);
+        let next = harness.hw.alarms[0].max(harness.hw.now);
         if next > end {
             break;
         }
-        desk.hw.now = next;
-        desk.hw.alarms[0] = Instant::FAR_FUTURE;
-        desk.turn(|unit, hw| unit.on_timer(hw, TimerId(0)));
+        harness.hw.now = next;
+        harness.hw.alarms[0] = Instant::FAR_FUTURE;
+        harness.turn(|unit, hw| unit.on_timer(hw, TimerId(0)));
     }
-    desk.hw.now = end;
+    harness.hw.now = end;
 }
 
-/// All that took effect, and how many handlers failed, when a module is given a bit of everything.
+/// Gives a module events of all kinds. Returns all effects, and how many handlers failed.
 pub(crate) fn trace(engine: Engine, module: &[u8]) -> Option<(Vec<Effect>, u64)> {
     let mut limits = Limits::default();
-    // Nothing runs out of it: the engines count it differently.
+    // Enough fuel for every handler, because the engines count it differently.
     limits.fuel(MAX_FUEL).effects(16).timers(4).commands(3);
     let sandbox = Sandbox::new(&Code::new(engine, module).ok()?, limits).ok()?;
     let mut unit = Unit::default();
     unit.install(FIRST_USER_EXTENSION, sandbox).expect("the number is free");
-    let mut desk = Desk::new(unit);
+    let mut harness = Harness::new(unit);
     let mut peer = Peer::new(PEER);
     let to = Address { extension: FIRST_USER_EXTENSION, epoch: Epoch::FIRST };
     let mut effects = Vec::new();
     for round in 0..4_u8 {
         let (region, cookie) = (memory(PORT, 40), u64::from(round));
         let given = command(FIRST_USER_EXTENSION, round);
-        desk.post(PORT, Command { region, cookie, node: PEER, ..given });
-        effects.extend(desk.take());
-        effects.extend(peer.say(&mut desk, to, &[round; 20]));
+        harness.post(PORT, Command { region, cookie, node: PEER, ..given });
+        effects.extend(harness.take());
+        effects.extend(peer.send(&mut harness, to, &[round; 20]));
         let (extension, source) = (FIRST_USER_EXTENSION, PEER);
         let header = Header { extension, source, destination: NodeId(1), ..Header::default() };
-        desk.frame(header, &[round; 64]);
-        pass(&mut desk, 100_000);
-        effects.extend(desk.take());
+        harness.frame(header, &[round; 64]);
+        pass(&mut harness, 100_000);
+        effects.extend(harness.take());
     }
-    desk.turn(|unit, hw| unit.deactivate(hw));
-    effects.extend(desk.take());
-    Some((effects, desk.unit.counters().traps))
+    harness.turn(|unit, hw| unit.deactivate(hw));
+    effects.extend(harness.take());
+    Some((effects, harness.unit.counters().traps))
 }

@@ -1,4 +1,4 @@
-//! Members that were away fetch modules from members that die midway, or that send them several at once.
+//! Members that were down fetch modules from members that die midway, or that send them several at once.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use midplane_simhw::port::Status;
 
 use super::cluster::Cluster;
 use super::tally::TALLY;
-use crate::desk::{Desk, Effect, Peer};
+use crate::harness::{Effect, Harness, Peer};
 
-/// A cluster that has installed `modules` of the greatest size, while its last member was down.
+/// Creates a cluster that has installed `modules` modules of the greatest size while its last member was down.
 fn without_last(nodes: u16, seed: u64, modules: u8) -> Cluster {
     let mut cluster = Cluster::new(nodes, seed, false);
     cluster.pass(Duration::from_millis(10));
@@ -66,7 +66,7 @@ fn a_member_that_lacks_more_modules_than_a_queue_holds_fetches_all() {
     assert_eq!(refused, 0, "pieces filled the queue");
 }
 
-/// A report that `number` runs in version 1, with this module.
+/// Encodes a report that `number` runs in version 1, with this module.
 fn runs(number: u8, module: u32) -> Vec<u8> {
     let hash = install::hash(&module.to_le_bytes()).0;
     let length = (MAX_MODULE as u32).to_le_bytes();
@@ -74,16 +74,16 @@ fn runs(number: u8, module: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_member_that_names_any_number_of_modules_makes_another_fetch_one_for_each_number() {
+fn a_member_fetches_one_module_for_each_extension_number_however_many_are_named() {
     let loader = |_: &[u8]| Err::<Box<dyn Extension>, _>("never".to_owned());
     let mut unit = Unit::default();
     unit.install(INSTALLER, Installer::new(vec![NodeId(1), NodeId(2)], loader)).unwrap();
-    let mut desk = Desk::new(unit);
+    let mut harness = Harness::new(unit);
     let mut peer = Peer::new(NodeId(2));
     let to = Address { extension: INSTALLER, epoch: Epoch::FIRST };
     let mut fetches = 0;
     for module in 0..1_000 {
-        let effects = peer.say(&mut desk, to, &runs(20 + (module % 2) as u8, module));
+        let effects = peer.send(&mut harness, to, &runs(20 + (module % 2) as u8, module));
         let is_fetch = |effect: &&Effect| matches!(effect, Effect::Sent(h) if h.kind == Kind::Control && h.length == 33);
         fetches += effects.iter().filter(is_fetch).count();
     }

@@ -1,4 +1,4 @@
-//! Nodes that run an installer each.
+//! A cluster in which each node runs an installer.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl Cluster {
         seed: u64,
         chatty: bool,
     ) -> Self {
-        hush();
+        silence_panics();
         let seen = Arc::new(Mutex::new(Seen::default()));
         let of_all = Arc::clone(&seen);
         let world = World::new(topology, profile, seed, move |node, _| {
@@ -61,7 +61,7 @@ impl Cluster {
         Self { world, nodes, seen }
     }
 
-    /// What a command to the installer of a node comes to; `None` if it never ends.
+    /// Runs a command of a node's installer, with `module` in its region; returns its completion.
     pub(crate) fn order(
         &mut self,
         node: u16,
@@ -76,7 +76,7 @@ impl Cluster {
             port.submit(&make(region.range(0, module.len()).unwrap())).unwrap();
             port.completion().await.unwrap()
         };
-        self.world.block_on(NodeId(node), run).expect("nobody waits for ever")
+        self.world.block_on(NodeId(node), run).expect("the command ends")
     }
 
     pub(crate) fn install(&mut self, node: u16, module: &[u8], policy: Policy) -> Completion {
@@ -92,7 +92,7 @@ impl Cluster {
         self.world.run_until(until);
     }
 
-    /// The version and the first byte of the content that each living node runs.
+    /// Returns the version that each living node runs.
     pub(crate) fn versions(&self) -> Vec<Option<Epoch>> {
         let nodes = (0..self.nodes).map(NodeId).filter(|node| self.world.is_up(*node));
         nodes.map(|node| self.world.firmware(node).epoch(TALLY)).collect()
@@ -105,7 +105,7 @@ impl Cluster {
     }
 }
 
-pub(crate) fn hush() {
+pub(crate) fn silence_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         let usual = std::panic::take_hook();

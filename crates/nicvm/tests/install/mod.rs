@@ -1,4 +1,4 @@
-//! Extensions installed across a cluster: on all nodes or on none, whatever is lost and whoever dies.
+//! Extensions installed across a cluster: on all nodes or on none, in spite of losses and dead members.
 
 mod catching_up;
 mod cluster;
@@ -23,7 +23,7 @@ use proptest::prelude::*;
 use tally::{ASK, FAIL, TALLY};
 
 #[test]
-fn a_module_runs_everywhere_and_goes_back_in_one_step() {
+fn a_module_runs_on_all_nodes_and_rolls_back_in_one_step() {
     let mut cluster = Cluster::new(7, 1, false);
     let long: Vec<u8> = [b"A".to_vec(), vec![0; 8_191]].concat();
     for (node, module, epoch) in [(2, &long[..], 1), (5, b"B", 2)] {
@@ -41,13 +41,13 @@ fn a_module_runs_everywhere_and_goes_back_in_one_step() {
     for node in 0..7 {
         assert_eq!(of(&cluster, node), (Epoch(3), install::hash(&long)));
     }
-    // And forth again.
+    // Rolling back once more returns to B.
     assert_eq!(cluster.about(6, ROLL_BACK).args[0], 4);
     assert_eq!(of(&cluster, 1), (Epoch(4), install::hash(b"B")));
 }
 
 #[test]
-fn one_node_that_refuses_keeps_it_from_all() {
+fn one_node_that_refuses_aborts_the_change_on_all() {
     let mut cluster = Cluster::new(6, 1, false);
     assert_eq!(cluster.install(0, b"A", Policy::Deactivate).status, Status::Done);
     for refuser in [0, 1, 5] {
@@ -62,7 +62,7 @@ fn one_node_that_refuses_keeps_it_from_all() {
 }
 
 #[test]
-fn who_was_away_catches_up_and_who_is_gone_does_not_keep_others() {
+fn a_restarted_member_catches_up_and_a_dead_one_delays_no_others() {
     let mut cluster = Cluster::new(5, 1, false);
     assert_eq!(cluster.install(0, b"A", Policy::Deactivate).status, Status::Done);
     cluster.world.crash(NodeId(3));
@@ -82,7 +82,7 @@ fn who_was_away_catches_up_and_who_is_gone_does_not_keep_others() {
 }
 
 #[test]
-fn a_failure_is_told_to_all_and_its_policy_followed() {
+fn a_failure_is_reported_to_all_and_its_policy_carried_out() {
     for (policy, after) in
         [(Policy::Deactivate, None), (Policy::RollBack, Some(3)), (Policy::Restart, Some(2))]
     {
@@ -109,7 +109,7 @@ fn a_failure_is_told_to_all_and_its_policy_followed() {
 }
 
 #[test]
-fn what_is_taken_down_and_listed() {
+fn withdrawn_extensions_are_listed_as_down() {
     let mut cluster = Cluster::new(3, 1, false);
     assert_eq!(cluster.install(1, b"A", Policy::Deactivate).status, Status::Done);
     assert_eq!(cluster.about(0, QUARANTINE).status, Status::Done);
@@ -131,7 +131,7 @@ fn what_is_taken_down_and_listed() {
     assert_eq!(listed.hash, install::hash(b"A"));
 }
 
-/// Commands of one host, one after another, until the time is over; how many ended, and well.
+/// Posts commands of one host, one after another, until `until`. Returns how many ended, and how many of them as done.
 async fn drive(mut port: Port, host: impl Host, nodes: u16, until: Instant) -> (u64, u64) {
     let (mut ended, mut well) = (0, 0);
     while host.now() < until {
@@ -145,7 +145,7 @@ async fn drive(mut port: Port, host: impl Host, nodes: u16, until: Instant) -> (
     (ended, well)
 }
 
-/// Versions follow each other under load and loss; messages that were handled.
+/// Installs versions one after another under load and loss; returns how many messages were handled.
 fn upgrade_under_load(nodes: u16, time: Duration, changes: u32, seed: u64) -> u64 {
     let mut cluster = Cluster::new(nodes, seed, true);
     let mut faults = Faults::NONE;
@@ -225,8 +225,8 @@ fn eight_kibibytes_are_on_64_nodes_within_five_milliseconds() {
     }
 }
 
-/// The coordinator of a change dies while it is under way: all who live run the same in the end, and
-/// nobody waits.
+/// Kills the coordinator of a change while it is under way. In the end, all living members run the same version, and no
+/// command waits.
 fn survive_a_dead_coordinator(
     nodes: u16,
     coordinator: u16,
@@ -258,9 +258,9 @@ fn survive_a_dead_coordinator(
         let unit = cluster.world.firmware(node);
         prop_assert!(!unit.extension::<Installer>(INSTALLER).unwrap().is_changing());
     }
-    // It goes on without the dead one, and with it when it is back.
+    // Changes continue without the dead member, and with it when it is back.
     let next = (coordinator + 1) % nodes;
-    // If nobody had anything to tell the dead one, the first change finds out that it is.
+    // If no member had a message for the dead one, the first change finds out that it is dead.
     let mut done = cluster.install(next, b"C", Policy::Deactivate);
     if done.status == Status::Refused {
         prop_assert_eq!((done.args[0], done.args[1]), (coordinator.into(), Refusal::Lost as u64));
@@ -276,25 +276,25 @@ fn survive_a_dead_coordinator(
 }
 
 #[test]
-fn who_had_done_it_all_answers_who_finds_out_how_it_ends() {
+fn a_member_that_had_committed_answers_the_leader() {
     survive_a_dead_coordinator(6, 4, 84, 1, 4_015_381_075_622_377_067).unwrap();
     survive_a_dead_coordinator(5, 0, 99, 1, 2_380_369_190_438_835_559).unwrap();
 }
 
 #[test]
-fn who_answers_for_a_dead_coordinator_is_not_taken_for_dead() {
+fn the_leader_after_a_dead_coordinator_is_not_taken_for_dead() {
     survive_a_dead_coordinator(5, 3, 1, 1, 14_052_490_146_454_952_751).unwrap();
 }
 
 #[test]
-fn who_finds_out_how_it_ends_may_be_below_whom_it_waits_for() {
+fn the_leader_may_be_a_child_of_a_member_that_it_waits_for() {
     survive_a_dead_coordinator(8, 4, 105, 3, 6_755_428_864_084_272_578).unwrap();
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// It may die at any point.
+    /// The coordinator may die at any point.
     #[test]
     fn a_dead_coordinator_leaves_no_two_versions(
         nodes in 3..9_u16,

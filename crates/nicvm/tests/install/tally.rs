@@ -1,4 +1,4 @@
-//! An extension that notices what of another version reaches it.
+//! An extension that detects messages of another version.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,13 +13,13 @@ use midplane_simhw::id::{ExtensionId, NodeId};
 use midplane_simhw::port::{Command, Completion, Status};
 
 pub(crate) const TALLY: ExtensionId = FIRST_USER_EXTENSION;
-/// Tells a member, and completes when that has answered.
+/// Opcode: sends a message to a member, and completes when the member has answered.
 pub(crate) const ASK: u8 = 1;
-/// Fails.
+/// Opcode: panics in the handler.
 pub(crate) const FAIL: u8 = 2;
 const GAP: Duration = Duration::from_micros(20);
 
-/// What all nodes' tallies have seen.
+/// Counts over all nodes' tallies.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) messages: u64,
@@ -27,8 +27,8 @@ pub(crate) struct Seen {
     pub(crate) sent: u64,
 }
 
-/// An extension whose every message says of which content its sender is. The module is its label; a
-/// digit after it names a node that refuses it.
+/// An extension whose messages carry the label of their sender's module. The module's first byte is its label; a digit
+/// after it names a node that refuses it.
 pub(crate) struct Tally {
     pub(crate) label: u8,
     pub(crate) nodes: u16,
@@ -67,7 +67,7 @@ impl Extension for Tally {
         match message[1] {
             1 => nic.send_control(from, &[self.label, 2, 0]).unwrap(),
             2 => {
-                // Answers of a node come in order; which one it is does not matter here.
+                // Answers of a node come in order, so the oldest command to that node ends.
                 let at = self.held.iter().position(|command| command.node == from);
                 if let Some(at) = at {
                     let command = self.held.remove(at);

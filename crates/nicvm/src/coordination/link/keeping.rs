@@ -59,8 +59,8 @@ impl Link {
     pub(super) fn recover(&mut self, now: Instant, suspect: Option<Party>) {
         self.counters.recoveries += 1;
         if self.token.is_none() {
-            // The witness may have asked to give up an epoch of which this sender knows nothing else, and its answer may
-            // have been lost.
+            // The witness may have asked to give up an epoch that this sender does not know otherwise, and its answer
+            // may have been lost.
             self.given_up = self.given_up.max(self.epoch);
             let epoch = self.given_up;
             self.send(Party::WITNESS, Body::RecoverLink { epoch, suspect, gave_up: true });

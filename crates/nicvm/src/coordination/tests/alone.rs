@@ -7,7 +7,7 @@ fn lone_link(quiet_until: u64) -> Link {
         me: Party(1),
         senders: 3,
         lease_ns: LEASE_NS,
-        request_timeout_ns: PATIENCE_NS,
+        request_timeout_ns: REQUEST_TIMEOUT_NS,
         genesis: true,
         quiet_until: Instant::from_nanos(quiet_until),
     })
@@ -21,7 +21,7 @@ fn supports(link: &mut Link, at: u64, epoch: Epoch) -> bool {
 }
 
 #[test]
-fn who_gave_an_epoch_up_supports_it_no_more() {
+fn a_sender_that_gave_an_epoch_up_no_longer_supports_it() {
     let mut link = lone_link(0);
     assert!(supports(&mut link, 1, Epoch::GENESIS));
     link.want(Instant::from_nanos(2));
@@ -31,14 +31,14 @@ fn who_gave_an_epoch_up_supports_it_no_more() {
 }
 
 #[test]
-fn who_has_restarted_supports_nobody_for_a_lease() {
+fn a_restarted_sender_supports_no_epoch_for_a_lease() {
     let mut link = lone_link(1_000);
     assert!(!supports(&mut link, 999, Epoch::GENESIS));
     assert!(supports(&mut link, 1_000, Epoch::GENESIS));
 }
 
 #[test]
-fn a_witness_in_a_new_life_has_all_former_tokens_given_up_first() {
+fn a_restarted_witness_first_has_all_former_tokens_given_up() {
     let mut witness = Witness::new(2, LEASE_NS, Incarnation(2), true, Instant::ZERO);
     let recover = |epoch| Body::RecoverLink { epoch, suspect: None, gave_up: true };
     let now = Instant::from_nanos(5);
@@ -51,7 +51,7 @@ fn a_witness_in_a_new_life_has_all_former_tokens_given_up_first() {
 }
 
 #[test]
-fn no_clock_of_another_is_too_late_to_be_read() {
+fn any_clock_of_a_peer_gives_a_bounded_wait() {
     for clock in [0, 1, u64::MAX - 1, u64::MAX] {
         let mut link = lone_link(0);
         let grant = Grant {

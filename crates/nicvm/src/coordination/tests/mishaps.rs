@@ -71,14 +71,14 @@ fn scenario(seed: u64) {
 }
 
 #[test]
-fn random_scenarios_keep_one_holder_and_everybody_gets_a_turn() {
+fn random_scenarios_keep_one_holder_and_give_every_sender_a_turn() {
     (0..500).for_each(scenario);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
     #[test]
-    fn one_holder_and_everybody_gets_a_turn_from_new_seeds(seed: u64) {
+    fn one_holder_and_every_sender_gets_a_turn_from_new_seeds(seed: u64) {
         scenario(seed);
     }
 }

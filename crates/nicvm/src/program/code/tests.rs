@@ -6,7 +6,7 @@ proptest! {
 
     /// Any bytes that pass the check run without a panic, within their steps and their memory.
     #[test]
-    fn what_is_checked_runs(
+    fn checked_programs_run(
         heads in prop::collection::vec((0..12_u8, 0..5_u8, any::<u8>(), 0..40_u32, 0..40_u64, 0..40_u64), 1..20),
         memory in 0..64_u32,
     ) {
@@ -94,7 +94,7 @@ fn a_loop_that_gathers_a_byte_each_time_is_refused_at_once() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn check_errors_name_the_instruction() {
     let range = |offset, length| Range { offset, length };
     let count = Instruction::Count(1);
     let cases = [

@@ -28,7 +28,7 @@ fn pieces(message: u32) -> u32 {
     total(message).div_ceil(PART)
 }
 
-/// The receiver, and what it has delivered.
+/// The receiver, and the messages that it has delivered.
 struct Receiver {
     long: LongMessages,
     now: Instant,
@@ -115,9 +115,9 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Sends any frames: a delivered message has no gap and comes once. The memory stays bounded, and is free again
-    /// when no frame has come for the timeout. Then a correct sender's message is delivered, in whatever order its
-    /// frames arrive, and each of them twice.
+    /// Sends any frames: a delivered message has no gap and is delivered once. The memory stays bounded, and is free
+    /// again when no frame has arrived for the timeout. Then a correct sender's message is delivered, in whatever order
+    /// its frames arrive, and if each arrives twice.
     #[test]
     fn any_frames_deliver_only_whole_messages_once(
         ops in prop::collection::vec(op(), 0..60),

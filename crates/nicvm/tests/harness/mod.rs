@@ -1,4 +1,4 @@
-//! A NIC on a desk: one unit on hardware that only writes down what it is asked for.
+//! One unit on mock hardware that records all effects.
 #![allow(dead_code, reason = "no test uses all of it")]
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use midplane_simhw::port::{Command, Completion};
 use midplane_simhw::region::{Access, Payload, RegionError, RegionRef};
 use midplane_simhw::time::{Instant, LineRate};
 
-/// What took effect.
+/// An effect that the hardware has carried out.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Effect {
     Sent(Header),
@@ -22,20 +22,20 @@ pub(crate) enum Effect {
     Completed(PortId, Completion),
 }
 
-/// Hardware that never refuses, but for regions of generation 0.
-pub(crate) struct Paper {
+/// Hardware that refuses nothing except regions of generation 0, and records all effects.
+pub(crate) struct RecordingHardware {
     pub(crate) now: Instant,
     pub(crate) commands: VecDeque<(PortId, Command)>,
     pub(crate) alarms: [Instant; TIMERS],
     pub(crate) done: Vec<Effect>,
-    /// The line takes nothing before.
+    /// Instant before which the line accepts no frame.
     pub(crate) busy_until: Instant,
     incarnation: Incarnation,
     staged: Vec<Effect>,
     staged_alarms: Vec<(TimerId, Instant)>,
 }
 
-impl Hardware for Paper {
+impl Hardware for RecordingHardware {
     fn node(&self) -> NodeId {
         NodeId(1)
     }
@@ -129,19 +129,19 @@ impl Hardware for Paper {
     }
 }
 
-/// A unit on such hardware.
-pub(crate) struct Desk {
+/// A unit on recording hardware.
+pub(crate) struct Harness {
     pub(crate) unit: Unit,
-    pub(crate) hw: Paper,
+    pub(crate) hw: RecordingHardware,
 }
 
-impl Desk {
+impl Harness {
     pub(crate) fn new(unit: Unit) -> Self {
-        Self::in_life(unit, Incarnation::FIRST)
+        Self::in_incarnation(unit, Incarnation::FIRST)
     }
 
-    pub(crate) fn in_life(unit: Unit, incarnation: Incarnation) -> Self {
-        let hw = Paper {
+    pub(crate) fn in_incarnation(unit: Unit, incarnation: Incarnation) -> Self {
+        let hw = RecordingHardware {
             now: Instant::from_nanos(1_000),
             commands: VecDeque::new(),
             alarms: [Instant::FAR_FUTURE; TIMERS],
@@ -151,13 +151,13 @@ impl Desk {
             staged: Vec::new(),
             staged_alarms: Vec::new(),
         };
-        let mut desk = Self { unit, hw };
-        desk.turn(|unit, hw| unit.on_start(hw));
-        desk
+        let mut harness = Self { unit, hw };
+        harness.turn(|unit, hw| unit.on_start(hw));
+        harness
     }
 
-    /// One turn: what is not committed at its end never happened.
-    pub(crate) fn turn(&mut self, turn: impl FnOnce(&mut Unit, &mut Paper)) {
+    /// Runs one turn, and drops the effects that are not committed at its end.
+    pub(crate) fn turn(&mut self, turn: impl FnOnce(&mut Unit, &mut RecordingHardware)) {
         turn(&mut self.unit, &mut self.hw);
         self.hw.abort();
     }
@@ -172,7 +172,7 @@ impl Desk {
         self.turn(|unit, hw| unit.on_frame(hw, Frame { header, payload: Payload::from(payload) }));
     }
 
-    /// Lets the time pass, alarms included.
+    /// Advances the time by `nanos`, with all alarms due until then.
     pub(crate) fn pass(&mut self, nanos: u64) {
         let end = self.hw.now.plus_nanos(nanos);
         while self.hw.alarms[0] <= end {
@@ -187,7 +187,7 @@ impl Desk {
         std::mem::take(&mut self.hw.done)
     }
 
-    /// The completions among what took effect, which is forgotten.
+    /// Takes all recorded effects, and returns the completions among them.
     pub(crate) fn completions(&mut self) -> Vec<(PortId, Completion)> {
         let completed = |effect| match effect {
             Effect::Completed(port, completion) => Some((port, completion)),
@@ -197,7 +197,7 @@ impl Desk {
     }
 }
 
-/// Another unit's control messages, as far as the desk's one sees them.
+/// The control messages of another unit, which talks to the harness's unit.
 pub(crate) struct Peer {
     pub(crate) control: Control,
 }
@@ -207,26 +207,26 @@ impl Peer {
         Self { control: Control::new(node, Incarnation::FIRST, ControlConfig::default()) }
     }
 
-    /// Says something to an extension of the desk's unit; returns what took effect there.
-    pub(crate) fn say(&mut self, desk: &mut Desk, to: Address, body: &[u8]) -> Vec<Effect> {
-        self.control.send(desk.hw.now, NodeId(1), to, body).expect("the queue is long");
-        self.exchange(desk)
+    /// Sends a control message to an extension of the harness's unit; returns the effects there.
+    pub(crate) fn send(&mut self, harness: &mut Harness, to: Address, body: &[u8]) -> Vec<Effect> {
+        self.control.send(harness.hw.now, NodeId(1), to, body).expect("the queue is long");
+        self.exchange(harness)
     }
 
-    /// Lets the two units' frames pass; returns what took effect.
-    pub(crate) fn exchange(&mut self, desk: &mut Desk) -> Vec<Effect> {
+    /// Exchanges the frames of the two units; returns the effects at the harness's unit.
+    pub(crate) fn exchange(&mut self, harness: &mut Harness) -> Vec<Effect> {
         let mut effects = Vec::new();
         for _ in 0..4 {
-            while let Some(transmit) = self.control.poll_transmit(desk.hw.now) {
+            while let Some(transmit) = self.control.poll_transmit(harness.hw.now) {
                 let (header, body) = (transmit.header, transmit.body.to_vec());
-                desk.frame(header, &body);
+                harness.frame(header, &body);
             }
-            for effect in desk.take() {
+            for effect in harness.take() {
                 if let Effect::Sent(header) = &effect
                     && header.kind != Kind::Data
                 {
                     let body = vec![0; header.length.into()];
-                    self.control.handle_frame(desk.hw.now, header, &body);
+                    self.control.handle_frame(harness.hw.now, header, &body);
                 }
                 effects.push(effect);
             }
@@ -239,13 +239,13 @@ pub(crate) fn command(extension: ExtensionId, opcode: u8) -> Command {
     Command { extension, opcode, cookie: u64::from(opcode), ..Command::default() }
 }
 
-/// Memory of a port.
+/// Returns the region of a port's memory.
 pub(crate) fn memory(port: PortId, length: u32) -> RegionRef {
     RegionRef { port, generation: 1, length, ..RegionRef::default() }
 }
 
-/// Lets tests panic on purpose without a word: only panics that say so are silent.
-pub(crate) fn hush() {
+/// Silences panics with the message `on purpose`.
+pub(crate) fn silence_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         let usual = std::panic::take_hook();
