@@ -1,4 +1,5 @@
-//! A service that reads samples from so many streams, and prints their sum. `feed.c` is an MPI job that sends them.
+//! A service that reads samples from a given number of streams, and prints their sum. `feed.c` is an MPI job that sends
+//! them.
 #![cfg(target_os = "linux")]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
 
@@ -9,7 +10,7 @@ use tokio::io::AsyncReadExt;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Adds the numbers of a stream up, to its end.
+/// Sums the numbers of a stream up to its end.
 async fn sum(mut stream: Stream) -> Result<(u64, f64), Error> {
     let (mut count, mut sum) = (0, 0.0);
     loop {

@@ -12,7 +12,7 @@ use midplane::{Node, Stream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf, split};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Limits how long a close waits for the service's end of the stream.
+/// Longest time for which a close waits for the service's end of the stream.
 const CLOSE: Duration = Duration::from_secs(10);
 /// Bytes that a close reads at once, to discard them.
 const DISCARD: usize = 4096;
@@ -41,7 +41,7 @@ fn bridge() -> MutexGuard<'static, Option<Bridge>> {
     BRIDGE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the part of a stream that a panic elsewhere can't have left half done.
+/// Locks a side of a stream. Ignores poisoning, because a panic elsewhere can't leave the side half changed.
 fn lock<T>(half: &Mutex<T>) -> MutexGuard<'_, T> {
     half.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -109,27 +109,27 @@ pub(crate) fn send(number: i32, bytes: &[u8]) -> Result<(), Failed> {
             sender.write_all(bytes).await?;
             sender.flush().await
         })
-        .map_err(|error| told("send", &error))
+        .map_err(|error| failed("send", &error))
 }
 
-/// Receives some bytes; none at the end.
+/// Receives some bytes; none at the end of the stream.
 pub(crate) fn receive(number: i32, bytes: &mut [MaybeUninit<u8>]) -> Result<usize, Failed> {
     let (halves, runtime) = find(number)?;
     let mut receiver = lock(&halves.receiver);
     let mut buffer = ReadBuf::uninit(bytes);
     let read = poll_fn(|context| Pin::new(&mut *receiver).poll_read(context, &mut buffer));
-    runtime.block_on(read).map_err(|error| told("receive", &error))?;
+    runtime.block_on(read).map_err(|error| failed("receive", &error))?;
     Ok(buffer.filled().len())
 }
 
-/// Ends the own side of a stream.
+/// Ends this process's side of a stream.
 pub(crate) fn finish(number: i32) -> Result<(), Failed> {
     let (halves, runtime) = find(number)?;
     let mut sender = lock(&halves.sender);
-    runtime.block_on(sender.shutdown()).map_err(|error| told("end", &error))
+    runtime.block_on(sender.shutdown()).map_err(|error| failed("end", &error))
 }
 
-/// Closes a stream, once the service has ended its side or has had its time.
+/// Closes a stream once the service has ended its side, or after [`CLOSE`].
 pub(crate) fn close(number: i32) -> Result<(), Failed> {
     let (halves, runtime) = find(number)?;
     if let Some(bridge) = bridge().as_mut() {
@@ -144,7 +144,7 @@ pub(crate) fn close(number: i32) -> Result<(), Failed> {
     };
     let ended = runtime.block_on(async { tokio::time::timeout(CLOSE, ends).await });
     match ended {
-        Ok(ended) => ended.map_err(|error| told("close", &error)),
+        Ok(ended) => ended.map_err(|error| failed("close", &error)),
         Err(_) => Err(format!(
             "the service has not ended its side of stream {number} within {} s: it may not have read everything",
             CLOSE.as_secs()
@@ -152,6 +152,6 @@ pub(crate) fn close(number: i32) -> Result<(), Failed> {
     }
 }
 
-fn told(what: &str, error: &io::Error) -> Failed {
+fn failed(what: &str, error: &io::Error) -> Failed {
     format!("the stream failed ({what}): {error}")
 }

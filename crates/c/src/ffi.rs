@@ -1,4 +1,4 @@
-//! The functions of `midplane.h`: they check what C passes, and return numbers. No panic leaves one.
+//! The functions of `midplane.h`: they check C's arguments, and return numbers. No panic leaves one.
 #![allow(unsafe_code, reason = "the functions that C code calls")]
 
 use std::cell::RefCell;
@@ -22,7 +22,7 @@ fn guard<T>(call: impl FnOnce() -> Result<T, Failed>) -> Option<T> {
         Ok(value) => Some(value),
         Err(text) => {
             let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
-            // During the end of a thread there is no place for it any more.
+            // While the thread ends, its text has no storage any more.
             let _ = ERROR.try_with(|error| *error.borrow_mut() = text);
             None
         }
@@ -54,7 +54,7 @@ pub(crate) unsafe extern "C" fn midplane_connect(service: *const c_char) -> c_in
 /// Sends bytes. See `midplane.h`.
 ///
 /// # Safety
-/// `bytes` points to so many bytes, or the length is 0.
+/// `bytes` points to `length` bytes, or `length` is 0.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn midplane_send(
     stream: c_int,
@@ -65,7 +65,7 @@ pub(crate) unsafe extern "C" fn midplane_send(
         check(bytes, length)?;
         let bytes = match length {
             0 => &[],
-            // SAFETY: promised by the caller, and checked for what can be.
+            // SAFETY: promised by the caller; null and impossible lengths are refused before.
             _ => unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) },
         };
         bridge::send(stream, bytes)
@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn midplane_send(
 /// Receives bytes. See `midplane.h`.
 ///
 /// # Safety
-/// `bytes` points to so many bytes that nothing else uses during the call.
+/// `bytes` points to `length` bytes that nothing else uses during the call.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn midplane_receive(
     stream: c_int,
@@ -94,7 +94,7 @@ pub(crate) unsafe extern "C" fn midplane_receive(
     received.map_or(-1, usize::cast_signed)
 }
 
-/// Ends the own side of a stream. See `midplane.h`.
+/// Ends this process's side of a stream. See `midplane.h`.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn midplane_finish(stream: c_int) -> c_int {
     code(|| bridge::finish(stream))
@@ -112,13 +112,13 @@ pub(crate) extern "C" fn midplane_error() -> *const c_char {
     ERROR.try_with(|error| error.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Refuses memory that can't be a caller's.
+/// Refuses null and lengths that no memory can have.
 fn check(bytes: *const c_void, length: usize) -> Result<(), Failed> {
     if bytes.is_null() && length > 0 {
         return Err("the bytes are NULL".into());
     }
     if isize::try_from(length).is_err() {
-        return Err(format!("a length of {length} bytes is no memory's"));
+        return Err(format!("no memory has {length} bytes"));
     }
     Ok(())
 }

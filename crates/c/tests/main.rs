@@ -92,7 +92,7 @@ async fn a_program_sends_and_receives_at_once_more_than_any_window() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wrong_arguments_are_errors_that_say_what_is_wrong() {
+async fn wrong_arguments_are_errors_that_name_the_reason() {
     let node = node("wrong").await;
     run("wrong", echo(&node)).await;
 }

@@ -1,4 +1,4 @@
-/* What tests/main.rs runs: programs NAME. Prints what failed, and returns 1. */
+/* Test programs of tests/main.rs: programs NAME. Prints the check that failed, and returns 1. */
 #include <midplane.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static void receive_all(int stream, char *bytes, size_t length) {
     }
 }
 
-/* Sends more than any window has, and receives it back at the same time. */
+/* Sends more bytes than any flow-control window has, and receives them back at the same time. */
 struct echo {
     int stream;
     char *bytes;

@@ -19,7 +19,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-/// Returns the time since 1970, or `None` for that of the system.
+/// Returns the time since 1970, or `None` for the system's clock.
 type Clock = fn() -> Option<Duration>;
 
 /// The seeded state of a thread.
@@ -35,9 +35,9 @@ thread_local! {
     static ENTERED: Cell<Option<Entered>> = const { Cell::new(None) };
 }
 
-/// Has this thread's randomness drawn from `seed`, and its wall clock read from `clock`, until the guard is dropped.
+/// Draws this thread's random numbers from `seed`, and reads its wall clock from `clock`, until the guard is dropped.
 ///
-/// Times from 1970 on; `clock` may not read the wall clock itself.
+/// `clock` returns times from 1970 on, and may not read the wall clock itself.
 ///
 /// # Panics
 /// If the thread has entered already.
@@ -50,7 +50,7 @@ pub fn enter(seed: u64, clock: fn() -> Option<Duration>) -> Guard {
     Guard(PhantomData)
 }
 
-/// Ends what [`enter`] has begun when it is dropped.
+/// Guard of [`enter`]: dropping it returns the thread to the system's random numbers and wall clock.
 #[derive(Debug)]
 #[must_use = "the thread draws from its seed until this is dropped"]
 pub struct Guard(PhantomData<*const ()>);

@@ -1,4 +1,4 @@
-//! The functions of the C library that this program has instead.
+//! Replacements of the C library's functions.
 
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -8,7 +8,7 @@ use libc::{c_int, c_long, c_uint, clockid_t, size_t, ssize_t, timespec};
 
 use crate::{fill, wall_clock};
 
-/// Makes the linker take these functions, which it does only with code that is used.
+/// References the functions, because the linker takes only functions of code that is used.
 pub(crate) fn link() {
     black_box((getrandom as *const (), clock_gettime as *const ()));
 }
@@ -20,8 +20,8 @@ pub(crate) fn link() {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getrandom(buffer: *mut c_void, length: size_t, flags: c_uint) -> ssize_t {
     if !buffer.is_null() && isize::try_from(length).is_ok() {
-        // SAFETY: the caller's buffer has so many bytes, and the check has found that their number is one of a slice.
-        // They may hold no values yet: zeroes are written before the slice is made.
+        // SAFETY: the caller's buffer has `length` bytes, and the check has found that a slice may be that long. They
+        // may be uninitialised: zeroes are written before the slice is made.
         let bytes = unsafe {
             buffer.cast::<u8>().write_bytes(0, length);
             std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length)
@@ -46,7 +46,7 @@ unsafe extern "C" fn clock_gettime(clock: clockid_t, time: *mut timespec) -> c_i
         && let Some(now) = wall_clock()
     {
         let seconds = now.as_secs().try_into().unwrap_or(libc::time_t::MAX);
-        // SAFETY: the caller lets it be written.
+        // SAFETY: the caller promises that `time` may be written.
         unsafe {
             time.write(timespec {
                 tv_sec: seconds,
@@ -74,7 +74,7 @@ fn system_clock() -> Option<ClockGettime> {
         found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"clock_gettime".as_ptr()) };
         FOUND.store(found, Ordering::Relaxed);
     }
-    // SAFETY: a function pointer or none has the size of the pointer, and a null pointer is none. What was found is the
-    // function of this name, whose type is the C library's.
+    // SAFETY: an optional function pointer has the size of a pointer, and null is `None`. A found pointer is that of
+    // the function with this name, whose type is the C library's.
     unsafe { std::mem::transmute::<*mut c_void, Option<ClockGettime>>(found) }
 }

@@ -1,4 +1,4 @@
-//! Compares what std and other crates get on a thread with a seed and on others.
+//! Compares the random numbers and clocks of a thread with a seed with those of other threads.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -15,7 +15,7 @@ fn clock() -> Option<Duration> {
     Some(Duration::new(1_000_000_000, 5))
 }
 
-/// The order of a map, random bytes, and the wall clock, on a thread of its own.
+/// Returns the order of a map, random bytes and the wall clock, as a new thread gets them.
 fn drawn(seed: Option<u64>) -> (Vec<u32>, u64, SystemTime) {
     thread::spawn(move || {
         let _guard = seed.map(|seed| enter(seed, clock));

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn skipping_is_drawing_and_forgetting() {
+    fn skipping_equals_drawing() {
         let mut stream = Stream::new(271_828_183);
         for count in 0..100 {
             assert_eq!(Stream::new(271_828_183).skip(count), stream);

@@ -1,4 +1,4 @@
-//! Limits that real systems set for a cut, and the fitting of a wished cut to them.
+//! Limits that real systems set for a cut, and the fitting of desired sizes to them.
 
 use crate::plan_error::PlanError;
 
@@ -198,7 +198,7 @@ impl Cut {
         1.0 + ((self.total - last_low) / low + 1e-12).floor()
     }
 
-    /// Changes wished sizes to allowed ones: the same number of fragments, the exact sum, every
+    /// Changes desired sizes to allowed ones: the same number of fragments, the exact sum, every
     /// size within its bounds. Returns false if no cut into that many fragments is allowed.
     pub(crate) fn fit(&self, sizes: &mut [f64]) -> bool {
         let count = sizes.len();

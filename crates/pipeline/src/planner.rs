@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ramp_of_an_old_chain_is_turned_away() {
+    fn a_ramp_of_an_old_chain_is_rejected() {
         let chain = |g| {
             Pipeline::new(vec![Stage::new(g, 0.01).unwrap(), Stage::new(2.0 * g, 0.02).unwrap()])
                 .unwrap()

@@ -190,8 +190,8 @@ proptest! {
     }
 }
 
-/// A chain on which the best last of six fragments is almost zero; the search for five once started
-/// from there and crept.
+/// A chain on which the best last of six fragments is almost zero. As the start of the search for five fragments, that
+/// size made the search converge slowly.
 #[test]
 fn a_ramp_forgets_the_ends_of_another_number_of_fragments() {
     let stages = [(1.4035, 0.0031381), (19.119, 0.07803), (1.154, 0.022274)];

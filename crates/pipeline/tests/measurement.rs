@@ -55,7 +55,7 @@ fn hops_that_do_not_answer_are_merged() {
 }
 
 #[test]
-fn what_is_no_timing_is_refused() {
+fn invalid_timings_are_refused() {
     assert_eq!(fit(&[(1.0, 1.0)]), Err(FitError::TooFew(1)));
     assert_eq!(fit(&[(5.0, 1.0), (5.0, 2.0)]), Err(FitError::OneSize(5.0)));
     assert_eq!(fit(&[(1.0, 1.0), (2.0, f64::NAN)]), Err(FitError::BadTiming(1)));

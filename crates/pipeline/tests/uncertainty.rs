@@ -108,7 +108,7 @@ proptest! {
         let request = Request::new(bytes);
         let plan = |chain: &Pipeline| auto(chain, &request, None, Refragment::WhereItHelps).unwrap();
         prop_assert_eq!(plan(&uncertain(&chain, &errors)), plan(&chain));
-        // One stage of six of which nothing is known is no reason either.
+        // One stage of six with unknown costs does not change the plan either.
         let mut errors = vec![0.0; n];
         if n == 6 {
             errors[unknown % n] = 1e12;
@@ -141,7 +141,7 @@ fn the_scatter_of_timings_reaches_the_plan() {
     }
 }
 
-/// Probes whose times scatter by a tenth: little of the whole path, but all of a short last hop.
+/// Probes whose times scatter by a tenth: little compared with the whole path, but as much as a short last hop.
 struct Scattered(Dice);
 
 impl HopPath for Scattered {
@@ -152,7 +152,7 @@ impl HopPath for Scattered {
 }
 
 #[test]
-fn a_hop_that_drowns_in_the_noise_of_the_others_is_uncertain() {
+fn a_hop_within_the_noise_of_the_others_is_uncertain() {
     let found = hops(&mut Scattered(Dice(5)), 2, (64.0, 8192.0), 1).unwrap();
     assert_eq!(family(&found), Family::Fixed, "{found:?}");
 }

@@ -252,7 +252,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_panic_or_carry_what_is_not_a_number(
+        fn any_bytes_parse_to_finite_numbers_or_none(
             bytes in proptest::collection::vec(any::<u8>(), 0..100), now: u64,
         ) {
             let mut delay = QueueDelay::default();

@@ -125,7 +125,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_the_stamps_say_a_warp_is_finite(
+        fn any_stamps_give_a_finite_warp(
             stamps in proptest::collection::vec((any::<u64>(), any::<u64>()), 1..50),
         ) {
             let mut decoder = Decoder::default();

@@ -1,7 +1,6 @@
-//! Measures the cost of a message that is not sent: by the gate, and by other senders with a full
-//! queue.
+//! Measures the cost of a message that is not sent: by the gate, and by other ways of sending, whose queue is full.
 //!
-//! The targets are at most 5 ns for a gate without credit, and 20 times as long for the others.
+//! The targets are at most 5 ns for a gate without credit, and 20 times as long for the other ways.
 
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};

@@ -192,7 +192,7 @@ pub struct GateKeeper {
     gate: Gate,
     depth: u64,
     /// When credit was last added, and the fraction of a byte that remained.
-    poured: Option<(Instant, f64)>,
+    last_added: Option<(Instant, f64)>,
     shut_until: Option<Instant>,
 }
 
@@ -211,7 +211,7 @@ impl GateKeeper {
         let state = GateState { gate: AtomicU64::new(0), rate, queue, depth };
         let gate = Gate { state: Arc::new(state) };
         gate.give(depth, depth);
-        let keeper = Self { gate: gate.clone(), depth, poured: None, shut_until: None };
+        let keeper = Self { gate: gate.clone(), depth, last_added: None, shut_until: None };
         (keeper, gate)
     }
 
@@ -223,10 +223,10 @@ impl GateKeeper {
         }
         let rate = if rate.is_finite() { rate.max(0.0) } else { 0.0 };
         self.gate.state.rate.store(rate as u64, Ordering::Relaxed);
-        let (last, rest) = self.poured.unwrap_or((now, 0.0));
+        let (last, rest) = self.last_added.unwrap_or((now, 0.0));
         let due = rest + rate * now.nanos_since(last) as f64 / 1e9;
         let whole = due.min(self.depth as f64).floor();
-        self.poured = Some((now, if due > whole + 1.0 { 0.0 } else { due - whole }));
+        self.last_added = Some((now, if due > whole + 1.0 { 0.0 } else { due - whole }));
         if self.shut_until.is_none() {
             self.gate.give(whole as u64, self.depth);
         }
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permit_that_is_dropped_goes_back() {
+    fn a_dropped_permit_returns_its_credit() {
         let (_keeper, gate) = GateKeeper::new(100);
         drop(gate.try_reserve(100).unwrap());
         gate.try_reserve(100).unwrap().spend();
@@ -333,7 +333,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn however_it_is_poured_no_more_is_sent_than_the_rate_and_the_depth(
+        fn no_more_is_sent_than_the_rate_and_the_depth_allow(
             gaps in proptest::collection::vec(1_u64..2_000, 1..200), rate in 1e3..1e9,
         ) {
             let (mut keeper, gate) = GateKeeper::new(3_000);
@@ -349,9 +349,9 @@ mod tests {
             prop_assert!(sent as f64 <= most + 1.0, "{} of {}", sent, most);
         }
 
-        /// The gate leaves every state that it can enter.
+        /// No state of a gate is final while its keeper adds credit.
         #[test]
-        fn every_gate_opens_again_while_its_keeper_pours_at_any_rate(
+        fn every_gate_opens_again_while_its_keeper_adds_credit(
             shut in proptest::option::of(0_u64..10_000), rate in 1e3..1e9, take in 0_u32..3_000,
         ) {
             let (mut keeper, gate) = GateKeeper::new(3_000);

@@ -2,8 +2,7 @@
 
 use crate::stage::Stage;
 
-/// The most timings used for one line; of more, this many at even steps are used. 64 make 2016
-/// slopes.
+/// The most timings used for one line; of more, this many at even steps are used. 96 make 4,560 slopes.
 const MAX_TIMINGS: usize = 96;
 
 /// The reason why no line could be fitted.

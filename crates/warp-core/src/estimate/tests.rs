@@ -64,7 +64,7 @@ fn a_clock_that_is_set_starts_over() {
 }
 
 #[test]
-fn the_slope_is_as_noisy_as_the_formula_says() {
+fn the_noise_of_the_slope_agrees_with_the_formula() {
     let mut rng = Rng::new(1, "noise");
     let sigma = 1_000.0;
     // The noise is uniform with a deviation of sigma; each group has one message.
@@ -86,7 +86,7 @@ fn the_slope_is_as_noisy_as_the_formula_says() {
 
 proptest! {
     #[test]
-    fn any_stamps_at_all_give_finite_estimates(
+    fn any_stamps_give_finite_estimates(
         arrivals in proptest::collection::vec((any::<u64>(), any::<u64>(), any::<u64>()), 1..200),
     ) {
         let mut estimator = Estimator::new(Grouping::new(SPAN, 4));

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn others_leave_at_the_rate_whatever_warp_sends_itself() {
+    fn frames_of_other_extensions_leave_at_the_rate_whatever_warp_sends() {
         let other = frame(ExtensionId(WARP.0 + 1), 952);
         let mut pace = Pace::default();
         pace.update(at(0), Pace::update(NodeId(1), 1e6));

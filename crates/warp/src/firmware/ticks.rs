@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn stamps_come_out_whole_however_often_their_half_repeats() {
+    fn stamps_are_extended_however_often_their_lower_half_repeats() {
         let mut newest = (0, 0);
         let start = 1_000_000_000_000;
         for i in 0..3_000_u64 {

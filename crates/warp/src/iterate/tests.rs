@@ -66,7 +66,7 @@ impl<'a, P: FixedPoint + Clone> Cluster<'a, P> {
         }
     }
 
-    fn say(&mut self, rank: usize, report: Report) {
+    fn send_report(&mut self, rank: usize, report: Report) {
         self.serial += 1;
         self.last_report[rank] = (self.now + self.rng.below(20)).max(self.last_report[rank]);
         self.reports.insert((self.last_report[rank], self.serial), (rank, report));
@@ -89,7 +89,7 @@ impl<'a, P: FixedPoint + Clone> Cluster<'a, P> {
             for rank in 0..self.parts.len() {
                 let own = [self.ranges[rank].clone()];
                 let reports = self.sides[rank].handle_order(order, &own, self.parts[rank].x());
-                reports.into_iter().for_each(|report| self.say(rank, report));
+                reports.into_iter().for_each(|report| self.send_report(rank, report));
             }
         }
     }
@@ -103,7 +103,7 @@ impl<'a, P: FixedPoint + Clone> Cluster<'a, P> {
         }
         let found = self.parts[rank].sweep();
         if let Some(report) = self.sides[rank].on_sweep(found) {
-            self.say(rank, report);
+            self.send_report(rank, report);
         }
         for i in self.parts[rank].own() {
             for to in (0..ranks).filter(|to| *to != rank) {
@@ -145,7 +145,7 @@ fn solve<P: FixedPoint + Clone>(
 const BAD: Net = Net { loss: 0.3, doubled: 0.1, delay: 20 };
 
 #[test]
-fn a_waveform_relaxes_to_the_course_that_stepping_gives() {
+fn a_waveform_relaxes_to_the_solution_of_its_time_steps() {
     let (points, steps, ratio) = (8, 12, 0.5);
     let problem = Waveform::new(points, steps, ratio);
     let (found, ..) = solve(&problem, 4, 1e-12, BAD, 3).expect("it ends");
@@ -168,7 +168,7 @@ fn a_waveform_relaxes_to_the_course_that_stepping_gives() {
 }
 
 #[test]
-fn a_flow_leaves_each_node_what_it_supplies() {
+fn each_node_sends_the_flow_that_it_supplies() {
     let edges = [(0, 1, 1.0), (1, 2, 2.0), (2, 3, 1.0), (3, 0, 0.5), (1, 3, 1.5)];
     let supply = vec![0.0, 1.0, -2.0, 0.5];
     let problem = NetworkFlow::new(supply.clone(), &edges);

@@ -154,7 +154,7 @@ fn without_loss_a_value_is_sent_once() {
 }
 
 #[test]
-fn a_gate_that_lets_little_through_sends_the_latest_of_each_key_in_turn() {
+fn a_slow_gate_sends_the_latest_value_of_each_key_in_turn() {
     // The gate allows two copies a feedback delay, against 40 writes: the values that arrive are
     // recent ones.
     let mut pair = Pair::new(2, 0.0, f64::from(BYTES) * 2.0 / 1e-3);
@@ -178,7 +178,7 @@ fn a_gate_that_lets_little_through_sends_the_latest_of_each_key_in_turn() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn whatever_is_lost_readers_never_go_back_and_the_last_write_arrives(
+    fn under_any_loss_readers_never_go_back_and_the_last_write_arrives(
         seed: u64, loss in 0.0..0.8, writes in proptest::collection::vec((0_u32..10, 0_u32..60), 1..60),
         cut in 0_u64..30,
     ) {

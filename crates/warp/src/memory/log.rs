@@ -12,7 +12,8 @@ pub(super) const PART: usize = 32;
 
 /// The most writes of a log that a node accepts from another.
 pub(super) const MOST: usize = 65_536;
-/// The most locations that take coherent writes, so that a log stays within its bound while writers add locations at once.
+/// The most locations that take coherent writes: a log stays within its bound even while several writers add locations
+/// at once.
 pub const MAX_LOCATIONS: usize = MOST / 2;
 
 /// Writes with their places, in rising order.

@@ -13,7 +13,7 @@ fn check_settles(seed: u64) {
         let draw = Draw::random(senders, seed);
         let mut settled = settle_fluid(&draw, false);
         if senders == 1 && draw.starts[0] > SERVICE {
-            // It has filled the queue before it could measure the empty path: the queue stands higher until a drain.
+            // It has filled the queue before it could measure the empty path: the queue stays longer until a drain.
             assert!(settled.queue <= 1.25, "seed {seed}: {settled:?}");
             settled = settle_fluid(&draw, true);
         }
@@ -44,7 +44,7 @@ proptest! {
 }
 
 #[test]
-fn w3_the_queue_stands_where_it_is_told_to() {
+fn w3_the_queue_settles_at_its_target() {
     for target in [0.1, 0.5, 2.0] {
         let settled = settle_fluid(&Draw::even(8, target * PRODUCT, 0.0), false);
         assert!((settled.queue - 1.0).abs() <= 0.1 && settled.queue_p99 <= 2.0, "{settled:?}");

@@ -42,9 +42,9 @@ fn a_sender_that_asks_the_gate_never_waits_and_is_never_silent_for_long() {
 }
 
 #[test]
-fn a_token_released_much_too_early_loses_messages_unless_warp_steers_the_lead() {
-    let wild = Star::new(3, 10_240).run(Traffic::Tokens { is_steered: false });
-    let steered = Star::new(3, 10_240).run(Traffic::Tokens { is_steered: true });
+fn a_token_released_much_too_early_loses_messages_unless_warp_adjusts_the_lead() {
+    let wild = Star::new(3, 10_240).run(Traffic::Tokens { is_adjusted: false });
+    let steered = Star::new(3, 10_240).run(Traffic::Tokens { is_adjusted: true });
     println!("a lead of 850 us: {wild:.3?}, steered {steered:.3?}");
     assert!(wild.loss > 0.2, "{wild:?}");
     // All losses are at the start, before Warp has measured the queue.

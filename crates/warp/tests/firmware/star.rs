@@ -40,7 +40,7 @@ pub(crate) enum Traffic {
     /// that.
     Tokens {
         /// True if Warp corrects the release.
-        is_steered: bool,
+        is_adjusted: bool,
     },
 }
 
@@ -120,10 +120,10 @@ impl Star {
         let mut world = World::new(&topology, NicProfile::MODERN, 1, move |node, _| {
             let mut unit = Unit::default();
             let config = match traffic {
-                Traffic::Tokens { is_steered } => {
+                Traffic::Tokens { is_adjusted } => {
                     let trim = LeadTrim::default();
                     unit.install(COORDINATION, star.coordination(trim.clone())).unwrap();
-                    star.config_of_tokens(node, is_steered.then_some(trim))
+                    star.config_of_tokens(node, is_adjusted.then_some(trim))
                 }
                 _ => star.config(node),
             };

@@ -20,17 +20,17 @@ use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
 use midplane_warp::firmware::{self, CONTROLLER_STATE, WARP, Warp, WarpConfig};
 
-const POLICE: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 9);
+const SUSPENDER: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 9);
 const STOP: u8 = 1;
 const RECEIVER: NodeId = NodeId(0);
 const SENDER: NodeId = NodeId(1);
 const MESSAGE: usize = 10_240;
 const RATE: LineRate = LineRate::mbps(100);
 
-/// Stops and resumes ports of its NIC, as a daemon's extension would.
-struct Police;
+/// Suspends and resumes ports of its NIC, as a daemon's extension would.
+struct Suspender;
 
-impl Extension for Police {
+impl Extension for Suspender {
     fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
         Ok(())
     }
@@ -72,7 +72,7 @@ impl Scene {
             let to: &[NodeId] = if node == RECEIVER { &[] } else { &[RECEIVER] };
             let mut unit = Unit::default();
             unit.install(WARP, Warp::new(WarpConfig::new(to, RATE, 16 << 10, 1)).0).unwrap();
-            unit.install(POLICE, Police).unwrap();
+            unit.install(SUSPENDER, Suspender).unwrap();
             unit
         });
         let tally: Arc<Mutex<Tally>> = Arc::default();
@@ -115,12 +115,12 @@ impl Scene {
         self.tally.lock().unwrap().arrived.len() - before
     }
 
-    fn police(&mut self, opcode: u8, port: PortId) {
+    fn command(&mut self, opcode: u8, port: PortId) {
         let host = self.world.host(SENDER);
         let done = self.world.block_on(SENDER, async move {
             let mut own = host.open_port().unwrap();
             let args = [port.0.into(), 0, 0];
-            own.submit(&Command { extension: POLICE, opcode, args, ..Command::default() }).unwrap();
+            own.submit(&Command { extension: SUSPENDER, opcode, args, ..Command::default() }).unwrap();
             own.completion().await.unwrap();
         });
         done.unwrap();
@@ -179,7 +179,7 @@ async fn receive(host: &SimHost, tally: &Mutex<Tally>) {
 }
 
 #[test]
-fn a_stop_looks_neither_like_congestion_nor_like_silence() {
+fn a_suspension_counts_neither_as_congestion_nor_as_silence() {
     let mut scene = Scene::new();
     let port = scene.send(0, 3_000);
     scene.run(100.0);
@@ -188,14 +188,14 @@ fn a_stop_looks_neither_like_congestion_nor_like_silence() {
         let before = scene.run(50.0);
         let [rate, queue] = scene.state();
         scene.run(dice.below(2_000) as f64 / 1e3);
-        scene.police(STOP, port);
+        scene.command(STOP, port);
         // Messages in flight arrive.
         scene.run(4.0);
         let completed = scene.completed();
         let suspended = 10 + dice.below(200);
         assert_eq!(scene.run(suspended as f64), 0, "a suspended process sent messages");
         assert_eq!(scene.completed(), completed, "a suspended process received completions");
-        scene.police(STOP + 1, port);
+        scene.command(STOP + 1, port);
         let [rate_after, queue_after] = scene.state();
         let after = scene.run(50.0);
         let what = format!(
@@ -213,7 +213,7 @@ fn a_stop_looks_neither_like_congestion_nor_like_silence() {
 }
 
 #[test]
-fn others_messages_pass_by_those_of_a_stopped_process_and_none_is_lost() {
+fn messages_of_others_overtake_those_of_a_suspended_process_and_none_is_lost() {
     let mut scene = Scene::new();
     let first = scene.send(0, 300);
     scene.run(30.0);
@@ -222,9 +222,9 @@ fn others_messages_pass_by_those_of_a_stopped_process_and_none_is_lost() {
     for _ in 0..40 {
         let port = if dice.below(2) == 0 { first } else { second };
         scene.run(dice.below(3_000) as f64 / 1e3);
-        scene.police(STOP, port);
+        scene.command(STOP, port);
         scene.run(dice.below(8_000) as f64 / 1e3);
-        scene.police(STOP + 1, port);
+        scene.command(STOP + 1, port);
     }
     scene.run(3_000.0);
     assert_eq!(scene.completed(), 600);
@@ -233,20 +233,20 @@ fn others_messages_pass_by_those_of_a_stopped_process_and_none_is_lost() {
 }
 
 #[test]
-fn who_goes_on_has_the_way_to_itself_while_others_stand_still() {
+fn a_resumed_process_has_the_path_to_itself_while_others_are_suspended() {
     let mut scene = Scene::new();
     let first = scene.send(0, 100_000);
     let _second = scene.send(200_000, 100_000);
     scene.run(100.0);
     let both = scene.run(100.0);
-    scene.police(STOP, first);
+    scene.command(STOP, first);
     scene.run(5.0);
     let alone = scene.run(100.0);
     assert!(alone as f64 > 0.95 * both as f64, "{both} messages of both, {alone} of one");
 }
 
 #[test]
-fn a_process_that_ends_while_it_stands_still_leaves_nothing_behind() {
+fn a_process_that_ends_while_suspended_leaves_no_messages() {
     let mut scene = Scene::new();
     let host = scene.world.host(SENDER);
     let stopped = Arc::new(Mutex::new(None));
@@ -263,7 +263,7 @@ fn a_process_that_ends_while_it_stands_still_leaves_nothing_behind() {
     });
     scene.run(3.0);
     let port = stopped.lock().unwrap().unwrap();
-    scene.police(STOP, port);
+    scene.command(STOP, port);
     scene.run(50.0);
     let other = scene.send(500, 100);
     assert_ne!(other.0, u16::MAX);

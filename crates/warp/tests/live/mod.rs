@@ -189,7 +189,7 @@ fn every_level_is_kept_over_sockets_behind_a_slow_switch() {
 /// Sends without a gate: the switch ports overflow, and lost values are sent again until they
 /// arrive.
 #[test]
-fn slow_writes_that_are_lost_for_real_arrive_all_the_same() {
+fn lost_slow_writes_are_sent_again_until_they_arrive() {
     let setting = Setting { sending: Sending::Unpaced, port_bytes: 1 << 10, ..FOUR };
     let lost = fabrics::udp(setting, async |hosts, end| {
         keeps_its_level(hosts, Level::Slow, "unpaced slow writes over udp").await;

@@ -33,7 +33,7 @@ impl Narrowness {
 
 /// The destinations of a frame of slow writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Way {
+pub(crate) enum Delivery {
     /// One frame to each node.
     Each,
     /// One broadcast to all nodes.
@@ -49,11 +49,11 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    pub(crate) fn new(nodes: u16, way: Way, seed: u64) -> Self {
-        Self::with(nodes, way, seed, Narrowness::WIDE)
+    pub(crate) fn new(nodes: u16, delivery: Delivery, seed: u64) -> Self {
+        Self::with(nodes, delivery, seed, Narrowness::WIDE)
     }
 
-    pub(crate) fn with(nodes: u16, way: Way, seed: u64, between: Narrowness) -> Self {
+    pub(crate) fn with(nodes: u16, delivery: Delivery, seed: u64, between: Narrowness) -> Self {
         let Narrowness { rate, queue } = between;
         let link = LinkProfile::ethernet(rate, Duration::from_micros(1));
         let topology = Topology::star(nodes, link, SwitchProfile::new(Buffer::Bytes(2 * queue)));
@@ -61,7 +61,7 @@ impl Cluster {
             let all: Vec<NodeId> = (0..nodes).map(NodeId).collect();
             let others: Vec<NodeId> = all.iter().copied().filter(|other| *other != node).collect();
             let mut config = WarpConfig::new(&others, rate, queue, nodes - 1);
-            config = config.paces_others(true).broadcast(way == Way::All);
+            config = config.paces_others(true).broadcast(delivery == Delivery::All);
             let (warp, gates) = Warp::new(config);
             let mut config = MermeraConfig::new(&all, DELAY);
             config = config.gates(gates);

@@ -6,7 +6,7 @@ mod cluster;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cluster::{Cluster, Narrowness, Way};
+use cluster::{Cluster, Narrowness, Delivery};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
@@ -24,9 +24,9 @@ const fn at(millis: u64) -> Instant {
 }
 
 #[test]
-fn a_value_is_seen_everywhere_whatever_its_level_and_its_way() {
-    for way in [Way::Each, Way::All] {
-        let mut cluster = Cluster::new(4, way, 1);
+fn a_value_is_seen_everywhere_at_any_level_and_delivery() {
+    for delivery in [Delivery::Each, Delivery::All] {
+        let mut cluster = Cluster::new(4, delivery, 1);
         let host = cluster.world.host(NodeId(1));
         cluster.world.spawn(NodeId(1), async move {
             let mut memory = MemoryHandle::<[f64; 3]>::open(&host).unwrap();
@@ -48,7 +48,7 @@ fn a_value_is_seen_everywhere_whatever_its_level_and_its_way() {
             for (level, value) in levels.into_iter().zip(&values) {
                 let (value, origin) = value.expect("it was written");
                 let number = level as u8 as f64 + 1.0;
-                assert_eq!((value, origin.level), ([number; 3], level), "{way:?}, node {node}");
+                assert_eq!((value, origin.level), ([number; 3], level), "{delivery:?}, node {node}");
                 assert_eq!((origin.writer, origin.order), (NodeId(1), 1));
             }
             assert_eq!(values[3], None, "a location without a write");
@@ -57,9 +57,9 @@ fn a_value_is_seen_everywhere_whatever_its_level_and_its_way() {
 }
 
 #[test]
-fn what_is_too_long_or_of_another_type_is_refused_and_said() {
+fn values_too_long_or_of_another_type_are_refused() {
     use midplane_warp::memory::AccessError;
-    let mut cluster = Cluster::new(2, Way::Each, 1);
+    let mut cluster = Cluster::new(2, Delivery::Each, 1);
     let host = cluster.world.host(NodeId(0));
     let work = async move {
         let mut texts = MemoryHandle::<String>::open(&host).unwrap();
@@ -78,7 +78,7 @@ fn what_is_too_long_or_of_another_type_is_refused_and_said() {
 fn an_access_that_was_dropped_does_not_disturb_the_next() {
     use std::pin::pin;
     use std::task::{Context, Waker};
-    let mut cluster = Cluster::new(3, Way::Each, 1);
+    let mut cluster = Cluster::new(3, Delivery::Each, 1);
     let host = cluster.world.host(NodeId(2));
     let work = async move {
         let mut memory = MemoryHandle::<u32>::open(&host).unwrap();
@@ -95,11 +95,11 @@ fn an_access_that_was_dropped_does_not_disturb_the_next() {
 
 /// Tests a link of 10 Mb/s with a queue of 1 KiB: one probe a span would take all of it.
 #[test]
-fn a_narrow_way_with_a_short_queue_is_not_filled_by_its_probes() {
+fn probes_do_not_fill_a_slow_path_with_a_short_queue() {
     // While a frame waits in the scheduler, the memory sets no timeout.
     const MOST: u64 = 5_000;
-    let way = Narrowness { rate: LineRate::mbps(10), queue: 1 << 10 };
-    let mut cluster = Cluster::with(4, Way::Each, 1, way);
+    let links = Narrowness { rate: LineRate::mbps(10), queue: 1 << 10 };
+    let mut cluster = Cluster::with(4, Delivery::Each, 1, links);
     let ended: Arc<Mutex<Vec<Instant>>> = Arc::default();
     for node in 0..4 {
         let (host, ended) = (cluster.world.host(NodeId(node)), Arc::clone(&ended));
@@ -128,9 +128,9 @@ fn a_narrow_way_with_a_short_queue_is_not_filled_by_its_probes() {
 
 /// Writes all keys of every node continuously while half of all frames are lost. Asserts that the
 /// last values have arrived `delays` feedback delays after the last write.
-fn check_visible(way: Way, seed: u64, delays: u32) {
+fn check_visible(delivery: Delivery, seed: u64, delays: u32) {
     const KEYS: u32 = 8;
-    let mut cluster = Cluster::new(4, way, seed);
+    let mut cluster = Cluster::new(4, delivery, seed);
     cluster.world.set_faults(Faults { loss: 0.5, ..Faults::NONE });
     let ended: Arc<Mutex<Vec<Instant>>> = Arc::default();
     for node in 0..4 {
@@ -159,17 +159,17 @@ fn check_visible(way: Way, seed: u64, delays: u32) {
         for (location, value) in locations.iter().zip(values) {
             let last = 152 + u64::from(location % KEYS);
             let value = value.map(|(value, _)| value);
-            let what = format!("{way:?}, seed {seed}, node {node}, location {location}");
+            let what = format!("{delivery:?}, seed {seed}, node {node}, location {location}");
             assert_eq!(value, Some(last), "{what}, after {delays} x {delay:?}");
         }
     }
-    println!("C3 {way:?}, seed {seed}: within {delays} feedback delays of {delay:?}");
+    println!("C3 {delivery:?}, seed {seed}: within {delays} feedback delays of {delay:?}");
 }
 
 #[test]
 fn c3_the_last_value_of_every_key_is_visible_within_3_feedback_delays_at_half_loss() {
-    for way in [Way::Each, Way::All] {
-        [0, 1, 5].into_iter().for_each(|seed| check_visible(way, seed, 3));
+    for delivery in [Delivery::Each, Delivery::All] {
+        [0, 1, 5].into_iter().for_each(|seed| check_visible(delivery, seed, 3));
     }
 }
 
@@ -177,15 +177,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1))]
     #[test]
     fn c3_the_last_value_of_every_key_is_visible_as_soon_from_new_seeds(seed: u64) {
-        for way in [Way::Each, Way::All] {
-            check_visible(way, seed, 3);
+        for delivery in [Delivery::Each, Delivery::All] {
+            check_visible(delivery, seed, 3);
         }
     }
 }
 
 #[test]
-fn the_sequencer_dies_and_coherent_writes_go_on() {
-    let mut cluster = Cluster::new(5, Way::Each, 3);
+fn the_sequencer_dies_and_coherent_writes_continue() {
+    let mut cluster = Cluster::new(5, Delivery::Each, 3);
     for node in 1..5 {
         let host = cluster.world.host(NodeId(node));
         cluster.world.spawn(NodeId(node), async move {
@@ -224,7 +224,7 @@ const fn round_of(node: u16) -> u64 {
 #[test]
 fn the_sequencer_dies_after_thousands_of_coherent_writes() {
     const ROUNDS: u64 = 800;
-    let mut cluster = Cluster::new(5, Way::Each, 4);
+    let mut cluster = Cluster::new(5, Delivery::Each, 4);
     let ended: Arc<Mutex<Vec<u64>>> = Arc::new(Mutex::new(vec![0; 5]));
     for node in 1..5 {
         let (host, ended) = (cluster.world.host(NodeId(node)), Arc::clone(&ended));

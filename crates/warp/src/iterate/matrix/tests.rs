@@ -6,7 +6,7 @@ const SMALL: &str = "%%MatrixMarket matrix coordinate real general\n% a comment\
                      2 2 4\n1 1 4.0\n1 2 1.0\n2 1 1.0\n2 2 3.0\n";
 
 #[test]
-fn the_trefethen_matrices_are_what_they_are_known_to_be() {
+fn the_trefethen_matrices_have_their_known_entries_and_radius() {
     // The entries and the radius were computed independently.
     for (n, entries, radius) in [(200, 2_890, 0.8598), (1_000, 18_954, 0.8601)] {
         let system = Linear::new(trefethen(n), None).unwrap();
@@ -18,7 +18,7 @@ fn the_trefethen_matrices_are_what_they_are_known_to_be() {
 }
 
 #[test]
-fn the_radius_of_a_grid_is_the_cosine_that_it_should_be() {
+fn the_radius_of_a_grid_is_its_exact_cosine() {
     // The five-point stencil on m by m points is bipartite, so a plain power iteration would
     // oscillate.
     let m = 12;
@@ -58,7 +58,7 @@ fn a_system_that_need_not_converge_is_refused() {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_named_by_its_line() {
+fn file_errors_name_the_line() {
     assert_eq!(read(SMALL).unwrap().nnz(), 4);
     let line = |text: &str| match read(text) {
         Err(MatrixError::Line { line, .. }) => line,

@@ -65,7 +65,7 @@ fn a_minority_commits_nothing() {
 
 /// The sequencer has acknowledged every request, so only a further message can reveal its death.
 #[test]
-fn who_waits_for_a_place_calls_the_sequencer_and_changes_nothing_by_it() {
+fn a_waiting_writer_calls_the_sequencer_without_effect() {
     let names: Vec<NodeId> = (0..3).map(NodeId).collect();
     let memory = |node| Memory::<Value>::new(NodeId(node), &names, Duration::from_nanos(LOOP));
     let (mut sequencer, mut writer) = (memory(0), memory(1));
@@ -89,7 +89,7 @@ fn who_waits_for_a_place_calls_the_sequencer_and_changes_nothing_by_it() {
 /// A node that was reported lost and returns has lost its log. If it counted, two nodes of five
 /// could discard what three have committed.
 #[test]
-fn who_was_given_up_and_speaks_again_makes_no_majority() {
+fn a_node_reported_lost_does_not_count_for_a_majority() {
     let names: Vec<NodeId> = (0..5).map(NodeId).collect();
     let mut next: Memory<Value> = Memory::new(NodeId(1), &names, Duration::from_nanos(LOOP));
     next.on_peer_lost(NodeId(2));
@@ -145,7 +145,7 @@ fn a_log_without_end_is_dropped_and_takes_bounded_memory() {
     assert_eq!(next.coherent.end(), 0);
 }
 
-/// Locations have room for one another's writes up to the limit, and those that have some go on.
+/// The log takes new locations up to the limit, and beyond it only writes to the locations that it has.
 #[test]
 fn the_log_takes_a_bounded_number_of_locations() {
     let mut log = Log::new();
