@@ -33,12 +33,12 @@ int midplane_send(int stream, const void *bytes, size_t length);
 /* Receives from 1 to `length` bytes, and returns how many; 0 once the service has ended its side. */
 ptrdiff_t midplane_receive(int stream, void *bytes, size_t length);
 
-/* Ends the own side: the service reads to the end. What the service sends is still received. Returns 0. */
+/* Ends the caller's side: the service reads to the end. Bytes from the service are still received. Returns 0. */
 int midplane_finish(int stream);
 
-/* Closes a stream: ends the own side, then waits up to 10 s until the service has ended its side as well, discarding what it
- * still sends. Returns 0 if it has: a service that ends its side once it has read everything thereby confirms that it has.
- * The number is free in any case. */
+/* Closes a stream: ends the caller's side, then waits up to 10 s until the service has ended its side as well, discarding
+ * the bytes that it still sends. Returns 0 if the service has ended its side: a service that does so only after it has read
+ * everything thereby confirms that. The number is free in any case. */
 int midplane_close(int stream);
 
 /* Returns the reason of this thread's last failure, in English: text that stays until the thread's next call. */

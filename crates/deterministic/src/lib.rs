@@ -1,15 +1,16 @@
-//! Replaces the C library's randomness and wall clock on threads that run a simulation, so that a run repeats from its seed.
+//! Replaces the C library's randomness and wall clock on threads that run a simulation, so that a run repeats from its
+//! seed.
 //!
 //! A program that links this crate gets its own `getrandom` and `clock_gettime`. On a thread that has called [`enter`],
 //! `getrandom` returns bytes of a stream of the seed, and the wall clock is the caller's: the order of a `HashMap`,
 //! `SystemTime::now`, and random numbers of any crate that asks the system are the same in each run. On other
 //! threads, and for other clocks, both functions ask the system.
 //!
-//! A `HashMap`'s hasher draws from the system once per thread. So [`enter`] is for a new thread, before other code runs there.
-//! `midplane`'s feature `deterministic` does this for `SimBuilder::check` and `SimBuilder::swarm`.
+//! A `HashMap`'s hasher draws from the system once per thread. So [`enter`] is for a new thread, before other code
+//! runs there. `midplane`'s feature `deterministic` does this for `SimBuilder::check` and `SimBuilder::swarm`.
 //!
-//! On other systems than Linux, nothing is replaced, and [`enter`] does nothing. It belongs in dev-dependencies: random numbers
-//! of an entered thread can be guessed.
+//! On other systems than Linux, nothing is replaced, and [`enter`] does nothing. It belongs in dev-dependencies:
+//! random numbers of an entered thread can be guessed.
 #![cfg_attr(not(target_os = "linux"), forbid(unsafe_code))]
 
 #[cfg(target_os = "linux")]

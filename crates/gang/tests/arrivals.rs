@@ -1,4 +1,4 @@
-//! The daemon learns of data that arrives for a suspended process from outside: once, and of nothing else.
+//! The daemon is notified of data that arrives for a suspended process from outside: once, and of nothing else.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -72,8 +72,8 @@ async fn note_all(mut watcher: ArrivalWatcher, arrived: Tags) {
     }
 }
 
-/// Suspends a process of node 0 again and again, with a connection to one of node 1 that sends now and then. Returns the
-/// number of suspensions with data.
+/// Repeatedly suspends a process of node 0 that is connected with one of node 1, which sends at random. Returns the
+/// number of suspensions in which data arrived.
 fn run(seed: u64, faults: Faults) -> usize {
     let mut world = world(&Plan { seed, faults, ..Plan::default() });
     let nodes = [NodeId(0), NodeId(1)];
@@ -87,7 +87,7 @@ fn run(seed: u64, faults: Faults) -> usize {
         let tickets = [own.connect(nodes.into()), other.connect((nodes[1], nodes[0]))];
         own.nic.finish(&tickets[0]).await.unwrap();
         other.nic.finish(&tickets[1]).await.unwrap();
-        // It expects something, and probes the other end in silence.
+        // It has a posted receive, and so it probes the silent other end.
         other.receive();
         let (port, mut dice) = (own.nic.port(), Rng::new(seed, "arrivals"));
         for tag in 0..12 {
@@ -98,7 +98,7 @@ fn run(seed: u64, faults: Faults) -> usize {
             let [before, after] = [0.3, 0.5].map(|chance| dice.chance(chance));
             if before {
                 other.send();
-                // What arrives before it is watched does not count; but it is sent again.
+                // Data that arrives before the watch does not count, but is sent again.
                 pause(&near, 10).await;
             }
             suspender.watch(port, tag).await.unwrap();
@@ -116,7 +116,7 @@ fn run(seed: u64, faults: Faults) -> usize {
             }
             let resumed = near.now();
             own.received().await;
-            // The other end need not try again by itself.
+            // The other end's resend timer need not expire first.
             let waited = Duration::from_nanos(near.now().nanos_since(resumed));
             assert!(faults != Faults::NONE || waited < Duration::from_micros(100), "{waited:?}");
         }
@@ -130,7 +130,7 @@ fn the_first_data_for_a_suspended_process_is_reported_and_probes_are_not() {
     assert!((3..11).contains(&run(1, Faults::NONE)));
 }
 
-/// The client of a server that is suspended need not wait for its turn to be connected.
+/// A request to connect with a suspended server is reported, so that its client need not wait for the server's turn.
 #[test]
 fn a_request_for_a_connection_is_reported() {
     let mut world = world(&Plan::default());
@@ -146,7 +146,7 @@ fn a_request_for_a_connection_is_reported() {
         suspender.watch(server.nic.port(), 7).await.unwrap();
         let to = Address { node: nodes[0], discriminator: name(nodes[0]) };
         far.spawn(async move {
-            // The server accepts no more than the request.
+            // Only the request matters: the server never accepts it.
             let _ = client.nic.connect(client.vi, to, None).await;
         });
         watcher.next().await.unwrap()
@@ -154,7 +154,7 @@ fn a_request_for_a_connection_is_reported() {
     assert_eq!(finish(&mut world, String::new, task), 7);
 }
 
-/// No other process can watch ports, or learn of arrivals.
+/// Other ports can neither watch ports nor receive arrivals.
 #[test]
 fn other_ports_are_refused() {
     let mut world = world(&Plan::default());

@@ -1,5 +1,5 @@
-//! Back-pressure alone deadlocks where PM's Ack/Nack does not: random programs over several channels, on links that
-//! wait as a Myrinet's do.
+//! Random programs over several channels, on links that block like Myrinet's: back-pressure alone deadlocks where PM's
+//! Ack/Nack does not.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
 use proptest::prelude::*;
 
-/// A switch with a little room at each port, and NICs with a little more, that drop nothing.
+/// Creates a switch with small port buffers, and NICs with slightly larger ones; none of them drops a frame.
 fn myrinet(nodes: u16, seed: u64, flow: Flow) -> World<Unit> {
     let link = LinkProfile::plain(LineRate::mbps(1280), Duration::from_nanos(125));
     let discard = DiscardPolicy::BackPressure;
@@ -36,11 +36,11 @@ fn myrinet(nodes: u16, seed: u64, flow: Flow) -> World<Unit> {
     })
 }
 
-/// A message of a program: its channel, from whom, to whom.
+/// A message of a program: its channel, sender and receiver.
 type Planned = (usize, u16, u16);
 
-/// Programs that come to their end if channels are independent: all messages have one order, and each process sends
-/// and receives its own in it. While it waits for one, it takes what comes on that one's channel.
+/// Generates programs that end if channels are independent. All messages have one order, in which each process sends
+/// and receives its own. A process that waits for a message receives only from that message's channel.
 fn plan(seed: u64) -> (u16, usize, Vec<Planned>) {
     let mut dice = Rng::new(seed, "plan");
     let (nodes, channels) = (dice.between(2, 4) as u16, dice.between(2, 3) as usize);
@@ -109,7 +109,7 @@ async fn start(
     networks
 }
 
-/// Whether all processes of a plan come to their end.
+/// Returns whether all processes of a plan end.
 fn ends(seed: u64, flow: Flow) -> bool {
     let (nodes, channels, messages) = plan(seed);
     let mut world = myrinet(nodes, seed, flow);
@@ -120,7 +120,7 @@ fn ends(seed: u64, flow: Flow) -> bool {
         let _kept = task.await;
         std::future::pending().await
     });
-    // Nothing takes more than some microseconds: what has not ended by then never will.
+    // Every step takes some microseconds, so processes that have not ended by then never will.
     for _ in 0..20 {
         world.run_until(world.now() + Duration::from_millis(2));
         if *ended.lock().unwrap() == nodes {
@@ -154,7 +154,7 @@ proptest! {
     }
 }
 
-/// A daemon's order comes on channel 0, to go on with the process on channel 1, whose FIFO is full.
+/// A daemon's order to resume the process of channel 1, whose FIFO is full, arrives on channel 0.
 #[test]
 fn an_order_behind_a_full_channel_arrives_with_ack_and_nack_alone() {
     let arrives = |flow| {

@@ -1,4 +1,4 @@
-//! Checkpoints on disk, and what references in messages keep alive.
+//! Checkpoints on disk, and references in messages that keep objects alive.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,7 +17,7 @@ fn peer(rank: u16, next: u32) -> PeerState {
     PeerState { rank: Rank(rank), acked: 0, next, expected: 0, refusals: 1 }
 }
 
-/// Two ranks; rank 0 has sent something that rank 1 has not taken.
+/// Creates the contexts of two ranks; rank 0 has sent a message that rank 1 has not taken.
 fn network(message: &[u8]) -> NetworkContext {
     let mut ranks: Vec<ChannelContext> =
         (0..2).map(|rank| ChannelContext::fresh(Rank(rank), Geometry::PM)).collect();
@@ -55,7 +55,7 @@ fn a_checkpoint_survives_the_disk() {
 fn a_checkpoint_without_its_manifest_does_not_exist() {
     let folder = tempfile::tempdir().unwrap();
     checkpoint().write_to(folder.path()).unwrap();
-    // As if the writer had died before the last step, at any of its parts.
+    // Simulates a writer that died before its last step, with each of the parts missing.
     fs::rename(folder.path().join("manifest.json"), folder.path().join("manifest.part")).unwrap();
     for part in ["process-1.bin", "process-0.bin", "network.bin", "manifest.part"] {
         let said = Checkpoint::read_from(folder.path()).unwrap_err();
@@ -126,7 +126,7 @@ fn emit(reference: GlobalRef) -> Vec<u8> {
 }
 
 #[test]
-fn what_only_a_message_refers_to_is_not_collected() {
+fn objects_referenced_only_by_a_message_are_not_collected() {
     let mut dice = Rng::new(1, "heaps");
     for _ in 0..500 {
         let any = |dice: &mut Rng| GlobalRef {
@@ -147,7 +147,7 @@ fn what_only_a_message_refers_to_is_not_collected() {
         let roots = cut.roots(&Heap);
         assert_eq!(roots, BTreeSet::from([sent, received]));
         let alive = mark(local.iter().copied().chain(roots), &heap);
-        // The sweep: whatever the receiver reaches once it has its messages is still there.
+        // After the sweep, all objects that the receiver reaches through its messages still exist.
         heap.retain(|object, _| alive.contains(object));
         let later = mark(local.into_iter().chain([sent, received]), &heap);
         for object in later {

@@ -1,5 +1,5 @@
-//! A job that answers requests from outside, next to two that compute: a request that arrives while it is suspended wakes
-//! it, within its share.
+//! A job that answers requests from outside, next to two that compute: a request that arrives while it is suspended
+//! wakes it, within its share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -68,7 +68,7 @@ async fn compute(host: SimHost, own: SuspendHandle, seen: Arc<Seen>) {
     seen.shares.lock().unwrap().push(ran.as_secs_f64() / whole.as_secs_f64());
 }
 
-/// Asks one question after the other, some time after each answer.
+/// Sends one request after the other, with a pause after each answer.
 async fn ask(host: SimHost, pause: Duration, seen: Arc<Seen>) {
     let mut port = host.open_port_with(PortOptions::default().number(SERVER)).unwrap();
     let (memory, answer) = (port.register(64).unwrap(), port.register(64).unwrap());
@@ -77,7 +77,7 @@ async fn ask(host: SimHost, pause: Duration, seen: Arc<Seen>) {
     host.sleep_until(Instant::from_nanos(400_000_000)).await;
     for number in 0..=REQUESTS {
         if number == REQUESTS {
-            // The last one ends the server.
+            // The last request ends the server.
             seen.is_over.store(true, Ordering::Relaxed);
         }
         let began = host.now();
@@ -106,7 +106,7 @@ fn world() -> World<Unit> {
     })
 }
 
-/// Times from request to answer, in order of length, and the mean share of the time of a job that computes.
+/// Response times, sorted, and the mean share of the time that a computing job had.
 struct Outcome {
     responses: Vec<Duration>,
     share: f64,
@@ -126,7 +126,7 @@ impl Outcome {
 fn run(early_wakeup: Duration, pause: Duration) -> Outcome {
     let mut world = world();
     let seen = Arc::new(Seen::default());
-    // Those of the paper's processes (section 5).
+    // The costs of the paper's processes (section 5).
     let costs = Costs {
         stop: Duration::from_micros(20),
         resume: Duration::from_micros(20),
@@ -186,7 +186,7 @@ fn run(early_wakeup: Duration, pause: Duration) -> Outcome {
     Outcome { responses, share: shares.iter().sum::<f64>() / shares.len() as f64 }
 }
 
-/// Prints what the documentation says.
+/// Prints the numbers of the documentation.
 #[test]
 fn requests_for_a_suspended_job_are_answered_early_and_others_keep_their_share() {
     for pause_ms in [20, 60, 200] {
@@ -197,10 +197,10 @@ fn requests_for_a_suspended_job_are_answered_early_and_others_keep_their_share()
             format!("{:?}, at most {:?}, others {share:.2} %", outcome.mean(), outcome.longest())
         });
         println!("a request every {pause:?}: woken {first}; in turn {second}");
-        // What wake-ups cost the others is the switches.
+        // Wake-ups cost the other jobs only the switches.
         assert!(woken.share > 0.98 * waiting.share, "{first}; {second}");
         assert!(2 * woken.mean() < waiting.mean(), "{first}; {second}");
-        // If requests come more often than its share allows, the job has to wait until it has paid.
+        // If requests arrive more often than the job's share allows, the job must wait.
         let is_within_share = pause_ms > 20;
         assert!(!is_within_share || woken.longest() < 2 * VISIT + VISIT / 2, "{first}");
         assert!(!is_within_share || 8 * woken.mean() < waiting.mean(), "{first}; {second}");

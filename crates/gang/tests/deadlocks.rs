@@ -1,4 +1,4 @@
-//! Cuts of jobs that run: what they say of processes that say what they wait for.
+//! Cuts of running jobs whose processes publish what they wait for, and the verdicts about them.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -34,10 +34,10 @@ enum Act {
     Receive(Option<u16>, Option<u32>),
 }
 
-/// Acts that are done, of each rank.
+/// Number of acts that each rank has completed.
 type Done = Arc<Mutex<Vec<usize>>>;
 
-/// A rank: does its acts in order, then only takes messages.
+/// Runs a rank: performs its acts in order, then only takes messages.
 async fn rank(host: SimHost, descriptor: Descriptor, acts: Vec<Act>, done: Done) {
     let mut channel = Channel::attach(&host, descriptor).await.unwrap();
     let own = channel.rank().index();
@@ -83,7 +83,7 @@ async fn receive(
     }
 }
 
-/// A cut, after which the job goes on as if there was none.
+/// Takes a cut of the job, and resumes it.
 async fn cut(host: &SimHost, network: &mut Network, copy: bool) -> NetworkContext {
     network.freeze(host).await.unwrap();
     let cut = network.save(copy).await.unwrap();
@@ -95,13 +95,13 @@ async fn cut(host: &SimHost, network: &mut Network, copy: bool) -> NetworkContex
     cut
 }
 
-/// What was seen of a job: at each cut what was said and how far each rank was, and at last how far.
+/// The cuts of a job, each with its verdict and the ranks' progress, and the final progress.
 struct Seen {
     cuts: Vec<(Verdict, Vec<usize>)>,
     last: Vec<usize>,
 }
 
-/// Runs these programs, cuts the job every now and then, and a last time long after anything has moved.
+/// Runs these programs, and takes cuts at random times, the last one long after all progress has ended.
 fn watch(programs: &[Vec<Act>], seed: u64, faults: Faults) -> Seen {
     let (ranks, nodes) = (programs.len() as u16, 3);
     let mut world = world(nodes, seed, faults);
@@ -135,8 +135,8 @@ fn watch(programs: &[Vec<Act>], seed: u64, faults: Faults) -> Seen {
 }
 
 #[test]
-fn a_cut_names_the_cycle_and_the_messages_that_nobody_takes() {
-    // Each waits for a tag of the next one's that comes after that one's own receive.
+fn a_cut_names_the_cycle_and_the_unmatched_messages() {
+    // Each rank waits for a tag that the next rank sends only after its own receive.
     let program = |next: u16| {
         vec![
             Act::Work(5_000),
@@ -154,12 +154,12 @@ fn a_cut_names_the_cycle_and_the_messages_that_nobody_takes() {
     assert_eq!((named, cycle), (vec![Rank(0), Rank(1), Rank(2)], &vec![Rank(0), Rank(1), Rank(2)]));
     let wants = WaitState::Receive { from: Some(Rank(2)), tag: Some(2) };
     assert_eq!(waiting[&Rank(1)], wants);
-    // What has come was taken out, and is in the processes' hands.
+    // The received messages were taken out of the FIFOs, and the processes hold them.
     assert!(unmatched.is_empty(), "{unmatched:?}");
 }
 
 #[test]
-fn a_process_that_waits_for_a_clock_as_well_is_not_taken_for_one_that_waits_for_ever() {
+fn a_process_that_also_waits_for_a_clock_is_not_deadlocked() {
     let alone = vec![Act::Work(900_000_000), Act::Send(1, 1)];
     let seen = watch(&[alone, vec![Act::Receive(Some(0), Some(1))]], 2, Faults::NONE);
     let (last, before) = seen.cuts.split_last().unwrap();
@@ -167,15 +167,15 @@ fn a_process_that_waits_for_a_clock_as_well_is_not_taken_for_one_that_waits_for_
     assert_eq!((&last.0, &seen.last), (&Verdict::Terminated, &vec![2, 1]));
 }
 
-/// Waits once, for this.
+/// Publishes one wait state, and waits.
 async fn wait_once(host: SimHost, descriptor: Descriptor, state: WaitState) {
     let mut channel = Channel::attach(&host, descriptor).await.unwrap();
     channel.wait_as(state).await.unwrap();
 }
 
-/// Two contexts have the same FIFOs in turn. The process of one is ended while the other has them.
+/// Two contexts take turns with the same FIFOs. The process of one is killed while the other has them.
 #[test]
-fn a_process_that_is_ended_while_it_stands_still_changes_nothing_of_another_s_wait() {
+fn a_process_killed_while_suspended_does_not_change_anothers_wait() {
     let mut world = world(1, 3, Faults::NONE);
     let host = world.host(NodeId(0));
     let task = async move {
@@ -227,7 +227,7 @@ fn programs(seed: u64) -> Vec<Vec<Act>> {
     (0..ranks).map(|own| (0..10).map(|_| act(own)).collect()).collect()
 }
 
-/// No verdict is taken back, and the last one names exactly those that have not come to their end.
+/// Checks that no verdict is withdrawn, and that the last one names exactly the ranks that have not ended.
 fn verdicts_are_true(seed: u64) -> Verdict {
     let programs = programs(seed);
     let loss = if seed.is_multiple_of(2) { 0.0 } else { 0.02 };

@@ -30,17 +30,17 @@ enum Act {
 struct Process {
     script: VecDeque<Act>,
     activity: Activity,
-    /// To whom, tag; from whom, tag; taken out of the FIFO without a receive for it.
+    /// To send: receiver and tag. Received: sender and tag. Held: taken out of the FIFO without a matching receive.
     send: VecDeque<(usize, u32)>,
     receive: VecDeque<(usize, u32)>,
     held: VecDeque<(usize, u32)>,
 }
 
-/// Ranks with random programs; one that is through its own goes on when a message comes.
+/// Ranks with random programs. A rank whose program has ended may start another when a message arrives.
 struct Model {
     dice: Rng,
     ranks: Vec<Process>,
-    /// Further programs that messages may begin.
+    /// Further programs that messages may start.
     reactions: u32,
     moves: u64,
     last_move: Vec<u64>,
@@ -59,7 +59,7 @@ impl Model {
         };
         for rank in 0..ranks {
             let length = model.dice.below(8);
-            // Some jobs never wait for anything in particular: they terminate.
+            // Some jobs never wait for a particular message: they terminate.
             let waits = seed.is_multiple_of(3);
             model.ranks[rank].script = (0..length).map(|_| model.act(rank, waits)).collect();
         }
@@ -96,7 +96,7 @@ impl Model {
         }
     }
 
-    /// Where the first message is that meets a receive: in what was taken out, or in the FIFO.
+    /// Returns the position of the first message that matches a receive: among the held ones, or in the FIFO.
     fn matching(
         &self,
         rank: usize,
@@ -111,7 +111,7 @@ impl Model {
         })
     }
 
-    /// What a rank can do now, if anything: does it.
+    /// Performs the next act of a rank, if it can.
     fn step(&mut self, rank: usize) -> bool {
         let moved = match self.ranks[rank].script.front().copied() {
             None => self.react(rank),
@@ -160,7 +160,7 @@ impl Model {
             self.ranks[rank].receive.remove(at);
             self.ranks[rank].activity.on_receive();
         } else {
-            // It makes room for what it waits for; that is no progress of its own.
+            // It empties its FIFO for the awaited message; that is no progress of its own.
             let process = &mut self.ranks[rank];
             if process.receive.len() >= 3 {
                 while let Some(message) = process.receive.pop_front() {
@@ -174,7 +174,7 @@ impl Model {
         true
     }
 
-    /// The network takes the first message of a rank to somebody who has room.
+    /// Delivers the first message of a rank to a receiver with room, if there is one.
     fn deliver(&mut self, rank: usize) -> bool {
         for at in 0..self.ranks[rank].send.len() {
             let (to, tag) = self.ranks[rank].send[at];
@@ -188,11 +188,11 @@ impl Model {
         false
     }
 
-    /// Lets one rank, or the network at one, do something; `false` if nothing can.
+    /// Performs one act of a rank, or one delivery; `false` if none is possible.
     fn turn(&mut self) -> bool {
         let count = self.ranks.len();
         let first = self.dice.below(2 * count as u64) as usize;
-        // Twice: who makes room for others does so in passing.
+        // Twice, because a rank that only empties its FIFO may make deliveries possible.
         (0..4 * count).map(|step| (first + step) % (2 * count)).any(|at| match at < count {
             true => self.step(at),
             false => self.deliver(at - count),
@@ -215,7 +215,7 @@ impl Model {
                 position: 0,
                 bytes: bytes(*tag),
             });
-            // What a process has taken out, it works on: it says that it runs.
+            // A process that holds messages works on them: it publishes that it runs.
             let idle = process.script.is_empty() && !process.held.is_empty();
             ChannelContext {
                 send: send.collect(),
@@ -260,7 +260,7 @@ fn random_run(seed: u64, tally: &mut Tally) {
                 }
             }
         }
-        // The monitors look at one rank each, while the job goes on.
+        // Each monitor visits one rank, while the job continues.
         let at = token.at();
         let is_over = |model: &Model| {
             (0..count).all(|rank| model.state(rank) == WaitState::Idle)
@@ -290,7 +290,7 @@ fn random_run(seed: u64, tally: &mut Tally) {
     at_the_end(seed, &model, tally, (token, counters, visited));
 }
 
-/// Nothing can move any more: the verdict must say so, and the monitors must find out.
+/// Checks that the verdict and the monitors detect the end, when no rank can progress any more.
 fn at_the_end(
     seed: u64,
     model: &Model,
@@ -360,12 +360,12 @@ proptest! {
 }
 
 #[test]
-fn whoever_sends_to_one_that_waits_finds_room_and_is_not_deadlocked() {
+fn a_sender_to_a_waiting_rank_finds_room_and_is_not_deadlocked() {
     random_run(11_139, &mut Tally::default());
 }
 
 #[test]
-fn a_deadlock_names_its_cycle_and_what_does_not_match() {
+fn a_deadlock_names_its_cycle_and_the_unmatched_messages() {
     let receive = |from, tag| WaitState::Receive { from: Some(Rank(from)), tag: Some(tag) };
     let mut ranks: Vec<ChannelContext> =
         (0..4).map(|rank| ChannelContext::fresh(Rank(rank), FIFOS)).collect();

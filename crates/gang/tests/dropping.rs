@@ -18,11 +18,11 @@ use midplane_simhw::rng::Rng;
 use midplane_simhw::sim::SimHost;
 use proptest::prelude::*;
 
-/// After a drop all others have ended by then.
+/// Time after a drop within which all other calls end.
 const SOON: Duration = Duration::from_secs(5);
 const COUNT: u32 = 12;
 
-/// Polls a future that often and then drops it: `None`, unless it has ended before.
+/// Polls a future `left` times, then drops it. The output is `None` if the future was dropped.
 struct Polls<F> {
     future: Option<Pin<Box<F>>>,
     left: u64,
@@ -44,7 +44,7 @@ impl<F: Future> Future for Polls<F> {
         let future = self.future.as_mut().expect("it is polled until it has ended");
         match future.as_mut().poll(context) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            // It is dropped in a turn of its own, whatever comes next.
+            // The future is dropped in a poll of its own.
             Poll::Pending if self.left == 0 => {
                 context.waker().wake_by_ref();
                 Poll::Pending
@@ -54,12 +54,12 @@ impl<F: Future> Future for Polls<F> {
     }
 }
 
-/// A daemon, and how it ended.
+/// A daemon's node, and the result of its call.
 type Ended = (u16, Result<(), String>);
-/// A job, a rank of it, and its digests.
+/// The number of a job's ranks, one rank, and its digests.
 type Received = (u16, u16, Vec<u64>);
 
-/// How the daemons' calls have ended, by node; and of each rank that came to its end, the digests.
+/// The results of the daemons' calls, by node, and the digests of each rank that ended.
 #[derive(Clone, Default)]
 struct Ends {
     daemons: Arc<Mutex<Vec<Ended>>>,
@@ -111,7 +111,7 @@ impl Case {
         (case, dice)
     }
 
-    /// Ranks of both jobs.
+    /// Returns the number of ranks of both jobs.
     fn ranks(self) -> usize {
         (self.nodes + self.nodes.min(3)).into()
     }
@@ -145,8 +145,8 @@ impl Case {
         scheduler
     }
 
-    /// Runs it: `drops` says after how many polls the call of which node is dropped. The root's is made again each time;
-    /// after the last, the root is dropped if it `dies`.
+    /// Runs the case. `drops` lists nodes, each with the number of polls after which its daemon's call is dropped. The
+    /// root's call is made again each time; after the last drop, the root itself is dropped if `dies`.
     fn run(self, drops: &[(u16, u64)], dies: bool) -> Ends {
         let faults = Faults { loss: self.loss, ..Faults::NONE };
         let mut world = world(self.nodes, self.seed, faults);
@@ -209,7 +209,8 @@ async fn within<T>(
     .await
 }
 
-/// One daemon's call is dropped: those below it in the tree end, and say that a daemon is gone; the others go on.
+/// Drops one daemon's call: the daemons below it in the tree end with the error that a daemon is gone; the others
+/// continue.
 fn a_daemon_is_dropped(seed: u64) {
     let (case, mut dice) = Case::of(seed);
     let node = dice.below(case.nodes.into()) as u16;
@@ -221,7 +222,7 @@ fn a_daemon_is_dropped(seed: u64) {
     let is_below = |other: u16| std::iter::successors(Some(other), parent).any(|at| at == node);
     for (other, end) in daemons.iter().filter(|end| end.0 != node) {
         match end {
-            // The root has them quit once no job is left.
+            // The root ends these daemons once no job is left.
             Ok(()) => assert!(!is_below(*other) || all_ranks, "seed {seed}: {other}"),
             Err(error) => {
                 assert!(
@@ -231,7 +232,7 @@ fn a_daemon_is_dropped(seed: u64) {
             }
         }
     }
-    // Every rank that came to its end has received every message.
+    // Every rank that ended has received every message.
     for (of, rank, found) in ends.ranks.lock().unwrap().iter() {
         assert_eq!(*found, digests(*of, *rank), "seed {seed}, rank {rank} of {of}");
     }
@@ -245,7 +246,7 @@ fn digests(ranks: u16, rank: u16) -> Vec<u64> {
     (0..ranks).map(digest).collect()
 }
 
-/// The root's call is dropped again and again, and made again: every job ends as if it was not.
+/// Drops the root's call repeatedly, and makes it again: every job ends as if no call had been dropped.
 fn calls_of_the_root_are_dropped(seed: u64) {
     let (case, mut dice) = Case::of(seed);
     let drops: Vec<(u16, u64)> = (0..dice.between(1, 40)).map(|_| (0, dice.below(25))).collect();
@@ -260,7 +261,7 @@ fn calls_of_the_root_are_dropped(seed: u64) {
 }
 
 #[test]
-fn nobody_waits_for_a_daemon_whose_call_was_dropped_at_the_pinned_seeds() {
+fn no_daemon_waits_for_one_whose_call_was_dropped_at_the_pinned_seeds() {
     (0..60).for_each(a_daemon_is_dropped);
 }
 
@@ -269,7 +270,7 @@ fn orders_whose_calls_are_dropped_are_carried_out_at_the_pinned_seeds() {
     (0..40).for_each(calls_of_the_root_are_dropped);
 }
 
-/// The root waited for a message though all submissions had been refused.
+/// The root must not wait for a message if all submissions have been refused.
 #[test]
 fn a_root_whose_jobs_are_all_refused_ends() {
     a_daemon_is_dropped(6_516_633_697_616_778_173);
@@ -279,7 +280,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn nobody_waits_for_a_daemon_whose_call_was_dropped(seed: u64) {
+    fn no_daemon_waits_for_one_whose_call_was_dropped(seed: u64) {
         a_daemon_is_dropped(seed);
     }
 

@@ -1,8 +1,8 @@
-//! A cut of a job, restored on other nodes, ends as the job would have.
+//! A job that is restored from a cut on other nodes ends as the job itself would have.
 
 use std::sync::{Arc, Mutex};
 
-use crate::job::{Progress, Run, TIGHT, Way, open, places, run, start, world};
+use crate::job::{Preemption, Progress, Run, TIGHT, open, places, run, start, world};
 use midplane_gang::context::{NetworkContext, ReadError};
 use midplane_gang::names::JobId;
 use midplane_simhw::fault::Faults;
@@ -27,7 +27,7 @@ fn faults() -> Faults {
     }
 }
 
-/// Runs a job on so many nodes from where it was, until it ends or is cut.
+/// Runs a job on `nodes` nodes, from its start or from a cut, until it ends or is cut.
 fn leg(
     nodes: u16,
     seed: u64,
@@ -81,7 +81,7 @@ fn leg(
 }
 
 #[test]
-fn a_thousand_random_cuts_end_elsewhere_as_they_would_have_here() {
+fn jobs_restored_elsewhere_from_a_thousand_random_cuts_end_as_they_would_have() {
     let digests = |progress: &[Progress]| -> Vec<Vec<u64>> {
         progress.iter().map(|progress| progress.digests.clone()).collect()
     };
@@ -108,7 +108,7 @@ fn example() -> NetworkContext {
 }
 
 #[test]
-fn a_damaged_context_is_refused_with_what_and_where() {
+fn a_damaged_context_is_refused_with_the_damage_and_its_place() {
     let saved = example();
     let bytes = saved.to_bytes().unwrap();
     assert_eq!(NetworkContext::from_bytes(&bytes).unwrap(), saved);
@@ -170,14 +170,14 @@ proptest! {
 }
 
 #[test]
-fn frames_of_before_a_rollback_are_nobodys() {
-    // The same cut twice: the second time after the job has gone on for a while.
+fn frames_from_before_a_rollback_are_dropped() {
+    // Restores the same cut twice, the second time after the job has run on for a while.
     let first = leg(2, 9, None, Some(60_000));
     let (saved, progress) = (first.0.unwrap(), first.1);
     let once = leg(2, 10, Some(&(saved.clone(), progress.clone())), None).1;
     let again = leg(4, 11, Some(&(saved, progress)), None).1;
     let digests = |all: &[Progress]| all.iter().map(|p| p.digests.clone()).collect::<Vec<_>>();
     assert_eq!(digests(&once), digests(&again));
-    let never = run(Run { ranks: RANKS, count: COUNT, way: Way::Never, ..Run::default() });
+    let never = run(Run { ranks: RANKS, count: COUNT, way: Preemption::Never, ..Run::default() });
     assert_eq!(digests(&once), digests(&never.progress));
 }

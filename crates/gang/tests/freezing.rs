@@ -1,4 +1,4 @@
-//! How long a freeze takes, over numbers of nodes and arities of the tree of daemons, in virtual time.
+//! Duration of a freeze, over numbers of nodes and arities of the tree of daemons, in virtual time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const GEOMETRY: Geometry = Geometry {
 };
 const SLICE: Duration = Duration::from_millis(2);
 
-/// Microseconds of the median freeze of a job of one idle rank a node.
+/// Returns the median freeze, in microseconds, of a job with one idle rank a node.
 fn freeze(nodes: u16, arity: u16) -> f64 {
     let (mode, costs) = (Mode::Resident, Costs::default());
     let config = DaemonConfig {
@@ -68,7 +68,7 @@ fn freeze(nodes: u16, arity: u16) -> f64 {
     freezes[freezes.len() / 2]
 }
 
-/// `start + step * x` through points, by least squares, and the share of the spread that it explains.
+/// Fits `start + step * x` to points by least squares. Also returns the share of the variance that the line explains.
 fn line(points: &[(f64, f64)]) -> (f64, f64, f64) {
     let mean =
         |of: &dyn Fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
@@ -91,7 +91,7 @@ fn a_freeze_grows_as_the_logarithm_of_the_nodes_to_the_base_of_the_arity() {
             "arity {arity}: {start:.1} us + {step:.1} us x log, R2 {explained:.3}: {points:.1?}"
         );
         assert!(step > 0.0 && explained > explained_at_least, "arity {arity}: {explained}");
-        // Nothing that grows with the nodes themselves is hidden in it.
+        // The freeze has no part that grows linearly with the nodes.
         let (few, many) = (points[4].1, points[9].1);
         assert!(many < 4.0 * few, "arity {arity}: {few} us for 32 nodes, {many} for 1,024");
     }

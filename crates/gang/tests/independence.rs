@@ -1,4 +1,4 @@
-//! One channel's stuck receiver stops no other channel, and a stop waits for nobody.
+//! A stuck receiver of one channel delays no other channel, and stops wait for no receiver.
 
 use std::sync::{Arc, Mutex};
 
@@ -27,7 +27,7 @@ async fn pair(hosts: &[SimHost], channel: u16, job: u32) -> (Network, Channel, C
     (network, ends.pop().unwrap(), far)
 }
 
-/// Nanoseconds that 200 messages take on channel 1, while so many other channels are stuck.
+/// Returns the nanoseconds that 200 messages take on channel 1, while `stuck` other channels are stuck.
 fn beside_stuck(stuck: u16, seed: u64) -> u64 {
     let mut world = world(2, seed, Faults::NONE);
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
@@ -35,7 +35,7 @@ fn beside_stuck(stuck: u16, seed: u64) -> u64 {
         let mut kept = Vec::new();
         for channel in 0..stuck {
             let (network, mut near, far) = pair(&hosts, 2 + channel, 2 + u32::from(channel)).await;
-            // Its receiver never looks: both FIFOs fill, and the rest is refused for ever.
+            // Its receiver never polls: both FIFOs fill, and further messages are refused for ever.
             while near.try_send(Rank(1), &[9; 60]).is_ok() {}
             hosts[0].sleep_until(hosts[0].now().plus_nanos(300_000)).await;
             while near.try_send(Rank(1), &[9; 60]).is_ok() {}
@@ -58,7 +58,7 @@ fn beside_stuck(stuck: u16, seed: u64) -> u64 {
             near.room().await.unwrap();
         }
         drop(kept);
-        let ended = done.lock().unwrap().expect("all of it was taken, and looked at");
+        let ended = done.lock().unwrap().expect("all messages were taken");
         ended.nanos_since(began)
     };
     world.block_on(NodeId(0), task).expect("the free channel comes to its end")
@@ -84,14 +84,14 @@ proptest! {
         let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
         let task = async move {
             let (mut network, mut near, mut far) = pair(&hosts, 1, 1).await;
-            // A round trip of a whole message and its echo, nothing else under way.
+            // The round trip of a whole message and its echo, with nothing else under way.
             let began = hosts[0].now();
             near.send(Rank(1), &[1; 200]).await.unwrap();
             far.receive().await.unwrap();
             far.send(Rank(0), &[1; 200]).await.unwrap();
             near.receive().await.unwrap();
             let round_trip = hosts[0].now().nanos_since(began);
-            // Nobody looks at `far` any more.
+            // `far` is not polled any more.
             let until = hosts[0].now().plus_nanos(wait);
             loop {
                 while near.try_send(Rank(1), &vec![2; length]).is_ok() {}

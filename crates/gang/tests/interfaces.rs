@@ -1,4 +1,4 @@
-//! What a process has on its NIC beside channels is stopped and resumed: interfaces, messages, turns.
+//! A process's other resources on its NIC are suspended and resumed, too: interfaces, messages, turns on a link.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -55,8 +55,8 @@ async fn pause(host: &SimHost, time: Duration) {
     host.sleep_until(host.now() + time).await;
 }
 
-/// Two processes send each other messages over Virtual Interfaces; both are stopped again and again,
-/// each time for longer than a connection lives that nobody answers on.
+/// Two processes exchange messages over Virtual Interfaces. Both are repeatedly suspended, each time for longer than
+/// the time after which a silent connection breaks.
 fn echo_under_stops(seed: u64, faults: Faults, one_side: bool) -> u32 {
     const MESSAGES: u32 = 400;
     let mut world = world(2, seed, faults);
@@ -79,7 +79,7 @@ fn echo_under_stops(seed: u64, faults: Faults, one_side: bool) -> u32 {
             }
             all.finalize().await;
             *place.lock().unwrap() += 1;
-            // The other may still be at it.
+            // The other process may still be running.
             pause(&host, Duration::from_secs(5)).await;
         };
         hosts[rank as usize].spawn(suspend_handle[rank as usize].hold(program));
@@ -129,12 +129,12 @@ fn check_stops_and_losses(seed: u64) {
 }
 
 #[test]
-fn interfaces_survive_stops_that_are_longer_than_they_wait_for_the_dead() {
+fn interfaces_survive_suspensions_longer_than_their_timeouts() {
     (0..6).for_each(check_both_stopped);
 }
 
 #[test]
-fn a_peer_that_goes_on_takes_a_stopped_one_neither_for_dead_nor_for_broken() {
+fn a_running_peer_takes_a_suspended_one_neither_for_dead_nor_for_broken() {
     (0..6).for_each(check_one_stopped);
 }
 
@@ -162,10 +162,10 @@ proptest! {
     }
 }
 
-/// Node 1 and node 2 take turns on the link to node 0. The process on node 1 is stopped in the middle
-/// of its messages: node 2's go on at the link's full rate, as if node 1 had none.
+/// Node 1 and node 2 take turns on the link to node 0. The process on node 1 is suspended in the middle of its
+/// messages: those of node 2 continue at the link's full rate, as if node 1 had none.
 #[test]
-fn a_stopped_process_gives_its_turn_on_a_link_back() {
+fn a_suspended_process_returns_its_turn_on_a_link() {
     let mut world = world(3, 1, Faults::NONE);
     let received = Arc::new(Mutex::new([0_u32; 3]));
     let (host, counts) = (world.host(NodeId(0)), Arc::clone(&received));
@@ -228,10 +228,10 @@ fn a_stopped_process_gives_its_turn_on_a_link_back() {
     assert!(first > 40 && second > 40, "both have turns again: {first} {second}");
 }
 
-/// Messages of one frame and of several, which come for a process while it stands still: its memory is left alone and it
-/// is told nothing; once it goes on, it has all of them, once and in order.
+/// Messages of one and of several frames that arrive for a suspended process: its memory is not written, and it
+/// receives no completion. When the process is resumed, it has all of them, once and in order.
 #[test]
-fn messages_that_wait_on_the_nic_for_a_stopped_port_are_taken_when_it_goes_on() {
+fn messages_on_the_nic_for_a_suspended_port_are_delivered_when_it_is_resumed() {
     const LENGTHS: [usize; 4] = [3, 9_000, 700, 20_000];
     let mut world = world(2, 1, Faults::NONE);
     let hosts = [0, 1].map(|node| world.host(NodeId(node)));
@@ -249,7 +249,7 @@ fn messages_that_wait_on_the_nic_for_a_stopped_port_are_taken_when_it_goes_on() 
                 receiver.submit(&messages::receive(buffer.whole(), number)).unwrap();
             }
             pause(&near, Duration::from_micros(20)).await;
-            // Before they begin to come, or in the middle of one.
+            // Before the messages arrive, or in the middle of one.
             let mut send = async |number: usize| {
                 source.write(0, &vec![16 * (round % 8) + number as u8; LENGTHS[number]]).unwrap();
                 let message = source.range(0, LENGTHS[number]).unwrap();
@@ -267,18 +267,18 @@ fn messages_that_wait_on_the_nic_for_a_stopped_port_are_taken_when_it_goes_on() 
                     bytes
                 })
             };
-            let mut told = Vec::new();
-            told.extend(std::iter::from_fn(|| receiver.poll()));
+            let mut completions = Vec::new();
+            completions.extend(std::iter::from_fn(|| receiver.poll()));
             let before = here();
             send(2).await;
             send(3).await;
             pause(&near, Duration::from_millis(20)).await;
             assert!(receiver.poll().is_none() && here() == before, "round {round}");
             port_suspender.resume(port).await.unwrap();
-            while told.len() < LENGTHS.len() {
-                told.push(receiver.completion().await.unwrap());
+            while completions.len() < LENGTHS.len() {
+                completions.push(receiver.completion().await.unwrap());
             }
-            for (number, (completion, bytes)) in told.iter().zip(here()).enumerate() {
+            for (number, (completion, bytes)) in completions.iter().zip(here()).enumerate() {
                 let length = LENGTHS[number];
                 assert_eq!((completion.cookie, completion.length), (number as u64, length as u64));
                 assert!(
@@ -286,7 +286,7 @@ fn messages_that_wait_on_the_nic_for_a_stopped_port_are_taken_when_it_goes_on() 
                 );
                 assert!(bytes[length..].iter().all(|byte| *byte == 0xEE), "beyond its end");
             }
-            assert!(receiver.poll().is_none(), "told twice");
+            assert!(receiver.poll().is_none(), "reported twice");
         }
     };
     world.block_on(NodeId(0), task).expect("all of them come");

@@ -1,4 +1,4 @@
-//! The kernels' results are the official ones, and the same bits however often they are preempted.
+//! The kernels' results are the official ones, bit-identical however often they are preempted.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -147,7 +147,7 @@ fn preempted_kernels_give_the_same_bits() {
 }
 
 #[test]
-fn a_kernel_goes_on_from_what_was_saved() {
+fn a_kernel_continues_from_its_saved_state() {
     let ends = network(2, MemoryConfig::default()).into_iter().map(|carrier| {
         std::thread::spawn(move || {
             let engine = Engine::new(carrier, Config::default());

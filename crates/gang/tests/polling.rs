@@ -1,4 +1,4 @@
-//! Who only looks now and then learns of messages and of room, as whoever waits does.
+//! A process that only polls receives messages and notices free space, as one that waits does.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::sim::SimHost;
 
 #[test]
-fn a_process_that_never_awaits_its_channel_sends_and_receives_all_the_same() {
+fn a_process_that_only_polls_its_channel_sends_and_receives() {
     const COUNT: u8 = 100;
     let mut world = world(2, 1, Faults::NONE);
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();

@@ -1,6 +1,6 @@
-//! Nothing is lost, doubled or reordered over any preemptions, whatever the network does.
+//! No message is lost, duplicated or reordered over any number of preemptions, on a faulty network.
 
-use crate::job::{Report, Run, TIGHT, Way, open, places, run, world};
+use crate::job::{Preemption, Report, Run, TIGHT, open, places, run, world};
 use midplane_gang::channel::Channel;
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::context::{
@@ -20,15 +20,15 @@ fn digests(report: &Report) -> Vec<Vec<u64>> {
 }
 
 #[test]
-fn a_job_that_is_never_preempted_comes_to_its_end() {
-    run(Run { way: Way::Never, ..Run::default() });
+fn a_job_that_is_never_preempted_ends() {
+    run(Run { way: Preemption::Never, ..Run::default() });
 }
 
 #[test]
 fn all_ways_of_preempting_change_nothing_that_is_received() {
     let base = Run { count: 100, slice: Duration::from_micros(40), ..Run::default() };
-    let never = run(Run { way: Way::Never, ..base });
-    for way in [Way::Resident, Way::Copy, Way::CopyAhead] {
+    let never = run(Run { way: Preemption::Never, ..base });
+    for way in [Preemption::Resident, Preemption::Copy, Preemption::CopyAhead] {
         let report = run(Run { way, ..base });
         assert!(report.preemptions > 20, "{}", report.preemptions);
         assert_eq!(digests(&report), digests(&never));
@@ -43,10 +43,10 @@ const BAD: Faults = Faults {
     ..Faults::NONE
 };
 
-/// Whoever is refused by a context for the first time adds nothing to it.
+/// A sender that a saved context refuses for the first time does not change that context.
 fn check_saved_context(seed: u64) {
     let (ranks, nodes) = (3, 2);
-    let way = Way::CopyAhead;
+    let way = Preemption::CopyAhead;
     run(Run { ranks, nodes, seed, faults: BAD, way, count: 20, ..Run::default() });
 }
 
@@ -71,7 +71,7 @@ proptest! {
         seed in 0_u64..1_000_000, ranks in 1_u16..6, nodes in 1_u16..5, way in 0_usize..3,
     ) {
         let faults = BAD;
-        let way = [Way::Resident, Way::Copy, Way::CopyAhead][way];
+        let way = [Preemption::Resident, Preemption::Copy, Preemption::CopyAhead][way];
         run(Run { ranks, nodes, seed, faults, way, count: 20, ..Run::default() });
     }
 
@@ -80,14 +80,13 @@ proptest! {
         seed in 0_u64..1_000_000, ranks in 2_u16..5, nodes in 2_u16..4,
     ) {
         let report = run(Run { ranks, nodes, seed, count: 10, ..Run::default() });
-        // One small frame there and its answer back take 13 us on this network; queues of FIFOs that
-        // are as small as here add some.
+        // A small frame and its answer take 13 us on this network; queues of FIFOs as small as these add some.
         prop_assert!(report.longest_freeze < Duration::from_micros(40), "{:?}", report.longest_freeze);
     }
 }
 
 #[test]
-fn a_context_that_is_forgotten_goes_on_once_it_is_restored_and_not_before() {
+fn a_forgotten_context_runs_only_after_it_is_restored() {
     let mut world = world(1, 1, Faults::NONE);
     let host = world.host(NodeId(0));
     let task = async move {
@@ -123,10 +122,10 @@ fn a_job_with_too_many_ranks_for_one_request_is_refused_with_their_number() {
     world.block_on(NodeId(0), task).unwrap();
 }
 
-/// What a context has given to its line before it is stopped leaves all the same: it must be little, or slices as long
-/// as a burst are spent on the last one's.
+/// Frames that a context has handed to the line before its suspension still leave. They must be few: a slice as short
+/// as a burst would otherwise be spent on the previous one's frames.
 #[test]
-fn what_a_stopped_context_had_on_the_line_is_three_messages_at_most() {
+fn a_suspended_context_has_three_messages_on_the_line_at_most() {
     const BULK: Geometry = Geometry {
         send: FifoSize { messages: 32, bytes: 64 << 10 },
         receive: FifoSize { messages: 64, bytes: 64 << 10 },
@@ -158,7 +157,7 @@ fn what_a_stopped_context_had_on_the_line_is_three_messages_at_most() {
     assert!(waited < 4 * 34_000, "{waited} ns until the next slice's first message");
 }
 
-/// Found by chance: it lies before the end that the next one, too long for it, leaves free.
+/// The empty message lies before the space that the next message, too long for it, leaves free at the ring's end.
 #[test]
 fn a_message_without_bytes_takes_no_room_in_a_cut() {
     let lengths = [(456, 0_usize), (512, 200), (712, 200), (912, 64), (976, 8)];

@@ -37,11 +37,11 @@ struct Outcome {
     switches: Vec<Switch>,
     jobs: BTreeMap<JobId, JobRecord>,
     refused: usize,
-    /// Of every rank that came to its end: job, rank, digests.
+    /// Job, rank and digests of every rank that ended.
     ended: Vec<(JobId, u16, Vec<u64>)>,
 }
 
-/// Runs jobs in which every rank sends every other so many messages.
+/// Runs jobs in which every rank sends every other one a number of messages.
 fn schedule(
     config: DaemonConfig,
     policy: Box<dyn Policy>,
@@ -127,7 +127,7 @@ fn jobs_that_share_a_cluster_end_as_if_alone() {
     }
 }
 
-/// Copies of contexts that take a while.
+/// Costs with slow copies of contexts.
 const SLOW: Costs = Costs {
     stop: Duration::from_micros(5),
     resume: Duration::from_micros(5),
@@ -137,7 +137,7 @@ const SLOW: Costs = Costs {
 };
 
 #[test]
-fn what_is_saved_while_others_freeze_is_all_there() {
+fn contexts_saved_while_others_freeze_are_complete() {
     for micros in [70, 110, 190] {
         let faults = Faults { loss: 0.005, duplicate: 0.01, reorder: 0.02, ..Faults::NONE };
         let outcome = schedule(
@@ -157,7 +157,7 @@ fn what_is_saved_while_others_freeze_is_all_there() {
     }
 }
 
-/// Medians of a switch of a job that has one rank a node and says little: until it is frozen, and after.
+/// Returns the median times of a switch, until the freeze and after it, of a job with one rank a node and few messages.
 fn switch_of(costs: Costs) -> [Duration; 2] {
     let outcome = schedule(
         DaemonConfig { costs, ..config(63, 2, Mode::Copy) },
@@ -176,14 +176,14 @@ fn switch_of(costs: Costs) -> [Duration; 2] {
 }
 
 #[test]
-fn nobody_waits_for_the_tree_before_it_saves() {
+fn daemons_save_without_waiting_for_the_tree() {
     let [_, bare] = switch_of(Costs::default());
     let save = Duration::from_micros(400);
     let [freeze, copying] = switch_of(Costs { save, ..Costs::default() });
     println!(
         "frozen in {freeze:?}; the rest {bare:?}, and {copying:?} where saving takes {save:?}"
     );
-    // It was at it while the reports came in, and while the next order went out.
+    // The copies overlapped the reports of the freeze and the next order.
     assert!(copying < save, "{copying:?}");
     assert!(copying + freeze > save, "{copying:?} {freeze:?}: it takes as long as it takes");
 }
@@ -206,7 +206,7 @@ fn halves_of_a_cluster_run_different_jobs_at_once() {
     }
 }
 
-/// Medians of the freeze of a job that has one rank a node, and says little.
+/// Returns the median freeze of a job with one rank a node and few messages.
 fn freeze_of(nodes: u16, arity: u16) -> Duration {
     let outcome = schedule(
         config(nodes, arity, Mode::Resident),

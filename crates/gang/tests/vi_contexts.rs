@@ -1,12 +1,12 @@
-//! Saved interfaces that are damaged, do not fit or come at the wrong time are refused, each with its own
-//! error, and nothing changes: the job whose they are ends as it would have.
+//! Saved interfaces that are damaged, do not fit or come at the wrong time are refused, each with its own error and
+//! without effect: their job ends as it would have.
 
 use std::sync::{Arc, Mutex};
 
 use crate::vis::interfaces::{Interfaces, RestoreError, SaveError};
 use crate::vis::interfaces_context::InterfacesContext;
 use crate::vis::{
-    CHECKPOINTER, Plan, Program, attributes, connect, finish, hold, run, standing, start, world,
+    CHECKPOINTER, Plan, Program, attributes, connect, describe, finish, hold, run, start, world,
 };
 use midplane_gang::names::{JobId, Rank};
 use midplane_simhw::host::Host;
@@ -25,7 +25,7 @@ fn plan() -> Plan {
     Plan { rdma: true, levels, nodes: 3, ..Plan::default() }
 }
 
-/// A job that stands still.
+/// A suspended job.
 struct Scene {
     hosts: Vec<SimHost>,
     programs: Vec<Arc<Mutex<Program>>>,
@@ -51,7 +51,7 @@ impl Scene {
     }
 }
 
-/// Freezes a job in its middle, does something, and lets it go on: it ends as if nothing had been done.
+/// Freezes a job in its middle, runs `work`, and resumes the job: it must end as if nothing had been done.
 fn in_the_middle<F: Future<Output = Scene> + Send + 'static>(
     work: impl FnOnce(Scene) -> F + Send + 'static,
 ) {
@@ -60,7 +60,7 @@ fn in_the_middle<F: Future<Output = Scene> + Send + 'static>(
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
     let shown = Arc::new(Mutex::new(Vec::new()));
     let place = Arc::clone(&shown);
-    let totals = finish(&mut world, move || standing(&shown.lock().unwrap()), async move {
+    let totals = finish(&mut world, move || describe(&shown.lock().unwrap()), async move {
         let programs = connect(&hosts, &plan).await;
         place.lock().unwrap().clone_from(&programs);
         let held = hold(&hosts, &programs);
@@ -79,7 +79,7 @@ fn in_the_middle<F: Future<Output = Scene> + Send + 'static>(
     assert_eq!(totals, run(plan, false).0);
 }
 
-/// What a job has in its middle.
+/// Returns the saved interfaces of a job in its middle.
 fn example() -> InterfacesContext {
     let place = Arc::new(Mutex::new(None));
     let shown = Arc::clone(&place);
@@ -94,9 +94,9 @@ fn link(saved: &mut InterfacesContext, rank: usize, vi: usize) -> &mut LinkConte
     saved.ranks[rank].vis[vi].link.as_mut().unwrap()
 }
 
-/// Both ends' counts, whatever is changed in them.
+/// Changes each of the counts of both ends.
 #[test]
-fn two_ends_that_disagree_are_named_with_how() {
+fn two_ends_that_disagree_are_named_with_the_difference() {
     let saved = example();
     saved.validate().unwrap();
     let far = saved.ranks[0].vis[0].link.as_ref().unwrap().peer;
@@ -190,9 +190,9 @@ fn refused(rank: u16, error: RestoreError) -> (Refused, Option<u16>) {
     }
 }
 
-/// Each is refused by rank 1 only, after rank 0 has taken its part: that is taken back.
+/// Rank 1 refuses each of these after rank 0 has restored its part, which is then discarded.
 #[test]
-fn what_does_not_fit_is_refused_and_nothing_has_changed() {
+fn interfaces_that_do_not_fit_are_refused_without_effect() {
     in_the_middle(|mut scene| async move {
         let maps = scene.maps();
         let saved = scene.held.save(true).await.unwrap();
@@ -231,7 +231,7 @@ fn what_does_not_fit_is_refused_and_nothing_has_changed() {
         assert_eq!(why, Refused::FrameTooLong);
 
         let mut wrong = saved.clone();
-        // The other end expects a frame after all that are under way then.
+        // The other end then expects a frame later than all that are under way.
         let link = link(&mut wrong, 1, 0);
         link.base = link.base.wrapping_sub(1 + link.flights.len() as u32);
         let error = scene.refuses(&wrong, &maps).await;
@@ -268,7 +268,7 @@ fn keep(error: &RestoreError) -> CheckpointerError {
 }
 
 #[test]
-fn what_a_running_process_has_is_not_saved() {
+fn interfaces_of_a_running_process_are_not_saved() {
     in_the_middle(|mut scene| async move {
         scene.held.run(&scene.hosts[0]).await.unwrap();
         let running = scene.held.save(false).await.unwrap_err();
@@ -289,9 +289,9 @@ fn what_a_running_process_has_is_not_saved() {
     });
 }
 
-/// A connection that leads out of the job, one that is being made, one that has just ended.
+/// A connection that leads out of the job, one that is being made, and one that has just ended.
 #[test]
-fn connections_that_are_no_pair_of_the_jobs_are_refused_by_name() {
+fn connections_without_both_ends_in_the_job_are_refused_by_name() {
     in_the_middle(|mut scene| async move {
         let third = scene.hosts[0].clone();
         scene.held.run(&scene.hosts[0]).await.unwrap();
@@ -322,7 +322,7 @@ fn connections_that_are_no_pair_of_the_jobs_are_refused_by_name() {
         let stranger = scene.held.save(true).await.unwrap_err();
         assert!(matches!(stranger, SaveError::Stranger { rank: Rank(1), .. }), "{stranger}");
 
-        // It ends while the process stands still: that is told when it goes on, and can be saved then.
+        // It ends while the process is suspended. The process is notified when it is resumed, and can be saved then.
         outside.disconnect(far).await.unwrap();
         scene.pause(100).await;
         let SaveError::Keep { rank: Rank(1), error: CheckpointerError::Refused { why, .. } } =
@@ -342,9 +342,9 @@ fn connections_that_are_no_pair_of_the_jobs_are_refused_by_name() {
     });
 }
 
-/// What the other end had taken before the cut is not sent again, though its sender was not told.
+/// Frames that the other end had taken before the cut are not sent again, though their sender was not notified.
 #[test]
-fn what_was_taken_before_the_cut_is_acknowledged_by_it() {
+fn frames_taken_before_the_cut_are_acknowledged_by_it() {
     in_the_middle(|mut scene| async move {
         let saved = scene.held.save(true).await.unwrap();
         scene.held.restore(&saved, None).await.unwrap();
@@ -370,8 +370,8 @@ fn what_was_taken_before_the_cut_is_acknowledged_by_it() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Whatever a context says that was changed unnoticed: it is refused, or taken and restored, and no
-    /// handler of the NICs fails over it.
+    /// Changes a context arbitrarily: the NICs refuse it, or accept and restore it, and none of their handlers fails on
+    /// it.
     #[test]
     fn no_context_makes_a_nic_fail(
         changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..4),
@@ -390,7 +390,7 @@ proptest! {
     }
 }
 
-/// Restores a context of [`example`]'s job, whatever it says, and lets the NICs go on.
+/// Restores a changed context of [`example`]'s job, and resumes the NICs.
 fn take(changed: InterfacesContext) {
     let plan = plan();
     let mut world = world(&plan);
@@ -416,7 +416,7 @@ fn take(changed: InterfacesContext) {
 }
 
 #[test]
-fn what_has_changed_since_it_was_saved_is_not_forgotten() {
+fn interfaces_changed_since_they_were_saved_are_not_forgotten() {
     in_the_middle(|scene| async move {
         let Scene { hosts, programs, held } = scene;
         let (ranks, mut holds) = (held.ranks().to_vec(), held.into_port_controls());
@@ -433,7 +433,7 @@ fn what_has_changed_since_it_was_saved_is_not_forgotten() {
 }
 
 #[test]
-fn errors_that_the_process_was_not_told_are_restored_with_it() {
+fn errors_not_yet_reported_to_the_process_are_restored() {
     in_the_middle(|mut scene| async move {
         let mut saved = scene.held.save(true).await.unwrap();
         let spare = saved.ranks[1].vis.iter().find(|vi| vi.link.is_none()).unwrap().name;

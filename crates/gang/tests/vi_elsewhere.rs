@@ -1,12 +1,11 @@
-//! A job's Virtual Interfaces, restored on other nodes with the processes whose they are, end as they would
-//! have.
+//! A job whose Virtual Interfaces and processes are restored on other nodes ends as it would have.
 
 use std::sync::{Arc, Mutex};
 
 use crate::vis::interfaces_context::InterfacesContext;
 use crate::vis::talk::Image;
 use crate::vis::{
-    ALL, BAD, Plan, Program, Totals, connect, finish, handed_on, hold, standing, start, world,
+    ALL, BAD, Plan, Program, Totals, connect, describe, finish, handed_on, hold, start, world,
 };
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
@@ -16,20 +15,20 @@ use midplane_simhw::rng::Rng;
 use midplane_simhw::sim::SimHost;
 use proptest::prelude::*;
 
-/// A job that was cut: what its NICs had, and its processes.
+/// A cut of a job: the state of its NICs, and the images of its processes.
 #[derive(Clone)]
 struct Cut {
     saved: InterfacesContext,
     images: Vec<Image>,
 }
 
-/// Nodes of ranks that talk with each other differ: even ranks are on even nodes, odd ones on odd nodes.
+/// Draws the ranks' nodes: even ranks are on even nodes, odd ones on odd nodes, so that peers are on different nodes.
 fn places(plan: &Plan, dice: &mut Rng) -> Vec<NodeId> {
     let half = u64::from(plan.nodes / 2);
     (0..plan.ranks).map(|rank| NodeId(2 * dice.below(half) as u16 + rank % 2)).collect()
 }
 
-/// Runs a job at these places from where it was, until it ends or is cut.
+/// Runs a job on these nodes, from its start or from a cut, until it ends or is cut.
 fn leg(
     plan: Plan,
     places: &[NodeId],
@@ -61,10 +60,10 @@ fn leg(
         let images = programs.iter().map(|program| program.lock().unwrap().save()).collect();
         (Some(Cut { saved, images }), totals(&programs))
     };
-    finish(&mut world, move || standing(&shown.lock().unwrap()), task)
+    finish(&mut world, move || describe(&shown.lock().unwrap()), task)
 }
 
-/// A job's processes, new or as they were.
+/// Starts a job's processes, new or from their images.
 async fn begin(
     hosts: &[SimHost],
     plan: &Plan,
@@ -77,7 +76,7 @@ async fn begin(
     };
     let mut programs = Vec::new();
     for ((host, image), taken) in hosts.iter().zip(&images).zip(&saved.ranks) {
-        // The NIC calls ports, interfaces and memory otherwise than before.
+        // Makes the NIC give ports, interfaces and memory other numbers than before.
         for _ in 0..3 {
             drop(host.open_port().unwrap());
         }
@@ -98,7 +97,7 @@ async fn begin(
     (programs, held)
 }
 
-/// Cuts a job `legs` times, each time elsewhere, and lets it end.
+/// Cuts a job `legs` times, restores it elsewhere each time, and lets it end.
 fn wander(plan: Plan, legs: u32) -> Vec<Totals> {
     let mut dice = Rng::new(plan.seed, "places");
     let mut from = None;
@@ -122,8 +121,8 @@ fn two_processes_change_places_and_end_as_they_would_have() {
     assert_eq!(swapped, whole);
 }
 
-/// The processes go on from a cut for a while, are thrown away, and begin at that cut again, on the same
-/// NICs: what the network still holds of what they did in between is nobody's.
+/// Runs the processes from a cut for a while, discards them, and starts them from that cut again, on the same NICs.
+/// Frames of the discarded run that the network still carries must be dropped.
 fn check_rollback(seed: u64) {
     let plan = Plan { seed, rdma: true, levels: ALL, count: 25, ..Plan::default() };
     let home = [NodeId(0), NodeId(1)];
@@ -163,19 +162,19 @@ fn check_rollback(seed: u64) {
         }
         programs.iter().map(|program| program.lock().unwrap().totals()).collect::<Vec<_>>()
     };
-    let again = finish(&mut world, move || standing(&shown.lock().unwrap()), task);
+    let again = finish(&mut world, move || describe(&shown.lock().unwrap()), task);
     assert_eq!(again, whole, "seed {seed}");
 }
 
 #[test]
-fn frames_of_before_a_rollback_are_nobodys() {
+fn frames_from_before_a_rollback_are_dropped() {
     (0..8).for_each(check_rollback);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4))]
     #[test]
-    fn frames_of_before_a_rollback_are_nobodys_from_new_seeds(seed: u64) {
+    fn frames_from_before_a_rollback_are_dropped_from_new_seeds(seed: u64) {
         check_rollback(seed);
     }
 }
@@ -184,7 +183,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn a_job_that_wanders_ends_as_it_would_have_here(
+    fn a_job_restored_elsewhere_again_and_again_ends_as_it_would_have(
         seed in 0_u64..1_000_000, ranks in 2_u16..6, legs in 1_u32..6, bad: bool, byte_ps in 80_u32..100_000,
     ) {
         let faults = if bad { BAD } else { Faults::NONE };

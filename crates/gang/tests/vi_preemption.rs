@@ -1,5 +1,5 @@
-//! Virtual Interfaces lose, double and reorder nothing over any preemptions: stopped, saved, forgotten by
-//! their NICs, handed on as bytes, put back and resumed.
+//! Virtual Interfaces lose, duplicate and reorder nothing over any number of preemptions: suspended, saved, forgotten
+//! by their NICs, passed on as bytes, restored and resumed.
 
 use crate::vis::{ALL, BAD, Plan, run, run_resident};
 use midplane_simhw::fault::Faults;
@@ -8,7 +8,7 @@ use midplane_via::attributes::Reliability;
 use proptest::prelude::*;
 
 #[test]
-fn sends_over_a_reliable_pair_end_as_if_nobody_had_preempted_them() {
+fn sends_over_a_reliable_pair_end_as_without_preemption() {
     let plan = Plan::default();
     let (never, none) = run(plan, false);
     let (often, preemptions) = run(plan, true);
@@ -17,7 +17,7 @@ fn sends_over_a_reliable_pair_end_as_if_nobody_had_preempted_them() {
 }
 
 #[test]
-fn writes_and_reads_end_as_if_nobody_had_preempted_them() {
+fn writes_and_reads_end_as_without_preemption() {
     let levels = &[Reliability::ReliableDelivery, Reliability::ReliableReception];
     let plan = Plan { rdma: true, levels, ..Plan::default() };
     let (never, _) = run(plan, false);
@@ -27,7 +27,7 @@ fn writes_and_reads_end_as_if_nobody_had_preempted_them() {
 }
 
 #[test]
-fn nics_do_nothing_for_a_job_that_stands_still_with_its_interfaces_on_them() {
+fn nics_do_nothing_for_a_suspended_job_whose_interfaces_stay_on_them() {
     for (seed, faults) in [(1, Faults::NONE), (2, BAD)] {
         let plan = Plan { seed, levels: ALL, rdma: true, count: 25, ..Plan::default() };
         let (never, _) = run(plan, false);

@@ -1,4 +1,4 @@
-//! What is refused halfway, or of a process's own part: nothing is lost by it.
+//! Operations that are refused halfway, or because of a process's own part, lose nothing.
 
 use crate::vis::interfaces::{Interfaces, PortControl, RankPort, SaveError};
 use crate::vis::{CHECKPOINTER, PORT_SUSPENDER, Plan, attributes, finish, world};
@@ -16,7 +16,7 @@ use midplane_via::memory::MemoryOptions;
 use midplane_via::nic::{Nic, NicContext, NicRestoreError, ViId};
 use serde_json::{Value, json};
 
-/// An interface that is not connected, with a receive.
+/// Opens a NIC, with an interface that is not connected and has a posted receive.
 async fn process(host: &SimHost) -> (Nic, ViId) {
     let mut nic = Nic::open(host, PortOptions::default()).await.unwrap();
     let queue = nic.create_cq();
@@ -27,9 +27,9 @@ async fn process(host: &SimHost) -> (Nic, ViId) {
     (nic, vi)
 }
 
-/// A job that names one port twice: what it was saved with is forgotten when its turn comes again.
+/// A job that names one port twice: the NIC has forgotten its interfaces when the port's second turn comes.
 #[test]
-fn what_was_saved_is_handed_over_when_only_some_of_it_is_forgotten() {
+fn a_partly_forgotten_save_returns_the_saved_state() {
     let mut world = world(&Plan::default());
     let hosts = [0, 1].map(|node| world.host(NodeId(node)));
     finish(&mut world, String::new, async move {
@@ -58,7 +58,7 @@ fn what_was_saved_is_handed_over_when_only_some_of_it_is_forgotten() {
             "{error}"
         );
         assert_eq!(saved.ranks[1], saved.ranks[2]);
-        // With that, whoever has saved it puts it back.
+        // With the saved state in the error, the caller can restore the interfaces.
         let mut saved = *saved;
         saved.ranks.pop();
         let ranks = vec![held(0), held(1)];
@@ -69,7 +69,7 @@ fn what_was_saved_is_handed_over_when_only_some_of_it_is_forgotten() {
     });
 }
 
-/// The first of `place`, changed.
+/// Returns the context with a changed value at `place`.
 fn change(context: &NicContext, place: &str, to: impl FnOnce(&mut Value)) -> NicContext {
     let mut value = serde_json::to_value(context).unwrap();
     to(value.pointer_mut(place).unwrap());
@@ -82,7 +82,7 @@ fn again(list: &mut Value) {
 }
 
 #[test]
-fn a_process_s_own_part_that_contradicts_itself_is_refused_with_what() {
+fn a_contradictory_part_of_a_process_is_refused_with_the_reason() {
     let mut world = world(&Plan::default());
     let hosts = [0, 1].map(|node| world.host(NodeId(node)));
     finish(&mut world, String::new, async move {

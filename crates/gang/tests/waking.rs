@@ -1,4 +1,4 @@
-//! A job that answers what arrives from outside, beside two that compute: woken, and waiting for its turn.
+//! A job that answers requests from outside, next to two that compute: woken early, or waiting for its turn.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -27,54 +27,54 @@ const SERVER: JobId = JobId(3);
 const COMPUTES: u32 = 0;
 const SERVES: u32 = 1;
 
-/// What has arrived, and how long the answers took.
+/// Requests that have arrived, and the response times.
 #[derive(Default)]
-struct Desk {
+struct Requests {
     arrived: VecDeque<Instant>,
     waker: Option<Waker>,
     waits: Vec<Duration>,
 }
 
-type Shared = Arc<Mutex<Desk>>;
+type Shared = Arc<Mutex<Requests>>;
 
-async fn serve(host: SimHost, desk: Shared) {
+async fn serve(host: SimHost, requests: Shared) {
     poll_fn(|context| {
-        let mut desk = desk.lock().unwrap();
-        while let Some(at) = desk.arrived.pop_front() {
-            desk.waits.push(host.now().since(at));
+        let mut requests = requests.lock().unwrap();
+        while let Some(at) = requests.arrived.pop_front() {
+            requests.waits.push(host.now().since(at));
         }
-        desk.waker = Some(context.waker().clone());
-        if desk.waits.len() == REQUESTS { Poll::Ready(()) } else { Poll::Pending }
+        requests.waker = Some(context.waker().clone());
+        if requests.waits.len() == REQUESTS { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
 }
 
-async fn compute(host: SimHost, desk: Shared) {
-    while desk.lock().unwrap().waits.len() < REQUESTS {
+async fn compute(host: SimHost, requests: Shared) {
+    while requests.lock().unwrap().waits.len() < REQUESTS {
         host.sleep_until(host.now() + Duration::from_millis(1)).await;
     }
 }
 
-/// Clients of the job that serves: each request wakes it.
-async fn ask(host: SimHost, desk: Shared, front: SchedulerClient) {
+/// Sends the requests of the clients of the job that serves: each request wakes it.
+async fn ask(host: SimHost, requests: Shared, front: SchedulerClient) {
     let mut rng = host.rng("clients");
     for _ in 0..REQUESTS {
         let pause = Duration::from_micros(30_000 + rng.below(60_000));
         host.sleep_until(host.now() + pause).await;
         let waker = {
-            let mut desk = desk.lock().unwrap();
-            desk.arrived.push_back(host.now());
-            desk.waker.take()
+            let mut requests = requests.lock().unwrap();
+            requests.arrived.push_back(host.now());
+            requests.waker.take()
         };
         waker.into_iter().for_each(Waker::wake);
         front.wake(SERVER);
     }
 }
 
-/// How long each answer took, in the order of length.
+/// Returns the response times, sorted.
 fn waits(early_wakeup: Duration) -> Vec<Duration> {
     let mut world = world(NODES, 3, Faults::NONE);
-    let desk = Shared::default();
+    let requests = Shared::default();
     let config = DaemonConfig {
         nodes: NODES,
         arity: 2,
@@ -84,13 +84,13 @@ fn waits(early_wakeup: Duration) -> Vec<Duration> {
         costs: Costs::default(),
         local_rings: false,
     };
-    let of_ranks = Arc::clone(&desk);
+    let of_ranks = Arc::clone(&requests);
     let start: Start<SimHost> = Arc::new(move |host, launch, descriptor, _| {
-        let desk = Arc::clone(&of_ranks);
+        let requests = Arc::clone(&of_ranks);
         Box::pin(async move {
             match (launch.program, descriptor.rank().0) {
-                (SERVES, 0) => serve(host, desk).await,
-                _ => compute(host, desk).await,
+                (SERVES, 0) => serve(host, requests).await,
+                _ => compute(host, requests).await,
             }
         })
     });
@@ -100,7 +100,7 @@ fn waits(early_wakeup: Duration) -> Vec<Duration> {
             Daemon::open(host, config, start).await.unwrap().serve().await.unwrap();
         });
     }
-    let (host, clients) = (world.host(NodeId(0)), Arc::clone(&desk));
+    let (host, clients) = (world.host(NodeId(0)), Arc::clone(&requests));
     let task = async move {
         let root = Daemon::open(host.clone(), config, start).await.unwrap();
         let scheduler_config = SchedulerConfig {
@@ -120,7 +120,7 @@ fn waits(early_wakeup: Duration) -> Vec<Duration> {
         scheduler.run().await.unwrap();
     };
     world.block_on(NodeId(0), task).expect("it comes to its end");
-    let mut waits = desk.lock().unwrap().waits.clone();
+    let mut waits = requests.lock().unwrap().waits.clone();
     waits.sort();
     waits
 }

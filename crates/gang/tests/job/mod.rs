@@ -1,4 +1,4 @@
-//! A job in virtual time: ranks that send each other numbered messages, and somebody who preempts them.
+//! A job in virtual time: ranks that send each other numbered messages, and a task that preempts them.
 
 pub(crate) mod network;
 
@@ -45,7 +45,7 @@ pub(crate) fn world(nodes: u16, seed: u64, faults: Faults) -> World<Unit> {
     world
 }
 
-/// Rank r is on node r modulo `nodes`, on the next channel there.
+/// Returns the ranks' places: rank r is on node r modulo `nodes`, on the next channel there.
 pub(crate) fn places(ranks: u16, nodes: u16) -> Vec<ChannelAddress> {
     let place =
         |rank| ChannelAddress { node: NodeId(rank % nodes), channel: ChannelId(rank / nodes) };
@@ -66,14 +66,14 @@ pub(crate) async fn open(
     Network::open(job, places, places.iter().map(controller).collect()).await.unwrap()
 }
 
-/// What a rank has done so far: changed in the same turn as its channel.
+/// The progress of a rank, which changes in the same turn as its channel.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Progress {
     /// Messages sent to each rank.
     pub(crate) sent: Vec<u32>,
     /// Messages received from each rank.
     pub(crate) received: Vec<u32>,
-    /// Everything received has gone into it, in order of each sender.
+    /// A digest of the messages received from each sender, in order.
     pub(crate) digests: Vec<u64>,
     pub(crate) dice: u64,
 }
@@ -93,7 +93,7 @@ impl Progress {
     }
 }
 
-/// Message `number` from one rank to another.
+/// Returns message `number` from one rank to another.
 pub(crate) fn message(from: u16, to: u16, number: u32, most: u32) -> Vec<u8> {
     let seed = u64::from(from) << 48 | u64::from(to) << 32 | u64::from(number);
     let mixed = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -158,15 +158,15 @@ pub(crate) async fn chatter(
             Some(nanos) => host.sleep_until(host.now().plus_nanos(nanos)).await,
         }
     }
-    // What was sent is yet to be taken by those who still receive.
+    // Waits until the receivers have taken all sent messages.
     while !channel.is_flushed() {
         channel.room().await.unwrap();
     }
 }
 
-/// How a run is preempted.
+/// The way in which a run is preempted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Way {
+pub(crate) enum Preemption {
     Never,
     Resident,
     Copy,
@@ -181,9 +181,9 @@ pub(crate) struct Run {
     pub(crate) seed: u64,
     pub(crate) faults: Faults,
     pub(crate) count: u32,
-    pub(crate) way: Way,
+    pub(crate) way: Preemption,
     pub(crate) geometry: Geometry,
-    /// Between two preemptions, at most.
+    /// Longest time between two preemptions.
     pub(crate) slice: Duration,
 }
 
@@ -195,14 +195,14 @@ impl Default for Run {
             seed: 1,
             faults: Faults::NONE,
             count: 30,
-            way: Way::Copy,
+            way: Preemption::Copy,
             geometry: TIGHT,
             slice: Duration::from_micros(80),
         }
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) progress: Vec<Progress>,
@@ -226,17 +226,17 @@ pub(crate) fn start(
     }
 }
 
-/// Stops a job, and lets it go on; how long it took to stop.
+/// Preempts a job once, and resumes it; returns the time that the freeze took.
 async fn preempt_once(
     host: &SimHost,
     network: &mut Network,
     run: &Run,
     dice: &mut Rng,
 ) -> Duration {
-    let shared = run.way != Way::Resident;
+    let shared = run.way != Preemption::Resident;
     let before = host.now();
     let ahead = match run.way {
-        Way::CopyAhead => Some(network.leave(host).await.unwrap()),
+        Preemption::CopyAhead => Some(network.leave(host).await.unwrap()),
         _ => {
             network.freeze(host).await.unwrap();
             None
@@ -248,12 +248,12 @@ async fn preempt_once(
     if let Some(ahead) = &ahead {
         assert_eq!(*ahead, cut, "it changed after it was saved");
     }
-    if run.way == Way::Resident {
-        // The NICs go on, for others: not for these.
+    if run.way == Preemption::Resident {
+        // The NICs continue for other jobs, but not for this one.
         host.sleep_until(host.now().plus_nanos(dice.between(1, 2 * run.slice.as_nanos() as u64)))
             .await;
         let later = network.save(false).await.unwrap();
-        assert_eq!(later, cut, "it changed while it stood still");
+        assert_eq!(later, cut, "it changed while it was suspended");
     }
     if shared {
         let back = NetworkContext::from_bytes(&cut.to_bytes().unwrap()).unwrap();
@@ -274,7 +274,7 @@ pub(crate) fn run(run: Run) -> Report {
     let shown = progress.clone();
     let preemptor = async move {
         let host = hosts[0].clone();
-        let shared = matches!(run.way, Way::Copy | Way::CopyAhead);
+        let shared = matches!(run.way, Preemption::Copy | Preemption::CopyAhead);
         let mut network = open(&hosts, JobId(1), &places, run.geometry, shared).await;
         network.run(&host).await.unwrap();
         start(&hosts, &network, &places, &progress, run.count);
@@ -283,7 +283,7 @@ pub(crate) fn run(run: Run) -> Report {
         let most = run.slice.as_nanos() as u64;
         while !network.ranks().iter().all(|held| held.suspend_handle.has_ended()) {
             host.sleep_until(host.now().plus_nanos(dice.between(1, most))).await;
-            if run.way == Way::Never {
+            if run.way == Preemption::Never {
                 continue;
             }
             longest = longest.max(preempt_once(&host, &mut network, &run, &mut dice).await);

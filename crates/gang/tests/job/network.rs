@@ -41,9 +41,9 @@ pub(crate) async fn together<T, F: Future<Output = T>>(
 pub(crate) struct RankChannel {
     /// The controller of its node and channel.
     pub(crate) controller: Controller,
-    /// The rank's context.
+    /// The context of the rank's channel.
     pub(crate) context: ContextId,
-    /// Suspends its process.
+    /// Suspends and resumes the rank's process.
     pub(crate) suspend_handle: SuspendHandle,
 }
 

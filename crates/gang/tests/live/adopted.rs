@@ -1,4 +1,4 @@
-//! Processes that something else has started take turns with jobs.
+//! Adopted processes, which the daemon has not started, take turns with jobs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::parts::{code, end_with_test, runtime};
 use crate::scenes::{listing, spans_of};
 use crate::stage::{Stage, itself, said, wait_until};
 
-/// A control group beside those of the daemon; `None` where this process can make none.
+/// A control group next to those of the daemon.
 struct Group {
     folder: PathBuf,
 }
@@ -33,7 +33,7 @@ impl Group {
         Some(Self { folder })
     }
 
-    /// Starts this program in the group, and waits until it is there.
+    /// Starts this program in the group, and waits until the group contains it.
     fn start(&self, arguments: &[&str]) -> Child {
         let enter = format!("echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"", self.folder.display());
         let mut command = Command::new("sh");
@@ -99,7 +99,7 @@ pub(crate) fn takes_turns() {
     assert_eq!(together.next(), None, "both ran");
 }
 
-/// Whether the adoption is left or the daemon is killed, the processes continue.
+/// The processes continue, both if the front end leaves the adoption and if the daemon is killed.
 pub(crate) fn continues() {
     let Some(group) = Group::make("continues") else { return };
     let mut stage = Stage::alone(2, 15);

@@ -94,7 +94,7 @@ pub(crate) async fn serve() {
     }
 }
 
-/// Returns the longest answer and the one in the middle.
+/// Returns the longest and the median response time.
 async fn answers(nic: &str, node: NodeId) -> [Duration; 2] {
     let client = Client::connect(ClientConfig::new(nic, node)).unwrap();
     // The server is on the slot of host 0.
@@ -112,7 +112,7 @@ async fn answers(nic: &str, node: NodeId) -> [Duration; 2] {
     [waits[waits.len() - 1], waits[waits.len() / 2]]
 }
 
-/// Runs a server, woken or not, and asks it from the last host's NIC.
+/// Runs a server, woken early or not, and sends it requests from the last host's NIC.
 fn ask(stage: &Stage, client: u16, how: &str) -> [Duration; 2] {
     let itself = std::env::current_exe().unwrap();
     let mut server = stage.front_as(1, how, &[itself.to_str().unwrap(), "--vis-serve"]);
@@ -123,7 +123,7 @@ fn ask(stage: &Stage, client: u16, how: &str) -> [Duration; 2] {
     waits
 }
 
-/// A suspended job learns of requests before its turn: within one NIC, and between hosts.
+/// Requests wake a suspended job before its turn: within one NIC, and between hosts.
 pub(crate) fn wake_a_job() {
     for (hosts, network) in [(1, "copy"), (2, "resident over UDP")] {
         let stage = Stage::with_network(hosts, 1, SLICE_MS, network);

@@ -1,4 +1,4 @@
-//! Which scenes this program plays, by the arguments that `cargo test` hands on.
+//! Selects the scenes that this program plays, by the arguments that `cargo test` passes.
 
 /// A scene and its name.
 pub(crate) type Scene = (&'static str, fn());
@@ -6,7 +6,7 @@ pub(crate) type Scene = (&'static str, fn());
 /// Options whose next argument is their value, and no filter.
 const WITH_VALUE: [&str; 5] = ["--test-threads", "--format", "--color", "--logfile", "-Z"];
 
-/// What is asked for; the words are those of the standard test program.
+/// The requested scenes; the options are those of the standard test harness.
 #[derive(Debug, Default)]
 pub(crate) struct Choice {
     filters: Vec<String>,
@@ -63,8 +63,8 @@ impl Choice {
     }
 }
 
-/// Whether the filters are for this program alone: it was started by hand, or by `cargo test --test live`. A `cargo test`
-/// of several programs hands its filters to each of them, and most match nothing in most.
+/// Returns whether the filters are for this program alone: it was started by hand, or by `cargo test --test live`. A
+/// `cargo test` of several programs passes its filters to each of them, and most match nothing in most programs.
 fn is_run_by_name() -> bool {
     let parent = std::os::unix::process::parent_id();
     let words = std::fs::read(format!("/proc/{parent}/cmdline")).unwrap_or_default();

@@ -12,7 +12,7 @@ use crate::stage::{Stage, said, wait_until};
 /// Prints its rank and a number, 60 times within about 3 s.
 const COUNT: &str = "n=0; while [ $n -lt 60 ]; do n=$((n+1)); echo $GANG_RANK $n; sleep 0.05; done";
 
-/// Saved on two hosts amid its work and restored on one, each rank prints each of its numbers once and in order.
+/// A job is saved on two hosts amid its work, and restored on one: each rank prints each of its numbers once, in order.
 pub(crate) fn count_on_elsewhere() {
     if let Err(error) = probe_criu() {
         return println!("skipped: {error}");

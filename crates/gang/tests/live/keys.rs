@@ -1,4 +1,4 @@
-//! Hosts that are told apart, and those that would be taken for them.
+//! Authentication of hosts: the daemons admit listed hosts and refuse impostors.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -33,7 +33,7 @@ impl Keys {
         self.0.iter().map(SecretKey::public).collect()
     }
 
-    /// As an argument of a host's daemon.
+    /// Returns the key argument of a host's daemon.
     fn of(&self, host: usize) -> String {
         let list: Vec<String> = self.list().iter().map(PublicKey::to_string).collect();
         let fabric = "5a".repeat(32);
@@ -51,7 +51,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Dials the root with these keys, and says that it is this host.
+/// Connects with the root by these credentials, and claims to be this host.
 async fn claim(root: &str, credentials: &Credentials, host: u16) -> Option<(Sender, Receiver)> {
     let (mut sender, receiver) = dial(root, 0, credentials).await.ok()?;
     let cluster = Cluster { hosts: 2, slots: 1, arity: 2 };
@@ -59,8 +59,8 @@ async fn claim(root: &str, credentials: &Credentials, host: u16) -> Option<(Send
     Some((sender, receiver))
 }
 
-/// All that the root says until it ends the connection.
-async fn heard(mut receiver: Receiver) -> Vec<Frame> {
+/// Returns all frames that the root sends until it ends the connection.
+async fn received(mut receiver: Receiver) -> Vec<Frame> {
     let mut all = Vec::new();
     while let Ok(Some(frame)) = receiver.receive().await {
         all.push(frame);
@@ -68,7 +68,7 @@ async fn heard(mut receiver: Receiver) -> Vec<Frame> {
     all
 }
 
-/// Messages of children, with the numbers that they have in the protocol.
+/// Messages of children, with their numbers in the protocol.
 #[derive(Serialize)]
 #[expect(dead_code, reason = "the first two hold the others' numbers")]
 enum Up {
@@ -79,14 +79,14 @@ enum Up {
     Joined { host: u16, at: u64, bytes: Vec<u8>, is_last: bool },
 }
 
-/// Says that a host without jobs was admitted.
+/// Creates the report that a host without jobs was admitted.
 fn joined(host: u16) -> Up {
     let jobs: Vec<u32> = Vec::new();
     let bytes = midplane_simhw::wire::encode_long(&(host, jobs)).unwrap();
     Up::Joined { host, at: 0, bytes: bytes.to_vec(), is_last: true }
 }
 
-/// A job of a rank on each host comes to its end.
+/// Checks that a job with a rank on each host runs to its end.
 #[track_caller]
 fn both_work(stage: &Stage) {
     let (code, out, error) = stage.run(2, &["sh", "-c", "echo $GANG_HOST"]);
@@ -95,7 +95,7 @@ fn both_work(stage: &Stage) {
     assert_eq!((code, lines, error.as_str()), (0, vec!["0", "1"], ""));
 }
 
-/// It has the fabric's key, and no other that is listed.
+/// An impostor has the fabric's key, but no listed key of a host.
 pub(crate) fn impostor() {
     let keys = Keys::new(2);
     let mut stage = Stage::with_keys(&[keys.of(0)], 2);
@@ -112,7 +112,7 @@ pub(crate) fn impostor() {
     both_work(&stage);
 }
 
-/// It is listed, and says that it is another: in the protocol, as in the handshake it can't.
+/// A listed host claims to be another one: in the protocol, because the handshake does not let it.
 pub(crate) fn another_host() {
     let keys = Keys::new(3);
     let stage = Stage::with_keys(&[keys.of(0), keys.of(1)], 3);
@@ -123,9 +123,9 @@ pub(crate) fn another_host() {
     runtime.block_on(async {
         let (mut sender, receiver) = dial(&root, 0, &credentials).await.unwrap();
         sender.send(&Frame::message(&Hello::Child { host: 1, cluster })).await.unwrap();
-        assert_eq!(heard(receiver).await, []);
+        assert_eq!(received(receiver).await, []);
     });
-    // As itself it is admitted; then it says that host 1 is gone, and that it has what that has.
+    // It is admitted as itself. Then it reports that host 1 is gone, and that host 1 has joined through it.
     let link = runtime.block_on(async {
         let (mut sender, receiver) = dial(&root, 0, &credentials).await.unwrap();
         sender.send(&Frame::message(&Hello::Child { host: 2, cluster })).await.unwrap();
@@ -142,20 +142,20 @@ pub(crate) fn another_host() {
     assert!(stage.errors(0).contains("host 2 says that it is host 1"), "{}", stage.errors(0));
 }
 
-/// Whoever has the only key can claim to be any host, and still displaces none that lives.
+/// A process with the only key can claim to be any host, but displaces none that is alive.
 pub(crate) fn a_live_host_stays() {
     let mut stage = Stage::tree(2, 1, 20);
     let root = stage.addresses[0].clone();
     wait_until("both are there", || listing(&stage).hosts == [true, true]);
     runtime().block_on(async {
         let (_sender, receiver) = claim(&root, &shared(), 1).await.unwrap();
-        assert_eq!(heard(receiver).await, [], "it was admitted");
+        assert_eq!(received(receiver).await, [], "it was admitted");
     });
     assert_eq!(listing(&stage).hosts, [true, true]);
     both_work(&stage);
     let errors = stage.errors(0);
     assert!(errors.contains("says that it is host 1, whose own is connected"), "{errors}");
-    // Once it is dead, another may be it: a daemon that was started again.
+    // Once the host is dead, a daemon that was started again may take its place.
     stage.daemons[1].kill().unwrap();
     stage.daemons[1].wait().unwrap();
     wait_until("it is missed", || listing(&stage).hosts == [true, false]);
@@ -164,7 +164,7 @@ pub(crate) fn a_live_host_stays() {
     both_work(&stage);
 }
 
-/// Its connection is there still, and nothing answers on it: as after a host has lost its power.
+/// A host's connection is still open, but nothing answers on it, as after a power failure.
 pub(crate) fn a_silent_host_is_replaced() {
     let mut stage = Stage::tree(2, 1, 20);
     let root = stage.addresses[0].clone();
@@ -173,9 +173,9 @@ pub(crate) fn a_silent_host_is_replaced() {
     kill_process(pid, Signal::STOP).unwrap();
     let runtime = runtime();
     runtime.block_on(async {
-        // Nobody knows yet that it is silent.
+        // The root does not know yet that the host is silent.
         let (_sender, receiver) = claim(&root, &shared(), 1).await.unwrap();
-        assert_eq!(heard(receiver).await, []);
+        assert_eq!(received(receiver).await, []);
     });
     wait_until("it is missed", || listing(&stage).hosts == [true, false]);
     let link = runtime.block_on(async {
@@ -189,7 +189,7 @@ pub(crate) fn a_silent_host_is_replaced() {
     kill_process(pid, Signal::CONT).unwrap();
 }
 
-/// Carries bytes between a daemon and the root, and keeps what the daemon says.
+/// Forwards bytes between a daemon and the root, and records those of the daemon.
 fn record(listener: TcpListener, root: String) -> Arc<Mutex<Vec<u8>>> {
     let record = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&record);
@@ -211,7 +211,7 @@ fn record(listener: TcpListener, root: String) -> Arc<Mutex<Vec<u8>>> {
     record
 }
 
-/// With the fabric's key alone, and with keys of the hosts'.
+/// Replays a recorded hello, with the fabric's key alone, and with keys of the hosts.
 pub(crate) fn a_hello_again() {
     let named = Keys::new(2);
     let key = format!("1:{}", "5a".repeat(32));

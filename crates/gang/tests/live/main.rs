@@ -1,5 +1,5 @@
-//! Real daemons, real jobs, real deaths. This program is all of them: it starts itself as daemons, as
-//! front ends and as ranks.
+//! Tests with real daemons and jobs, some of which are killed. This program starts itself as daemons, as front ends and
+//! as ranks.
 //!
 //! A filter that matches no scene fails, unless `cargo test` runs several programs with that filter.
 
@@ -42,7 +42,7 @@ mod vis;
 #[cfg(target_os = "linux")]
 mod woken;
 
-/// All of it takes some seconds, more on a machine that does other things; what is ignored, minutes.
+/// Limit of a run: all scenes take some seconds, more on a busy machine; the ignored ones take minutes.
 #[cfg(target_os = "linux")]
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(360);
 
@@ -65,7 +65,7 @@ fn main() {
     }
     std::thread::spawn(|| {
         std::thread::park_timeout(LIMIT);
-        eprintln!("not through within {LIMIT:?}");
+        eprintln!("not finished within {LIMIT:?}");
         std::process::exit(1);
     });
     for (name, play) in &scenes {
@@ -82,12 +82,12 @@ fn main() {}
 const TESTS: &[choice::Scene] = &[
     ("a_filter_that_matches_no_scene_fails", scenes::no_such_scene),
     ("a_job_s_streams_and_exit_code_are_its_front_end_s", scenes::streams_and_exit_code),
-    ("what_can_t_begin_is_said_at_once", scenes::what_cannot_begin),
-    ("a_rank_that_dies_takes_its_job_along_and_no_other", scenes::a_rank_dies),
+    ("a_job_that_can_t_start_is_refused_at_once", scenes::what_cannot_begin),
+    ("a_rank_that_dies_ends_its_job_and_no_other", scenes::a_rank_dies),
     ("nothing_outlives_a_daemon_that_is_killed", scenes::a_daemon_is_killed),
     ("a_daemon_that_follows_a_killed_one_at_once_answers", scenes::a_daemon_follows_at_once),
     ("nothing_outlives_a_front_end_that_is_killed", scenes::a_front_end_is_killed),
-    ("signals_reach_a_job_that_stands_still", scenes::signals),
+    ("signals_reach_a_suspended_job", scenes::signals),
     ("rank_0_has_a_terminal", scenes::terminal),
     ("jobs_on_the_same_slots_never_run_at_once", scenes::turns_by_groups),
     ("jobs_that_signals_stop_never_run_at_once", scenes::turns_by_signals),
@@ -96,24 +96,24 @@ const TESTS: &[choice::Scene] = &[
     ("a_group_that_can_t_be_adopted_is_refused_with_the_reason", adopted::refusals),
     ("messages_survive_being_preempted_once_and_in_order", scenes::messages_survive),
     ("programs_over_tcp_lose_nothing_at_64_preemptions", tcp::survives),
-    ("what_ranks_put_by_pmi_is_known_to_all_after_each_barrier", mpi::barriers),
+    ("values_put_by_pmi_are_known_to_all_after_each_barrier", mpi::barriers),
     ("a_rank_that_leaves_a_pmi_barrier_open_ends_its_job", mpi::failures),
     ("interfaces_lose_nothing_over_hundreds_of_preemptions", scenes_vis::hundreds),
-    ("interfaces_that_can_t_be_saved_stay_and_it_is_said_why", scenes_vis::what_stays),
+    ("interfaces_that_can_t_be_saved_stay_with_a_reason", scenes_vis::what_stays),
     ("a_rank_that_dies_leaves_no_interface_behind", scenes_vis::a_rank_dies),
-    ("a_nic_does_nothing_for_interfaces_of_a_job_that_stands_still", scenes_vis::nothing_goes_on),
+    ("a_nic_does_nothing_for_interfaces_of_a_suspended_job", scenes_vis::nothing_goes_on),
     ("a_job_that_finds_no_room_for_its_interfaces_ends_and_no_other", scenes_vis::no_room),
     ("a_job_with_interfaces_is_in_no_checkpoint", scenes_vis::no_checkpoint),
     ("a_job_that_was_saved_ends_elsewhere_with_every_message", saved::ends_elsewhere),
     ("programs_that_take_no_part_in_checkpoints_count_on_elsewhere", images::count_on_elsewhere),
-    ("a_job_goes_on_after_it_was_saved", saved::goes_on),
-    ("a_rank_that_ends_unsaved_lets_the_others_go_on", saved::a_rank_ends_instead),
-    ("what_can_t_be_saved_or_restored_is_refused_with_what_and_where", saved::refusals),
+    ("a_job_continues_after_it_was_saved", saved::goes_on),
+    ("a_rank_that_ends_unsaved_does_not_end_the_others", saved::a_rank_ends_instead),
+    ("unsavable_jobs_and_damaged_checkpoints_are_refused_with_the_reason", saved::refusals),
     ("a_job_that_is_deadlocked_or_has_terminated_is_listed_with_the_reason", stuck::is_listed),
     ("a_claim_of_memory_that_does_not_fit_is_refused_with_numbers", memory::claims_that_do_not_fit),
     ("a_job_that_needs_more_memory_than_it_claims_is_ended_by_itself", memory::over_the_claim),
     ("suspended_jobs_give_memory_that_others_need", memory::suspended_jobs_give_theirs),
-    ("what_arrives_wakes_a_job", woken::by_input),
+    ("arriving_input_wakes_a_job", woken::by_input),
     ("a_job_of_another_user_has_that_user_s_rights_and_no_others", rights::of_a_job),
     ("users_control_their_own_jobs_and_root_controls_all", rights::of_front_ends),
     ("a_user_keeps_these_rights_on_other_hosts", rights::on_other_hosts),
@@ -122,20 +122,20 @@ const TESTS: &[choice::Scene] = &[
     ("only_root_adopts_under_a_daemon_of_root", rights::of_adoption),
     ("nothing_of_another_user_outlives_a_daemon_that_is_killed", rights::a_daemon_is_killed),
     ("a_request_over_the_network_wakes_a_suspended_job", arrivals::wake_a_job),
-    ("a_tree_of_daemons_loses_one_and_goes_on", scenes::a_tree_loses_one),
+    ("a_tree_of_daemons_survives_the_loss_of_one", scenes::a_tree_loses_one),
     ("another_host_takes_over_from_a_root_that_is_killed", root::takes_over),
     ("messages_survive_the_root", root::messages_survive),
     ("a_front_end_outlives_its_daemon", root::front_ends_outlive_their_daemon),
     ("without_a_majority_requests_are_refused", root::no_majority),
-    ("who_has_another_key_is_no_part_of_it", scenes::another_key),
+    ("a_host_with_another_key_is_not_admitted", scenes::another_key),
     ("an_impostor_with_the_fabric_s_key_joins_nothing", keys::impostor),
     ("a_listed_host_can_t_speak_as_another", keys::another_host),
     ("a_host_that_lives_is_not_displaced", keys::a_live_host_stays),
     ("a_host_that_is_silent_is_replaced", keys::a_silent_host_is_replaced),
-    ("a_hello_that_is_sent_again_fails", keys::a_hello_again),
+    ("a_replayed_hello_fails", keys::a_hello_again),
 ];
 
-/// With `--ignored`.
+/// Scenes that run with `--ignored`.
 #[cfg(target_os = "linux")]
 const IGNORED: &[choice::Scene] = &[
     ("interfaces_lose_nothing_over_thousands_of_preemptions", scenes_vis::thousands),

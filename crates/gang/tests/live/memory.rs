@@ -1,4 +1,4 @@
-//! Memory that jobs claim, and that suspended jobs leave to others.
+//! Memory that jobs claim, and memory that suspended jobs free for others.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::stage::{Stage, said, wait_until};
 const MOUNT: &str = "/sys/fs/cgroup";
 const MIB: u64 = 1 << 20;
 
-/// A control group for a daemon, with the memory controller; `None` where this process can make none.
+/// A control group for a daemon, with the memory controller.
 struct Group {
     folder: PathBuf,
 }
@@ -33,7 +33,7 @@ impl Group {
         Some(Self { folder })
     }
 
-    /// Returns the daemon's way to stop jobs: by groups below this one.
+    /// Returns the daemon's freezer option: control groups below this one.
     fn freezer(&self) -> String {
         format!("auto in {}", self.folder.display())
     }
@@ -85,7 +85,7 @@ fn filling(stage: &Stage, ranks: u16, claim: &str, [mebibytes, seconds]: [&str; 
     stage.front_as(ranks, &format!("memory {claim}"), &command).spawn().unwrap()
 }
 
-/// Two jobs need 360 MiB of 400 MiB; the reserve of 40 MiB is lacking, and the suspended job gives what is missing.
+/// Two jobs need 360 MiB of 400 MiB. The reserve of 40 MiB is not free, so memory of the suspended job is swapped out.
 pub(crate) fn suspended_jobs_give_theirs() {
     let Some(group) = Group::make("suspended", 400 * MIB) else { return };
     if fs::read_to_string("/proc/swaps").unwrap().lines().count() < 2 {
@@ -113,7 +113,7 @@ pub(crate) fn suspended_jobs_give_theirs() {
     drop(stage);
 }
 
-/// The job that needs more than it has claimed is ended, and its neighbour is not.
+/// A job that needs more memory than it has claimed is ended, and its neighbour is not.
 pub(crate) fn over_the_claim() {
     let Some(group) = Group::make("claims", 600 * MIB) else { return };
     let stage = Stage::with(1, 2, 200, ("none", &group.freezer()));
@@ -131,7 +131,7 @@ pub(crate) fn claims_that_do_not_fit() {
     let groups: Vec<_> = names.iter().map_while(|name| Group::make(name, limit)).collect();
     let freezers = match &groups[..] {
         [one, two] => format!("{};{}", one.freezer(), two.freezer()),
-        // It is counted without the controller as well.
+        // Claims are counted without the controller as well.
         _ => "auto with 94371840".to_owned(),
     };
     let stage = Stage::with(2, 2, 100, ("none", &freezers));

@@ -8,7 +8,7 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 use crate::scenes::listing;
 use crate::stage::{Stage, wait_until};
 
-/// What ranks of several hosts have put is known to all of them; two jobs of one number of rounds take turns.
+/// Values put by ranks of several hosts are known to all of them; two jobs with equal numbers of rounds take turns.
 pub(crate) fn barriers() {
     let stage = Stage::tree(3, 2, 10);
     wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
@@ -22,8 +22,8 @@ pub(crate) fn barriers() {
     }
 }
 
-/// A rank that ends while another waits for it in a barrier ends the job, with who waits for whom; one that
-/// aborts does so with its code; one that sends nonsense, with what it was.
+/// A rank that ends while another waits for it in a barrier ends the job, with an error that names both. A rank that
+/// aborts ends it with its code; one that sends nonsense, with an error that quotes it.
 pub(crate) fn failures() {
     let stage = Stage::alone(2, 10);
     let itself = std::env::current_exe().unwrap();
@@ -53,12 +53,12 @@ impl Pmi {
         pmi
     }
 
-    fn say(&mut self, line: &str) {
+    fn send_line(&mut self, line: &str) {
         self.0.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
     fn ask(&mut self, line: &str) -> String {
-        self.say(line);
+        self.send_line(line);
         let mut reply = String::new();
         self.0.read_line(&mut reply).unwrap();
         reply
@@ -83,14 +83,14 @@ pub(crate) fn talk(rounds: u32) {
             let got = pmi.ask(&format!("cmd=get kvsname={name} key=r{other}"));
             assert_eq!(got, format!("cmd=get_result rc=0 value={round}.{other}\n"));
         }
-        // Nobody puts the next value before all have read this one.
+        // No rank puts the next value before all have read this one.
         assert_eq!(pmi.ask("cmd=barrier_in"), "cmd=barrier_out rc=0\n");
     }
     assert_eq!(pmi.ask("cmd=finalize"), "cmd=finalize_ack rc=0\n");
     println!("{own} of {ranks} in {name}");
 }
 
-/// Rank 0 waits in a barrier that rank 1 does not come to.
+/// Rank 0 waits in a barrier that rank 1 does not enter.
 pub(crate) fn fail(part: &str) {
     let mut pmi = Pmi::open();
     if variable("PMI_RANK") == 0 {
@@ -98,8 +98,8 @@ pub(crate) fn fail(part: &str) {
         return;
     }
     match part {
-        "--pmi-aborts" => pmi.say("cmd=abort exitcode=7 message=no more room"),
-        "--pmi-babbles" => pmi.say("cmd=open_sesame"),
+        "--pmi-aborts" => pmi.send_line("cmd=abort exitcode=7 message=no more room"),
+        "--pmi-babbles" => pmi.send_line("cmd=open_sesame"),
         _ => return,
     }
     pmi.ask("cmd=finalize");

@@ -1,4 +1,4 @@
-//! What this program is when it has started itself.
+//! The parts that this program plays when it has started itself.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub(crate) fn play() -> bool {
         ["--talk", count] => runtime().block_on(talk(count.parse().unwrap())),
         ["--vis", count] => runtime().block_on(vis::talk(count.parse().unwrap())),
         ["--vis-waiting", count] => {
-            runtime().block_on(vis::wait_for_nobody(count.parse().unwrap()));
+            runtime().block_on(vis::wait_without_peer(count.parse().unwrap()));
         }
         ["--vis-left"] => runtime().block_on(vis::count_left()),
         ["--vis-writing", stops] => {
@@ -83,7 +83,7 @@ pub(crate) fn play() -> bool {
     true
 }
 
-/// Ticks beside a child that does so in a way of its own.
+/// Ticks, and starts a child that ticks by the option `child`.
 fn tick_with(child: &str, folder: &str, seconds: &str) {
     let rank = format!("{}-child", std::env::var("GANG_RANK").unwrap());
     let mut process = std::process::Command::new(std::env::current_exe().unwrap());
@@ -97,7 +97,7 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// However the test ends, this ends with it.
+/// Has the kernel kill this process when the test ends.
 pub(crate) fn end_with_test() {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
 }
@@ -141,7 +141,7 @@ fn daemon(
     runtime().block_on(serve(options, policy, scheduler_config, || println!("ready"))).unwrap();
 }
 
-/// What stands behind the fabric's key: this host's secret key, and those of all hosts.
+/// Parses the text after the fabric's key: this host's secret key, and the public keys of all hosts.
 fn identity(keys: &str, host: &str) -> Option<Identity> {
     let [_, secret, list] = keys.split(';').collect::<Vec<_>>()[..] else { return None };
     let list = list.split(',').map(|key| key.parse().unwrap()).collect();
@@ -149,7 +149,7 @@ fn identity(keys: &str, host: &str) -> Option<Identity> {
     Some(Identity::new(own, secret.parse().unwrap(), list).unwrap())
 }
 
-/// Small FIFOs: they are full most of the time.
+/// Returns the fabric's options, with small FIFOs that are full most of the time.
 fn fabric(network: &str, socket: &str) -> Option<FabricOptions> {
     let (mode, addresses) = network.split_once(' ').unwrap_or((network, ""));
     let mode = match mode {
@@ -169,10 +169,10 @@ fn fabric(network: &str, socket: &str) -> Option<FabricOptions> {
     Some(FabricOptions { fabric, name, channels: ChannelOptions { mode, geometry } })
 }
 
-/// Longer than a rank is between two messages, its preemptions included.
+/// Time without a message after which a rank reports that it hangs: longer than the gaps that preemptions make.
 const STUCK: Duration = Duration::from_secs(20);
 
-/// A message that no other is like.
+/// Returns a message that differs from all others.
 fn message(from: u16, to: u16, number: u32) -> Vec<u8> {
     let seed = u64::from(number) << 32 | u64::from(from) << 16 | u64::from(to);
     let mixed = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -180,7 +180,7 @@ fn message(from: u16, to: u16, number: u32) -> Vec<u8> {
     (0..length).map(|at| (mixed >> (at % 8 * 8)) as u8).collect()
 }
 
-/// What a talking rank goes on from: messages sent to each rank, and taken from each.
+/// Returns the counts from which a talking rank continues: messages sent to each rank, and taken from each.
 fn counts(saved: Option<Vec<u8>>, own: u16, ranks: u16, count: u32) -> [Vec<u32>; 2] {
     let words: Vec<u32> = match saved {
         Some(saved) => {
@@ -195,8 +195,8 @@ fn counts(saved: Option<Vec<u8>>, own: u16, ranks: u16, count: u32) -> [Vec<u32>
     [sent.to_vec(), taken.to_vec()]
 }
 
-/// Sends every other rank so many messages, and takes theirs: all of them, once, in order. Is saved
-/// between any two of them, each rank where it happens to be.
+/// Sends `count` messages to every other rank, and takes theirs: all of them, once, in order. The job can be saved
+/// between any two messages, with each rank at its own progress.
 async fn talk(count: u32) {
     /// Messages between two pauses.
     const PAUSE_EACH: u32 = 8;
@@ -205,7 +205,7 @@ async fn talk(count: u32) {
     let mut snapshots = Snapshots::join().unwrap();
     let (own, ranks) = (channel.rank().0, channel.ranks());
     let [mut sent, mut taken] = counts(snapshots.take_restored(), own, ranks, count);
-    // One that hangs says why, once.
+    // A rank that hangs reports its state, once.
     let (mut moved_at, mut is_said, mut paused) = (now(), false, 0);
     loop {
         let mut moved = false;
@@ -217,7 +217,7 @@ async fn talk(count: u32) {
             }
         }
         if moved && sent.iter().sum::<u32>() / PAUSE_EACH != paused {
-            // The job lasts, and its messages lie on their way.
+            // Pauses make the job last longer, with messages under way.
             paused = sent.iter().sum::<u32>() / PAUSE_EACH;
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -243,7 +243,7 @@ async fn talk(count: u32) {
         }
         if !moved {
             let news = channel.room();
-            // Whoever is asked has others who wait for it.
+            // Waits for 1 ms at most, because a request for the rank's state may arrive meanwhile.
             let _ = tokio::time::timeout(Duration::from_millis(1), news).await;
         }
     }
@@ -285,7 +285,7 @@ fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
     std::process::exit(code(over))
 }
 
-/// A front end of a job that was saved.
+/// Runs a front end that restores a saved job.
 fn restore(socket: &str, folder: &str) -> ! {
     end_with_test();
     let runtime = runtime();
@@ -310,7 +310,7 @@ pub(crate) fn code(over: Result<Over, ClientError>) -> i32 {
     }
 }
 
-/// Takes processor time from everybody else.
+/// Takes processor time from all other processes.
 fn spin(seconds: &str) {
     end_with_test();
     let end = now() + Duration::from_secs_f64(seconds.parse().unwrap());
@@ -319,7 +319,7 @@ fn spin(seconds: &str) {
     }
 }
 
-/// Writes when it ran: spans of time in which it never stood still for a millisecond.
+/// Writes the spans of time in which this process ran without a pause of a millisecond.
 fn tick(folder: &str, seconds: &str) {
     let end = now() + Duration::from_secs_f64(seconds.parse().unwrap());
     let mut spans = vec![(now(), now())];

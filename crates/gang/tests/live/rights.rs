@@ -1,7 +1,7 @@
 //! Jobs of several users under a daemon of root, and daemons of other users.
 //!
-//! These scenes take root, which starts front ends as `nobody`. They are skipped without it, and where that user or its group
-//! have other numbers or names.
+//! These scenes need root, which starts front ends as the user `nobody`. They are skipped without root, and where that
+//! user or its group have other numbers or names.
 
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -26,7 +26,7 @@ const NOBODY: u32 = 65_534;
 /// A third user, whose name does not matter.
 const OTHER: u32 = 1;
 
-/// Returns the name of `nobody`'s group, as an option of a stage; `None` where the scene is to be skipped.
+/// Returns the group of the user `nobody`, as an option of a stage; `None` if the scene must be skipped.
 fn group() -> Option<&'static str> {
     let id = |what: &str| {
         let output = Command::new("id").args([what, "nobody"]).output().ok()?;
@@ -66,14 +66,14 @@ pub(crate) fn ask(socket: &str, request: &str) -> ! {
     std::process::exit(0)
 }
 
-/// Feeds a job, whosever it is.
+/// Sends input to a job of any user.
 pub(crate) async fn feed(socket: &str, job: &str, text: &str) {
     let stream = tokio::net::UnixStream::connect(socket).await.unwrap();
     let (mut sender, mut receiver) = link::local(stream);
     let job = JobId(job.parse().unwrap());
     sender.send(&Frame::message(&Request::Feed(job))).await.unwrap();
     let bytes = Bytes::copy_from_slice(text.as_bytes());
-    // The daemon may have hung up.
+    // The daemon may have closed the connection.
     let _ = sender.send(&Frame::Data { rank: 0, stream: Stream::Input, bytes }).await;
     let _ = sender.send(&Frame::message(&())).await;
     let _ = receiver.receive().await;
@@ -128,10 +128,10 @@ pub(crate) fn of_a_job() {
     );
     assert_eq!((code, out), (0, expected), "{error}");
     assert!(error.contains("by name"), "{error}");
-    // Root's job is root's.
+    // A job of root runs as root.
     let (code, out, _) = stage.run(1, &["sh", "-c", "id -u; grep NoNewPrivs /proc/self/status"]);
     assert_eq!((code, out.as_str()), (0, "0\nNoNewPrivs:\t1\n"));
-    // What root's daemon can read and the user can't, is not found, and is no folder to begin in.
+    // A program or a folder that root's daemon can read and the user can't is refused.
     let secret = stage.path().join("secret");
     std::fs::create_dir(&secret).unwrap();
     std::fs::write(secret.join("program"), "#!/bin/sh\n").unwrap();
@@ -149,7 +149,7 @@ pub(crate) fn of_a_job() {
     let left: Vec<_> = std::fs::read_dir(stage.path()).unwrap().flatten().collect();
     let is_trace = |name: std::ffi::OsString| name.as_encoded_bytes().starts_with(b"trace");
     assert!(!left.iter().any(|entry| is_trace(entry.file_name())), "{left:?}");
-    // A terminal is the user's.
+    // The terminal belongs to the user.
     let mut front = itself_as(NOBODY);
     front.arg("--front").arg(stage.socket(0)).args(["1", "terminal", "sh", "-c"]);
     front.arg("tty > /dev/null && echo by name > $(tty)").stdin(Stdio::null());
@@ -185,10 +185,10 @@ pub(crate) fn of_front_ends() {
     assert_eq!(said(roots.wait_with_output().unwrap()), (0, "own".into(), String::new()));
     let refused = answer(&stage, NOBODY, &Request::Attach(job));
     assert!(refused.contains("there is no job 1"), "{refused}");
-    // Who is no member can't connect, and one with no name is refused.
+    // A user outside the group can't connect, and a user without a name is refused.
     let refused = answer(&stage, OTHER, &Request::List);
     assert!(refused.contains("may not use its daemon"), "{refused}");
-    // Root may end it, and its user could.
+    // Root may signal the job, and its user may end it.
     ask_for(&stage, &Request::Kill { job: JobId(2), signal: Some(18) });
     assert_eq!(answer(&stage, NOBODY, &Request::Kill { job: JobId(2), signal: None }), "Done\n");
     assert_eq!(nobodys.wait().unwrap().code(), Some(137));
@@ -252,7 +252,7 @@ pub(crate) fn of_checkpoints() {
         let about = entry.metadata().unwrap();
         assert_eq!((about.uid(), about.mode() & 0o777), (NOBODY, 0o600), "{:?}", entry.path());
     }
-    // Root does not run what another user has written, and that user does.
+    // Root does not run a checkpoint that another user has written; that user does.
     let (code, _, error) = restore_as(&stage, None, &own.join("saved"));
     assert!(code == 2 && error.contains("its program would run as root"), "{code} {error}");
     let (code, out, error) = restore_as(&stage, Some(NOBODY), &own.join("saved"));
@@ -267,7 +267,7 @@ pub(crate) fn of_checkpoints() {
     let mut waits = itself_as(NOBODY);
     waits.arg("--restore").arg(stage.socket(0)).arg(&endless);
     let mut waits = waits.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    // Root's checkpoint is root's.
+    // Another user can't restore a checkpoint of root.
     let front = stage.front(2, &talk).spawn().unwrap();
     wait_until("it is listed", || !listing(&stage).jobs.is_empty());
     let job = listing(&stage).jobs[0].job;
@@ -278,7 +278,7 @@ pub(crate) fn of_checkpoints() {
     assert!(code == 2 && error.contains("Permission denied"), "{code} {error}");
     let (code, out, error) = restore_as(&stage, None, &roots);
     assert_eq!((code, out.lines().count()), (0, 2), "{error}");
-    // Nor does it keep the daemon from ending.
+    // The waiting request does not keep the daemon from ending.
     assert!(waits.try_wait().unwrap().is_none());
     let mut stage = stage;
     kill_process(Pid::from_child(&stage.daemons[0]), Signal::TERM).unwrap();
@@ -300,7 +300,7 @@ pub(crate) fn of_a_daemon() {
     assert!(code == 2 && error.contains("runs jobs of nobody alone"), "{code} {error}");
     let other = answer(&stage, OTHER, &Request::List);
     assert!(other.contains("may not use its daemon"), "{other}");
-    // Whatever the mode says.
+    // Even if the mode of the socket admits the user.
     std::fs::set_permissions(stage.socket(0), PermissionsExt::from_mode(0o666)).unwrap();
     let other = answer(&stage, OTHER, &Request::List);
     assert!(other.contains("serves nobody alone"), "{other}");

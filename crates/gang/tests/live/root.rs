@@ -7,7 +7,7 @@ use midplane_gang::live::message::{Listing, Reply, Request};
 
 use crate::stage::{Stage, said, wait_until};
 
-/// What a host's daemon lists, if there is a root.
+/// Returns the listing of a host's daemon; `None` if there is no root.
 fn listing(stage: &Stage, host: u16) -> Option<Listing> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     match runtime.block_on(ask(&stage.socket(host), &Request::List)) {
@@ -16,7 +16,7 @@ fn listing(stage: &Stage, host: u16) -> Option<Listing> {
     }
 }
 
-/// Three daemons, all connected; the root, and the two others.
+/// Starts three connected daemons. Returns the root's host and the two others.
 fn three() -> (Stage, u16, [u16; 2]) {
     let stage = Stage::tree(3, 1, 20);
     wait_until("all are there", || {
@@ -27,7 +27,7 @@ fn three() -> (Stage, u16, [u16; 2]) {
     (stage, root, others)
 }
 
-/// A script of a rank that says who it is, waits until a file is there, and reads a line.
+/// Returns the script of a rank that writes its number, waits until a file exists, and reads a line.
 fn waiter(stage: &Stage) -> String {
     let folder = stage.path().display();
     format!(
@@ -36,8 +36,8 @@ fn waiter(stage: &Stage) -> String {
     )
 }
 
-/// A job without ranks on the root's host ends well, its output and its exit code reach its front end on another host, and
-/// jobs start again.
+/// A job without ranks on the root's host ends well, its output and its exit code reach its front end on another host,
+/// and jobs start again.
 pub(crate) fn takes_over() {
     let (mut stage, root, others) = three();
     // Jobs get the least loaded slot: one on each host, and one on two of them.
@@ -152,7 +152,7 @@ pub(crate) fn front_ends_outlive_their_daemon() {
     writeln!(front.stdin.take().unwrap(), "well").unwrap();
     let (code, out, error) = stage.end(front);
     assert_eq!((code, out.as_str()), (0, "began\nended well\n"), "{error}");
-    // One that leaves ends its job, wherever it is connected.
+    // A front end that exits ends its job, wherever it is connected.
     let mut front = stage.front_at(1, 1, "pipes", &["sh", "-c", &script]).spawn().unwrap();
     stage.number("rank-2-0");
     front.kill().unwrap();

@@ -1,4 +1,4 @@
-//! Jobs that are saved and go on elsewhere.
+//! Jobs that are saved, and continue elsewhere.
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -21,7 +21,7 @@ pub(crate) fn checkpoint(
     runtime.block_on(client::checkpoint(&stage.socket(0), JobId(job), folder, end))
 }
 
-/// As soon as all its ranks can be saved.
+/// Saves a job as soon as all its ranks can be saved.
 pub(crate) fn checkpoint_soon(stage: &Stage, job: u32, folder: &Path, end: bool) -> Saved {
     let mut saved = None;
     wait_until("the job is saved", || match checkpoint(stage, job, folder, end) {
@@ -52,8 +52,8 @@ fn talkers(count: &str) -> [String; 3] {
     [itself.to_str().unwrap(), "--talk", count].map(str::to_owned)
 }
 
-/// One job is killed, the other saved with its messages on their way, and ends elsewhere: on another number
-/// of hosts, in another mode.
+/// One job is killed. The other is saved with messages under way, and ends elsewhere: on another number of hosts, in
+/// another mode.
 pub(crate) fn ends_elsewhere() {
     let mut messages = 0;
     for (from, to, modes) in [(1, 2, ["copy", "resident"]), (2, 1, ["resident", "copy"])] {
@@ -73,7 +73,7 @@ pub(crate) fn ends_elsewhere() {
         assert_eq!(said(doomed.wait_with_output().unwrap()).0, 137);
         let other = Stage::with_network(to, 4 / to, 10, modes[1]);
         wait_until("all are there", || listing(&other).hosts.iter().all(|here| *here));
-        // Beside another, so that it is preempted again.
+        // Runs next to another job, so that it is preempted again.
         let beside = other.front(4, &talk).spawn().unwrap();
         let (code, out, error) = said(restore(&other, &folder).wait_with_output().unwrap());
         let mut lines: Vec<&str> = out.lines().collect();
@@ -100,7 +100,7 @@ pub(crate) fn goes_on() {
     assert_eq!((code, out.lines().count()), (0, 2));
 }
 
-/// A rank ends although it was asked for its state: its job can't be saved, and goes on.
+/// A rank ends although it was asked for its state: its job can't be saved, and continues.
 pub(crate) fn a_rank_ends_instead() {
     let stage = Stage::with_network(1, 3, 10, "resident");
     let itself = std::env::current_exe().unwrap();

@@ -1,4 +1,4 @@
-//! What is played.
+//! Scenes of jobs, front ends and daemons.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -27,7 +27,7 @@ fn kill(pid: u32) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
 }
 
-/// A rank that says who it is, and stays; `and_child` starts a process of its own.
+/// Returns the script of a rank that writes its number and that of a child, and waits.
 fn stayer(stage: &Stage) -> String {
     let folder = stage.path().display();
     format!(
@@ -36,7 +36,7 @@ fn stayer(stage: &Stage) -> String {
     )
 }
 
-/// This program starts the other one by hand, so that the filter is for that one alone.
+/// Starts this program by hand, so that the filter is for it alone.
 pub(crate) fn no_such_scene() {
     for arguments in [&["nothing_is_called_so"][..], &["rank", "--exact"]] {
         let output = itself().args(arguments).output().unwrap();
@@ -114,7 +114,7 @@ pub(crate) fn a_rank_dies() {
 pub(crate) fn a_daemon_is_killed() {
     let mut stage = Stage::alone(1, 20);
     let script = stayer(&stage);
-    // The second stands still until the first is through.
+    // The jobs share one slot, so one of them is suspended at any time.
     let front = stage.front(1, &["sh", "-c", &script]).spawn().unwrap();
     let other = stage.front(1, &["sh", "-c", &script]).spawn().unwrap();
     let names = ["rank-1-0", "child-1-0", "rank-2-0", "child-2-0"];
@@ -129,7 +129,7 @@ pub(crate) fn a_daemon_is_killed() {
     wait_until("its socket goes", || !stage.socket(0).exists());
 }
 
-/// Tests that a daemon keeps its socket if a killed daemon is cleaned up after only now.
+/// Tests that a daemon keeps its socket even if a killed daemon's cleanup runs later.
 pub(crate) fn a_daemon_follows_at_once() {
     let mut stage = Stage::alone(1, 20);
     let daemon = stage.daemons[0].id();
@@ -186,13 +186,13 @@ pub(crate) fn terminal() {
     assert_eq!(said(output.unwrap()), (0, "24 80\r\n".into(), String::new()));
 }
 
-/// When a job's ranks ran, and the child of one.
+/// Returns the spans in which a job's ranks and their children ran.
 fn spans(stage: &Stage, job: u32) -> Vec<(u64, u64)> {
     let names = ["0", "1", "0-child", "1-child"].map(|rank| format!("{job}-{rank}"));
     spans_of(stage, &names.each_ref().map(String::as_str))
 }
 
-/// When the processes ran that have written these files.
+/// Returns the spans in which the processes ran that wrote these files.
 pub(crate) fn spans_of(stage: &Stage, names: &[&str]) -> Vec<(u64, u64)> {
     let text: String = names.iter().map(|name| stage.file(name).unwrap()).collect();
     let pair = |line: &str| {
@@ -202,12 +202,12 @@ pub(crate) fn spans_of(stage: &Stage, names: &[&str]) -> Vec<(u64, u64)> {
     text.lines().map(pair).collect()
 }
 
-/// Two jobs, each of two ranks with a child of their own, on processors that others want as well.
+/// Runs two jobs, each of two ranks with a child of their own, on processors that other processes use as well.
 fn turns(freezer: &'static str) {
     let stage = Stage::with(1, 2, 15, ("none", freezer));
     let itself_path = std::env::current_exe().unwrap();
     let path = stage.path().to_str().unwrap();
-    // Control groups hold a child, too, that has left its rank's session.
+    // A control group also contains a child that has left its rank's session.
     let child = match freezer == "auto" && probe_control_groups().is_ok() {
         true => "--tick-in-session",
         false => "--tick",
@@ -227,7 +227,7 @@ fn turns(freezer: &'static str) {
     let [first, second] = [1, 2].map(|job| spans(&stage, job));
     assert!(first.len() > 4 && second.len() > 4, "{} {}", first.len(), second.len());
     let pairs = first.iter().flat_map(|a| second.iter().map(move |b| (a, b)));
-    // Not for a single look: that is a span of no length.
+    // A single clock reading is a span of no length, and overlaps nothing.
     let mut together = pairs.filter(|(a, b)| a.0 < b.1 && b.0 < a.1);
     assert_eq!(together.next(), None, "{freezer}: both jobs ran");
 }

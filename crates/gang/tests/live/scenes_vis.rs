@@ -22,16 +22,16 @@ fn line(stage: &Stage, job: u32) -> Option<Line> {
     listing(stage).jobs.into_iter().find(|line| line.job == JobId(job))
 }
 
-/// With room for one job of so many ranks at a time.
+/// Starts a stage with room for one job of `ranks` ranks at a time.
 fn stage(hosts: u16, ranks: u16, slice_ms: u32, network: &'static str) -> Stage {
-    // Both ways to stop processes.
+    // Tests both ways of stopping processes.
     let freezer = if ranks == 4 { "signals" } else { "auto" };
     let stage = Stage::with(hosts, ranks / hosts, slice_ms, (network, freezer));
     wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
     stage
 }
 
-/// Two jobs of that many ranks each; those of the first are started by shells.
+/// Runs two jobs of that many ranks each; the ranks of the first are started by shells.
 fn two_jobs(stage: &Stage, ranks: u16, count: &str) {
     let itself = itself();
     let by_shell = ["sh", "-c", "\"$0\" --vis \"$1\"; exit $?", &itself, count];
@@ -44,13 +44,13 @@ fn two_jobs(stage: &Stage, ranks: u16, count: &str) {
     }
 }
 
-/// Alone nobody is stopped.
+/// Runs one job alone, which is never suspended.
 fn one_job(stage: &Stage, ranks: u16, count: &str) {
     let (code, out, error) = stage.run(ranks, &[&itself(), "--vis", count]);
     assert_eq!((code, error.as_str(), out.lines().count()), (0, "", usize::from(ranks)));
 }
 
-/// Hosts, ranks, how contexts are kept, and how many messages each rank sends the others at each level.
+/// Hosts, ranks, the way of keeping contexts, and the messages that each rank sends each other one at each level.
 type Setup = (u16, u16, &'static str, u32);
 
 fn rounds(setups: &[Setup], least: usize) {
@@ -60,7 +60,7 @@ fn rounds(setups: &[Setup], least: usize) {
         two_jobs(&stage, *ranks, &count.to_string());
         let slices = slices(&stage);
         let switches: Vec<_> = slices.iter().filter(|slice| !slice.stopped.is_empty()).collect();
-        // Nothing but interfaces takes a phase more.
+        // Only interfaces add this phase to a switch.
         let exchanges: Vec<_> = switches.iter().filter(|slice| slice.restore_us > 0.0).collect();
         println!(
             "  {hosts} hosts, {ranks} ranks, {network}: {} preemptions; a switch {:.0} us (99 %: {:.0}), of it {:.0} \
@@ -82,7 +82,7 @@ fn rounds(setups: &[Setup], least: usize) {
     }
 }
 
-/// Of these switches, such a part took no longer.
+/// Returns a quantile of a time of these switches: the share `part` of them took no longer.
 fn part(switches: &[&Slice], part: f64, of: impl Fn(&Slice) -> f64) -> f64 {
     let mut all: Vec<f64> = switches.iter().map(|slice| of(slice)).collect();
     all.sort_by(f64::total_cmp);
@@ -116,12 +116,12 @@ pub(crate) fn thousands() {
     rounds(&setups, 1_000);
 }
 
-/// A connection that nobody else asks for.
+/// A rank waits for a connection that no other process requests.
 pub(crate) fn what_stays() {
     let stage = stage(1, 2, 5, "copy");
     let itself = itself();
     let waiting = stage.front(2, &[&itself, "--vis-waiting", "3000"]).spawn().unwrap();
-    // Who asks first is the first job.
+    // The front end that connects first has job 1.
     wait_until("it is there", || line(&stage, 1).is_some());
     let other = stage.front(2, &[&itself, "--vis", "3000"]).spawn().unwrap();
     wait_until("it is said", || line(&stage, 1).is_some_and(|line| line.stayed > 3));
@@ -133,8 +133,8 @@ pub(crate) fn what_stays() {
     }
 }
 
-/// Contexts are kept where they are: what a rank has asked for waits as well while it stands still, for a slice that is
-/// many times as long as all of it takes.
+/// Contexts stay on the NIC: operations of a suspended rank must wait, for a slice many times as long as all of them
+/// take.
 pub(crate) fn nothing_goes_on() {
     let stage = stage(1, 2, 200, "resident");
     let itself = itself();
@@ -148,26 +148,26 @@ pub(crate) fn nothing_goes_on() {
     assert_eq!(said(other.wait_with_output().unwrap()).0, 137);
 }
 
-/// A job comes back, and others have taken what interfaces there are: for the first of its two ports there is room, for
-/// the second there is none.
+/// A job is resumed after another one has taken most interfaces: there is room for the first of its two ports, but not
+/// for the second.
 pub(crate) fn no_room() {
     let stage = stage(1, 2, 5, "copy");
     let itself = itself();
     let first = stage.front(2, &[&itself, "--vis", "1000000"]).spawn().unwrap();
     wait_until("it has its interfaces", || line(&stage, 1).is_some_and(|it| it.run_seconds > 0.3));
-    // Each of two ranks has four interfaces, of either job.
+    // In either job, each of two ranks has four interfaces.
     let greedy = stage.front(2, &[&itself, "--vis-all", "14", "700"]).spawn().unwrap();
     let (code, _, error) = said(first.wait_with_output().unwrap());
     let why = "its interfaces were not restored";
     assert!(code == 137 && error.contains(why) && error.contains("host 0"), "{code} {error}");
     let (code, out, error) = said(greedy.wait_with_output().unwrap());
     assert_eq!((code, error.as_str()), (0, ""), "{out}");
-    // Its talk's are gone with that, and of the first job there is none.
+    // The interfaces of its talk and of the first job have been released.
     assert!(out.contains("4082 there"), "{out}");
     assert_eq!(stage.run(1, &[&itself, "--vis-left"]), (0, "0\n".into(), String::new()));
 }
 
-/// At any time: as its job runs, or as it stands still with its interfaces away.
+/// A rank dies at any time: while its job runs, or while it is suspended and its interfaces are saved.
 pub(crate) fn a_rank_dies() {
     let stage = stage(2, 4, 5, "copy");
     let itself = itself();
@@ -208,7 +208,7 @@ pub(crate) fn a_rank_dies() {
     stranger.wait().unwrap();
 }
 
-/// The processes of a job: each has written its number to a file of this stage.
+/// Returns the process numbers of a job's ranks, which each rank has written to a file of the stage.
 fn ranks_of(stage: &Stage, job: u32) -> [u32; 4] {
     [0, 1, 2, 3].map(|rank| stage.number(&format!("rank-{job}-{rank}")))
 }

@@ -13,10 +13,10 @@ use midplane_gang::live::clock::now;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Limit for a front end that `Stage::end` waits for: only one that hangs takes so long.
+/// Limit of the wait for a front end by `Stage::end`: only a hung one takes so long.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
-/// Waits until something holds; what it waits for takes milliseconds unless the machine is busy.
+/// Waits until a condition holds, which takes milliseconds unless the machine is busy.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let give_up = now() + Duration::from_secs(20);
@@ -26,7 +26,7 @@ pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process is there and no zombie.
+/// Returns whether a process exists and is no zombie.
 pub(crate) fn lives(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
@@ -36,8 +36,8 @@ pub(crate) fn itself() -> Command {
     Command::new(std::env::current_exe().unwrap())
 }
 
-/// The same as another user, whose group has the same number; this process must be root's. That user need not be able to reach the
-/// program's file.
+/// Returns a command that runs this program as another user, whose group has the same number. This process must be
+/// root's. That user need not be able to reach the program's file.
 pub(crate) fn itself_as(uid: u32) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.uid(uid).gid(uid).current_dir("/");
@@ -47,7 +47,7 @@ pub(crate) fn itself_as(uid: u32) -> Command {
 pub(crate) struct Stage {
     pub(crate) folder: TempDir,
     pub(crate) daemons: Vec<Child>,
-    /// Of the daemons, in the order of hosts.
+    /// Addresses of the daemons, in the order of hosts.
     pub(crate) addresses: Vec<String>,
     slots: u16,
     slice_ms: u32,
@@ -58,17 +58,17 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// One daemon.
+    /// Starts a stage with one daemon.
     pub(crate) fn alone(slots: u16, slice_ms: u32) -> Self {
         Self::tree(1, slots, slice_ms)
     }
 
-    /// Daemons that are in reach of each other.
+    /// Starts a stage with a tree of connected daemons.
     pub(crate) fn tree(hosts: u16, slots: u16, slice_ms: u32) -> Self {
         Self::with_network(hosts, slots, slice_ms, "none")
     }
 
-    /// The same, with NICs that copy contexts, or keep them.
+    /// Starts such a stage with NICs, which copy contexts or keep them, as `network` says.
     pub(crate) fn with_network(
         hosts: u16,
         slots: u16,
@@ -78,14 +78,14 @@ impl Stage {
         Self::with(hosts, slots, slice_ms, (network, "auto"))
     }
 
-    /// The same, with processes that are stopped in a way of choice.
+    /// Starts such a stage with a chosen way of stopping processes.
     pub(crate) fn with(
         hosts: u16,
         slots: u16,
         slice_ms: u32,
         (network, freezer): (&'static str, &str),
     ) -> Self {
-        // Over UDP, each has an address of its own.
+        // Over UDP, each NIC has an address of its own.
         let sockets: Vec<_> =
             (0..hosts).map(|_| std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<String> =
@@ -103,7 +103,7 @@ impl Stage {
         stage
     }
 
-    /// The same, of root, and for the members of a group as well: the folder of the stage is readable for all.
+    /// Starts such a stage of root that also serves the members of a group: all users can read the folder of the stage.
     pub(crate) fn for_group(
         hosts: u16,
         slots: u16,
@@ -115,7 +115,7 @@ impl Stage {
         stage
     }
 
-    /// A stage for the first of `hosts` daemons, which is to be started as another user.
+    /// Starts a stage whose daemon runs as another user.
     pub(crate) fn for_user(uid: u32) -> Self {
         let mut stage = Self::empty(1, (1, 20), ("none".into(), "auto"));
         std::fs::set_permissions(stage.path(), Permissions::from_mode(0o755)).unwrap();
@@ -125,7 +125,7 @@ impl Stage {
         stage
     }
 
-    /// The first of `hosts` daemons in reach of each other, with a slot each: those that there are keys for.
+    /// Starts the first of `hosts` connected daemons, with a slot each: as many as there are keys.
     pub(crate) fn with_keys(keys: &[String], hosts: u16) -> Self {
         let mut stage = Self::empty(hosts, (1, 20), ("none".into(), "auto"));
         for (host, keys) in (0..).zip(keys) {
@@ -147,7 +147,7 @@ impl Stage {
         Self { folder, daemons, addresses, slots, slice_ms, network, freezer, user }
     }
 
-    /// Starts a host's daemon; one that was before it in its place must have ended.
+    /// Starts a host's daemon; the daemon before it in its place must have exited.
     pub(crate) fn start(&mut self, host: u16, key: &str) {
         let daemon = self.daemon(host, key);
         match self.daemons.get_mut(usize::from(host)) {
@@ -161,7 +161,7 @@ impl Stage {
             if self.addresses.len() == 1 { String::new() } else { self.addresses.join(",") };
         let errors = std::fs::File::create(self.errors_file(host)).unwrap();
         let mut daemon = self.user.map_or_else(itself, itself_as);
-        // They are the same unless there is one for each host.
+        // All hosts have the same freezer unless the list has one for each.
         let mut freezers = self.freezer.split(';').cycle();
         let freezer = freezers.nth(host.into()).unwrap_or_default();
         let mut daemon = daemon
@@ -179,14 +179,14 @@ impl Stage {
         daemon
     }
 
-    /// Waits for a front end: what it has said. If it does not end, panics with what the daemons, the processes below
-    /// them and the front end itself say.
+    /// Waits for a front end, and returns its exit code and its output. If it does not end, panics with the reports of
+    /// the daemons, of the processes below them and of the front end itself.
     #[track_caller]
     pub(crate) fn end(&self, front: Child) -> (i32, String, String) {
         let pid = Pid::from_child(&front);
-        let (tell, told) = channel();
-        std::thread::spawn(move || tell.send(said(front.wait_with_output().unwrap())));
-        if let Ok(said) = told.recv_timeout(ENDS_WITHIN) {
+        let (sender, receiver) = channel();
+        std::thread::spawn(move || sender.send(said(front.wait_with_output().unwrap())));
+        if let Ok(said) = receiver.recv_timeout(ENDS_WITHIN) {
             return said;
         }
         let mut seen = String::new();
@@ -196,14 +196,14 @@ impl Stage {
             seen += &below(daemon.id());
         }
         kill_process(pid, Signal::KILL).unwrap();
-        panic!("not within {ENDS_WITHIN:?}:\n{seen}{:?}", told.recv());
+        panic!("not within {ENDS_WITHIN:?}:\n{seen}{:?}", receiver.recv());
     }
 
     fn errors_file(&self, host: u16) -> PathBuf {
         self.folder.path().join(format!("{host}.errors"))
     }
 
-    /// What a host's daemon has said on standard error.
+    /// Returns the standard error of a host's daemon.
     pub(crate) fn errors(&self, host: u16) -> String {
         std::fs::read_to_string(self.errors_file(host)).unwrap()
     }
@@ -220,22 +220,22 @@ impl Stage {
         std::fs::read_to_string(self.folder.path().join(name)).ok()
     }
 
-    /// A front end, that was not started yet.
+    /// Returns a front end that has not been started.
     pub(crate) fn front(&self, ranks: u16, command: &[&str]) -> Command {
         self.front_as(ranks, "pipes", command)
     }
 
-    /// The same with a terminal, or one of a job that is woken by what arrives.
+    /// Returns a front end with a terminal, or of a job that arriving input wakes, as `how` says.
     pub(crate) fn front_as(&self, ranks: u16, how: &str, command: &[&str]) -> Command {
         self.front_at(0, ranks, how, command)
     }
 
-    /// The same, at the socket of a host.
+    /// Returns such a front end, at the socket of a host.
     pub(crate) fn front_at(&self, host: u16, ranks: u16, how: &str, command: &[&str]) -> Command {
         self.begun(itself(), host, ranks, how, command)
     }
 
-    /// A front end of another user.
+    /// Returns a front end of another user.
     pub(crate) fn front_of(&self, uid: u32, host: u16, ranks: u16, command: &[&str]) -> Command {
         self.begun(itself_as(uid), host, ranks, "pipes", command)
     }
@@ -257,7 +257,7 @@ impl Stage {
         said(self.front(ranks, command).output().unwrap())
     }
 
-    /// The number that a script has written to a file.
+    /// Waits until a script has written a number to a file, and returns it.
     #[track_caller]
     pub(crate) fn number(&self, name: &str) -> u32 {
         wait_until(name, || self.file(name).is_some_and(|text| text.ends_with('\n')));
@@ -265,7 +265,7 @@ impl Stage {
     }
 }
 
-/// The processes that a process has started, and what each is at.
+/// Describes the processes below a process, and their states.
 fn below(pid: u32) -> String {
     let read = |pid: u32, file: &str| {
         std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
@@ -291,7 +291,7 @@ impl Drop for Stage {
             let _ = daemon.kill();
             let _ = daemon.wait();
         }
-        // A scene that has failed shows what they said.
+        // If a scene has failed, prints the daemons' errors.
         if std::thread::panicking() {
             (0..self.daemons.len() as u16).for_each(|host| eprint!("{}", self.errors(host)));
         }

@@ -1,4 +1,4 @@
-//! Jobs whose ranks publish what they wait for: of two that are deadlocked and one that is not, the daemons find two.
+//! Jobs whose ranks publish what they wait for: the daemons find those that are deadlocked or have terminated.
 
 use midplane_gang::carrier::ChannelCarrier;
 use midplane_gang::live::message::{Reply, Request};
@@ -14,7 +14,7 @@ use midplane_via::message::group;
 use crate::scenes::{ask_for, listing};
 use crate::stage::{Stage, wait_until};
 
-/// What each job's ranks do, and what is found.
+/// The part that each job's ranks play, and the finding that is listed for the job.
 const JOBS: [(&str, Option<&str>); 5] = [
     (
         "--wait-for-each-other",
@@ -37,7 +37,7 @@ const JOBS: [(&str, Option<&str>); 5] = [
     ("--sum-for-ever", None),
 ];
 
-/// All take turns on the slots of two hosts; messages of two go around meanwhile.
+/// All jobs take turns on the slots of two hosts; messages of two of them go around meanwhile.
 pub(crate) fn is_listed() {
     let stage = Stage::with_network(2, 2, 20, "resident");
     wait_until("both hosts are there", || listing(&stage).hosts == [true, true]);
@@ -60,7 +60,7 @@ pub(crate) fn is_listed() {
     }
 }
 
-/// Waits for the next rank, which does the same.
+/// Waits for a message of the next rank, which does the same.
 pub(crate) async fn for_each_other() {
     let (_, mut channel) = join().await.unwrap();
     let next = Rank((channel.rank().0 + 1) % channel.ranks());
@@ -69,7 +69,7 @@ pub(crate) async fn for_each_other() {
     }
 }
 
-/// Has nothing to do.
+/// Publishes that it is idle.
 pub(crate) async fn for_ever() {
     let (_, mut channel) = join().await.unwrap();
     loop {
@@ -77,7 +77,7 @@ pub(crate) async fn for_ever() {
     }
 }
 
-/// Sends on what comes from the rank before, as soon as it comes.
+/// Passes the messages of the previous rank on as soon as they arrive.
 pub(crate) async fn in_a_ring() {
     let (_, mut channel) = join().await.unwrap();
     let (own, ranks) = (channel.rank().0, channel.ranks());
@@ -94,7 +94,7 @@ pub(crate) async fn in_a_ring() {
     }
 }
 
-/// A communicator whose waits are published.
+/// Joins the job, and returns a communicator whose waits are published.
 async fn world() -> Communicator {
     let (_, channel) = join().await.unwrap();
     let ranks = channel.ranks().into();
@@ -110,7 +110,7 @@ pub(crate) async fn receives() {
     world.receive(group::Rank(next), Tag(3)).await.unwrap();
 }
 
-/// Adds numbers up, again and again.
+/// Sums numbers over all ranks, again and again.
 pub(crate) async fn sums() {
     let world = world().await;
     loop {

@@ -36,13 +36,13 @@ pub(crate) fn survives() {
     }
 }
 
-/// A block that no other is like.
+/// Returns a block that differs from all others.
 fn block(number: u64) -> Vec<u8> {
     let mixed = (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (0..BLOCK).map(|at| (mixed >> (at % 8 * 8)) as u8 ^ (at >> 3) as u8).collect()
 }
 
-/// Sends blocks to a process of its own until the test has seen enough, and reads them back: all, in order.
+/// Sends blocks to a process of its own until the test has seen enough, and reads all of them back in order.
 pub(crate) fn first(folder: &Path, other: &str) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
@@ -61,7 +61,7 @@ pub(crate) fn first(folder: &Path, other: &str) {
     println!("{sent}");
 }
 
-/// Sends every block back that it has checked.
+/// Checks every block, and sends it back.
 pub(crate) fn second(port: &str) {
     let mut stream = TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap();
     let mut back = stream.try_clone().unwrap();

@@ -19,9 +19,9 @@ use crate::talk::{Program, Windows};
 
 const LEVELS: [Reliability; 3] =
     [Reliability::Unreliable, Reliability::ReliableDelivery, Reliability::ReliableReception];
-/// Bytes of where memory is, and of the last word.
+/// Bytes of a side message: the places of a rank's memory, or its last message.
 const NEWS: usize = 1024;
-/// Two of them come over each connection: one before all else, one at the end.
+/// Side messages over each connection: one before all others, one at the end.
 const ROUNDS: usize = 2;
 
 fn attributes(reliability: Reliability) -> ViAttributes {
@@ -29,22 +29,22 @@ fn attributes(reliability: Reliability) -> ViAttributes {
     ViAttributes { reliability, rdma_write: true, rdma_read, ..ViAttributes::default() }
 }
 
-/// What tells one other rank of this one, and hears of it, beside what is talked about.
+/// A connection with another rank for side messages, next to the traffic under test.
 struct Side {
     vi: ViId,
     memory: Memory,
 }
 
 impl Side {
-    fn tell(&self, nic: &mut Nic, round: usize, news: &impl Serialize) {
+    fn send(&self, nic: &mut Nic, round: usize, news: &impl Serialize) {
         let bytes = wire::encode(news).unwrap();
         self.memory.write((ROUNDS + round) * NEWS, &bytes).unwrap();
         let segment = self.memory.segment((ROUNDS + round) * NEWS, bytes.len()).unwrap();
         nic.post_send(self.vi, Descriptor::of(segment)).unwrap();
     }
 
-    /// Waits until the other one has all that it was told.
-    async fn told(&self, nic: &mut Nic) {
+    /// Waits until the other rank has received all side messages.
+    async fn flush(&self, nic: &mut Nic) {
         for _ in 0..ROUNDS {
             loop {
                 if let Some(done) = nic.send_done(self.vi).unwrap() {
@@ -56,8 +56,8 @@ impl Side {
         }
     }
 
-    /// What the other one has told, in order.
-    async fn hear<T: DeserializeOwned>(&self, nic: &mut Nic) -> T {
+    /// Receives the next side message of the other rank.
+    async fn receive<T: DeserializeOwned>(&self, nic: &mut Nic) -> T {
         loop {
             if let Some(done) = nic.receive_done(self.vi).unwrap() {
                 done.outcome.unwrap();
@@ -82,7 +82,7 @@ async fn side(member: &Member, nic: &mut Nic, peer: u16) -> Side {
     Side { vi, memory }
 }
 
-/// Sends every other rank so many messages, takes theirs, and reads their memory as often, at all levels of
+/// Sends `count` messages to every other rank, takes theirs, and reads their memory as often, at all levels of
 /// reliability.
 pub(crate) async fn talk(count: u32) {
     let member = enter().unwrap();
@@ -106,33 +106,33 @@ pub(crate) async fn talk(count: u32) {
     let windows = program.windows();
     let mut theirs: Vec<Vec<Windows>> = Vec::new();
     for side in &sides {
-        side.tell(&mut program.nic, 0, &windows);
+        side.send(&mut program.nic, 0, &windows);
     }
     for side in &sides {
-        theirs.push(side.hear(&mut program.nic).await);
+        theirs.push(side.receive(&mut program.nic).await);
     }
     program.learn(&theirs);
     while let Some(pause) = program.step() {
-        // Some look all the time, some wait.
+        // Some ranks busy-poll, some wait.
         if pause % 2 == 0 {
             let news = program.nic.progress();
             let _ = tokio::time::timeout(Duration::from_millis(1), news).await;
         }
     }
-    // Nobody leaves before all are through.
+    // No rank exits before all have finished.
     for side in &sides {
-        side.tell(&mut program.nic, 1, &());
+        side.send(&mut program.nic, 1, &());
     }
     for side in &sides {
-        side.hear::<()>(&mut program.nic).await;
-        side.told(&mut program.nic).await;
+        side.receive::<()>(&mut program.nic).await;
+        side.flush(&mut program.nic).await;
     }
     println!("{own} has all");
 }
 
-/// Has what no daemon can save: rank 0 waits for a connection that nobody else asks for. Messages go on
-/// over those that there are.
-pub(crate) async fn wait_for_nobody(count: u32) {
+/// Opens interfaces that no daemon can save: rank 0 waits for a connection that no other process requests. Messages
+/// continue over the other connections.
+pub(crate) async fn wait_without_peer(count: u32) {
     let member = enter().unwrap();
     let mut nic = Nic::open(&member.host(), PortOptions::default()).await.unwrap();
     let vi = nic.create_vi(attributes(Reliability::ReliableDelivery)).await.unwrap();
@@ -142,7 +142,7 @@ pub(crate) async fn wait_for_nobody(count: u32) {
     talk(count).await;
 }
 
-/// Says how many interfaces the NIC has.
+/// Prints the number of the NIC's interfaces.
 pub(crate) async fn count_left() {
     let member = enter().unwrap();
     let mut nic = Nic::open(&member.host(), PortOptions::default()).await.unwrap();
@@ -166,13 +166,13 @@ pub(crate) async fn hand_over() {
     }
 }
 
-/// Bytes of a write, and writes that are under way: more than a NIC does while its job is being stopped and resumed.
+/// Bytes of a write, and writes under way: more than a NIC carries out while its job is suspended and resumed.
 const WRITE: usize = 1 << 20;
 const WRITES: usize = 200;
 
-/// Rank 0 writes rank 1's memory as fast as it goes, until it has stood still so often, or has found twice when it went on
-/// that some of what was under way was not done; it says how often it has. NICs go on before processes do: on a busy
-/// processor all may be done by then.
+/// Rank 0 writes rank 1's memory as fast as possible. It ends when it has been suspended `stops` times, or has twice
+/// found unfinished writes on its resumption, and prints how often it has found some. NICs are resumed before
+/// processes, so on a busy processor all writes may have finished by then.
 pub(crate) async fn write_without_end(stops: u32) {
     let member = enter().unwrap();
     let mut nic = Nic::open(&member.host(), PortOptions::default().depth(512)).await.unwrap();
@@ -183,8 +183,8 @@ pub(crate) async fn write_without_end(stops: u32) {
     nic.finish(&ticket).await.unwrap();
     let options = MemoryOptions { rdma_write: true, ..MemoryOptions::default() };
     let memory = nic.register(WRITE, options).unwrap();
-    side.tell(&mut nic, 0, &memory.remote());
-    let theirs: RemoteMemory = side.hear(&mut nic).await;
+    side.send(&mut nic, 0, &memory.remote());
+    let theirs: RemoteMemory = side.receive(&mut nic).await;
     if own == 0 {
         let (mut stood, mut unfinished, mut under_way) = (0, 0, 0);
         let mut last = now();
@@ -208,16 +208,16 @@ pub(crate) async fn write_without_end(stops: u32) {
         }
         println!("{unfinished}");
     }
-    side.tell(&mut nic, 1, &());
-    side.hear::<()>(&mut nic).await;
-    side.told(&mut nic).await;
+    side.send(&mut nic, 1, &());
+    side.receive::<()>(&mut nic).await;
+    side.flush(&mut nic).await;
 }
 
-/// Interfaces of a NIC.
+/// Number of a NIC's interfaces.
 const MOST: usize = 4_096;
 
-/// Takes all interfaces of the NIC but for so many, on rank 0, and keeps them where they are: one of them waits for a
-/// connection that nobody else asks for. Then talks.
+/// Takes all interfaces of the NIC but `but` on rank 0. They can't be saved, because one of them waits for a connection
+/// that no other process requests. Then talks.
 pub(crate) async fn take_all(but: usize, count: u32) {
     let member = enter().unwrap();
     let mut nic = Nic::open(&member.host(), PortOptions::default()).await.unwrap();
@@ -231,7 +231,7 @@ pub(crate) async fn take_all(but: usize, count: u32) {
     }
     talk(count).await;
     if member.rank() == Rank(0) {
-        // What processes had that have just ended takes a moment to go.
+        // The interfaces of processes that have just exited are released a moment later.
         let mut there = nic.query().await.unwrap().vis;
         for _ in 0..2_000 {
             if there == MOST - but {

@@ -1,4 +1,4 @@
-//! A job that answers what it reads, beside one that computes.
+//! A job that answers its input, next to one that computes.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
@@ -12,7 +12,7 @@ use crate::stage::{Stage, wait_until};
 const SLICE_MS: u32 = 600;
 const LINES: u64 = 7;
 
-/// The longest answer, and the one in the middle.
+/// Returns the longest and the median response time.
 fn answers(stage: &Stage, how: &str) -> [Duration; 2] {
     let mut front = stage.front_as(1, how, &["cat"]);
     let mut front: Child = front.stdin(Stdio::piped()).spawn().unwrap();
@@ -26,7 +26,7 @@ fn answers(stage: &Stage, how: &str) -> [Duration; 2] {
         line.clear();
         output.read_line(&mut line).unwrap();
         assert_eq!(line, format!("{number}\n"));
-        // Before the first it had not begun.
+        // The first answer includes the start of the job.
         if number > 0 {
             waits.push(now().since(began));
         }
@@ -38,7 +38,7 @@ fn answers(stage: &Stage, how: &str) -> [Duration; 2] {
     [waits[waits.len() - 1], waits[waits.len() / 2]]
 }
 
-/// What a job reads wakes it: it need not wait for its turn.
+/// Input wakes a job: it need not wait for its turn.
 pub(crate) fn by_input() {
     let stage = Stage::alone(1, SLICE_MS);
     let itself = std::env::current_exe().unwrap();
@@ -50,7 +50,7 @@ pub(crate) fn by_input() {
     println!("longest answer {longest:?} (median {median:?}), in its turn {waiting:?}");
     busy.kill().unwrap();
     busy.wait().unwrap();
-    assert!(waiting > Duration::from_millis(200), "it never stood still: {waiting:?}");
+    assert!(waiting > Duration::from_millis(200), "it was never suspended: {waiting:?}");
     assert!(median < Duration::from_millis(100), "{median:?}");
     assert!(longest < waiting, "{longest:?}");
 }

@@ -36,9 +36,9 @@ pub(crate) struct PortControl {
 pub(crate) struct RankPort {
     /// Index of its node's [`PortControl`].
     pub(crate) hold: usize,
-    /// The rank's port.
+    /// The number of the rank's port.
     pub(crate) port: PortId,
-    /// Suspends its process.
+    /// Suspends and resumes the rank's process.
     pub(crate) suspend_handle: SuspendHandle,
 }
 
@@ -78,7 +78,7 @@ pub(crate) enum SaveError {
     Keep {
         /// The rank whose interfaces they are.
         rank: Rank,
-        /// The NIC's error.
+        /// The error of the NIC.
         error: CheckpointerError,
     },
     /// A connection leads to an interface outside the job.
@@ -109,9 +109,9 @@ pub(crate) enum SaveError {
     Forget {
         /// The rank whose interfaces they are.
         rank: Rank,
-        /// The NIC's error.
+        /// The error of the NIC.
         error: CheckpointerError,
-        /// The saved state.
+        /// The saved state of all interfaces.
         saved: Box<InterfacesContext>,
     },
 }
@@ -136,7 +136,7 @@ pub(crate) enum RestoreError {
     Keep {
         /// The rank whose interfaces they are.
         rank: Rank,
-        /// The NIC's error.
+        /// The error of the NIC.
         error: CheckpointerError,
     },
 }
@@ -157,7 +157,7 @@ impl Interfaces {
         Self { job, holds, ranks }
     }
 
-    /// Returns the holds.
+    /// Returns the daemons' access to the ports of all nodes.
     #[must_use]
     pub(crate) fn into_port_controls(self) -> Vec<PortControl> {
         self.holds

@@ -9,7 +9,7 @@ use midplane_gang::names::JobId;
 /// The interfaces of all processes of a job, saved while all were suspended.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct InterfacesContext {
-    /// The job.
+    /// The job whose interfaces they are.
     pub(crate) job: JobId,
     /// One port per rank, in order.
     pub(crate) ranks: Vec<PortContext>,
@@ -25,7 +25,7 @@ impl InterfacesContext {
         check_cut(&self.ranks)
     }
 
-    /// Encodes the context.
+    /// Encodes the context as bytes.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         wire::encode_long(self).unwrap()
     }

@@ -53,7 +53,7 @@ pub(crate) const BAD: Faults = Faults {
 pub(crate) const ALL: &[Reliability] =
     &[Reliability::Unreliable, Reliability::ReliableDelivery, Reliability::ReliableReception];
 
-/// What one run differs in from another.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) ranks: u16,
@@ -62,10 +62,10 @@ pub(crate) struct Plan {
     pub(crate) faults: Faults,
     /// Messages of each process over each of its interfaces.
     pub(crate) count: u32,
-    /// Reads and writes as well.
+    /// True if processes also read and write each other's memory.
     pub(crate) rdma: bool,
     pub(crate) levels: &'static [Reliability],
-    /// Between two preemptions, at most.
+    /// Longest time between two preemptions.
     pub(crate) slice: Duration,
     /// The NICs' transfers into host memory.
     pub(crate) scatter: DmaCost,
@@ -91,7 +91,7 @@ pub(crate) fn world(plan: &Plan) -> World<Unit> {
     let link = LinkProfile::plain(LineRate::mbps(1000), Duration::from_nanos(500));
     let switch = SwitchProfile::new(Buffer::Bytes(1 << 20));
     let topology = Topology::star(plan.nodes, link, switch);
-    // Messages are several frames, and what is on the line when its process is stopped is little.
+    // Messages have several frames, and few frames are on the line when their process is suspended.
     let profile = NicProfile { mtu: MTU, scatter: plan.scatter, ..NicProfile::MODERN };
     let mut world = World::new(&topology, profile, plan.seed, |_, _| {
         let mut unit = Unit::default();
@@ -157,7 +157,7 @@ pub(crate) async fn connect(hosts: &[SimHost], plan: &Plan) -> Vec<Arc<Mutex<Pro
     programs.into_iter().map(|program| Arc::new(Mutex::new(program))).collect()
 }
 
-/// Takes hold of all processes, on nodes that these are the hosts of, rank by rank.
+/// Creates the [`Interfaces`] of all processes; `hosts` are their hosts, rank by rank.
 pub(crate) fn hold(hosts: &[SimHost], programs: &[Arc<Mutex<Program>>]) -> Interfaces {
     let mut nodes: Vec<&SimHost> = hosts.iter().collect();
     nodes.sort_by_key(|host| host.node());
@@ -174,7 +174,7 @@ pub(crate) fn hold(hosts: &[SimHost], programs: &[Arc<Mutex<Program>>]) -> Inter
     Interfaces::new(JobId(1), holds.collect(), held.collect())
 }
 
-/// Starts all processes.
+/// Starts the processes of all ranks.
 pub(crate) fn start(hosts: &[SimHost], held: &Interfaces, programs: &[Arc<Mutex<Program>>]) {
     for ((host, held), program) in hosts.iter().zip(held.ranks()).zip(programs) {
         let (own, program) = (host.clone(), Arc::clone(program));
@@ -188,7 +188,7 @@ pub(crate) fn start(hosts: &[SimHost], held: &Interfaces, programs: &[Arc<Mutex<
     }
 }
 
-/// Runs a task to its end, or says who is stuck.
+/// Runs a task to its end; if it never ends, panics with `shown`.
 pub(crate) fn finish<T: Send + 'static>(
     world: &mut World<Unit>,
     shown: impl Fn() -> String,
@@ -208,7 +208,7 @@ pub(crate) fn finish<T: Send + 'static>(
     value.unwrap_or_else(|| panic!("it never ends: {}", shown()))
 }
 
-/// What a context is handed on as: bytes or text, and back.
+/// Encodes a context, as bytes or as text, and decodes it.
 pub(crate) fn handed_on(saved: &InterfacesContext, as_text: bool) -> InterfacesContext {
     match as_text {
         true => serde_json::from_str(&serde_json::to_string(saved).unwrap()).unwrap(),
@@ -216,12 +216,12 @@ pub(crate) fn handed_on(saved: &InterfacesContext, as_text: bool) -> InterfacesC
     }
 }
 
-/// Where all processes stand, for people.
-pub(crate) fn standing(programs: &[Arc<Mutex<Program>>]) -> String {
-    programs.iter().map(|program| program.lock().unwrap().standing()).collect()
+/// Describes the progress of all processes, for error messages.
+pub(crate) fn describe(programs: &[Arc<Mutex<Program>>]) -> String {
+    programs.iter().map(|program| program.lock().unwrap().describe()).collect()
 }
 
-/// All bytes of the memory that processes have registered.
+/// Returns all bytes of the memory that the processes have registered.
 fn memory(programs: &[Arc<Mutex<Program>>]) -> Vec<Vec<u8>> {
     let of = |program: &Arc<Mutex<Program>>| -> Vec<u8> {
         let program = program.lock().unwrap();
@@ -236,8 +236,8 @@ fn memory(programs: &[Arc<Mutex<Program>>]) -> Vec<Vec<u8>> {
     programs.iter().map(of).collect()
 }
 
-/// The same where the interfaces stay on their NICs: for as long as the job stands still, nothing of it is sent, taken,
-/// written or completed. What each process has seen, and how often it was preempted.
+/// Runs a job like [`run`], with interfaces that stay on their NICs: while the job is suspended, nothing of it is sent,
+/// received, written or completed. Returns each process's totals, and the number of preemptions.
 pub(crate) fn run_resident(plan: Plan) -> (Vec<Totals>, u32) {
     let mut world = world(&plan);
     let hosts: Vec<SimHost> = (0..plan.ranks).map(|rank| world.host(NodeId(rank))).collect();
@@ -258,19 +258,19 @@ pub(crate) fn run_resident(plan: Plan) -> (Vec<Totals>, u32) {
             let pause = dice.between(1, 4 * plan.slice.as_nanos() as u64);
             host.sleep_until(host.now().plus_nanos(pause)).await;
             assert_eq!(held.save(false).await.unwrap(), saved, "the NICs went on");
-            assert!(memory(&programs) == bytes, "memory of who stood still was written");
+            assert!(memory(&programs) == bytes, "memory of a suspended process was written");
             held.run(&host).await.unwrap();
             preemptions += 1;
         }
         let totals = programs.iter().map(|program| program.lock().unwrap().totals());
         (totals.collect(), preemptions)
     };
-    let show = move || standing(&shown.lock().unwrap());
+    let show = move || describe(&shown.lock().unwrap());
     finish(&mut world, show, task)
 }
 
-/// Runs a job on one rank a node; with `preempt`, it is stopped, saved, forgotten and put back there again
-/// and again. What each process has seen, and how often it was preempted.
+/// Runs a job on one rank a node. With `preempt`, the job is repeatedly suspended, saved, forgotten, restored there and
+/// resumed. Returns each process's totals, and the number of preemptions.
 pub(crate) fn run(plan: Plan, preempt: bool) -> (Vec<Totals>, u32) {
     let mut world = world(&plan);
     let hosts: Vec<SimHost> = (0..plan.ranks).map(|rank| world.host(NodeId(rank))).collect();
@@ -295,7 +295,7 @@ pub(crate) fn run(plan: Plan, preempt: bool) -> (Vec<Totals>, u32) {
                 assert_eq!(back, saved);
                 held.restore(&back, None).await.unwrap();
                 assert_eq!(held.save(false).await.unwrap(), saved, "saved again, it is the same");
-                // What others do meanwhile takes longer than the line takes for what is on it.
+                // Pauses for longer than the frames on the line need, as during other jobs' slices.
                 let pause = dice.between(0, 4 * plan.slice.as_nanos() as u64);
                 host.sleep_until(host.now().plus_nanos(pause)).await;
                 held.run(&host).await.unwrap();
@@ -305,6 +305,6 @@ pub(crate) fn run(plan: Plan, preempt: bool) -> (Vec<Totals>, u32) {
         let totals = programs.iter().map(|program| program.lock().unwrap().totals());
         (totals.collect(), preemptions)
     };
-    let show = move || standing(&shown.lock().unwrap());
+    let show = move || describe(&shown.lock().unwrap());
     finish(&mut world, show, task)
 }

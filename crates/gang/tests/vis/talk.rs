@@ -1,4 +1,4 @@
-//! One process: what it sends, what it expects, and what has come of it.
+//! One process: the messages that it sends and expects, and its results.
 
 use std::collections::VecDeque;
 
@@ -13,20 +13,20 @@ use midplane_via::outcome::Operation;
 
 use serde::{Deserialize, Serialize};
 
-/// Most bytes of a message: some frames.
+/// Most bytes of a message, which has several frames.
 pub(crate) const BYTES: usize = 4000;
-/// Messages that one end may be ahead of what has come from the other.
+/// Messages that one end may be ahead of those received from the other.
 const AHEAD: u32 = 4;
-/// Receives that are posted: the other end is twice that ahead at most.
+/// Posted receives: the other end is at most twice [`AHEAD`] ahead.
 const SLOTS: usize = 2 * AHEAD as usize + 2;
 /// Sends, writes and reads under way.
 const OUT: usize = 5;
 /// Most bytes of a read: more frames than may be under way, so that some are owed when a process is stopped.
 const READ: usize = 50_000;
-/// Bytes that others may read.
+/// Bytes that other processes may read.
 const LIBRARY: usize = READ + 4000;
 
-/// Bytes that are told apart from all others.
+/// Returns pseudo-random bytes, different ones for each seed.
 pub(crate) fn bytes(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x1234_5678_9ABC_DEF1;
     let byte = |_| {
@@ -41,22 +41,21 @@ fn seed(from: u16, to: u16, level: Reliability, number: u32) -> u64 {
     u64::from(from) << 48 | u64::from(to) << 40 | (level as u64) << 32 | u64::from(number)
 }
 
-/// What message `number` from one process to another is: its bytes, and whether it is a write.
+/// Returns the bytes of message `number` from one process to another, and whether it is a write.
 fn message(from: u16, to: u16, level: Reliability, number: u32, rdma: bool) -> (Vec<u8>, bool) {
     let seed = seed(from, to, level, number);
     let mixed = seed.wrapping_mul(0xD134_2543_DE82_EF95) >> 20;
     (bytes(seed, mixed as usize % BYTES), rdma && (mixed / 8192).is_multiple_of(3))
 }
 
-/// What a process asked its send queue for.
+/// An operation that a process has posted to its send queue.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) enum Asked {
+pub(crate) enum SendOp {
     Message(u32),
     Read { at: usize, length: usize },
 }
 
-/// What has come of one connection: everything received has gone into a digest, in
-/// order, and everything read into another.
+/// The results of one connection: a digest of all received messages, in order, and one of all read bytes.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Totals {
     pub(crate) sent: Vec<u32>,
@@ -65,7 +64,7 @@ pub(crate) struct Totals {
     pub(crate) digests: Vec<[u64; 2]>,
 }
 
-/// Where the other end's memory is.
+/// The memory windows of the other end.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Windows {
     of: (u16, u16, Reliability),
@@ -73,8 +72,8 @@ pub(crate) struct Windows {
     library: RemoteMemory,
 }
 
-/// One connection. Its memory: where it receives, where others write, what others read, where it sends
-/// from and reads to.
+/// One connection. Its memory is for receives, for the peer's writes, for the peer's reads, and for its own sends and
+/// reads.
 #[derive(Debug)]
 pub(crate) struct Talk {
     pub(crate) vi: ViId,
@@ -84,11 +83,11 @@ pub(crate) struct Talk {
     window: RemoteMemory,
     library: RemoteMemory,
     free: Vec<usize>,
-    asked: VecDeque<(usize, Asked)>,
+    asked: VecDeque<(usize, SendOp)>,
     sent: u32,
     received: u32,
     read: u32,
-    /// Of what was received, and of what was read.
+    /// Digests of the received messages and of the read bytes.
     digests: [u64; 2],
 }
 
@@ -101,14 +100,14 @@ struct TalkImage {
     window: RemoteMemory,
     library: RemoteMemory,
     free: Vec<usize>,
-    asked: VecDeque<(usize, Asked)>,
+    asked: VecDeque<(usize, SendOp)>,
     sent: u32,
     received: u32,
     read: u32,
     digests: [u64; 2],
 }
 
-/// One process, saved.
+/// The saved state of a process.
 #[derive(Clone, Debug)]
 pub(crate) struct Image {
     pub(crate) nic: NicContext,
@@ -121,7 +120,7 @@ pub(crate) struct Image {
     talks: Vec<TalkImage>,
 }
 
-/// One process.
+/// A process that talks over its interfaces.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) nic: Nic,
@@ -140,7 +139,7 @@ impl Program {
         Self { nic, spare: None, rank, count, rdma, dice, talks: Vec::new() }
     }
 
-    /// Gives an interface its memory, and posts its receives.
+    /// Registers an interface's memory, and posts its receives.
     pub(crate) fn add(&mut self, vi: ViId, peer: u16, level: Reliability) {
         let plain = MemoryOptions::default();
         let options = [
@@ -190,8 +189,7 @@ impl Program {
         }
     }
 
-    /// What a process is, between two of its steps: what it holds of its NIC, its memory's bytes, and
-    /// where it stands.
+    /// Saves the process between two of its steps: its part of the NIC's state, its memory's bytes, and its progress.
     pub(crate) fn save(&mut self) -> Image {
         let nic = self.nic.save().unwrap();
         let bytes = |memory: &Memory| {
@@ -219,7 +217,7 @@ impl Program {
         Image { nic, memory, spare, rank, count, rdma, dice, talks: talks.collect() }
     }
 
-    /// The same process on another NIC; `taken` is what its former one had.
+    /// Restores the process on another NIC; `taken` is the state of its port on the former NIC.
     pub(crate) async fn restore(host: &impl Host, image: &Image, taken: &PortContext) -> Self {
         let options = PortOptions::default();
         let (nic, memory) = Nic::restore(host, options, &image.nic, taken).await.unwrap();
@@ -252,7 +250,7 @@ impl Program {
         (self.dice >> 33) % below
     }
 
-    /// Does what there is to do; how long to wait then, or nothing once all is done.
+    /// Runs one step. Returns how long to wait until the next one, or `None` once all is done.
     pub(crate) fn step(&mut self) -> Option<u64> {
         for at in 0..self.talks.len() {
             let vi = self.talks[at].vi;
@@ -284,8 +282,8 @@ impl Program {
         done.outcome.unwrap_or_else(|error| panic!("{asked:?} of rank {}: {error}", self.rank));
         talk.free.push(slot);
         match asked {
-            Asked::Message(_) => assert_ne!(done.operation, Operation::RdmaRead),
-            Asked::Read { at, length } => {
+            SendOp::Message(_) => assert_ne!(done.operation, Operation::RdmaRead),
+            SendOp::Read { at, length } => {
                 assert_eq!((done.operation, done.length), (Operation::RdmaRead, length));
                 let mut read = vec![0; length];
                 talk.memory[3].read(slot * READ, &mut read).unwrap();
@@ -320,7 +318,7 @@ impl Program {
         };
         let mut came = vec![0; expected.len()];
         memory.read(offset, &mut came).unwrap();
-        // What was written without a receiver's leave may be overwritten by what came later.
+        // An unreliable write may be overwritten by a later one.
         assert!(came == expected || !reliable && is_write, "message {number} to {rank}");
         if reliable {
             talk.digests[0] = digest(talk.digests[0], &came);
@@ -341,7 +339,7 @@ impl Program {
             let (descriptor, asked) = if reads && (!sends || dice.is_multiple_of(3)) {
                 talk.ask_read(slot)
             } else if sends {
-                talk.say(slot, rank, rdma, dice)
+                talk.next_message(slot, rank, rdma, dice)
             } else {
                 talk.free.push(slot);
                 return;
@@ -351,8 +349,8 @@ impl Program {
         }
     }
 
-    /// Where it stands, for people.
-    pub(crate) fn standing(&self) -> String {
+    /// Describes the progress of the process, for error messages.
+    pub(crate) fn describe(&self) -> String {
         let talk = |talk: &Talk| {
             let Talk { peer, level, sent, received, read, asked, .. } = talk;
             format!(
@@ -378,20 +376,26 @@ impl Program {
 
 impl Talk {
     fn read_asked(&self) -> u32 {
-        let asked = self.asked.iter().filter(|(_, asked)| matches!(asked, Asked::Read { .. }));
+        let asked = self.asked.iter().filter(|(_, asked)| matches!(asked, SendOp::Read { .. }));
         self.read + asked.count() as u32
     }
 
-    fn ask_read(&self, slot: usize) -> (Descriptor, Asked) {
+    fn ask_read(&self, slot: usize) -> (Descriptor, SendOp) {
         let number = self.read_asked() as usize;
         let most = if number % 8 == 3 { READ } else { BYTES };
         let (at, length) = (number * 701 % 4000, number * 39_709 % most + 1);
         let segment = self.memory[3].segment(slot * READ, length).unwrap();
         let from = self.library.at(at as u32).unwrap();
-        (Descriptor::of(segment).read(from), Asked::Read { at, length })
+        (Descriptor::of(segment).read(from), SendOp::Read { at, length })
     }
 
-    fn say(&mut self, slot: usize, rank: u16, rdma: bool, dice: usize) -> (Descriptor, Asked) {
+    fn next_message(
+        &mut self,
+        slot: usize,
+        rank: u16,
+        rdma: bool,
+        dice: usize,
+    ) -> (Descriptor, SendOp) {
         let number = self.sent;
         self.sent += 1;
         let (bytes, is_write) = message(rank, self.peer, self.level, number, rdma);
@@ -407,7 +411,7 @@ impl Talk {
             let to = self.window.at((number as usize % SLOTS * BYTES) as u32).unwrap();
             descriptor = descriptor.write(to);
         }
-        (descriptor.immediate(number), Asked::Message(number))
+        (descriptor.immediate(number), SendOp::Message(number))
     }
 
     fn is_done(&self, count: u32, rdma: bool) -> bool {

@@ -120,7 +120,8 @@ impl Scene {
         let done = self.world.block_on(SENDER, async move {
             let mut own = host.open_port().unwrap();
             let args = [port.0.into(), 0, 0];
-            own.submit(&Command { extension: SUSPENDER, opcode, args, ..Command::default() }).unwrap();
+            own.submit(&Command { extension: SUSPENDER, opcode, args, ..Command::default() })
+                .unwrap();
             own.completion().await.unwrap();
         });
         done.unwrap();

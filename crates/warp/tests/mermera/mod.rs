@@ -6,7 +6,7 @@ mod cluster;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cluster::{Cluster, Narrowness, Delivery};
+use cluster::{Cluster, Delivery, Narrowness};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
@@ -48,7 +48,11 @@ fn a_value_is_seen_everywhere_at_any_level_and_delivery() {
             for (level, value) in levels.into_iter().zip(&values) {
                 let (value, origin) = value.expect("it was written");
                 let number = level as u8 as f64 + 1.0;
-                assert_eq!((value, origin.level), ([number; 3], level), "{delivery:?}, node {node}");
+                assert_eq!(
+                    (value, origin.level),
+                    ([number; 3], level),
+                    "{delivery:?}, node {node}"
+                );
                 assert_eq!((origin.writer, origin.order), (NodeId(1), 1));
             }
             assert_eq!(values[3], None, "a location without a write");
