@@ -1,11 +1,10 @@
 //! Injected faults.
 //!
-//! [`Faults`] apply to the links that leave the NICs, and are drawn anew for each frame for as long as they are
-//! set. An [`Incident`] is one [`Fault`] at one place, from one instant on and for some time. A script of
-//! incidents is written by hand, or drawn from a seed by [`Chaos`]. [`FaultCounts`] counts how often each kind
-//! has had an effect.
+//! [`Faults`] apply to the links that leave the NICs, and each frame draws its own while they are set. An [`Incident`]
+//! is one [`Fault`] at one place, with a begin and a duration. A script of incidents is written by hand, or drawn from
+//! a seed by [`Chaos`]. [`FaultCounts`] counts how often each kind has had an effect.
 //!
-//! In virtual time, a [`World`](crate::sim::World) injects them. Into the links of live NICs, a
+//! In virtual time, a [`World`](crate::sim::World) injects faults. In the links of live NICs, a
 //! [`FaultInjector`](crate::nic::FaultInjector) does.
 
 mod chaos;
@@ -90,7 +89,7 @@ pub(crate) struct Drawn {
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum FaultError {
-    /// A probability is out of range, or not a number.
+    /// A probability is out of range, or NaN.
     #[error("the probability of {what:?} is {value}; it must be 0 to 1")]
     Probability {
         /// Names the fault.
@@ -108,7 +107,7 @@ pub enum FaultError {
 
 impl FaultError {
     pub(crate) fn check_probability(what: &'static str, value: f64) -> Result<(), Self> {
-        // Not a number is in no range.
+        // NaN is in no range.
         if (0.0..=1.0).contains(&value) { Ok(()) } else { Err(Self::Probability { what, value }) }
     }
 }

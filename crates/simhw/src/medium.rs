@@ -60,7 +60,7 @@ impl MediumProfile {
         (bits * 1_000_000_000).div_ceil(self.rate.bits_per_second())
     }
 
-    /// Returns for how many nanoseconds a piece is on the cable, without the gap. `bytes` include the gap.
+    /// Returns the nanoseconds for which a piece occupies the cable, without the gap. `bytes` includes the gap.
     fn duration(&self, bytes: u32) -> u64 {
         let sent = bytes.saturating_sub(self.gap_bits / 8).max(self.min_bytes);
         self.bits(u64::from(sent) * 8)
@@ -268,8 +268,8 @@ impl Medium {
         self.profile.bits(u64::from(self.profile.gap_bits))
     }
 
-    /// Returns since when a station is free of all signals that reach it by `known`; `None` if there are none.
-    /// [`Instant::FAR_FUTURE`] while one of them is being sent.
+    /// Returns the instant from which a station is free of every signal that reaches it by `known`; `None` if there is
+    /// no such signal. Returns [`Instant::FAR_FUTURE`] while one of them is being sent.
     fn silent_since(&self, station: usize, now: Instant, known: Instant) -> Option<Instant> {
         let reach = |signal: &Signal| if signal.station == station { 0 } else { self.propagation };
         let end = |signal: &Signal| match signal.ends {

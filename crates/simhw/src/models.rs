@@ -103,7 +103,7 @@ fn a_lane_passes_whole_headers_in_order() {
 }
 
 #[test]
-fn no_wake_is_lost_between_the_last_look_and_sleep() {
+fn no_wake_is_lost_between_the_last_poll_and_parking() {
     check(|| {
         let (mut sender, receiver) = lane();
         let event = Arc::new(Notify::new());
@@ -151,7 +151,7 @@ fn no_wake_is_lost_between_the_last_try_and_waiting_for_room() {
 }
 
 #[test]
-fn no_completion_is_missed_by_who_begins_to_wait() {
+fn no_completion_is_missed_by_a_port_that_begins_to_wait() {
     check(|| {
         let (mut producer, mut consumer) = small_ring();
         let waiting = Arc::new(AtomicBool::new(false));
@@ -177,7 +177,7 @@ fn no_completion_is_missed_by_who_begins_to_wait() {
 }
 
 #[test]
-fn no_doorbell_is_lost_and_somebody_always_tells_the_nic() {
+fn no_doorbell_is_lost_and_a_ringer_always_notifies_the_nic() {
     check(|| {
         let bells = Arc::new(Bells::new(128));
         let told = Arc::new(Notify::new());
@@ -207,7 +207,7 @@ fn no_doorbell_is_lost_and_somebody_always_tells_the_nic() {
 }
 
 #[test]
-fn a_daemon_that_sleeps_is_woken_by_who_rings() {
+fn a_parked_daemon_is_woken_by_a_doorbell() {
     check(|| {
         let words = PortControlBlock::new(Arc::new(Segment::private(128)));
         let event = Arc::new(Notify::new());
@@ -234,7 +234,7 @@ fn a_daemon_that_sleeps_is_woken_by_who_rings() {
 }
 
 #[test]
-fn a_client_that_waits_is_woken_by_what_completes() {
+fn a_waiting_client_is_woken_by_a_completion() {
     check(|| {
         let words = PortControlBlock::new(Arc::new(Segment::private(128)));
         let event = Arc::new(Notify::new());

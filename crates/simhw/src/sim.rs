@@ -163,10 +163,10 @@ impl<F: Firmware> World<F> {
         self.advance(until.max(self.now));
     }
 
-    /// Runs while `goes_on` returns `true`, asked before each event, and events are left that are due by `until`. Returns
-    /// whether it has stopped because none is left.
-    pub fn run_while(&mut self, until: Instant, mut goes_on: impl FnMut() -> bool) -> bool {
-        while goes_on() {
+    /// Runs while `should_continue` returns `true` and events due by `until` are left. Calls `should_continue` before
+    /// each event. Returns `true` if it stopped because no such event is left.
+    pub fn run_while(&mut self, until: Instant, mut should_continue: impl FnMut() -> bool) -> bool {
+        while should_continue() {
             if !self.step(until) {
                 return true;
             }
@@ -244,16 +244,16 @@ impl<F: Firmware> World<F> {
         let Self { shared, queue, nics, executor, now, network, .. } = self;
         let Some(mut guard) = shared.take_requests() else { return };
         let requests = &mut *guard;
-        for (node, life, port, id) in requests.opened.drain(..) {
+        for (node, restarts, port, id) in requests.opened.drain(..) {
             let nic = &mut nics[node.index()];
-            if nic.up && nic.life == life {
+            if nic.up && nic.restarts == restarts {
                 nic.ports.insert(id, port);
             }
         }
         requests.schedule_sleepers(queue);
-        for Doorbell { node, port, life, at } in requests.doorbells.drain(..) {
+        for Doorbell { node, port, restarts, at } in requests.doorbells.drain(..) {
             let nic = &mut nics[node.index()];
-            if !nic.up || nic.life != life {
+            if !nic.up || nic.restarts != restarts {
                 continue;
             }
             let active_faults = &mut network.active_faults;
@@ -267,7 +267,7 @@ impl<F: Firmware> World<F> {
                 let at = at.max(*now).plus_nanos(nanos(nic.profile.doorbell));
                 network.watch.busy(Engine::Doorbell(node), *now, at, "doorbell", None);
                 for _ in 0..times {
-                    queue.schedule(at, Event::Doorbell { node, port, life });
+                    queue.schedule(at, Event::Doorbell { node, port, restarts });
                 }
             }
         }
@@ -309,31 +309,31 @@ impl<F: Firmware> World<F> {
             Event::Medium { medium } => {
                 self.network.on_medium(&mut self.queue, self.now, medium);
             }
-            Event::Looped { node, frame, life } => self.on_looped(node, frame, life),
+            Event::Looped { node, frame, restarts } => self.on_looped(node, frame, restarts),
             Event::Wake { slot } => self.executor.wake_sleeper(slot),
-            Event::Completion { node, life } => {
-                if self.is_live(node, life) {
+            Event::Completion { node, restarts } => {
+                if self.is_live(node, restarts) {
                     self.publish_completion(node);
                 }
             }
             Event::Incident { index, phase } => self.on_incident(index as usize, phase),
             Event::Task { task } => self.on_late_task(task),
-            Event::Interrupt { node, port, life } if self.is_live(node, life) => {
+            Event::Interrupt { node, port, restarts } if self.is_live(node, restarts) => {
                 if let Some(port) = self.nics[node.index()].ports.at(port) {
                     port.wake();
                 }
             }
-            Event::Doorbell { node, port, life } if self.is_live(node, life) => {
+            Event::Doorbell { node, port, restarts } if self.is_live(node, restarts) => {
                 self.dispatch(node, Work::Doorbell(port));
             }
-            Event::DmaDone { node, dma, life } if self.is_live(node, life) => {
+            Event::DmaDone { node, dma, restarts } if self.is_live(node, restarts) => {
                 self.dispatch(node, Work::DmaDone(dma));
             }
-            Event::Timer { node, timer, life } if self.is_live(node, life) => {
-                self.nics[node.index()].go_off(timer);
+            Event::Timer { node, timer, restarts } if self.is_live(node, restarts) => {
+                self.nics[node.index()].expire_alarm(timer);
                 self.dispatch(node, Work::Timer(timer));
             }
-            Event::Coprocessor { node, life } if self.is_live(node, life) => {
+            Event::Coprocessor { node, restarts } if self.is_live(node, restarts) => {
                 self.on_coprocessor(node);
             }
             Event::Doorbell { .. }
@@ -344,8 +344,8 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    fn is_live(&self, node: NodeId, life: u16) -> bool {
+    fn is_live(&self, node: NodeId, restarts: u16) -> bool {
         let nic = &self.nics[node.index()];
-        nic.up && nic.life == life
+        nic.up && nic.restarts == restarts
     }
 }

@@ -19,7 +19,7 @@ pub struct MediumId(pub u16);
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct LinkId(pub u32);
 
-/// The begin or end of a link.
+/// An end of a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum End {
     /// A host's NIC.
@@ -33,9 +33,9 @@ pub enum End {
 /// One direction of a wire.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Link {
-    /// The end at which it begins.
+    /// The end that sends.
     pub from: End,
-    /// The end at which it ends.
+    /// The end that receives.
     pub to: End,
     /// Its rate, length and framing.
     pub profile: LinkProfile,
@@ -250,7 +250,7 @@ impl Topology {
         }
     }
 
-    /// Returns, for each switch and host, the first link of a shortest path; the first of equal ones.
+    /// Returns the first link of a shortest path from each switch to each host. Of equal paths, takes the first.
     pub(crate) fn routes(&self) -> Vec<Vec<Option<LinkId>>> {
         let mut routes = vec![vec![None; self.hosts.len()]; self.switches.len()];
         for (node, (_, down)) in self.hosts.iter().enumerate() {

@@ -127,7 +127,7 @@ impl UdpNic {
         let (end, ended) = oneshot::channel();
         let (node, mtu, seed) = (config.nic.node, config.nic.mtu, config.nic.seed);
         let is_inline = config.coprocessor == Coprocessor::Task;
-        // A NIC with a thread of its own lets its applications have the processor.
+        // A NIC on its own thread does not spin, because its applications need the processor.
         let spin = if is_inline { config.nic.spin_nanos() } else { 0 };
         let start = move || {
             let socket = Socket::new(socket)?;
@@ -207,7 +207,7 @@ impl UdpNic {
         crate::nicd::PortServer::open(config, Arc::clone(&self.ports))
     }
 
-    /// Returns the NIC's counters, as of its last turn. It also reads counters of the system, which takes some
+    /// Returns the NIC's counters, as of its last turn. Also reads counters of the system, which takes about
     /// 100 us.
     #[must_use]
     pub fn counters(&self) -> NicCounters {

@@ -315,8 +315,7 @@ catalogue! {
         /// The host.
         node: NodeId
     } = "unpinned",
-    /// The processes of a host exit, whatever they have posted, and restart at the end of the incident. The NIC
-    /// continues.
+    /// The processes of a host exit, even with posted work, and restart at the end of the incident. The NIC continues.
     ProcessExit {
         /// The host.
         node: NodeId

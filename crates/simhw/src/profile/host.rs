@@ -26,8 +26,7 @@ pub enum Notice {
     Signal,
 }
 
-/// The costs of a frame to the own node, if the kernel passes it from one process to another without the NIC
-/// and the line.
+/// The costs of a frame from a node to itself, if the kernel passes it between processes without the NIC and the line.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Loopback {
     /// Nanoseconds of each frame, without the costs below.
@@ -105,7 +104,7 @@ pub struct HostProfile {
     /// True if the firmware runs on this processor, in the kernel. Its instructions then take the processor's
     /// time, a received frame raises an interrupt, and the firmware writes to memory by copying.
     pub runs_firmware: bool,
-    /// Costs of frames to the own node, if the host passes them internally. `None` if they go out on the line
+    /// Costs of frames from the node to itself, if the host passes them internally. `None` if they go out on the line
     /// and come back.
     pub loopback: Option<Loopback>,
 }

@@ -25,7 +25,7 @@ pub(super) struct Peer {
     pub(super) current: Option<Session>,
     /// The session before `current`: frames sealed with it may still arrive.
     pub(super) previous: Option<Session>,
-    /// A session that the peer has begun but not used yet: a replayed first message gets no further.
+    /// A session that the peer has begun but not used yet. A replayed first message gets no further than this.
     pub(super) pending: Option<Answered>,
     /// The peer's last attempt whose session it has used.
     pub(super) confirmed: Option<Attempt>,
@@ -85,8 +85,9 @@ impl Peer {
     pub(super) fn is_replay(&self, attempt: Attempt) -> bool {
         // Attempts are numbered within one incarnation. A replay from another incarnation gives a session that
         // only the owner of that handshake's secrets could use.
-        self.confirmed
-            .is_some_and(|last| last.life == attempt.life && attempt.number <= last.number)
+        self.confirmed.is_some_and(|last| {
+            last.incarnation == attempt.incarnation && attempt.number <= last.number
+        })
     }
 
     pub(super) fn next_held(&mut self) -> Option<Held> {

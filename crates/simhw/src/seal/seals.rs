@@ -81,14 +81,14 @@ pub enum Opened {
 #[derive(Debug)]
 pub struct Seals {
     node: NodeId,
-    life: u64,
+    incarnation: u64,
     /// The first key begins handshakes; all are accepted.
     keys: Vec<Key>,
     /// The node's identity, if nodes have identities.
     identity: Option<Identity>,
     peers: Vec<Peer>,
     /// Nodes with which this node has begun a handshake that is under way.
-    asking: BTreeSet<NodeId>,
+    handshaking: BTreeSet<NodeId>,
     /// Datagrams of handshakes that wait to be sent.
     handshakes: VecDeque<(NodeId, Vec<u8>)>,
     /// Nodes whose held frames can now be sealed.
@@ -107,18 +107,18 @@ impl Seals {
     /// [`SealConfigError`] if there is no key, two keys have one number, or the system has no random numbers.
     pub fn new(node: NodeId, peers: usize, keys: Vec<Key>) -> Result<Self, SealConfigError> {
         check_keys(&keys)?;
-        let life = draw().ok_or(SealConfigError::NoRandom)?;
+        let incarnation = draw().ok_or(SealConfigError::NoRandom)?;
         Ok(Self {
             node,
-            life,
+            incarnation,
             keys,
             identity: None,
             peers: (0..peers).map(|_| Peer::new()).collect(),
-            asking: BTreeSet::new(),
+            handshaking: BTreeSet::new(),
             handshakes: VecDeque::new(),
             released: VecDeque::new(),
             // Datagrams from an earlier incarnation then most likely name no session of this one.
-            next_index: life as u32,
+            next_index: incarnation as u32,
             attempts: 0,
             given_up: 0,
         })
@@ -164,7 +164,7 @@ impl Seals {
             counter: 0,
         };
         let peer = &mut self.peers[to.index()];
-        // Frames that wait go first.
+        // Held frames go first.
         if !peer.held.is_empty() {
             return Verdict::Hold;
         }
@@ -230,8 +230,8 @@ impl Seals {
 
     /// Sends unanswered handshakes again, and gives up those that have been unanswered for 3 s.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let Self { peers, asking, handshakes, given_up, .. } = self;
-        asking.retain(|&to| {
+        let Self { peers, handshaking, handshakes, given_up, .. } = self;
+        handshaking.retain(|&to| {
             let peer = &mut peers[to.index()];
             if peer.give_up_at <= now {
                 peer.stop_beginning();
@@ -252,7 +252,7 @@ impl Seals {
     /// Returns when to call [`Seals::handle_timeout`]; far in the future if never.
     #[must_use]
     pub fn poll_timeout(&self) -> Instant {
-        let retries = self.asking.iter().map(|to| self.peers[to.index()].retry_at);
+        let retries = self.handshaking.iter().map(|to| self.peers[to.index()].retry_at);
         retries.fold(Instant::FAR_FUTURE, Instant::min)
     }
 
@@ -281,7 +281,7 @@ impl Seals {
     /// Returns whether a handshake is under way; frames may wait for its keys.
     #[must_use]
     pub(crate) fn is_handshaking(&self) -> bool {
-        !self.asking.is_empty()
+        !self.handshaking.is_empty()
     }
 
     fn seal_held(&mut self, to: NodeId, urgent: bool, frame: &[u8], out: &mut Vec<u8>) {
@@ -309,13 +309,13 @@ impl Seals {
             return;
         }
         self.attempts = self.attempts.wrapping_add(1);
-        let attempt = Attempt { life: self.life, number: self.attempts };
+        let attempt = Attempt { incarnation: self.incarnation, number: self.attempts };
         let ends = Ends { initiator: self.node, responder: to };
         let index = self.next_index;
         self.next_index = index.wrapping_add(1);
         let named = self.identity.as_ref().map(|identity| (identity, to));
         let basis = Basis { key: &self.keys[0], named };
-        self.asking.insert(to);
+        self.handshaking.insert(to);
         peer.retry_at = now.plus_nanos(RETRY);
         peer.give_up_at = now.plus_nanos(GIVE_UP);
         // Without random numbers nothing is sent, and the held frames are dropped at the timeout.
@@ -334,7 +334,7 @@ impl Seals {
         if peer.is_replay(first.attempt) {
             return Err(DropCause::Replayed);
         }
-        // The same attempt came again: its answer was lost, or is on its way.
+        // The initiator has sent this attempt again: the answer was lost, or is on its way.
         let again = peer.pending.as_ref().filter(|pending| pending.attempt == first.attempt);
         if let Some(pending) = again {
             self.handshakes.push_back((envelope.source, pending.datagram.clone()));
@@ -363,7 +363,7 @@ impl Seals {
                 peer.adopt(session);
                 peer.heard_at = Some(now);
                 peer.stop_beginning();
-                self.asking.remove(&envelope.source);
+                self.handshaking.remove(&envelope.source);
                 // At least one frame must show the peer that this node has the keys.
                 if peer.held.is_empty() {
                     peer.held.push_back(Held { frame: Vec::new(), urgent: true });
@@ -389,7 +389,7 @@ impl Seals {
         let session = peer.session(envelope.session).ok_or(DropCause::Unsealed)?;
         let length = session.open(envelope.counter, body, plain)?;
         if peer.confirm(envelope.session) {
-            self.asking.remove(&envelope.source);
+            self.handshaking.remove(&envelope.source);
             self.released.push_back(envelope.source);
         }
         peer.heard_at = Some(now);

@@ -27,7 +27,7 @@ pub(super) struct Ends {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Attempt {
     /// Drawn at random at each start of the node, without a clock.
-    pub(super) life: u64,
+    pub(super) incarnation: u64,
     pub(super) number: u32,
 }
 
@@ -86,7 +86,7 @@ impl Beginning {
         let mut payload = [0; 16];
         payload[..4].copy_from_slice(&index.to_le_bytes());
         payload[4..8].copy_from_slice(&attempt.number.to_le_bytes());
-        payload[8..].copy_from_slice(&attempt.life.to_le_bytes());
+        payload[8..].copy_from_slice(&attempt.incarnation.to_le_bytes());
         let envelope = Envelope {
             kind: EnvelopeKind::Begin,
             hop_limit: DEFAULT_HOP_LIMIT,
@@ -148,8 +148,8 @@ impl FirstMessage {
         let mut handshake = basis.builder(&prologue)?.build_responder().ok()?;
         handshake.read_message(body, &mut payload).ok()?;
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| payload[at + i]));
-        let life = u64::from(word(12)) << 32 | u64::from(word(8));
-        let attempt = Attempt { life, number: word(4) };
+        let incarnation = u64::from(word(12)) << 32 | u64::from(word(8));
+        let attempt = Attempt { incarnation, number: word(4) };
         Some(Self { handshake, remote: word(0), attempt, ends })
     }
 

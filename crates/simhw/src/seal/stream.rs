@@ -42,7 +42,7 @@ fn prologue(key: &Key) -> [u8; 21] {
     bytes
 }
 
-/// Does what [`prologue`] does, for two nodes: it binds the handshake to both and to which of them dials.
+/// Returns the [`prologue`] between two named nodes: it binds the handshake to both and to their roles.
 fn named_prologue(key: &Key, dials: NodeId, answers: NodeId) -> [u8; 25] {
     let mut bytes = *b"midplane stream 1........";
     bytes[17..21].copy_from_slice(&key.id.to_le_bytes());
@@ -127,9 +127,8 @@ pub fn answer(
     respond(Basis { key, named: None }, &prologue(key), message)
 }
 
-/// Answers a node that dials by name; returns that node, the stream's ends, and the message to send back. `key`
-/// is the fabric's, if there is one. The first piece that opens proves that the node itself sent the message,
-/// and not a replay of it.
+/// Answers a node that dials by name; returns that node, the stream's ends, and the message to send back. `key` is the
+/// fabric's, if there is one. Until the first piece opens, the message may be a replay.
 ///
 /// # Errors
 /// [`StreamError::Key`] if the dialing side does not have that node's key, or the list names no such node.
@@ -303,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_another_key_is_turned_away() {
+    fn a_holder_of_another_key_is_refused() {
         let (dial, first) = Dial::new(&Key::new(1, [7; 32])).unwrap();
         for other in [Key::new(1, [8; 32]), Key::new(2, [7; 32])] {
             assert_eq!(answer(&other, &first).unwrap_err(), StreamError::Key);

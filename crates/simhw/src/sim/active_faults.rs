@@ -18,7 +18,7 @@ struct Active {
     incident: usize,
     fault: Fault,
     begun: Instant,
-    /// Of a link: it is in its bad state. Of a coprocessor: a turn has overrun.
+    /// True while the link is in its bad state (burst loss), or once a turn has been prolonged (overrun).
     flag: bool,
     /// Circuits that have a place in the switch's table.
     circuits: Vec<(NodeId, NodeId)>,
@@ -119,7 +119,7 @@ impl ActiveFaults {
         })
     }
 
-    /// Returns by how many nanoseconds a piece is late on `link`.
+    /// Returns the extra nanoseconds of a piece on `link`.
     pub(crate) fn late(&mut self, link: LinkId) -> u64 {
         let late = self.first(|active, _| match active.fault {
             Fault::DelaySpike { link: at, by } if at == link => Some(nanos(by)),
@@ -128,7 +128,7 @@ impl ActiveFaults {
         late.unwrap_or(0)
     }
 
-    /// Returns by how many nanoseconds a frame is delayed at its sender.
+    /// Returns the nanoseconds for which a frame is delayed at its sender.
     pub(crate) fn held_up(&mut self, origin: NodeId, destination: NodeId) -> u64 {
         let held_up = self.first(|active, rng| match active.fault {
             Fault::SlowPair { from, to, by } if from == origin && to == destination => {
@@ -248,7 +248,7 @@ impl ActiveFaults {
         })
     }
 
-    /// Returns how often a doorbell rings at a NIC where `pending` others wait.
+    /// Returns how many times a doorbell rings at a NIC where `pending` others wait.
     pub(super) fn doorbells(&mut self, node: NodeId, pending: usize) -> u8 {
         let times = self.first(|active, rng| match active.fault {
             Fault::DoorbellLost { node: at, probability } if at == node => {
@@ -266,7 +266,7 @@ impl ActiveFaults {
     }
 
     pub(super) fn completion_fault(&mut self, node: NodeId) -> CompletionFault {
-        let telling = self.first(|active, rng| match active.fault {
+        let fault = self.first(|active, rng| match active.fault {
             Fault::CompletionLost { node: at, probability } if at == node => {
                 rng.chance(probability).then_some(CompletionFault::Lost)
             }
@@ -276,7 +276,7 @@ impl ActiveFaults {
             Fault::InterruptLate { node: at, by } if at == node => Some(CompletionFault::Late(by)),
             _ => None,
         });
-        telling.unwrap_or(CompletionFault::None)
+        fault.unwrap_or(CompletionFault::None)
     }
 
     /// Flips a bit of a command, in a field that is checked before use.
@@ -306,7 +306,7 @@ impl ActiveFaults {
         times.unwrap_or(1)
     }
 
-    /// Returns by how much this turn takes longer; each incident affects one turn.
+    /// Returns the extra time of this turn; each incident affects one turn.
     pub(super) fn overrun(&mut self, node: NodeId) -> Option<Duration> {
         self.first(|active, _| match active.fault {
             Fault::Overrun { node: at, by } if at == node && !active.flag => {
@@ -321,7 +321,7 @@ impl ActiveFaults {
         self.first(|active, _| (active.fault == Fault::Pause { node }).then_some(())).is_some()
     }
 
-    /// Returns how late the tasks of a host run.
+    /// Returns the extra time until a task of a slow host runs.
     pub(super) fn run_late(&mut self, node: NodeId) -> Option<Duration> {
         self.first(|active, _| match active.fault {
             Fault::SlowHost { node: at, by } if at == node => Some(by),
@@ -329,7 +329,7 @@ impl ActiveFaults {
         })
     }
 
-    /// Returns by how many nanoseconds the clock of a starting node is ahead.
+    /// Returns the nanoseconds by which the clock of a starting node is ahead.
     pub(super) fn skew(&mut self, node: NodeId) -> i64 {
         let ahead = self.first(|active, _| match active.fault {
             Fault::ClockSkew { node: at, ahead_ns } if at == node => Some(ahead_ns),
@@ -338,7 +338,7 @@ impl ActiveFaults {
         ahead.unwrap_or(0)
     }
 
-    /// Returns by how many millionths a clock is too fast.
+    /// Returns the millionths by which a clock is too fast.
     pub(super) fn drift(&self, node: NodeId) -> i32 {
         let drifts = self.active.iter().filter_map(|active| match active.fault {
             Fault::ClockDrift { node: at, ppm } if at == node => Some(ppm),

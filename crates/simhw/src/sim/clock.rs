@@ -47,7 +47,8 @@ impl Clock {
         self.since.plus_nanos((ahead as u128 * MILLION).div_ceil(self.rate()) as u64)
     }
 
-    /// Returns the first time that the clock does not show before the world's time is `at`: an alarm at it is never early.
+    /// Returns the earliest time that the clock does not show before the world's time `at`. An alarm at that time is
+    /// never early.
     pub(super) const fn not_before(self, at: Instant) -> Instant {
         let shown = self.read(at);
         if self.when(shown).as_nanos() < at.as_nanos() { shown.plus_nanos(1) } else { shown }

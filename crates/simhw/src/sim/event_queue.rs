@@ -12,8 +12,8 @@ use crate::id::{DmaId, NodeId, PortId, TimerId};
 use crate::time::Instant;
 use crate::topology::{LinkId, MediumId};
 
-/// An event of the simulation. Events of a NIC carry its `life`, the number of its restarts: those of an
-/// earlier one are ignored.
+/// An event of the simulation. Events of a NIC carry its count of `restarts`; those of an earlier
+/// incarnation are ignored.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Event {
     /// A piece of a frame reaches the end of a link.
@@ -23,17 +23,17 @@ pub(super) enum Event {
     /// The state of a shared medium changes.
     Medium { medium: MediumId },
     /// A frame arrives from its own node.
-    Looped { node: NodeId, frame: u32, life: u16 },
+    Looped { node: NodeId, frame: u32, restarts: u16 },
     /// A coprocessor is free for its next event.
-    Coprocessor { node: NodeId, life: u16 },
+    Coprocessor { node: NodeId, restarts: u16 },
     /// A NIC sees a doorbell.
-    Doorbell { node: NodeId, port: PortId, life: u16 },
+    Doorbell { node: NodeId, port: PortId, restarts: u16 },
     /// An alarm of a NIC is due.
-    Timer { node: NodeId, timer: TimerId, life: u16 },
+    Timer { node: NodeId, timer: TimerId, restarts: u16 },
     /// A DMA transfer has ended.
-    DmaDone { node: NodeId, dma: DmaId, life: u16 },
+    DmaDone { node: NodeId, dma: DmaId, restarts: u16 },
     /// A NIC's next completion becomes visible.
-    Completion { node: NodeId, life: u16 },
+    Completion { node: NodeId, restarts: u16 },
     /// A sleeping task wakes.
     Wake { slot: u32 },
     /// An incident begins, repeats or ends.
@@ -41,7 +41,7 @@ pub(super) enum Event {
     /// A delayed task runs.
     Task { task: u32 },
     /// A completion's late interrupt arrives.
-    Interrupt { node: NodeId, port: PortId, life: u16 },
+    Interrupt { node: NodeId, port: PortId, restarts: u16 },
 }
 
 /// The phase of an incident.
@@ -53,7 +53,7 @@ pub(super) enum Phase {
 }
 
 impl Event {
-    /// Returns the priority: events of one instant happen in this order, arrivals before what they may delay.
+    /// Returns the priority: events of one instant happen in this order, arrivals before the work that they may delay.
     const fn priority(self) -> u64 {
         match self {
             Self::OutputFree { .. } | Self::Medium { .. } => 0,
@@ -193,7 +193,7 @@ impl EventQueue {
         }
         entry.order = 0;
         if entry.at == self.base {
-            // It is freed when it is taken.
+            // [`Self::take`] frees the entry at this instant.
             return;
         }
         let Entry { at, previous, next, .. } = *entry;
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_meant_for_the_past_happens_now() {
+    fn an_event_in_the_past_happens_now() {
         let mut queue = EventQueue::default();
         queue.set_now(Instant::from_nanos(50));
         queue.schedule(Instant::from_nanos(7), Event::Wake { slot: 0 });

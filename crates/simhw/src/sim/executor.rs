@@ -37,7 +37,7 @@ pub(super) struct Requests {
 pub(super) struct Doorbell {
     pub(super) node: NodeId,
     pub(super) port: PortId,
-    pub(super) life: u16,
+    pub(super) restarts: u16,
     /// When the host has written it.
     pub(super) at: Instant,
 }
@@ -45,7 +45,7 @@ pub(super) struct Doorbell {
 /// A NIC's state, as its host sees it.
 #[derive(Clone, Default)]
 struct Gate {
-    life: u16,
+    restarts: u16,
     numbers: PortNumbers,
     down: bool,
     clock: Clock,
@@ -61,7 +61,7 @@ struct Sleeper {
 #[derive(Default)]
 enum Waiting {
     #[default]
-    Nobody,
+    None,
     /// The task itself: this needs no reference count and no lock.
     Task(u32),
     /// A waker that is not the task's own.
@@ -85,7 +85,7 @@ impl Requests {
     fn claim_sleeper(&mut self, at: Instant) -> (u32, u32) {
         let slot = self.free_sleepers.pop().unwrap_or_else(|| {
             let scheduled = Scheduled::NEVER;
-            self.sleepers.push(Sleeper { generation: 0, scheduled, waiting: Waiting::Nobody });
+            self.sleepers.push(Sleeper { generation: 0, scheduled, waiting: Waiting::None });
             u32::try_from(self.sleepers.len() - 1).expect("fewer sleepers than 2^32")
         });
         let generation = self.sleepers[slot as usize].generation;
@@ -113,7 +113,7 @@ pub(super) struct Shared {
     charged: AtomicBool,
     processors: Mutex<Option<Processors>>,
     /// True if there are requests.
-    asked: AtomicBool,
+    has_requests: AtomicBool,
     /// The task that was woken last; [`TaskWaker::next`] links those before it.
     ready: AtomicU32,
     /// The running task, and the address of its waker (`running_waker`).
@@ -138,7 +138,7 @@ impl Shared {
             skewed: AtomicBool::new(false),
             charged: AtomicBool::new(false),
             processors: Mutex::new(None),
-            asked: AtomicBool::new(false),
+            has_requests: AtomicBool::new(false),
             ready: AtomicU32::new(NO_TASK),
             running: AtomicU32::new(NO_TASK),
             running_waker: AtomicUsize::new(0),
@@ -169,19 +169,19 @@ impl Shared {
         self.now.store(now.as_nanos(), Ordering::Relaxed);
     }
 
-    fn ask(&self, request: impl FnOnce(&mut Requests)) {
+    fn request(&self, request: impl FnOnce(&mut Requests)) {
         request(&mut lock(&self.requests));
-        self.asked.store(true, Ordering::Release);
+        self.has_requests.store(true, Ordering::Release);
     }
 
     /// Takes the requests since the last call; `None` if there are none.
     pub(super) fn take_requests(&self) -> Option<MutexGuard<'_, Requests>> {
         // A thread sets the flag after it has pushed under the lock; this one clears the flag before it takes
         // the lock. No request is therefore missed without a swap.
-        if !self.asked.load(Ordering::Relaxed) {
+        if !self.has_requests.load(Ordering::Relaxed) {
             return None;
         }
-        self.asked.store(false, Ordering::Relaxed);
+        self.has_requests.store(false, Ordering::Relaxed);
         Some(lock(&self.requests))
     }
 
@@ -190,11 +190,11 @@ impl Shared {
         lock(&self.requests).gates[node.index()].down = true;
     }
 
-    /// Marks the node's NIC as running its `life`, with all its port numbers free.
-    pub(super) fn set_up(&self, node: NodeId, life: u16, clock: Clock) {
+    /// Marks the node's NIC as running, after this number of `restarts`, with all its port numbers free.
+    pub(super) fn set_up(&self, node: NodeId, restarts: u16, clock: Clock) {
         let gate = &mut lock(&self.requests).gates[node.index()];
         gate.numbers.release_all();
-        gate.life = life;
+        gate.restarts = restarts;
         gate.down = false;
         gate.clock = clock;
         self.skewed.fetch_or(clock != Clock::default(), Ordering::Relaxed);
@@ -313,7 +313,7 @@ impl Executor {
         match waiting {
             Waiting::Task(task) => self.slots[task as usize].waker.wake_by_ref(),
             Waiting::Waker(waker) => waker.wake(),
-            Waiting::Nobody => {}
+            Waiting::None => {}
         }
     }
 
@@ -375,7 +375,7 @@ impl SimHost {
         Self { node, shared }
     }
 
-    /// Returns the time of the network, whatever the node's clock shows.
+    /// Returns the network's time, from which the node's clock may differ.
     #[cfg(feature = "services")]
     pub(crate) fn world_now(&self) -> Instant {
         self.shared.now()
@@ -403,7 +403,7 @@ impl Host for SimHost {
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let task: Task = Box::pin(task);
-        self.shared.ask(|requests| requests.spawned.push((self.node, task)));
+        self.shared.request(|requests| requests.spawned.push((self.node, task)));
     }
 
     fn rng(&self, stream: &str) -> Rng {
@@ -416,27 +416,28 @@ impl Host for SimHost {
         if gate.down {
             return Err(OpenError::Stopped(self.node));
         }
-        let (name, life) = (gate.numbers.claim(self.node, &options)?, gate.life);
-        let bell = SimBell { node: self.node, life, shared: Arc::clone(&self.shared) };
+        let (name, restarts) = (gate.numbers.claim(self.node, &options)?, gate.restarts);
+        let bell = SimBell { node: self.node, restarts, shared: Arc::clone(&self.shared) };
         let (port, nic) = port(name, options.depth_or(DEFAULT_DEPTH), Box::new(bell));
-        requests.opened.push((self.node, life, nic, name.id));
+        requests.opened.push((self.node, restarts, nic, name.id));
         drop(requests);
-        self.shared.asked.store(true, Ordering::Release);
+        self.shared.has_requests.store(true, Ordering::Release);
         Ok(port)
     }
 }
 
 struct SimBell {
     node: NodeId,
-    life: u16,
+    restarts: u16,
     shared: Arc<Shared>,
 }
 
 impl Bell for SimBell {
     fn ring(&self, port: PortId) {
-        let (node, life, now) = (self.node, self.life, self.shared.now());
+        let (node, restarts, now) = (self.node, self.restarts, self.shared.now());
         let at = self.shared.processors(|processors| processors.ring(node, now)).unwrap_or(now);
-        self.shared.ask(|requests| requests.doorbells.push(Doorbell { node, port, life, at }));
+        self.shared
+            .request(|requests| requests.doorbells.push(Doorbell { node, port, restarts, at }));
     }
 
     fn on_registered(&self, bytes: usize) {
@@ -473,7 +474,7 @@ impl Future for Sleep<'_> {
         }
         drop(requests);
         if self.slot.is_none() {
-            self.shared.asked.store(true, Ordering::Release);
+            self.shared.has_requests.store(true, Ordering::Release);
         }
         self.slot = Some((slot, generation));
         Poll::Pending
@@ -494,8 +495,8 @@ impl Drop for Sleep<'_> {
         let (scheduled, waiting) = requests.free_sleeper(slot);
         requests.cancelled.push(scheduled);
         drop(requests);
-        self.shared.asked.store(true, Ordering::Release);
-        // A waker may be the last reference to a task, whose drop comes back here.
+        self.shared.has_requests.store(true, Ordering::Release);
+        // Dropped without the lock: a waker may be the last reference to a task, whose drop may drop another [`Sleep`].
         drop(waiting);
     }
 }

@@ -18,9 +18,9 @@ pub(super) struct InFlight {
     pub(super) number: u64,
     /// The last link whose end it has reached.
     pub(super) link: Option<LinkId>,
-    /// The link at whose end its hop limit ended.
+    /// The link at whose end its hop limit expired.
     pub(super) ends_at: Option<LinkId>,
-    /// The NIC that sends it, whatever source the header names.
+    /// The NIC that sends it; the header may name another source.
     pub(super) origin: NodeId,
     pub(super) payload: Vec<u8>,
     pub(super) pieces: u16,
@@ -42,7 +42,7 @@ pub(super) struct InFlight {
     pub(super) sent: Instant,
     /// When the piece that is now on the uplink leaves it.
     pub(super) leaves: Instant,
-    /// Preemptions by urgent frames that its pieces have accounted for, as the uplink counts them.
+    /// Number of preemptions by urgent frames, as the uplink counts them, for which its pieces have been delayed.
     pub(super) preemptions: u64,
 }
 

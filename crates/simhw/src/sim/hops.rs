@@ -1,4 +1,4 @@
-//! Hop limits: a switch returns the header of a frame whose hop limit has ended.
+//! Hop limits: a switch returns the header of a frame whose hop limit has expired.
 
 use super::event_queue::EventQueue;
 use super::network::Network;
@@ -7,8 +7,8 @@ use crate::time::{Instant, Serializer};
 use crate::topology::{LinkId, SwitchId};
 
 impl Network {
-    /// Returns whether the frame ends at the switch at the end of `link`. Its first piece decrements the hop
-    /// limit there.
+    /// Returns whether the frame's hop limit expires at the switch at the end of `link`. The frame's first piece
+    /// decrements the hop limit there.
     pub(super) fn ends_at(&mut self, link: LinkId, key: u32, index: u16) -> bool {
         let frame = self.frames.at(key);
         if index == 0 {
@@ -20,8 +20,8 @@ impl Network {
         frame.ends_at == Some(link)
     }
 
-    /// Drops a piece of a frame whose hop limit has ended at a switch. With the last piece, if all came,
-    /// returns the header to the sender.
+    /// Drops a piece of a frame whose hop limit has expired at a switch. With the last piece, returns the header to the
+    /// sender if all pieces arrived.
     pub(super) fn end(&mut self, queue: &mut EventQueue, now: Instant, switch: SwitchId, key: u32) {
         let frame = self.frames.at(key);
         let is_last = frame.outstanding == 1;

@@ -23,7 +23,7 @@ pub(super) struct Script {
     incidents: Vec<Incident>,
     /// Incidents with a lower index were called off.
     void_before: usize,
-    /// By incident: the node that it took down, and the NIC's life or the count of process exits then.
+    /// By incident: the node that it took down, and and the NIC's restarts or the host's process exits by then.
     down: BTreeMap<usize, (NodeId, u32)>,
     /// Number of times that the processes of each host were ended.
     exits: BTreeMap<NodeId, u32>,
@@ -36,8 +36,8 @@ pub(super) struct Script {
 type Boot = Box<dyn FnMut(SimHost) + Send>;
 
 impl<F: Firmware> World<F> {
-    /// Crashes a node, host and NIC: its tasks end, its ports close, and frames to it are dropped. Frames that
-    /// its NIC had been told to send still leave it. Does nothing if the node is down.
+    /// Crashes a node, host and NIC: its tasks end, its ports close, and frames to it are dropped. Frames that its
+    /// firmware has committed still leave it. Does nothing if the node is down.
     pub fn crash(&mut self, node: NodeId) {
         if !self.nics[node.index()].up && !self.is_trapped(node) {
             return;
@@ -49,7 +49,7 @@ impl<F: Firmware> World<F> {
 
     /// Ends all tasks of a node. Its NIC sees their ports close.
     fn end_processes(&mut self, node: NodeId) {
-        // Earlier requests belong to what ends.
+        // Earlier requests belong to the processes that end.
         self.take_requests();
         self.executor.kill(node);
         self.shared.processors(|processors| processors.reset(node));
@@ -70,7 +70,7 @@ impl<F: Firmware> World<F> {
         let trapped =
             |index: &usize| matches!(self.script.incidents[*index].fault, Fault::Trap { .. });
         let mut down = self.script.down.iter().filter(|(index, _)| trapped(index));
-        !nic.up && down.any(|(_, taken)| *taken == (node, u32::from(nic.life)))
+        !nic.up && down.any(|(_, taken)| *taken == (node, u32::from(nic.restarts)))
     }
 
     fn stop_nic(&mut self, node: NodeId) {
@@ -78,7 +78,7 @@ impl<F: Firmware> World<F> {
         let nic = &mut self.nics[node.index()];
         let work = std::mem::take(&mut nic.inbox);
         let on_link = std::mem::take(&mut nic.on_link);
-        *nic = nic.reborn(&mut self.queue);
+        *nic = nic.restarted(&mut self.queue);
         nic.up = false;
         let inbox = work.into_iter().filter_map(|work| match work {
             Work::Frame(key) => Some(key),
@@ -108,10 +108,10 @@ impl<F: Firmware> World<F> {
         let nic = &mut self.nics[node.index()];
         nic.up = true;
         nic.busy_until = self.now;
-        let (incarnation, life, clock) = (nic.incarnation, nic.life, nic.clock);
+        let (incarnation, restarts, clock) = (nic.incarnation, nic.restarts, nic.clock);
         self.network.forget_parts(node);
         self.firmware[node.index()] = (self.factory)(node, incarnation);
-        self.shared.set_up(node, life, clock);
+        self.shared.set_up(node, restarts, clock);
         self.dispatch(node, Work::Start);
     }
 
@@ -209,11 +209,11 @@ impl<F: Firmware> World<F> {
     /// Records that an incident has taken a node down.
     fn fired(&mut self, index: usize, node: NodeId) {
         let fault = self.script.incidents[index].fault;
-        let life = match fault {
+        let count = match fault {
             Fault::ProcessExit { .. } => self.script.exits[&node],
-            _ => u32::from(self.nics[node.index()].life),
+            _ => u32::from(self.nics[node.index()].restarts),
         };
-        self.script.down.insert(index, (node, life));
+        self.script.down.insert(index, (node, count));
         self.network.active_faults.fired.add(fault.kind());
     }
 
@@ -268,9 +268,9 @@ impl<F: Firmware> World<F> {
                 self.executor.thaw(task);
             }
         }
-        let Some((node, life)) = self.script.down.remove(&index) else { return };
+        let Some((node, count)) = self.script.down.remove(&index) else { return };
         let nic = &self.nics[node.index()];
-        let is_down = !nic.up && u32::from(nic.life) == life;
+        let is_down = !nic.up && u32::from(nic.restarts) == count;
         match fault {
             Fault::Crash { .. } if is_down => self.restart(node),
             Fault::Trap { .. } if is_down => {
@@ -278,8 +278,8 @@ impl<F: Firmware> World<F> {
                 self.stop_nic(node);
                 return self.start_nic(node);
             }
-            // If the processes were ended again since, the later incident starts them.
-            Fault::ProcessExit { .. } if self.script.exits[&node] == life => {}
+            // If the processes were ended again since, the later incident restarts them.
+            Fault::ProcessExit { .. } if self.script.exits[&node] == count => {}
             _ => return,
         }
         if let Some(boot) = &mut self.script.boot {
@@ -299,7 +299,7 @@ impl<F: Firmware> World<F> {
         true
     }
 
-    /// Runs a task of a slow host, once its delay is over.
+    /// Runs a task of a slow host after its delay.
     pub(super) fn on_late_task(&mut self, task: u32) {
         if self.network.active_faults.is_paused(self.executor.node_of(task)) {
             self.script.frozen.push(task);
@@ -312,17 +312,17 @@ impl<F: Firmware> World<F> {
     pub(super) fn publish_completion(&mut self, node: NodeId) {
         let nic = &mut self.nics[node.index()];
         let Some((port, completion)) = nic.next_completion() else { return };
-        let told = self.network.active_faults.completion_fault(node);
+        let injected = self.network.active_faults.completion_fault(node);
         let (now, host) = (self.now, &nic.host);
-        let telling = match told {
+        let fault = match injected {
             CompletionFault::None if host.notice != Notice::Polled => {
                 let ends = self.shared.processors(|p| p.notify(node, now, host.notice_ns()));
                 CompletionFault::Late(ends.unwrap_or(now).since(now))
             }
-            told => told,
+            injected => injected,
         };
-        if let Some(late) = nic.publish(port, &completion, telling) {
-            let event = Event::Interrupt { node, port, life: nic.life };
+        if let Some(late) = nic.publish(port, &completion, fault) {
+            let event = Event::Interrupt { node, port, restarts: nic.restarts };
             self.queue.schedule(self.now + late, event);
         }
     }

@@ -79,7 +79,7 @@ pub(super) struct Network {
 pub(super) enum Arrival {
     /// The frame is complete at its NIC.
     Whole { node: NodeId, frame: u32 },
-    /// The piece was forwarded or dropped, or more pieces must come.
+    /// The piece was forwarded or dropped, or more pieces must arrive.
     Nothing,
 }
 
@@ -448,8 +448,8 @@ impl Network {
         Instant::from_nanos(leaves.as_nanos().saturating_sub(ahead)).plus_nanos(wire.delay_ns)
     }
 
-    /// Returns by how much a cut-through switch begins before it has the whole piece. Before a faster line it
-    /// waits for the whole piece, as the line would otherwise underrun.
+    /// Returns the nanoseconds by which a cut-through switch begins before it has the whole piece. If the outgoing line
+    /// is faster, the switch waits for the whole piece, because the line would otherwise underrun.
     fn ahead(&self, wire: &Wire, to: NodeId, bytes: u32) -> u64 {
         let End::Switch(switch) = wire.link.to else { return 0 };
         let rate = wire.link.profile.rate;

@@ -1,4 +1,4 @@
-//! A modelled NIC: a coprocessor that takes one event after another, DMA engines, a line.
+//! A modelled NIC: a coprocessor that handles one event after another, DMA engines, and a line.
 
 mod hardware;
 
@@ -18,7 +18,7 @@ use crate::time::Instant;
 
 pub(super) use hardware::SimHardware;
 
-/// What waits for a busy coprocessor.
+/// An event that waits for the coprocessor.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
     Start,
@@ -29,7 +29,7 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// Its name in traces.
+    /// Returns the event's name in traces.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -45,7 +45,7 @@ impl Work {
 struct Alarm {
     at: Instant,
     scheduled: Scheduled,
-    /// It has gone off, and the firmware has not been told.
+    /// True once it has expired, until the firmware is called.
     due: bool,
 }
 
@@ -57,33 +57,33 @@ impl Alarm {
 pub(super) struct Nic {
     pub(super) node: NodeId,
     pub(super) incarnation: Incarnation,
-    /// Counts restarts; events of a former life are void.
-    pub(super) life: u16,
+    /// Counts restarts; events of an earlier incarnation are ignored.
+    pub(super) restarts: u16,
     pub(super) up: bool,
     pub(super) profile: NicProfile,
     pub(super) host: HostProfile,
     pub(super) clock: Clock,
     pub(super) ports: Ports,
     pub(super) inbox: VecDeque<Work>,
-    /// The coprocessor works on its last event until then.
+    /// When the coprocessor has finished its last event.
     pub(super) busy_until: Instant,
     /// Bytes of frames in the inbox.
     pub(super) held: u32,
-    /// Frames that wait on the link, which stands still, in their order.
+    /// Frames that wait on the stopped link, in order of arrival.
     pub(super) on_link: VecDeque<u32>,
-    /// The first of them is among what waits for the coprocessor.
+    /// True if the first of them is in the inbox.
     pub(super) offered: bool,
-    /// For each port: whether it was rung and the firmware has not looked since.
+    /// For each port: true if its doorbell rang and the firmware has not handled it yet.
     rung: Vec<bool>,
     engines: Engines,
     alarms: [Alarm; TIMERS],
-    /// To be seen at the instants that were scheduled for them; `None` is one of a port that is gone.
+    /// Completions, each to be published by its scheduled event; `None` if the port has closed.
     completions: VecDeque<Option<(PortId, Completion)>>,
     next_dma: u32,
     staged: Staged,
 }
 
-/// What works on by itself, each free again at some instant.
+/// The engines that work in parallel with the coprocessor, and the instants at which each is free.
 #[derive(Clone, Debug)]
 struct Engines {
     gather_free: Instant,
@@ -91,23 +91,23 @@ struct Engines {
     last_completion: Instant,
 }
 
-/// What a turn has asked for and not committed.
+/// The effects that a turn has staged and not committed.
 #[derive(Debug, Default)]
 struct Staged {
-    frames: Vec<(u32, Way)>,
+    frames: Vec<(u32, Route)>,
     effects: Vec<Effect>,
     bytes: Vec<u8>,
-    /// What changes before a commit, as it was at the last.
+    /// The state that an abort restores.
     saved: Option<Saved>,
 }
 
-/// Where a staged frame goes.
+/// The route of a staged frame.
 #[derive(Clone, Copy, Debug)]
-enum Way {
-    /// To the line; from when to when it is gathered, if it is.
+enum Route {
+    /// To the line; with the begin and end of its DMA transfer, if it has one.
     Line(Option<(Instant, Instant)>),
-    /// To this node itself, where it is then.
-    Within(Instant),
+    /// To this node itself, where it arrives at this instant.
+    Loopback(Instant),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -139,7 +139,7 @@ impl Nic {
         Self {
             node,
             incarnation: Incarnation::FIRST,
-            life: 0,
+            restarts: 0,
             up: true,
             profile,
             host: HostProfile::FREE,
@@ -163,17 +163,17 @@ impl Nic {
         }
     }
 
-    /// The NIC as it starts again after a crash. Its line first sends what it was told to before.
-    pub(super) fn reborn(&self, queue: &mut EventQueue) -> Self {
+    /// Returns the NIC as it restarts after a crash. Its line still sends the frames committed before.
+    pub(super) fn restarted(&self, queue: &mut EventQueue) -> Self {
         for alarm in &self.alarms {
             queue.cancel(alarm.scheduled);
         }
         let fresh = Self::new(self.node, self.profile);
-        let (incarnation, life) = (self.incarnation.next(), self.life.wrapping_add(1));
-        Self { incarnation, life, clock: self.clock, host: self.host, ..fresh }
+        let (incarnation, restarts) = (self.incarnation.next(), self.restarts.wrapping_add(1));
+        Self { incarnation, restarts, clock: self.clock, host: self.host, ..fresh }
     }
 
-    /// Takes note of a doorbell; `false` if the firmware is yet to look at an earlier one.
+    /// Records a doorbell; returns `false` if the firmware has not handled an earlier one.
     pub(super) fn ring(&mut self, port: PortId) -> bool {
         if port.index() >= self.rung.len() {
             self.rung.resize(port.index() + 1, false);
@@ -181,31 +181,31 @@ impl Nic {
         !std::mem::replace(&mut self.rung[port.index()], true)
     }
 
-    /// Doorbells that the firmware has not looked at.
+    /// Returns the number of ports whose doorbell the firmware has not handled.
     pub(super) fn rung(&self) -> usize {
         self.rung.iter().filter(|rung| **rung).count()
     }
 
-    /// The DMA engines do nothing until then.
+    /// Stops the DMA engines until this instant.
     pub(super) fn stall(&mut self, until: Instant) {
         self.engines.gather_free = self.engines.gather_free.max(until);
         self.engines.scatter_free = self.engines.scatter_free.max(until);
     }
 
-    /// The clock has changed: what is set by it is set anew.
+    /// Replaces the clock, and schedules the alarms anew by it.
     pub(super) fn set_clock(&mut self, queue: &mut EventQueue, clock: Clock) {
         self.clock = clock;
         for (number, alarm) in (0_u8..).zip(&mut self.alarms) {
             if alarm.at != Instant::FAR_FUTURE {
                 queue.cancel(alarm.scheduled);
-                let (node, timer, life) = (self.node, TimerId(number), self.life);
+                let (node, timer, restarts) = (self.node, TimerId(number), self.restarts);
                 alarm.scheduled =
-                    queue.schedule(clock.when(alarm.at), Event::Timer { node, timer, life });
+                    queue.schedule(clock.when(alarm.at), Event::Timer { node, timer, restarts });
             }
         }
     }
 
-    /// The firmware is about to look at a port: takes note of what was registered.
+    /// Prepares the firmware's handling of a port: clears its doorbell, and applies its registrations.
     pub(super) fn answer(&mut self, port: PortId) {
         self.rung[port.index()] = false;
         if let Some(port) = self.ports.at(port) {
@@ -213,20 +213,20 @@ impl Nic {
         }
     }
 
-    /// Takes the next completion to be seen by its port.
+    /// Takes the next completion to publish.
     pub(super) fn next_completion(&mut self) -> Option<(PortId, Completion)> {
         self.completions.pop_front().flatten()
     }
 
-    /// Shows a completion to its port; when its interrupt is late, until when it is.
+    /// Publishes a completion to its port; returns the delay of its interrupt, if there is one.
     pub(super) fn publish(
         &mut self,
         port: PortId,
         completion: &Completion,
-        telling: CompletionFault,
+        fault: CompletionFault,
     ) -> Option<std::time::Duration> {
         let at = self.ports.at(port)?;
-        match telling {
+        match fault {
             CompletionFault::None => at.complete(completion),
             CompletionFault::Lost => {}
             CompletionFault::Silent => drop(at.complete_silently(completion)),
@@ -238,25 +238,25 @@ impl Nic {
         None
     }
 
-    /// A port is gone, and its number may be another's: what it was yet to see is nobody's.
+    /// Drops the unpublished completions of a closed port, whose number may be reused.
     pub(super) fn forget_completions(&mut self, port: PortId) {
         for waiting in &mut self.completions {
             waiting.take_if(|(of, _)| *of == port);
         }
     }
 
-    /// The alarm goes off.
-    pub(super) const fn go_off(&mut self, timer: TimerId) {
+    /// Marks an alarm as expired.
+    pub(super) const fn expire_alarm(&mut self, timer: TimerId) {
         self.alarms[timer.index()] = Alarm { due: true, ..Alarm::OFF };
     }
 
-    /// Whether the firmware is to be told of the alarm: it went off and was not set anew since.
+    /// Returns whether the firmware must be called for an alarm: it has expired and was not set anew since.
     pub(super) const fn take_alarm(&mut self, timer: TimerId) -> bool {
         std::mem::replace(&mut self.alarms[timer.index()].due, false)
     }
 
     fn set_alarm(&mut self, queue: &mut EventQueue, timer: TimerId, at: Instant) {
-        let event = Event::Timer { node: self.node, timer, life: self.life };
+        let event = Event::Timer { node: self.node, timer, restarts: self.restarts };
         let alarm = &mut self.alarms[timer.index()];
         alarm.due = false;
         if alarm.at != at {

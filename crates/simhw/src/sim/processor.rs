@@ -39,7 +39,8 @@ impl Processors {
         processor.free_at
     }
 
-    /// Preempts anything but another handler for `nanos`; returns when the handler is done.
+    /// Occupies the processor for a handler, which preempts tasks but waits for earlier handlers; returns when the
+    /// handler is done.
     pub(super) fn interrupt(&mut self, node: NodeId, now: Instant, nanos: u64) -> Instant {
         let processor = &mut self.nodes[node.index()];
         processor.free_at = processor.free_at.max(now).plus_nanos(nanos);
@@ -47,15 +48,14 @@ impl Processors {
         processor.handlers_until
     }
 
-    /// Notifies the waiting task of a completion by an interrupt; returns when that is done. The next task pays
-    /// for a context switch.
+    /// Interrupts the processor to notify the waiting task of a completion; returns when that is done. The next task
+    /// pays for a context switch.
     pub(super) fn notify(&mut self, node: NodeId, now: Instant, nanos: u64) -> Instant {
         self.nodes[node.index()].task = None;
         self.interrupt(node, now, nanos)
     }
 
-    /// Returns when the task can run, if that is not now: the processor is busy, or must switch to this task
-    /// first.
+    /// Returns when the task can run, if that is not now: the processor is busy, or must first switch to this task.
     pub(super) fn switch_to(&mut self, node: NodeId, now: Instant, task: u32) -> Option<Instant> {
         let free_at = self.free_at(node, now);
         if free_at > now {

@@ -30,8 +30,8 @@ impl<F: Firmware> World<F> {
     }
 
     /// Handles a frame from its own node; one that an earlier incarnation of the NIC sent is dropped.
-    pub(super) fn on_looped(&mut self, node: NodeId, key: u32, life: u16) {
-        if self.nics[node.index()].life == life {
+    pub(super) fn on_looped(&mut self, node: NodeId, key: u32, restarts: u16) {
+        if self.nics[node.index()].restarts == restarts {
             self.receive(node, key);
         } else {
             self.network.drop_frame(key, DropCause::NicDown);

@@ -44,12 +44,12 @@ impl<F: Firmware> World<F> {
     fn schedule_coprocessor(&mut self, node: NodeId) {
         let nic = &self.nics[node.index()];
         if !nic.inbox.is_empty() {
-            let event = Event::Coprocessor { node, life: nic.life };
+            let event = Event::Coprocessor { node, restarts: nic.restarts };
             self.queue.schedule(nic.busy_until.max(self.now), event);
         }
     }
 
-    /// Runs one turn of a NIC's firmware. `idle` says that the coprocessor was not busy.
+    /// Runs one turn of a NIC's firmware. `idle` is true if the coprocessor was not busy.
     fn turn(&mut self, node: NodeId, work: Work, idle: bool) {
         let nic = &mut self.nics[node.index()];
         let mut current = Current::default();
@@ -108,8 +108,8 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// Keeps the coprocessor, or the host's processor in its place, busy until `reached`, or longer with a
-    /// fault.
+    /// Occupies the coprocessor until `reached`, or longer with a fault. If the firmware runs on the host, occupies the
+    /// host's processor as well.
     fn keep_busy(&mut self, node: NodeId, work: Work, mut reached: Instant, frame: Option<u64>) {
         if !self.network.active_faults.is_none()
             && let Some(by) = self.network.active_faults.overrun(node)

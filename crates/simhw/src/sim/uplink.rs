@@ -1,5 +1,5 @@
-//! A NIC's line. Frames leave it in the order in which they were submitted; urgent ones leave between two
-//! pieces of others, as cells of one ATM circuit pass between those of another.
+//! A NIC's line. Frames leave it in the order in which they were submitted. Urgent frames leave between two pieces of
+//! others, as cells of one ATM circuit pass between those of another.
 
 use std::collections::VecDeque;
 
@@ -35,7 +35,7 @@ pub(super) struct Uplink {
     gone: u64,
     /// When the last urgent frame has left.
     urgent_free: Instant,
-    /// Preemptions: from which instant on the other frames were delayed, and by how many nanoseconds.
+    /// Preemptions: the instant from which other frames were delayed, and the nanoseconds of delay.
     preemptions: VecDeque<(Instant, u64)>,
     /// Number of preemptions that were forgotten.
     forgotten: u64,
@@ -87,7 +87,7 @@ impl Uplink {
         self.line.delay(late);
     }
 
-    /// Returns by how many nanoseconds the last frame leaves later than promised.
+    /// Returns the nanoseconds by which the last frame leaves later than promised.
     pub(super) fn lag(&self) -> u64 {
         self.reserved.back().map_or(0, |frame| frame.leaves.nanos_since(frame.promised))
     }
@@ -162,8 +162,8 @@ impl Uplink {
         self.forgotten + self.preemptions.len() as u64
     }
 
-    /// Returns by how much a piece that was to leave at `leaves` is later because of preemptions since `seen`,
-    /// and the count of those seen now.
+    /// Returns the nanoseconds by which preemptions since `seen` delay a piece that was to leave at `leaves`, and the
+    /// new count of preemptions seen.
     pub(super) fn delayed(&self, mut seen: u64, leaves: Instant) -> (u64, u64) {
         let mut delay = 0;
         while let Some(&(at, by)) =

@@ -100,8 +100,8 @@ enum Track {
     Faults,
 }
 
-/// Writes tracks: one process for each node, with its engines, its uplink, and the spans and logs of its code, and one for
-/// the network, with the switches' links and queues, the drops and the faults.
+/// Writes tracks. Each node is a process with its engines, its uplink, and the spans and logs of its code. One more
+/// process has the network: the switches' links and queues, the drops and the faults.
 pub struct PerfettoWriter<W: Write> {
     out: W,
     /// For each link, its name, and the node that it leaves if it begins at one.

@@ -23,7 +23,7 @@ struct Writers {
 }
 
 impl Recorder {
-    /// Creates the files that are asked for.
+    /// Creates the files whose path is given.
     ///
     /// # Errors
     /// An error that names the file.

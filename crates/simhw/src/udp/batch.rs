@@ -27,7 +27,7 @@ const fn most_segment_bytes(to: SocketAddr) -> usize {
 /// Most bytes of the datagrams sent in one call, without headers.
 const SEND_BYTES: usize = 65_000;
 
-/// Pause in nanoseconds after the system accepted no datagram. What it then holds, at most one send buffer,
+/// Pause in nanoseconds after the system accepted no datagram. The data that it still holds, at most one send buffer,
 /// leaves within the time of a few frames.
 pub(super) const RETRY_NANOS: u64 = 100_000;
 
@@ -189,9 +189,9 @@ impl Socket {
         inbox.stamp()
     }
 
-    /// Does what [`Socket::receive`] does, but always asks the system: for callers that give the runtime no
-    /// turn to report.
-    pub(super) fn receive_unasked(&self, inbox: &mut Inbox) -> bool {
+    /// Receives as [`Socket::receive`] does, but always makes the system call. For callers that do not let the runtime
+    /// poll the socket in between.
+    pub(super) fn receive_always(&self, inbox: &mut Inbox) -> bool {
         inbox.clear();
         let _ = inbox.fill(&self.state, self.io.socket());
         inbox.stamp()
@@ -253,8 +253,8 @@ impl Inbox {
             IoSliceMut::new(chunks.next().expect("memory for every buffer"))
         });
         self.filled = state.recv(UdpSockRef::from(socket), &mut buffers, &mut self.meta[..])?;
-        // If fewer arrived than fit, no more wait: remembering that saves a call that would find nothing. Later
-        // datagrams make the socket readable again.
+        // If fewer arrived than fit, none is left; recording that saves a system call. Later datagrams make the socket
+        // readable again.
         self.emptied = cfg!(target_os = "linux") && self.filled < BUFFERS;
         Ok(())
     }
@@ -292,7 +292,7 @@ impl Inbox {
             let bytes = &buffer[..meta.len];
             let stride = meta.stride.max(1);
             let at = self.stamps.arrival(meta.timestamp);
-            // An empty buffer is one datagram as well.
+            // An empty buffer is one empty datagram.
             let count = meta.len.div_ceil(stride).max(1);
             (0..count).map(move |index| {
                 let begin = (index * stride).min(bytes.len());
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fills_an_ethernet_packet_leaves_together_and_nothing_longer() {
+    fn datagrams_up_to_an_ethernet_packet_leave_together_and_longer_ones_do_not() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         let _entered = runtime.enter();
         let (v4, v6) = ("127.0.0.1:9", "[::1]:9");

@@ -36,16 +36,16 @@ pub enum Coprocessor {
     /// On a thread of its own: the application's load delays the NIC only through the system's scheduler.
     #[default]
     Thread,
-    /// On a task of the caller's runtime, and on the threads that ring or poll for completions. There is no
-    /// additional thread, and a message passes between no cores or tasks on its way. It has the lowest latency
-    /// if applications wait; received frames wait while the runtime's tasks compute.
+    /// On a task of the caller's runtime, and on the threads that ring or poll for completions. Uses no additional
+    /// thread, and passes a message between no cores or tasks. It has the lowest latency if applications wait. Received
+    /// frames wait while the runtime's tasks compute.
     Task,
 }
 
 /// Default line: 1 Gb/s Ethernet, the least that most hosts have.
 pub const DEFAULT_LINE: LinkProfile = LinkProfile::ethernet(LineRate::mbps(1_000), Duration::ZERO);
-/// Default depth of the transmit queue: eight frames, or 32 of one Ethernet packet each. At 100 Mb/s, 32 bridge
-/// 3.9 ms in which the firmware is late, as on a busy host.
+/// Default depth of the transmit queue: eight frames, or 32 of at most one Ethernet packet each. At 100 Mb/s, 32 of
+/// them cover a firmware delay of 3.9 ms, as on a busy host.
 pub const DEFAULT_TRANSMIT_DEPTH: usize = 8;
 /// Default catch-up: 0.5 ms, by which a wake-up is commonly late where processes share cores.
 pub const DEFAULT_CATCH_UP: Duration = Duration::from_micros(500);
@@ -151,17 +151,17 @@ impl UdpConfig {
         self
     }
 
-    /// Sets how many frames may wait for the line before the NIC is busy; at least 1. If they fit an Ethernet
-    /// packet, four times as many may wait. More frames bridge longer delays of the firmware, but make it
-    /// decide earlier than necessary. Default: [`DEFAULT_TRANSMIT_DEPTH`].
+    /// Sets how many frames may wait for the line before the NIC is busy; at least 1. If they fit an Ethernet packet,
+    /// four times as many may wait. More frames cover longer delays of the firmware, but make it commit to frames
+    /// earlier. Default: [`DEFAULT_TRANSMIT_DEPTH`].
     #[must_use]
     pub const fn transmit_depth(mut self, frames: usize) -> Self {
         self.transmit_depth = frames;
         self
     }
 
-    /// Sets how much idle line time may be made up for, so that a late wake-up loses no bandwidth. In any
-    /// window, no more leaves than the line carries in the window and this time, plus one frame. Default:
+    /// Sets how much idle line time may be made up for, so that a late wake-up loses no bandwidth. In any window, the
+    /// NIC sends at most what the line carries in the window plus this time, plus one frame. Default:
     /// [`DEFAULT_CATCH_UP`].
     #[must_use]
     pub const fn catch_up(mut self, time: Duration) -> Self {

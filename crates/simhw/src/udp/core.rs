@@ -50,7 +50,7 @@ pub(super) struct Core<F> {
     /// True if the driver must check the engine again.
     is_called: AtomicBool,
     /// Failed polls since an application last parked.
-    vain: AtomicU32,
+    failed_polls: AtomicU32,
     /// The counters for readers.
     reported: Mutex<Reported>,
 }
@@ -91,7 +91,7 @@ impl<F: Firmware> Core<F> {
             is_inline,
             wakes: AtomicU64::new(0),
             is_called: AtomicBool::new(false),
-            vain: AtomicU32::new(0),
+            failed_polls: AtomicU32::new(0),
             reported: Mutex::default(),
         })
     }
@@ -147,7 +147,8 @@ impl<F: Firmware> Core<F> {
         }
     }
 
-    /// Gives the NIC a turn; if `polls` is true, it asks the system for datagrams by itself.
+    /// Runs a turn of the NIC. If `polls` is true, makes a system call for datagrams even if the runtime has reported
+    /// none.
     pub(super) fn turn(&self, polls: bool) -> Next {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return Next::End };
@@ -169,7 +170,7 @@ impl<F: Firmware> Core<F> {
         Next::Wait(until)
     }
 
-    /// Returns whether work is pending for the driver; if not, `waker` is woken when there is.
+    /// Returns whether work is pending for the driver. If not, `waker` is woken when there is.
     pub(super) fn is_waiting(&self, waker: &Waker) -> bool {
         self.driver.register(waker);
         self.is_called.swap(false, Ordering::Relaxed)
@@ -177,7 +178,7 @@ impl<F: Firmware> Core<F> {
             || self.ending() != Ending::Running
     }
 
-    /// Wakes the driver for what is left after an application has run the engine.
+    /// Wakes the driver for the work that is left after an application has run the engine.
     fn leave(&self, engine: &Engine<F>) {
         let is_early = || engine.next_due().as_nanos() < self.wakes.load(Ordering::Relaxed);
         if engine.has_more() || is_early() {
@@ -186,7 +187,7 @@ impl<F: Firmware> Core<F> {
         }
     }
 
-    /// Handles rung doorbells. Returns `false` if another thread runs the NIC, which the caller must then wake.
+    /// Handles rung doorbells. Returns `false` if another thread runs the NIC; the caller must then wake the driver.
     fn answer_bells(&self) -> bool {
         let Some(mut guard) = self.free_engine() else { return false };
         let Some(engine) = &mut *guard else { return true };
@@ -229,7 +230,7 @@ impl<F: Firmware + Send + 'static> PortOpener for Core<F> {
 }
 
 impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
-    /// Includes datagrams that the system lost in front of the socket.
+    /// Includes datagrams that the system dropped for lack of space in the socket.
     fn counters(&self) -> NicCounters {
         let lost = kernel::dropped(self.address);
         let Reported { mut counters, has_stopped } = *self.reported();
@@ -254,10 +255,10 @@ impl<F: Firmware + Send> Bell for PortBell<F> {
         self.0.ring_bell(port);
     }
 
-    /// Gives an inline NIC a turn, once polls have failed for a while.
+    /// Runs a turn of an inline NIC, once polls have failed for a while.
     fn progress(&self) {
         let core = &*self.0;
-        if !core.is_inline || core.vain.fetch_add(1, Ordering::Relaxed) < FAILED_POLLS {
+        if !core.is_inline || core.failed_polls.fetch_add(1, Ordering::Relaxed) < FAILED_POLLS {
             return;
         }
         let Some(mut guard) = core.free_engine() else { return };
@@ -268,7 +269,7 @@ impl<F: Firmware + Send> Bell for PortBell<F> {
     }
 
     fn rest(&self) {
-        self.0.vain.store(0, Ordering::Relaxed);
+        self.0.failed_polls.store(0, Ordering::Relaxed);
     }
 }
 

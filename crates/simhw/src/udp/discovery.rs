@@ -157,7 +157,7 @@ impl Discovery {
         self.limit = limit.max(self.confirmed);
     }
 
-    /// Handles a sent datagram of `bytes`: a full one starts what is due.
+    /// Handles a sent datagram of `bytes`: a full one starts the probing that is due.
     pub fn on_sent(&mut self, now: Instant, bytes: usize) {
         if bytes < self.confirmed || self.round.is_some() {
             return;
@@ -226,9 +226,9 @@ impl Discovery {
         }
     }
 
-    /// Counts a probe as lost that was not answered in time.
+    /// Handles the timeout of a probe: counts it as lost.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let patience = self.timeout();
+        let timeout = self.timeout();
         let Some(round) = &mut self.round else { return };
         if now < round.expires {
             return;
@@ -237,7 +237,7 @@ impl Discovery {
         let Round { bytes, lost, answered_below, .. } = *round;
         let in_use = self.phase == Phase::Complete;
         if lost < if in_use { MAX_CONFIRMATIONS } else { MAX_PROBES } {
-            round.expires = now.plus_nanos(patience << lost.min(MAX_PROBES - 1));
+            round.expires = now.plus_nanos(timeout << lost.min(MAX_PROBES - 1));
             self.due.push_back(bytes);
             // A shorter probe tells whether the length is the cause of the loss.
             if in_use && bytes > BASE_BYTES {

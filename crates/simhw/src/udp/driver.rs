@@ -1,6 +1,6 @@
-//! Runs a NIC: on a task, which datagrams, doorbells and alarms wake. If it is a task of the application's
-//! runtime, applications run the NIC as well: they handle their own doorbells, so that no task switch lies
-//! between them and the system.
+//! Runs a NIC on a task, which datagrams, doorbells and alarms wake. If the task is on the application's runtime,
+//! applications run the NIC as well. They handle their own doorbells, so that no task switch lies between them and the
+//! system.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) struct Driver<F: Firmware> {
     core: Arc<Core<F>>,
     io: Arc<Watched>,
     alarm: Alarm,
-    /// Longest time of busy-polling before it parks, in nanoseconds.
+    /// Longest time in nanoseconds for which the driver busy-polls before it parks.
     spin: u32,
     spin_state: AdaptiveSpin,
 }
@@ -34,7 +34,7 @@ impl<F: Firmware + Send + 'static> Driver<F> {
         Ok(Self { core, io, alarm: Alarm::new()?, spin, spin_state: AdaptiveSpin::default() })
     }
 
-    /// Runs until the core is to end.
+    /// Runs until the NIC must end.
     pub(super) async fn run(mut self) {
         // The end of the current busy-poll, if there is one.
         let mut polls_until = None;
@@ -55,8 +55,8 @@ impl<F: Firmware + Send + 'static> Driver<F> {
         self.flush().await;
     }
 
-    /// Busy-polls for an adaptive time if there is no work; the runtime's other tasks get turns between two
-    /// polls. Then parks. Returns when the next busy-poll ends.
+    /// Busy-polls for an adaptive time if there is no work, then parks. The runtime's other tasks get turns between two
+    /// polls. Returns when the next busy-poll ends.
     async fn spin_or_wait(
         &mut self,
         polls_until: Option<Instant>,

@@ -1,4 +1,4 @@
-//! A NIC over UDP with its firmware and its socket, and what a turn of them consists of.
+//! A NIC over UDP: its firmware, its socket, and one turn of both.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::time::Instant;
 /// Bytes of the largest datagram.
 const MAX_DATAGRAM: usize = 65_536;
 
-/// A running NIC with its receiving half.
+/// A running NIC with its receive buffers.
 pub(super) struct Engine<F> {
     unit: nic::Engine<F, UdpLink>,
     inbox: Inbox,
@@ -44,17 +44,17 @@ impl<F: Firmware> Engine<F> {
         &self.unit.nic
     }
 
-    /// Does all that there is to do, up to a batch of it. Asks the system for datagrams if the runtime has reported
-    /// any, or if it `polls` by itself.
+    /// Runs one turn: receives a batch of datagrams, handles doorbells and frames, and sends. Makes a system call for
+    /// datagrams if the runtime has reported any, or if `polls` is true.
     pub(super) fn turn(&mut self, polls: bool, bells: &Bells) {
-        // What should have left goes before what this turn decides.
+        // Frames that are due leave before frames that this turn adds.
         self.unit.nic.hand_over();
         let socket = &self.unit.nic.link.socket;
         let received = match polls {
-            true => socket.receive_unasked(&mut self.inbox),
+            true => socket.receive_always(&mut self.inbox),
             false => socket.receive(&mut self.inbox),
         };
-        // Bells first: what was posted before a frame arrived is there when it is handled.
+        // Doorbells first: a buffer posted before a frame arrived is then known when the frame is handled.
         bells.take(|port| self.unit.ring(port));
         if received {
             self.unit.nic.time.renew();
@@ -66,7 +66,7 @@ impl<F: Firmware> Engine<F> {
         self.finish();
     }
 
-    /// Handles rung doorbells, and nothing that has arrived.
+    /// Handles rung doorbells, but no received datagrams.
     pub(super) fn answer_bells(&mut self, bells: &Bells) {
         bells.take(|port| self.unit.ring(port));
         self.finish();
@@ -88,28 +88,28 @@ impl<F: Firmware> Engine<F> {
         !self.inbox.is_empty()
     }
 
-    /// Reports what was counted since the last report; returns all counters.
+    /// Reports the counts since the last report; returns all counters.
     pub(super) fn report(&mut self) -> NicCounters {
         let before = std::mem::replace(&mut self.reported, self.unit.nic.counters);
         observe::on_report(self.unit.nic.node, &before, &self.reported);
         self.reported
     }
 
-    /// Reports for the last time; returns the counters, including datagrams that the system lost in front of the
-    /// socket.
+    /// Reports for the last time. Returns the counters, including datagrams that the system dropped for lack of space
+    /// in the socket.
     pub(super) fn last_counters(mut self) -> NicCounters {
         let lost = self.unit.nic.link.socket.dropped();
         self.unit.nic.counters.drops.add_many(DropCause::System, lost);
         self.report()
     }
 
-    /// Returns when the NIC has something to do by itself.
+    /// Returns when the NIC has timed work: an alarm, a timeout or a frame to send.
     pub(super) fn next_due(&self) -> Instant {
         let Nic { link, .. } = &self.unit.nic;
         self.unit.nic.next_alarm().min(link.poll_timeout()).min(link.next_send())
     }
 
-    /// Returns until when an ending NIC waits for keys or for peers, if it does.
+    /// Returns until when an ending NIC waits for keys or peers; `None` if it does not wait.
     pub(super) fn lingers(&mut self) -> Option<Instant> {
         let waits = self.unit.nic.link.awaits_keys() || self.unit.stop().is_some();
         let last = self.unit.stopping().unwrap_or(Instant::FAR_FUTURE);
@@ -155,7 +155,7 @@ fn passes_faults(nic: &mut Nic, datagram: Datagram<'_>) -> bool {
     };
     match source.filter(|source| nic.link.is_from(datagram.from, *source)) {
         Some(source) => nic.passes_faults(source, || datagram.bytes.to_vec()),
-        // It is dropped anyway, under the cause that it has without faults.
+        // Without faults it is dropped as well, under the same cause.
         None => true,
     }
 }
@@ -174,8 +174,7 @@ fn deliver_datagram(
     }
 }
 
-/// Hands what has been found in a datagram to the firmware; it lies in `memory`. What is wrong is counted,
-/// never answered.
+/// Passes the frame found in a datagram of `memory` to the firmware. An invalid datagram is counted, never answered.
 fn deliver(
     nic: &mut Nic,
     firmware: &mut impl Firmware,
@@ -194,7 +193,7 @@ fn deliver(
     }
 }
 
-/// Hands a frame, which lies in `memory` and took `bytes`, to the firmware.
+/// Passes a frame, which lies in `memory` and took `bytes`, to the firmware.
 fn hand(
     nic: &mut Nic,
     firmware: &mut impl Firmware,
@@ -208,7 +207,7 @@ fn hand(
     nic.hand(firmware, frame);
 }
 
-/// Joins a piece with those before it, and hands the frame to the firmware if it is whole.
+/// Joins a piece with earlier ones, and passes the frame to the firmware if it is complete.
 fn deliver_joined(nic: &mut Nic, firmware: &mut impl Firmware, piece: &Frame<'_>) {
     let joined = match nic.join(piece) {
         Ok(None) => return,
@@ -224,7 +223,7 @@ fn deliver_joined(nic: &mut Nic, firmware: &mut impl Firmware, piece: &Frame<'_>
     }
 }
 
-/// The frame that pieces like `piece` make: from whom they are, and for this node or all.
+/// Returns the frame that pieces like `piece` make. Checks that it has their source, and is for this node or all nodes.
 fn joined_frame<'a>(nic: &Nic, piece: &Header, bytes: &'a [u8]) -> Result<Frame<'a>, DropCause> {
     let (header, payload) = Header::parse(bytes).map_err(|_| DropCause::Malformed)?;
     if !matches!(header.destination, NodeId::BROADCAST) && header.destination != nic.node {
@@ -236,7 +235,7 @@ fn joined_frame<'a>(nic: &Nic, piece: &Header, bytes: &'a [u8]) -> Result<Frame<
     if matches!(header.kind, Kind::Piece | Kind::Probe | Kind::Probed) {
         return Err(DropCause::Malformed);
     }
-    // What switches have made of it stands on its pieces.
+    // Switches change the hop limit of the pieces only.
     let header = Header { destination: nic.node, hop_limit: piece.hop_limit, ..header };
     Ok(Frame { header, payload: Payload::from(payload) })
 }
@@ -268,7 +267,7 @@ fn check<'a>(nic: &Nic, datagram: Datagram<'a>) -> Result<Frame<'a>, DropCause> 
     Ok(Frame { header, payload: Payload::from(payload) })
 }
 
-/// Opens a sealed datagram: how long the frame in `plain` is now, if it is not about keys alone.
+/// Opens a sealed datagram; returns the length of the frame in `plain`, or `None` for a handshake message.
 fn open(
     nic: &mut Nic,
     plain: &mut [u8],
@@ -287,13 +286,13 @@ fn open(
     })
 }
 
-/// The frame that was sealed in an envelope.
+/// Returns the frame that was sealed in an envelope.
 fn frame_of<'a>(nic: &Nic, envelope: &Envelope, plain: &'a [u8]) -> Result<Frame<'a>, DropCause> {
     let (header, payload) = Header::parse(plain).map_err(|_| DropCause::Malformed)?;
     if (header.source, header.destination) != (envelope.source, nic.node) {
         return Err(DropCause::Misrouted);
     }
-    // What switches have made of it stands outside.
+    // Switches change the hop limit of the envelope only.
     let header = Header { hop_limit: envelope.hop_limit, ..header };
     Ok(Frame { header, payload: Payload::from(payload) })
 }

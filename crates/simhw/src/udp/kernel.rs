@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 /// Returns the datagrams that the system dropped for the socket bound to `address`, for lack of buffer space.
 /// Several that a host of the same machine sent in one call count as one, so that it is a lower bound. Returns
-/// 0 on systems other than Linux. It reads a file of the system: do not call it for each frame.
+/// Reads a file of the system: do not call it for each frame.
 #[cfg(target_os = "linux")]
 pub(super) fn dropped(address: SocketAddr) -> u64 {
     let table = if address.is_ipv4() { "/proc/net/udp" } else { "/proc/net/udp6" };

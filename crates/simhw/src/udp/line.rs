@@ -49,9 +49,9 @@ pub(super) struct Line {
     /// Urgent frames, which overtake all others.
     urgent: VecDeque<Departing>,
     committed_urgent: usize,
-    /// The line as filled by frames that were really handed over, however late.
+    /// The line as filled by the frames handed over so far, at their actual times.
     actual: Serializer,
-    /// By how many nanoseconds the last frame left later than promised.
+    /// Nanoseconds by which the last frame left later than promised.
     lag: u64,
     depth: usize,
     catch_up: u64,
@@ -63,9 +63,9 @@ pub(super) struct Line {
     borrows: bool,
 }
 
-/// Least bytes that are sent from the application's region. Copying fewer costs less than a second part of a
-/// datagram, and whole frames can be sent together. Unlimited on systems where a datagram has one part only.
-pub(super) const MIN_LENT: usize =
+/// Least bytes that are sent from the application's region. Copying fewer costs less than a second part of a datagram,
+/// and only frames without a second part can be sent together. Unlimited on systems where a datagram has one part only.
+pub(super) const MIN_UNCOPIED: usize =
     if cfg!(all(target_os = "linux", not(all(test, midplane_loom)))) { 4_096 } else { usize::MAX };
 /// Most wire bytes of a short frame: one Ethernet packet.
 const SHORT: usize = 1_600;
@@ -73,8 +73,8 @@ const SHORT: usize = 1_600;
 const SHORT_PER_DEPTH: usize = 4;
 /// Most buffers that a line keeps for later frames.
 const SPARES: usize = 16;
-/// Most frames that have begun and are not yet with the system, for each that may wait. It is the bound if the
-/// line is faster than the system.
+/// Most frames that have begun and that the system has not accepted yet, for each frame that may wait. It is the bound
+/// if the line is faster than the system.
 const BEGUN_PER_DEPTH: usize = 4;
 /// Nanoseconds until the next try beyond that bound: the instant is unknown, so the time is short.
 const RETRY_NANOS: u64 = 20_000;
@@ -117,8 +117,7 @@ impl Line {
         (begun > BEGUN_PER_DEPTH * depth).then(|| now.plus_nanos(RETRY_NANOS))
     }
 
-    /// Returns how many frames of the present lengths may wait: the queue is to bridge a time, not a number of
-    /// frames.
+    /// Returns how many frames of the present lengths may wait: the queue covers a time, not a number of frames.
     fn depth_for_these(&self) -> usize {
         let bytes: usize = self.frames.iter().map(|frame| frame.wire_bytes as usize).sum();
         let are_short = bytes <= SHORT * self.frames.len();
@@ -135,7 +134,7 @@ impl Line {
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Returns an unused buffer.
+    /// Keeps an unused buffer for a later frame.
     pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
         if self.spare.len() < SPARES {
             self.spare.push(buffer);
@@ -207,8 +206,8 @@ impl Line {
         }
     }
 
-    /// Iterates over the frames whose first bit may leave by `now`, in order. An urgent frame overtakes those
-    /// that are not due when it comes, but not those that should have left. Nothing may be staged.
+    /// Iterates over the frames whose first bit may leave by `now`, in order. An urgent frame overtakes frames that are
+    /// not due when it is put on the line, but not those that are overdue. Nothing may be staged.
     pub(super) fn due(&self, now: Instant) -> impl Iterator<Item = &Departing> + Clone {
         let (mut urgent, mut others) = (0, 0);
         std::iter::from_fn(move || {
@@ -257,7 +256,7 @@ impl Line {
         (first, self.left(now, 1) as usize)
     }
 
-    /// Returns by how many nanoseconds frames leave later than promised.
+    /// Returns the nanoseconds by which frames leave later than promised.
     pub(super) fn lag(&self, now: Instant) -> u64 {
         let overdue = self.frames.front().map_or(0, |frame| now.nanos_since(frame.begins));
         let gone = self.frames.is_empty() && self.actual.free_at() <= now;
@@ -367,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_handed_over_late_leaves_late_and_the_line_says_so() {
+    fn a_frame_handed_over_late_leaves_late_and_the_line_reports_the_lag() {
         let mut line = line(8, 0);
         let now = Instant::from_nanos(1_000_000);
         for _ in 0..3 {

@@ -22,9 +22,9 @@ use crate::seal::{Envelope, Opened, SEAL_BYTES, SealConfigError, Seals};
 use crate::segment::View;
 use crate::time::{Instant, LineRate};
 
-/// How long before their time frames go to a soft switch, which holds them until then: a host that
-/// is late for a wake-up is not late for the frame. Where nothing but the system's queues is behind
-/// the socket, a control message would wait behind what was handed over.
+/// Time by which frames are handed over early to a soft switch, which holds them until they are due: a late wake-up of
+/// the host then does not delay the frame. Without a switch, frames are not handed over early, because a control
+/// message would wait behind them in the system's queues.
 const AHEAD_OF_SWITCH: Duration = Duration::from_millis(1);
 
 /// A NIC over UDP.
@@ -41,17 +41,17 @@ pub(super) struct UdpLink {
     /// True if the system accepts nothing now.
     blocked: bool,
     pub(super) line: Line,
-    /// With a key.
+    /// The sessions, if the NIC has a key or an identity.
     seals: Option<Seals>,
     paths: Paths,
     joiner: Joiner,
-    /// Number of the next frame that is cut.
+    /// The number of the next frame that is cut.
     next_cut: u32,
     /// The memory of the frame that is being handled.
     arrived: Option<Arc<Vec<u8>>>,
-    /// Staged frames for which there are no keys yet, and whether they are urgent.
+    /// Staged frames for which there are no keys yet, each with whether it is urgent.
     held: Vec<(NodeId, bool, Vec<u8>)>,
-    /// Staged frames to nodes that do not exist.
+    /// Number of staged frames to nodes that do not exist.
     unroutable: u64,
 }
 
@@ -99,7 +99,7 @@ impl UdpLink {
         self.seals.as_ref().is_some_and(Seals::is_handshaking)
     }
 
-    /// Returns when the link has something to do by itself, besides sending.
+    /// Returns when the link has timed work besides sending.
     pub(super) fn poll_timeout(&self) -> Instant {
         let keys = self.seals.as_ref().map_or(Instant::FAR_FUTURE, Seals::poll_timeout);
         keys.min(self.paths.poll_timeout())
@@ -125,7 +125,7 @@ impl UdpLink {
     }
 }
 
-/// Opens a datagram into `plain`, where frames are sealed.
+/// Opens a sealed datagram into `plain`.
 pub(super) fn open(
     nic: &mut Nic,
     envelope: &Envelope,
@@ -138,7 +138,7 @@ pub(super) fn open(
     opened
 }
 
-/// Handles what is due about keys. No effect may be staged.
+/// Handles due timeouts of handshakes. No effect may be staged.
 fn run_keys(nic: &mut Nic) {
     let Some(seals) = &mut nic.link.seals else { return };
     if seals.poll_timeout() <= nic.time.get() {
@@ -147,7 +147,7 @@ fn run_keys(nic: &mut Nic) {
     }
 }
 
-/// Puts handshakes on the line, and frames that have waited for keys. No effect may be staged.
+/// Puts handshakes, and held frames that have keys now, on the line. No effect may be staged.
 fn send_about_keys(nic: &mut Nic) {
     let Nic { link, counters, time, .. } = nic;
     let UdpLink { seals: Some(seals), line, peers, via, framing, .. } = link else { return };
@@ -198,13 +198,13 @@ impl Link for UdpLink {
         if let Some(until) = until.filter(|_| !header.is_urgent()) {
             return Err(TransmitRefused::Busy { until });
         }
-        if let Some(at) = nic.link.lent(header, source) {
-            return nic.lend(header, at);
+        if let Some(at) = nic.link.uncopied(header, source) {
+            return nic.put_uncopied(header, at);
         }
         let frame = nic.gather(header, source)?;
         let Nic { link, time, .. } = nic;
         let now = time.get();
-        // A switch copies what it can read.
+        // A switch copies broadcast frames that it can read.
         if header.destination == NodeId::BROADCAST && (link.via.is_none() || link.is_sealed()) {
             return Ok(link.send_to_each(now, header, &frame));
         }
@@ -213,7 +213,7 @@ impl Link for UdpLink {
 
     fn gather(nic: &mut Nic) {
         nic.link.line.commit();
-        nic.settle_loans();
+        nic.settle_uncopied();
         let Nic { link, counters, time, .. } = nic;
         for (to, urgent, frame) in link.held.drain(..) {
             let held = link.seals.as_mut().is_some_and(|s| s.hold(time.get(), to, urgent, frame));

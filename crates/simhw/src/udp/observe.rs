@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reported_is_counted_once() {
+    fn reported_counters_are_counted_once() {
         let counts = Counts::default();
         let mut now = NicCounters { frames_sent: 3, bytes_sent: 200, ..NicCounters::default() };
         now.drops.add(DropCause::Stranger);

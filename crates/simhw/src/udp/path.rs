@@ -41,7 +41,7 @@ pub fn interface_mtu(address: SocketAddr) -> Option<usize> {
     system::Probe::new(address)?.mtu()
 }
 
-/// Number of lengths tried in a row: each router on the way may shorten it once more.
+/// Number of lengths tried in a row: each router on the path may shorten the length once more.
 const ROUNDS: u32 = 5;
 
 #[cfg(target_os = "linux")]

@@ -9,8 +9,8 @@ use crate::frame::{HEADER_BYTES, MAX_PAYLOAD};
 use crate::id::NodeId;
 use crate::time::Instant;
 
-/// Bytes of the longest datagram through a switch in software: an MTU of 9,000, without headers. Probes are not
-/// admitted by tokens, so longer ones would fill a port's buffer beside the frames of a token's holder.
+/// Bytes of the longest datagram through a switch in software: an MTU of 9,000, without headers. Probes need no tokens,
+/// so longer ones would fill a port's buffer that the token holder's frames need.
 const MAX_SWITCHED: usize = 9_000 - 28;
 
 /// The paths from one NIC. Datagrams are counted with their seals.
@@ -27,8 +27,8 @@ pub(super) struct Paths {
 }
 
 impl Paths {
-    /// Creates the paths for datagrams that are `around` bytes longer than their frames. `is_switched`: they pass a
-    /// switch in software.
+    /// Creates the paths for datagrams that are `around` bytes longer than their frames. `is_switched` is true if they
+    /// pass a switch in software.
     pub(super) fn new(vouched: Option<usize>, around: usize, is_switched: bool) -> Self {
         let longest = HEADER_BYTES + MAX_PAYLOAD + around;
         let most = if is_switched { longest.min(MAX_SWITCHED) } else { longest };

@@ -26,7 +26,7 @@ use crate::time::Instant;
 /// the network reorders them. Memory: 64 KiB each, per peer.
 const INCOMPLETE: usize = 4;
 /// Nanoseconds after which an incomplete frame accepts no more pieces: its number may be reused later.
-const PATIENCE: u64 = 1_000_000_000;
+const TIMEOUT: u64 = 1_000_000_000;
 /// Least bytes of a piece, except the last.
 const MIN_STRIDE: usize = 256;
 /// Most pieces of a frame.
@@ -157,7 +157,7 @@ impl Joiner {
         let place = Place::read(header).ok_or(DropCause::Malformed)?;
         let partial = self.partial.entry(header.source).or_default();
         let before = partial.len();
-        partial.retain(|known| now.nanos_since(known.begun) <= PATIENCE);
+        partial.retain(|known| now.nanos_since(known.begun) <= TIMEOUT);
         *given_up += (before - partial.len()) as u64;
         let is_its = |known: &Partial| {
             (known.incarnation, known.number) == (header.incarnation, header.sequence)
@@ -182,7 +182,7 @@ impl Joiner {
         Ok(is_whole.then(|| partial.remove(at)).flatten().map(|known| known.bytes))
     }
 
-    /// Returns the memory of a frame.
+    /// Keeps the memory of a frame for the next one.
     pub(super) fn recycle(&mut self, bytes: Vec<u8>) {
         self.spare = bytes;
     }

@@ -169,7 +169,7 @@ pub struct SwitchCounters {
 }
 
 impl SwitchCounters {
-    /// Adds datagrams that the system lost in front of the socket.
+    /// Adds datagrams that the system dropped for lack of space in the socket.
     const fn add_lost(&mut self, count: u64) {
         self.frames_in += count;
         self.frame_drops.add_many(DropCause::System, count);
@@ -242,8 +242,8 @@ impl SoftSwitch {
         self.address
     }
 
-    /// Returns the switch's counters, which may be 10 ms old. It also reads counters of the system, which takes
-    /// some 100 us.
+    /// Returns the switch's counters, which may be 10 ms old. Also reads counters of the system, which takes about 100
+    /// us.
     #[must_use]
     pub fn counters(&self) -> SwitchCounters {
         let lost = kernel::dropped(self.address);
@@ -387,7 +387,7 @@ impl Forwarder {
     }
 
     async fn wait(&mut self) {
-        // Whenever the switch has long nothing to do, it updates the counters first.
+        // Before a long wait, the switch updates the counters.
         let next = self.model.next_due();
         let now = self.inbox.taken_at();
         if next.nanos_since(now) > REPORT_NANOS && self.reported != now {

@@ -36,7 +36,7 @@ impl Network {
         match open.binary_search_by_key(&origin, |(other, _)| *other) {
             Ok(at) => {
                 let unfinished = open[at].1;
-                // A fault has overtaken a frame that is still in flight; its end will come.
+                // A fault has reordered it before a frame that is still in flight and will end later.
                 if unfinished != key && !self.frames.is_live(unfinished) {
                     self.frames.at(key).lost.get_or_insert(DropCause::Merged);
                 }
@@ -84,7 +84,7 @@ impl Network {
         self.frames.free(key);
     }
 
-    /// Tells the outputs on the frame's way that none of its pieces follow.
+    /// Notifies the outputs on the frame's path that none of its pieces follow.
     fn forget_broken(&mut self, key: u32) {
         let frame = self.frames.at(key);
         let destination = frame.header.destination.index();

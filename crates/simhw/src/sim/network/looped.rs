@@ -1,4 +1,4 @@
-//! Frames to the own node that stay within their host.
+//! Frames from a node to itself that stay within their host.
 
 use super::Network;
 use crate::frame::Header;
@@ -23,7 +23,7 @@ impl Network {
         key
     }
 
-    /// Counts such a frame as sent.
+    /// Counts a looped frame as sent.
     pub(in crate::sim) fn launch_looped(&mut self, key: u32) {
         self.traffic.sent += 1;
         self.watch.sent(self.frames.at(key));

@@ -1,9 +1,9 @@
-//! What a turn of the firmware is lent: the modelled NIC, and where its frames go.
+//! The hardware as a turn of the firmware uses it: the modelled NIC, and the network behind it.
 
 use super::super::active_faults::CompletionFault;
 use super::super::event_queue::{Event, EventQueue};
 use super::super::network::Network;
-use super::{Effect, Nic, Saved, Stored, Way};
+use super::{Effect, Nic, Route, Saved, Stored};
 use crate::frame::Header;
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
@@ -13,10 +13,10 @@ use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate, nanos};
 use crate::trace::{Engine, Record};
 
-/// A NIC whose link stands still looks again after so many nanoseconds.
-const LOOK_AGAIN_NS: u64 = 10_000;
+/// Nanoseconds after which a NIC whose link is stopped retries to send.
+const RETRY_NS: u64 = 10_000;
 
-/// What a turn of the firmware is lent.
+/// The hardware that one turn of the firmware uses.
 pub(in crate::sim) struct SimHardware<'a> {
     pub(in crate::sim) nic: &'a mut Nic,
     pub(in crate::sim) network: &'a mut Network,
@@ -26,24 +26,24 @@ pub(in crate::sim) struct SimHardware<'a> {
     pub(in crate::sim) current: &'a [u8],
     /// Picoseconds that the turn has taken.
     pub(in crate::sim) cost_ps: u64,
-    /// How many times as long as usual an instruction takes.
+    /// The factor by which an instruction takes longer than usual.
     pub(in crate::sim) times: u64,
     /// The number of the frame that is being handled.
     pub(in crate::sim) frame: Option<u64>,
-    /// It has come from this node itself.
+    /// True if that frame came from this node itself.
     pub(in crate::sim) looped: bool,
-    /// It stays on the link.
+    /// True if the firmware leaves that frame on the link.
     pub(in crate::sim) left: bool,
 }
 
 impl SimHardware<'_> {
-    /// The instant up to which the turn's work is done.
+    /// Returns the instant up to which the turn's work is done.
     pub(in crate::sim) const fn reached(&self) -> Instant {
         self.now.plus_nanos(self.cost_ps.div_ceil(1000))
     }
 
-    /// What it takes until the firmware is called; more where that `interrupts` the host. Of what has come from
-    /// the own node, the sender's turn was charged.
+    /// Charges the time until the firmware is called, including the host's interrupt if it `interrupts`. A frame from
+    /// the own node is free: the sender's turn was charged.
     pub(in crate::sim) fn begin_event(&mut self, interrupts: bool) {
         if self.looped {
             return;
@@ -54,7 +54,7 @@ impl SimHardware<'_> {
         }
     }
 
-    /// A frame to this node itself, within the host.
+    /// Stages a frame to this node itself, within the host.
     fn transmit_looped(
         &mut self,
         header: &Header,
@@ -63,14 +63,14 @@ impl SimHardware<'_> {
     ) -> Result<Instant, TransmitRefused> {
         self.begin();
         self.cost_ps += loopback.frame_ns(usize::from(header.length)) * 1000;
-        let comes = self.reached();
-        let key = self.network.prepare_looped(self.nic.node, *header, comes);
-        self.nic.staged.frames.push((key, Way::Within(comes)));
+        let arrives = self.reached();
+        let key = self.network.prepare_looped(self.nic.node, *header, arrives);
+        self.nic.staged.frames.push((key, Route::Loopback(arrives)));
         self.gather(key, source)?;
-        Ok(self.nic.clock.read(comes))
+        Ok(self.nic.clock.read(arrives))
     }
 
-    /// Remembers what an abort puts back.
+    /// Saves the state that an abort restores.
     fn begin(&mut self) {
         if self.nic.staged.saved.is_none() {
             let line = self.network.uplinks[self.nic.node.index()].checkpoint();
@@ -119,7 +119,7 @@ impl SimHardware<'_> {
         Ok(())
     }
 
-    /// Whether the host's memory is there.
+    /// Returns the error of an access to the host's memory, if a fault makes it fail.
     #[inline]
     fn reach_host(&mut self) -> Result<(), RegionError> {
         let active_faults = &mut self.network.active_faults;
@@ -128,15 +128,15 @@ impl SimHardware<'_> {
         error.map_or(Ok(()), Err)
     }
 
-    /// Whether a transmit slot is free. Urgent frames need none.
+    /// Checks that a transmit slot is free. Urgent frames need none.
     fn claim_transmit_slot(&mut self) -> Result<(), TransmitRefused> {
         let node = self.nic.node;
         let (mut waiting, mut first) = self.network.uplinks[node.index()].waiting(self.now);
         let standing = self.network.back_pressure.at_end_of(self.network.hosts[node.index()].0);
         if standing > 0 {
-            // Nobody knows for how long.
+            // The link resumes at an unknown time, so the firmware retries soon.
             waiting += standing;
-            first = first.max(self.now.plus_nanos(LOOK_AGAIN_NS));
+            first = first.max(self.now.plus_nanos(RETRY_NS));
         }
         if waiting < usize::from(self.nic.profile.transmit_slots) {
             return Ok(());
@@ -146,8 +146,8 @@ impl SimHardware<'_> {
         Err(TransmitRefused::Busy { until: self.nic.clock.not_before(until) })
     }
 
-    /// When the line may begin with a frame: once so much of it is gathered that the line never
-    /// waits for the rest.
+    /// Returns when the line may begin with a frame: once enough of it is gathered that the line never waits for the
+    /// rest. Also returns the begin and end of the DMA transfer.
     fn gather_ahead(&mut self, reached: Instant, length: usize) -> (Instant, (Instant, Instant)) {
         let profile = &self.nic.profile;
         let begins = self.nic.engines.gather_free.max(reached);
@@ -161,20 +161,21 @@ impl SimHardware<'_> {
         (ready, (begins, self.nic.engines.gather_free))
     }
 
-    fn launch(&mut self, key: u32, way: Way) {
+    fn launch(&mut self, key: u32, route: Route) {
         let node = self.nic.node;
-        match way {
-            Way::Within(at) => {
+        match route {
+            Route::Loopback(at) => {
                 self.network.launch_looped(key);
-                self.queue.schedule(at, Event::Looped { node, frame: key, life: self.nic.life });
+                self.queue
+                    .schedule(at, Event::Looped { node, frame: key, restarts: self.nic.restarts });
                 return;
             }
-            Way::Line(Some((begins, ends))) => {
+            Route::Line(Some((begins, ends))) => {
                 let number = self.network.frames.at(key).number;
                 let engine = Engine::Gather(node);
                 self.network.watch.busy(engine, begins, ends, "gather", Some(number));
             }
-            Way::Line(None) => {}
+            Route::Line(None) => {}
         }
         self.network.launch(self.queue, key);
     }
@@ -192,14 +193,15 @@ impl SimHardware<'_> {
                     begins.plus_nanos(self.nic.profile.scatter.nanos(from.len()));
                 let (engine, ends) = (Engine::Scatter(self.nic.node), engines.scatter_free);
                 self.network.watch.busy(engine, begins, ends, "scatter", self.frame);
-                // Checked when it was staged; a region that was deregistered since is nobody's.
+                // The access was checked when the write was staged; a write to a region deregistered since is dropped.
                 let _ = self.nic.ports.write(to, Payload::from(from));
             }
             Effect::Complete { port, completion } => self.complete_at(at, port, completion),
             Effect::Timer { timer, at } => self.nic.set_alarm(self.queue, timer, at),
             Effect::Copy { transfer, dma } => self.copy_at(at, transfer, dma),
             Effect::Fence { dma } => {
-                let event = Event::DmaDone { node: self.nic.node, dma, life: self.nic.life };
+                let event =
+                    Event::DmaDone { node: self.nic.node, dma, restarts: self.nic.restarts };
                 self.queue.schedule(self.nic.engines.scatter_free.max(at), event);
             }
         }
@@ -221,7 +223,7 @@ impl SimHardware<'_> {
             return;
         }
         nic.completions.push_back(Some((port, completion)));
-        self.queue.schedule(seen, Event::Completion { node: nic.node, life: nic.life });
+        self.queue.schedule(seen, Event::Completion { node: nic.node, restarts: nic.restarts });
     }
 
     fn copy_at(&mut self, at: Instant, transfer: Dma, dma: DmaId) {
@@ -237,7 +239,7 @@ impl SimHardware<'_> {
         if let Ok(from) = nic.ports.read(transfer.from) {
             let _ = nic.ports.write(transfer.to, from);
         }
-        let event = Event::DmaDone { node: nic.node, dma, life: nic.life };
+        let event = Event::DmaDone { node: nic.node, dma, restarts: nic.restarts };
         self.queue.schedule(nic.engines.scatter_free, event);
     }
 }
@@ -314,7 +316,7 @@ impl Hardware for SimHardware<'_> {
         self.begin();
         let reached = self.reached();
         let (ready, gathered) = match source {
-            // What a kernel sends lies in the host's memory.
+            // A kernel's frames lie in the host's memory.
             Source::Bytes(_) if !self.nic.host.runs_firmware => (reached, None),
             _ => {
                 let (ready, gathered) = self.gather_ahead(reached, length);
@@ -323,7 +325,7 @@ impl Hardware for SimHardware<'_> {
         };
         let (key, leaves) = self.network.prepare(self.nic.node, *header, ready);
         self.gather(key, source)?;
-        self.nic.staged.frames.push((key, Way::Line(gathered)));
+        self.nic.staged.frames.push((key, Route::Line(gathered)));
         Ok(self.nic.clock.read(leaves))
     }
 
@@ -338,7 +340,7 @@ impl Hardware for SimHardware<'_> {
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
         self.nic.ports.check_write(to, from.len())?;
         self.reach_host()?;
-        // What comes from the own node is copied once, and was when it was sent.
+        // Data from the own node is copied once, when it is sent.
         if self.nic.host.runs_firmware && !self.looped {
             self.cost_ps += self.nic.host.copy.nanos(from.len()) * 1000;
         }

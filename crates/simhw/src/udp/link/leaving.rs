@@ -1,4 +1,4 @@
-//! Sends frames: copied together and sealed or, where they are long and plain, from the application's memory.
+//! Sends frames: copied and, with keys, sealed; long ones without keys go out from the application's memory.
 
 use super::{Nic, UdpLink};
 use crate::drops::DropCause;
@@ -46,9 +46,9 @@ impl Nic {
         }
     }
 
-    /// Sends or copies frames that lie in applications' memory: once their commands are completed, applications may
-    /// write that memory.
-    pub(super) fn settle_loans(&mut self) {
+    /// Sends or copies frames that lie in applications' memory. Applications may write that memory once their commands
+    /// are completed.
+    pub(super) fn settle_uncopied(&mut self) {
         if self.link.line.borrows() {
             self.hand_over();
             let Self { link, ports, .. } = self;
@@ -56,7 +56,7 @@ impl Nic {
         }
     }
 
-    /// Checks a frame and copies it together.
+    /// Checks a frame, and copies its header and payload into one buffer.
     pub(super) fn gather(
         &mut self,
         header: &Header,
@@ -64,15 +64,15 @@ impl Nic {
     ) -> Result<Vec<u8>, TransmitRefused> {
         let mut frame = self.link.line.buffer();
         let payload = payload(&self.ports, self.mtu, header, source)?;
-        // Nothing is cleared that is overwritten at once.
+        // The buffer is not cleared, because all of it is overwritten.
         frame.resize(header.frame_bytes(), 0);
         frame[..HEADER_BYTES].copy_from_slice(&header.emit());
         payload.copy_to(&mut frame[HEADER_BYTES..]);
         Ok(frame)
     }
 
-    /// Puts a frame of which only the header is copied on the line; returns when it leaves.
-    pub(super) fn lend(
+    /// Puts a frame on the line, copying only its header; returns when it leaves.
+    pub(super) fn put_uncopied(
         &mut self,
         header: &Header,
         at: RegionRef,
@@ -100,16 +100,16 @@ impl UdpLink {
         if self.blocked { Clock::now().plus_nanos(RETRY_NANOS) } else { self.line.next_due() }
     }
 
-    /// Returns the region of a frame that leaves from the application's memory: a long and plain one.
-    pub(super) fn lent(&self, header: &Header, source: Source<'_>) -> Option<RegionRef> {
+    /// Returns the region from which the frame is sent without a copy; `None` if it must be copied.
+    pub(super) fn uncopied(&self, header: &Header, source: Source<'_>) -> Option<RegionRef> {
         let Source::Region(at) = source else { return None };
         let plain = self.seals.is_none() && header.destination != NodeId::BROADCAST;
-        let long = at.length as usize >= line::MIN_LENT;
+        let long = at.length as usize >= line::MIN_UNCOPIED;
         let whole = header.frame_bytes() <= self.whole_frame(header.destination);
         (plain && long && whole && !header.is_urgent()).then_some(at)
     }
 
-    /// Returns the frame as it leaves; `None` if it must wait for keys, and is staged for that.
+    /// Returns the frame as it leaves. If it must wait for keys, holds it and returns `None`.
     fn seal(&mut self, header: &Header, frame: Vec<u8>) -> Option<Vec<u8>> {
         let Some(seals) = &mut self.seals else { return Some(frame) };
         let (to, urgent) = (header.destination, header.is_urgent());
@@ -127,8 +127,8 @@ impl UdpLink {
         None
     }
 
-    /// Puts a frame that is not for this node on the line, in pieces if it is longer than a datagram
-    /// may be; returns when it leaves.
+    /// Puts a frame to another node on the line, in pieces if it is longer than a datagram may be; returns when it
+    /// leaves.
     pub(super) fn send(&mut self, now: Instant, header: &Header, frame: Vec<u8>) -> Instant {
         let most = self.whole_frame(header.destination);
         if frame.len() <= most {
@@ -184,7 +184,7 @@ impl UdpLink {
         }
     }
 
-    /// Sends a frame to each other node, where no switch copies it; returns when the last copy leaves.
+    /// Sends a frame to each other node, if no switch copies it; returns when the last copy leaves.
     pub(super) fn send_to_each(&mut self, now: Instant, header: &Header, frame: &[u8]) -> Instant {
         let mut leaves = now;
         let me = self.node;

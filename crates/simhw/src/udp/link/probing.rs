@@ -8,7 +8,7 @@ use crate::seal::{SEAL_BYTES, Verdict};
 use crate::time::Instant;
 
 impl Nic {
-    /// Takes in a piece of a frame; the bytes of the frame if nothing is missing any more.
+    /// Adds a received piece; returns the frame's bytes if the frame is complete.
     pub(in crate::udp) fn join(&mut self, piece: &Frame<'_>) -> Result<Option<Vec<u8>>, DropCause> {
         let mut given_up = 0;
         let joined = self.link.joiner.take(self.time.get(), piece, &mut given_up);
@@ -16,7 +16,7 @@ impl Nic {
         joined
     }
 
-    /// Takes back the memory of a frame that was joined.
+    /// Keeps the memory of a joined frame for the next one.
     pub(in crate::udp) fn recycle_joined(&mut self, bytes: Vec<u8>) {
         self.link.joiner.recycle(bytes);
     }
@@ -39,7 +39,7 @@ impl Nic {
         self.link.line.commit();
     }
 
-    /// Sends due probes. No effect may be staged.
+    /// Handles due timeouts of probes, and sends due probes. No effect may be staged.
     pub(super) fn run_paths(&mut self) {
         if self.link.paths.poll_timeout() <= self.time.get() {
             self.link.paths.handle_timeout(self.time.get());
@@ -47,7 +47,7 @@ impl Nic {
         self.send_probes();
     }
 
-    /// Puts the probes that are due on the line. Nothing may be staged.
+    /// Puts due probes on the line. No effect may be staged.
     fn send_probes(&mut self) {
         let around = HEADER_BYTES + if self.link.is_sealed() { SEAL_BYTES } else { 0 };
         while let Some((to, number, bytes)) = self.link.paths.poll_transmit(self.time.get()) {
@@ -67,7 +67,7 @@ impl Nic {
 }
 
 impl UdpLink {
-    /// Puts a frame of zeroes on the line. One for which there are no keys is not sent: it is made good by the next.
+    /// Puts a frame of zeroes on the line. Without keys it is not sent: the next probe replaces it.
     fn put_bare(&mut self, now: Instant, header: &Header) {
         let peer = self.peers.get(header.destination.index()).copied();
         let Some(to) = self.via.filter(|_| peer.is_some()).or(peer) else { return };

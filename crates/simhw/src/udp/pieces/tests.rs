@@ -133,7 +133,7 @@ fn halves_of_an_earlier_start_or_long_ago_are_not_completed() {
         let header = Header { incarnation: Incarnation(4), ..*header };
         assert_eq!(receiver.take(NOW, &(header, bytes.clone())), Ok(None));
     }
-    let late = NOW.plus_nanos(PATIENCE + 1);
+    let late = NOW.plus_nanos(TIMEOUT + 1);
     assert!(all[1..].iter().all(|piece| receiver.take(late, piece) == Ok(None)));
     assert_eq!(receiver.given_up, 2);
 }

@@ -1,7 +1,7 @@
 //! The model of the switch without I/O: arrivals, buffers and departures.
 //!
-//! Time is an argument. An event due at t is handled with the time t, however late the process wakes up for it.
-//! Losses therefore depend on when frames arrived, and not on the scheduler.
+//! Time is an argument. An event due at t is handled with the time t, even if the process wakes up later. Losses
+//! therefore depend on when frames arrived, and not on the scheduler.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -299,7 +299,7 @@ impl Model {
         let ends = ingress.line.send(frame.ready, bytes);
         let known = match self.profile.forwarding {
             Forwarding::CutThrough { header } if self.recut.is_none() => {
-                // Before a slower line it may begin at once; a faster line would underrun.
+                // A slower outgoing line may begin at once; a faster one would underrun.
                 let whole = if self.rate_in < self.link.rate { bytes } else { header.min(bytes) };
                 begins.plus_nanos(self.rate_in.nanos_for(u64::from(whole)))
             }
