@@ -31,7 +31,7 @@
 //! ```
 //!
 //! A call has a stream for itself, as a request of HTTP/1.1 has a connection: no call waits behind another. Idle
-//! streams are kept for further calls. A call that is dropped drops its stream, and with it the service's future.
+//! streams are kept for further calls. Dropping a call drops its stream; the peer then drops the service's future.
 
 mod client;
 mod context;
@@ -48,9 +48,9 @@ pub use client::{Client, DEFAULT_TIMEOUT};
 pub use context::Context;
 pub use server::{MAX_STREAMS, Serving};
 
-/// 256: calls at once.
+/// Default limit of concurrent calls: 256.
 pub const DEFAULT_CONCURRENCY: usize = 256;
-/// 1 MiB: bytes of a request, and of an answer.
+/// Default limit of a request, and of an answer, in bytes: 1 MiB.
 pub const DEFAULT_MAX_MESSAGE: usize = 1 << 20;
 
 /// Limits of a [`Client`] or of a [service](crate::Node::serve_with).
@@ -68,13 +68,14 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Calls at once, at least 1: further ones wait. Default: [`DEFAULT_CONCURRENCY`].
+    /// Limits the concurrent calls, at least 1: further ones wait. Default: [`DEFAULT_CONCURRENCY`].
     pub const fn concurrency(mut self, calls: usize) -> Self {
         self.concurrency = if calls == 0 { 1 } else { calls };
         self
     }
 
-    /// Bytes of a request, and of an answer: a longer one is an error. At most 16 MiB. Default: [`DEFAULT_MAX_MESSAGE`].
+    /// Limits the bytes of a request, and of an answer: a longer one is an error. At most 16 MiB. Default:
+    /// [`DEFAULT_MAX_MESSAGE`].
     pub const fn max_message(mut self, bytes: usize) -> Self {
         self.max_message = if bytes > VALUE_LIMIT { VALUE_LIMIT } else { bytes };
         self
@@ -88,16 +89,17 @@ pub enum CallError<E> {
     /// The service's own error.
     #[error("{0}")]
     Service(E),
-    /// The deadline has passed. The service has stopped, or stops when it learns of it.
+    /// The deadline has passed. The service's future is dropped, at its own deadline or when the peer detects the end
+    /// of the stream.
     #[error("the deadline of the call has passed")]
     Deadline,
     /// The node can't reach the service, or was shut down: see [`Error::kind`].
     #[error(transparent)]
     Node(Error),
-    /// The peer was lost while it may have handled the request. Use [`Client::idempotent`] to have such calls retried.
+    /// The peer was lost, and may have handled the request. Use [`Client::idempotent`] to have such calls retried.
     #[error("the peer was lost after the request was sent: {0}")]
     Reset(std::io::Error),
-    /// Each node that offers the service has as many streams as it takes.
+    /// Each node that offers the service has as many streams as it accepts.
     #[error("each node that offers the service is busy; try again, or start another one")]
     Busy,
     /// The request, or the response, is longer than a limit.
@@ -108,7 +110,7 @@ pub enum CallError<E> {
         /// Most bytes of one.
         limit: usize,
     },
-    /// The bytes are no value of the type: both sides must use the same types.
+    /// The bytes do not decode as the type: both sides must use the same types.
     #[error(
         "the bytes of the {what} are none of its type: run one version of the types on both sides"
     )]

@@ -1,6 +1,6 @@
-//! Discovery: returns the places that may have other nodes.
+//! Discovery: returns the places where other nodes may be.
 //!
-//! [`NodeBuilder::discover`](crate::NodeBuilder::discover) takes the places themselves;
+//! [`NodeBuilder::discover`](crate::NodeBuilder::discover) takes the places themselves.
 //! [`NodeBuilder::discover_with`](crate::NodeBuilder::discover_with) takes a source of them:
 //!
 //! | source of the places | discovery |
@@ -31,8 +31,9 @@
 //! # drop(builder);
 //! ```
 //!
-//! A node calls its discoveries while it searches for a service that none of its peers offers, several times a second. It
-//! dials the places whose node it does not know. Places that are no longer returned are not dialed again; existing
+//! A node calls its discoveries several times a second while it searches for a service that none of its peers offers.
+//! It dials the places whose node it does not know. Places that are no longer returned are not dialed again; existing
+//! connections stay.
 //! connections stay.
 
 mod file;
@@ -52,14 +53,14 @@ pub use place::{NoPlace, Place};
 /// The reason why a discovery can't return the places: one line that says what to do.
 pub type DiscoveryError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A source of places that may have other nodes.
+/// A source of places where other nodes may be.
 pub trait Discovery: fmt::Debug + Send + Sync + 'static {
-    /// Returns the places that may have nodes now, in any order, this node's own among them or not. The node resolves
-    /// their names anew with each search.
+    /// Returns the places where nodes may be now, in any order. This node's own place may be among them. The node
+    /// resolves their names anew with each search.
     ///
-    /// The node waits 1 s at most, and then uses the places of the last answer. It calls this once before it starts, and
-    /// does not start after an error; it reports later errors in [`Node::explain`](crate::Node::explain), and
-    /// in the error of a search that finds no node.
+    /// The node waits at most 1 s, and then uses the places of the last answer. It calls this once before it starts,
+    /// and does not start after an error. It reports later errors in [`Node::explain`](crate::Node::explain), and in
+    /// the error of a search that finds no node.
     ///
     /// # Errors
     /// Any error; its text is shown to users.

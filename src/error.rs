@@ -11,16 +11,16 @@ pub enum ErrorKind {
     Config,
     /// Another node, or another listener, has the name or address. Choose another one, or stop the other process.
     InUse,
-    /// No node that was asked offers the service: the text names them, and the places that did not answer. Start one, or
-    /// wait longer for one: [`NodeBuilder::connect_timeout`].
+    /// No node that was asked offers the service. The text names those nodes, and the places that did not answer. Start
+    /// one, or wait longer for one: [`NodeBuilder::connect_timeout`].
     ///
     /// [`NodeBuilder::connect_timeout`]: crate::NodeBuilder::connect_timeout
     NoService,
-    /// Nodes offer the service, but none of them has accepted: too many streams wait there, or they do not answer in
-    /// time. Try again later, with a pause; start another node if it stays so.
+    /// Nodes offer the service, but none has accepted: too many streams wait there, or they do not answer in time. Try
+    /// again later, after a pause; if it persists, start another node.
     Busy,
-    /// A node was found that speaks a version which this one does not understand, and no other offers the service. Run
-    /// adjacent versions in one cluster: update the older side first.
+    /// The only node found speaks a version that this one does not understand. Run adjacent versions in one cluster:
+    /// update the older side first.
     Version,
     /// The keys of two nodes do not fit. The text names them: give all nodes of a cluster the same key file
     /// ([`NodeBuilder::key_file`]); a node whose name or place belongs to another key needs another name, or its former
@@ -29,11 +29,11 @@ pub enum ErrorKind {
     /// [`NodeBuilder::key_file`]: crate::NodeBuilder::key_file
     /// [`NodeBuilder::identity_file`]: crate::NodeBuilder::identity_file
     Key,
-    /// The peer was restarted, or the connection to it was lost: bytes that it had not received are lost. Try again: the
-    /// next attempt reaches the restarted peer. Repeat only operations that may be done twice.
+    /// The peer was restarted, or the connection to it was lost. Bytes that it had not received are lost. Try again:
+    /// the next attempt reaches the restarted peer. Repeat only operations that may be done twice.
     Reset,
-    /// It is longer than the limit, or there are more of them: the text names the limit. Send less at once, or use a
-    /// stream, which has no limit.
+    /// A value is longer than the limit, or there are too many of them: the text names the limit. Send less at once, or
+    /// use a stream, which has no limit.
     TooLarge,
     /// The node was shut down, or dropped. Keep a clone of it as long as it is used.
     Closed,
@@ -43,7 +43,7 @@ pub enum ErrorKind {
 
 /// An error of a node: a [kind](Error::kind) to match on, a text to read, and a source where there is one.
 ///
-/// Its `Debug` text is for people as well: `main` may return it.
+/// Its `Debug` text is readable as well: `main` may return it.
 pub struct Error {
     kind: ErrorKind,
     text: String,

@@ -4,13 +4,13 @@ use std::io::{self, IoSlice};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Bytes for which memory is reserved before they arrive.
-const EARLY: usize = 64 * 1024;
+/// Most bytes for which memory is reserved before they arrive.
+const RESERVED: usize = 64 * 1024;
 
-/// Writes the parts of a frame behind the first `written` bytes.
+/// Writes the parts of a frame from byte `written` on.
 ///
 /// # Cancel safety
-/// Dropped, it may have written a part of the frame.
+/// If the future is dropped, a part of the frame may have been written.
 pub(crate) async fn write_parts(
     stream: &mut (impl AsyncWrite + Unpin),
     head: &[u8],
@@ -23,10 +23,10 @@ pub(crate) async fn write_parts(
     Ok(())
 }
 
-/// Writes what the stream takes at once; returns how many bytes, at least one.
+/// Writes the bytes that the stream accepts at once; returns their number, at least one.
 ///
 /// # Cancel safety
-/// Dropped, it has written nothing.
+/// If the future is dropped, nothing was written.
 pub(crate) async fn write_some(
     stream: &mut (impl AsyncWrite + Unpin),
     head: &[u8],
@@ -42,12 +42,12 @@ pub(crate) async fn write_some(
     }
 }
 
-/// Reads exactly `length` bytes, which the caller has bounded. Memory grows as they come.
+/// Reads exactly `length` bytes, which the caller has bounded. The memory grows with the received bytes.
 pub(crate) async fn read_body(
     stream: &mut (impl AsyncRead + Unpin),
     length: usize,
 ) -> io::Result<Vec<u8>> {
-    let mut body = Vec::with_capacity(length.min(EARLY));
+    let mut body = Vec::with_capacity(length.min(RESERVED));
     stream.take(length as u64).read_to_end(&mut body).await?;
     if body.len() < length {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -1,4 +1,4 @@
-//! A map of which each member has the latest values: for loads, positions, health, settings.
+//! A map whose members each have the latest values: for loads, positions, health, settings.
 //!
 //! ```
 //! # use midplane::Node;
@@ -17,11 +17,11 @@
 //! # }
 //! ```
 //!
-//! Every member may write every key. The later of two writes wins; of two concurrent writes, the same one wins
-//! everywhere. A member that joins late receives all entries. A member that was slow or disconnected receives the newest
+//! Every member may write every key. The later of two writes wins; of two concurrent writes, the same one wins on every
+//! member. A member that joins late receives all entries. A member that was slow or disconnected receives the newest
 //! value of each key that it lacks: older values are not queued for it.
 //!
-//! Each change is sent to each member; members that are not connected to all others pass it on.
+//! Each change is sent to each member. If some members are not connected to each other, others forward it.
 
 mod replica;
 mod sync;
@@ -44,16 +44,16 @@ use crate::node::links::{Kind, Peers};
 use replica::{Entry, Observer, Refused, Update};
 use sync::Shared;
 
-/// A map of latest values, shared by the nodes that have one of this name; made by [`Node::latest_map`].
+/// A map of latest values, shared by the nodes that join it under one name; made by [`Node::latest_map`].
 ///
-/// Clones are the same map. Once the last of them and of its [watches](Watch) is dropped, the node is no longer a
-/// member; its values stay at the other members.
+/// Clones are the same map. When the last clone and the last of its [watches](Watch) are dropped, the node is no longer
+/// a member. Its values stay at the other members.
 pub struct LatestMap<K, V> {
     member: Arc<Member>,
     of: PhantomData<fn(K) -> V>,
 }
 
-/// The node's part in a map.
+/// The node's membership in a map.
 #[derive(Debug)]
 struct Member {
     shared: Arc<Shared>,
@@ -69,26 +69,27 @@ impl Drop for Member {
     }
 }
 
-/// An entry of a map, or one that was removed.
+/// An entry of a map, or a removed one.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Latest<K, V> {
     /// The entry's key.
     pub key: K,
-    /// Its newest value; `None` once it was removed.
+    /// The entry's newest value; `None` if it was removed.
     pub value: Option<V>,
-    /// The time since its writer wrote it, without the time on the way here: at least that long ago.
+    /// The least time since the value was written: it does not include the time on the network.
     pub age: Duration,
 }
 
 impl Node {
-    /// Joins a map of latest values: all nodes that name it have the same entries. Its types are the same in all of them.
+    /// Joins a map of latest values: all nodes that join it under this name have the same entries. All must use the
+    /// same types.
     ///
     /// # Errors
     /// [`ErrorKind::InUse`] if this node is a member already, [`ErrorKind::Config`] for a name that is empty or has more
     /// than 80 bytes, [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
-    /// Dropped, the node is no member.
+    /// If the future is dropped, the node is not a member.
     pub async fn latest_map<K, V>(&self, name: &str) -> Result<LatestMap<K, V>, Error>
     where
         K: Serialize + DeserializeOwned,
@@ -115,7 +116,7 @@ where
     K: Serialize + DeserializeOwned,
     V: Serialize + DeserializeOwned,
 {
-    /// Sets the value of a key, here and soon everywhere. Never waits.
+    /// Sets the value of a key here, and soon at all members. Never waits.
     ///
     /// # Errors
     /// [`ErrorKind::TooLarge`]: a key has at most 1 KiB in serde's encoding, a value 32 KiB, a map 65,536 keys and
@@ -127,10 +128,10 @@ where
         set.map_err(too_large)
     }
 
-    /// Removes a key, here and soon everywhere. Returns whether it had a value.
+    /// Removes a key here, and soon at all members. Returns whether it had a value.
     ///
-    /// A removal is remembered for 10 minutes: a member that was disconnected for longer than that, and still has the
-    /// entry, restores it.
+    /// A removal is kept for 10 minutes. A member that was disconnected for longer, and still has the entry, restores
+    /// it.
     pub fn remove(&self, key: &K) -> bool {
         let Ok(key) = encode(key) else { return false };
         self.member.shared.with(|map, now| map.remove(now, key.into()))
@@ -157,7 +158,7 @@ where
         entries.into_iter().filter_map(entry).collect()
     }
 
-    /// Watches the map: all entries that it has now, and then each that changes.
+    /// Watches the map: yields all present entries, and then each change.
     #[must_use]
     pub fn watch(&self) -> Watch<K, V> {
         let number = self.member.readers.fetch_add(1, Ordering::Relaxed);
@@ -166,7 +167,7 @@ where
         Watch { map: self.clone(), reader }
     }
 
-    /// Updates of other members that were dropped: beyond the limits, or of other types.
+    /// Returns the number of updates from other members that were dropped: beyond the limits, or of other types.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.member.shared.read(|map| map.refused)
@@ -206,7 +207,7 @@ impl<K, V> fmt::Debug for LatestMap<K, V> {
 
 /// Watches a map; made by [`LatestMap::watch`].
 ///
-/// A watch that is not read holds no values: of a key that has changed often, it yields the newest value alone.
+/// A watch that is not read holds no values: for a key that has changed often, it yields only the newest value.
 #[derive(Debug)]
 pub struct Watch<K, V> {
     map: LatestMap<K, V>,
@@ -214,15 +215,15 @@ pub struct Watch<K, V> {
 }
 
 impl<K: DeserializeOwned, V: DeserializeOwned> Watch<K, V> {
-    /// Waits for the next entry that has changed; `None` once the node was shut down.
+    /// Waits for the next changed entry; `None` once the node was shut down.
     ///
     /// # Cancel safety
-    /// Dropped, it has taken no change.
+    /// If the future is dropped, no change was taken.
     pub async fn next(&mut self) -> Option<Latest<K, V>> {
         let Member { shared, peers, .. } = &*self.map.member;
         loop {
             let changed = shared.changed.notified();
-            // One at a time: what is not taken yet may still be replaced.
+            // One at a time: a value that is not taken yet may still be replaced.
             if let Some(Update { key, value, age, .. }) = shared.take(self.reader, 0).pop() {
                 return latest(&key, value.as_ref(), age);
             }

@@ -1,13 +1,13 @@
-//! Membership: the known nodes, the links to each, and the choice of one for a stream.
+//! Membership: the known nodes, the links to each, and the choice of a node for a stream.
 //!
-//! No I/O and no clock here. A node dials the places that discovery names while it searches for a service, and not
-//! before: connections are made when they are first used.
+//! No I/O and no clock here. A node dials the places that discovery returns only while it searches for a service:
+//! connections are made when they are first used.
 //!
 //! # Names
 //!
-//! Of two nodes of one name, one may be dead: a process that was restarted, whose former connection stands. The one that
-//! started first is tried for [`TRIAL`], in which new streams avoid it. If it is silent, its links end. If it lives,
-//! the later one is not used, and is notified. `keys.rs` has the rules for nodes with keys of their own.
+//! Of two nodes with one name, one may have ended: a process that was restarted, whose former connection is still open.
+//! The node that started first is tested for [`TRIAL`]; new streams avoid it meanwhile. If it is silent, its links end.
+//! If it answers, the later node is notified and not used. `keys.rs` has the rules for nodes with keys of their own.
 
 mod choice;
 mod hello;
@@ -34,27 +34,27 @@ use peer::{Link, Peer, distance};
 use place::Place;
 pub(crate) use place::Target;
 
-/// Nodes that a node knows at once, places that it dials, and links that it has.
+/// Most nodes that a node knows, most places that it dials, and most links that it has.
 const MOST: usize = 4_096;
-/// Places of strangers, of which a node reports.
+/// Most places of strangers that a node reports.
 const MAX_STRANGERS: usize = 16;
-/// Dials that may wait for a description at once.
+/// Most dials that may wait for a description at once.
 const MAX_DIALS: usize = 64;
-/// Nanoseconds that a dialed node may take to describe itself before a search continues without it.
+/// Nanoseconds in which a dialed node must describe itself; a search then continues without it.
 pub(crate) const DESCRIBE: u64 = 1_000_000_000;
 /// Nanoseconds after which a link without a description ends.
 const SILENCE: u64 = 30_000_000_000;
-/// Nanoseconds in which the first of two nodes of one name has to show that it lives.
+/// Nanoseconds in which the first of two nodes with one name must show that it lives.
 pub(crate) const TRIAL: u64 = 1_500_000_000;
-/// Nanoseconds between two attempts to end links that duplicate others.
+/// Nanoseconds between two attempts to end redundant links.
 const RETIRE: u64 = 1_000_000_000;
 
-/// An action that the node has to take.
+/// An action that the node must take.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Effect {
     /// Dial a place: answer with [`Members::handle_dialed`] or [`Members::handle_refused`].
     Dial(Target),
-    /// Describe this node to the peer of a link.
+    /// Send this node's description to the peer of a link.
     Describe(u64),
     /// End a link.
     End(u64),
@@ -72,7 +72,7 @@ pub(crate) struct Members {
     cluster: String,
     name: String,
     incarnation: u64,
-    /// Its own key, which it proves where sessions are sealed.
+    /// This node's own key, which it proves over sealed sessions.
     key: Option<PublicKey>,
     address: Option<SocketAddr>,
     places: BTreeMap<Target, Place>,
@@ -80,9 +80,9 @@ pub(crate) struct Members {
     peers: BTreeMap<u64, Peer>,
     /// Places whose node speaks another version, or is of another cluster.
     strangers: BTreeMap<Target, Stranger>,
-    /// Names of nodes that keep their keys, and those.
+    /// Names that are pinned to the keys of their nodes.
     pins: BTreeMap<String, PublicKey>,
-    /// Keys that discovery lists for places.
+    /// Keys that discovery states for places.
     listed: BTreeSet<(SocketAddr, PublicKey)>,
     /// The last refusal of this node by another one.
     notice: Option<Notice>,
@@ -92,7 +92,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// The membership of a node that knows no other. `address`: its own, which it does not dial.
+    /// Creates the membership of a node that knows no other. `address` is its own, which it does not dial.
     pub(crate) fn new(hello: &Hello, address: Option<SocketAddr>) -> Self {
         Self {
             id: hello.id,
@@ -114,11 +114,11 @@ impl Members {
         }
     }
 
-    /// Discovery names these places now, and none else.
+    /// Replaces the places that discovery returns.
     pub(crate) fn handle_places(&mut self, now: Instant, found: &BTreeSet<Target>) {
         self.places.retain(|target, place| {
             place.is_listed = found.contains(target);
-            // A place that comes back is dialed no sooner than if it had stayed.
+            // A place that is listed again is dialed no sooner than if it had stayed.
             place.is_listed || place.link.is_some() || place.again_at > now
         });
         let (own, here) = (Target::Local(self.id), self.address.map(Target::Address));
@@ -132,13 +132,13 @@ impl Members {
         self.dial_due(now);
     }
 
-    /// Searches for nodes until `until`: dials the places whose node is not known.
+    /// Searches for nodes until `until`: dials the places whose node is unknown.
     pub(crate) fn seek(&mut self, now: Instant, until: Instant) {
         self.seek_until = self.seek_until.max(until);
         self.dial_due(now);
     }
 
-    /// A place is dialed: over this link.
+    /// Handles a dial to a place that has begun, over this link.
     pub(crate) fn handle_dialed(
         &mut self,
         now: Instant,
@@ -152,14 +152,14 @@ impl Members {
         self.add_link(now, link, transport, Some(target));
     }
 
-    /// A place can't be dialed.
+    /// Handles a place that can't be dialed.
     pub(crate) fn handle_refused(&mut self, now: Instant, target: Target) {
         if let Some(place) = self.places.get_mut(&target) {
             place.on_refused(now);
         }
     }
 
-    /// A node has dialed this one.
+    /// Handles a link that another node has dialed.
     pub(crate) fn handle_accepted(&mut self, now: Instant, link: u64, transport: TransportKind) {
         if self.links.len() >= MOST {
             return self.effects.push_back(Effect::End(link));
@@ -188,14 +188,14 @@ impl Members {
         self.effects.push_back(Effect::Describe(link));
     }
 
-    /// A link that was dialed has this transport: another one than was tried first has answered.
+    /// Sets the transport of a dialed link, if another than the first one tried has answered.
     pub(crate) fn handle_transport(&mut self, number: u64, transport: TransportKind) {
         if let Some(link) = self.links.get_mut(&number) {
             link.transport = transport;
         }
     }
 
-    /// The peer of a link has described itself; `proven` is the key that it has proven to have.
+    /// Handles the description that the peer of a link has sent; `proven` is the key that the peer has proven to have.
     pub(crate) fn handle_hello(
         &mut self,
         now: Instant,
@@ -205,7 +205,7 @@ impl Members {
     ) {
         let Some(link) = self.links.get(&number).filter(|link| !link.is_ending) else { return };
         if !hello.cluster.is_empty() && hello.cluster != self.cluster {
-            // The end that has dialed ends the link: it may not have received this one's description yet.
+            // The dialing end ends the link: it may not have received this node's description yet.
             return match link.target {
                 Some(target) if link.peer.is_none() => {
                     self.on_stranger(target, Stranger::Cluster(hello.cluster));
@@ -227,7 +227,7 @@ impl Members {
         }
     }
 
-    /// The peer of a link is a node of this cluster, with this key.
+    /// Handles the description of a node of this cluster with this key.
     fn on_node(&mut self, now: Instant, number: u64, hello: Hello, key: Option<PublicKey>) {
         let Some(link) = self.links.get_mut(&number) else { return };
         let id = hello.id;
@@ -271,14 +271,14 @@ impl Members {
         if peer.links.len() > 1 {
             self.retire_at = self.retire_at.min(now.plus_nanos(RETIRE));
         }
-        // Who is held may have come back before it was forgotten.
+        // A held node may have connected again before its former link ended.
         if is_new || peer.held_by.is_some() {
             self.admit(now, id);
         }
         self.effects.push_back(Effect::Wake);
     }
 
-    /// The peer of a link has sent a description that can't be read: the link ends, and nothing else.
+    /// Handles a description that can't be read: only its link ends.
     pub(crate) fn handle_unreadable(&mut self, number: u64, why: Unreadable) {
         let target = self.links.get(&number).and_then(|link| link.target);
         if let (Some(target), Unreadable::Version(version)) = (target, why) {
@@ -287,21 +287,21 @@ impl Members {
         self.end(number);
     }
 
-    /// The node at a place is none of this cluster.
+    /// Records that the node at a place is not of this cluster.
     fn on_stranger(&mut self, target: Target, stranger: Stranger) {
         if self.strangers.len() < MAX_STRANGERS || self.strangers.contains_key(&target) {
             self.strangers.insert(target, stranger);
         }
     }
 
-    /// The peer of a link did not answer in time, or does again.
+    /// Records whether the peer of a link is slow: it did not answer in time.
     pub(crate) fn handle_answer(&mut self, number: u64, is_slow: bool) {
         if let Some(link) = self.links.get_mut(&number) {
             link.is_slow = is_slow;
         }
     }
 
-    /// The peer of a link accepts and opens no more streams.
+    /// Handles a peer that accepts and opens no more streams.
     pub(crate) fn handle_goodbye(&mut self, now: Instant, number: u64) {
         let Some(id) = self.links.get(&number).and_then(|link| link.peer) else { return };
         if let Some(peer) = self.peers.get_mut(&id) {
@@ -311,7 +311,7 @@ impl Members {
         self.effects.push_back(Effect::Wake);
     }
 
-    /// A link has ended. Returns the name of its peer if it was the last one to it.
+    /// Handles the end of a link. Returns the name of its peer if that has no other link.
     pub(crate) fn handle_ended(&mut self, now: Instant, number: u64) -> Option<String> {
         let link = self.links.remove(&number)?;
         if let Some(place) = link.target.and_then(|target| self.places.get_mut(&target)) {
@@ -330,7 +330,7 @@ impl Members {
         gone.map(|peer| peer.name)
     }
 
-    /// Does what is due by now; `load` returns the load of a link.
+    /// Handles all timeouts that are due; `load` returns the load of a link.
     pub(crate) fn handle_timeout(&mut self, now: Instant, load: impl Fn(u64) -> Load) {
         self.dial_due(now);
         self.judge(now, &load);
@@ -344,7 +344,7 @@ impl Members {
         over.collect::<Vec<_>>().into_iter().for_each(|number| self.end(number));
     }
 
-    /// Ends links that this node has dialed to peers that it has a better link to, once they carry no stream.
+    /// Ends redundant links once they carry no stream: links that this node has dialed to peers with a better link.
     fn retire(&mut self, now: Instant, load: impl Fn(u64) -> Load) {
         let links = &self.links;
         let spare = self.peers.values().flat_map(|peer| {
@@ -368,9 +368,9 @@ impl Members {
         }
     }
 
-    /// Dials the places that may be dialed now, as far as this node searches.
+    /// Dials the places that are due, while this node searches.
     fn dial_due(&mut self, now: Instant) {
-        // A timer may be late: what was due before the search ended is dialed after it.
+        // The timer may be late: a place that was due before the search ended is still dialed.
         let seek_until = self.seek_until;
         let mut under_way = self.undescribed().count();
         let peers = &self.peers;
@@ -389,18 +389,18 @@ impl Members {
         }
     }
 
-    /// Links that were dialed, and whose peer has not described itself.
+    /// Iterates over the dialed links whose peer has not described itself.
     fn undescribed(&self) -> impl Iterator<Item = &Link> {
         let is_awaited = |link: &&Link| link.target.is_some() && link.peer.is_none();
         self.links.values().filter(is_awaited).filter(|link| !link.is_refused())
     }
 
-    /// Returns whether a node that was dialed a short time ago has not described itself.
+    /// Returns whether a recently dialed node has not described itself yet.
     pub(crate) fn is_expecting(&self, now: Instant) -> bool {
         self.undescribed().any(|link| now.nanos_since(link.since) < DESCRIBE)
     }
 
-    /// Returns the ways to a service, one a peer; `load` returns the load of a link.
+    /// Returns one link to each peer that offers a service; `load` returns the load of a link.
     pub(crate) fn choices(&self, service: &str, load: impl Fn(u64) -> Load) -> Vec<Choice> {
         let offers = |peer: &&Peer| {
             let is_used = !peer.is_leaving && peer.rival.is_none() && peer.held_by.is_none();
@@ -415,19 +415,20 @@ impl Members {
                 let rank = (is_doubted, distance(link.transport));
                 Some(Choice { peer: *id, link: *number, rank, streams })
             });
-            // Of equals the first, which is the better one.
+            // Of links with equal rank, takes the first, which is preferred.
             links.min_by_key(|choice| choice.rank)
         };
         peers.filter_map(choice).collect()
     }
 
-    /// Returns the numbers, names, services and links of the nodes that are known, and not held.
+    /// Returns the numbers, names, services and links of the known nodes that are not held.
     pub(crate) fn peers(&self) -> impl Iterator<Item = (u64, &str, &BTreeSet<String>, &[u64])> {
         let known = self.peers.iter().filter(|(_, peer)| peer.held_by.is_none());
         known.map(|(id, peer)| (*id, &*peer.name, &peer.services, &*peer.links))
     }
 
-    /// Returns the number and the name of a link's peer, unless it is held or refused: its streams are not accepted.
+    /// Returns the number and the name of a link's peer. `None` if the peer is held or refused: its streams are not
+    /// accepted.
     pub(crate) fn peer_of(&self, link: u64) -> Option<(u64, &str)> {
         let id = self.links.get(&link).filter(|link| !link.is_refused())?.peer?;
         let peer = self.peers.get(&id).filter(|peer| peer.held_by.is_none())?;
@@ -439,7 +440,7 @@ impl Members {
         self.peers.contains_key(&id)
     }
 
-    /// Returns when a known node was started, by its own clock, and what it is to this one.
+    /// Returns when a known node was started, by its own clock, and its state as this node sees it.
     pub(crate) fn standing(&self, id: u64) -> Option<(u64, &'static str)> {
         let peer = self.peers.get(&id)?;
         let is_slow = peer.links.iter().any(|number| self.links[number].is_slow);
@@ -452,7 +453,7 @@ impl Members {
         Some((peer.incarnation, state))
     }
 
-    /// Returns the places whose node is none of this cluster, and why.
+    /// Returns the places whose node is not of this cluster, each with the reason.
     pub(crate) const fn strangers(&self) -> &BTreeMap<Target, Stranger> {
         &self.strangers
     }
@@ -462,13 +463,13 @@ impl Members {
         self.links.keys().copied()
     }
 
-    /// Returns what has to be done next.
+    /// Returns the next action to take.
     #[must_use]
     pub(crate) fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// When [`Members::handle_timeout`] has to be called; `None` if only an event can cause anything.
+    /// Returns when to call [`Members::handle_timeout`]; `None` if only an event can cause an action.
     #[must_use]
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let known = |peer: u64| peer == self.id || self.peers.contains_key(&peer);

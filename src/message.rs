@@ -1,4 +1,4 @@
-//! Messages between nodes: reliable, in the order of their sender, and no faster than they are received.
+//! Messages between nodes: reliable, in their sender's order, and sent only as fast as the receiver takes them.
 //!
 //! ```
 //! # use midplane::Node;
@@ -32,24 +32,24 @@ use crate::node::links::Peers;
 use crate::node::mailbox::{Outgoing, Received};
 use crate::node::{Listener, Node, PeerName};
 
-/// 1 MiB: most bytes of a message. Use a stream for more.
+/// Most bytes of a message: 1 MiB. Use a stream for more.
 pub const MAX_MESSAGE: usize = 1 << 20;
-/// Bytes of messages of one sender that may wait to be received, with [`OVERHEAD`] for each.
+/// Most bytes of one sender's messages that wait to be received, with [`OVERHEAD`] for each.
 const HELD_OF_ONE: usize = MAX_MESSAGE + OVERHEAD;
-/// The same of all senders.
+/// Most bytes of all senders' messages that wait to be received, with [`OVERHEAD`] for each.
 const HELD_OF_ALL: usize = 64 << 20;
-/// Bytes that a message counts in addition to its own.
+/// Bytes counted for a message in addition to its own.
 const OVERHEAD: usize = 64;
 /// The service of messages.
 const SERVICE: &str = "midplane:messages";
-/// The first bytes of its streams.
+/// The first bytes of a stream of messages.
 const MAGIC: &[u8; 8] = b"midmsg 1";
-/// Streams of one peer that may wait until its former one has ended.
+/// Most streams of one peer that may wait until its former one has ended.
 const MAX_STREAMS: usize = 4;
-/// 30 s: limits the time from the first to the last byte of a message.
+/// Limit of the time from the first to the last byte of a message: 30 s.
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
-/// The receiver of a message: a node's name, or the very node that a [`PeerName`] stands for.
+/// The receiver of a message: a node's name, or the exact node of a [`PeerName`].
 #[derive(Clone, Debug)]
 pub struct Recipient(To);
 
@@ -78,19 +78,18 @@ impl From<&PeerName> for Recipient {
 }
 
 impl Node {
-    /// Sends a message to a node: it arrives once, after those that this node sent before.
+    /// Sends a message to a node. It arrives once, after those that this node sent before.
     ///
-    /// Waits while the receiver does not receive. Once this has returned, the message is on its way; it is lost if the
-    /// receiver ends before it has received it. The next send to that receiver then fails, and the one after it
-    /// reaches its successor of that name.
+    /// Waits while the receiver takes no messages. When this returns, the message was sent, but it is lost if the
+    /// receiver ends before it has received it. The next send to that receiver then fails, and the one after it reaches
+    /// the next node of that name.
     ///
-    /// # Errors
-    /// [`ErrorKind::Reset`]: the receiver was restarted, or the connection to it lost, since the last send.
-    /// [`ErrorKind::NoService`]: within the time of [`connect_timeout`](crate::NodeBuilder::connect_timeout), there was no
-    /// such node, or it did not receive. [`ErrorKind::TooLarge`] beyond [`MAX_MESSAGE`], [`ErrorKind::Closed`].
+    /// [`ErrorKind::Reset`] if the receiver was restarted, or the connection to it was lost, since the last send.
+    /// [`ErrorKind::NoService`] if, within the time of [`connect_timeout`](crate::NodeBuilder::connect_timeout), there
+    /// was no such node, or it did not receive. [`ErrorKind::TooLarge`] beyond [`MAX_MESSAGE`], [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
-    /// Dropped, the message was sent whole or not at all.
+    /// If the future is dropped, the message is sent completely or not at all.
     pub async fn send(
         &self,
         to: impl Into<Recipient>,
@@ -125,15 +124,15 @@ impl Node {
         Ok(())
     }
 
-    /// Waits for the next message of any node.
+    /// Waits for the next message from any node.
     ///
-    /// A node that has never called this receives nothing: its senders wait.
+    /// A node receives messages only after its first call of this: its senders wait until then.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] once the node was shut down.
     ///
     /// # Cancel safety
-    /// Dropped, it has taken no message.
+    /// If the future is dropped, no message was taken.
     pub async fn receive(&self) -> Result<(PeerName, Bytes), Error> {
         let inbox = self.mailbox().inbox(|| {
             let (outbox, inbox) = mpsc::unbounded_channel();
@@ -150,13 +149,13 @@ impl Node {
         }
     }
 
-    /// Finds the node of a name; the same as before unless that has ended.
+    /// Finds the node with a name; returns the same one as before unless that has ended.
     async fn named(&self, name: &str) -> Result<u64, Error> {
         if let Some(id) = self.mailbox().named(name) {
             return Ok(id);
         }
         let is_named = |id: u64| self.peers().iter().any(|peer| peer.id == id && peer.name == name);
-        let (mut refused, until) = (BTreeSet::new(), self.patience());
+        let (mut refused, until) = (BTreeSet::new(), self.search_deadline());
         let found = self.find(SERVICE, &mut refused, until, |one| is_named(one.peer)).await;
         let found = found.map_err(|error| self.not_found(name, &error))?;
         let id = found.first().expect("it has found one").peer;
@@ -164,7 +163,7 @@ impl Node {
         Ok(id)
     }
 
-    /// Writes a message behind those before it. The inner error is the stream's.
+    /// Writes a message after earlier ones. The inner error is the stream's.
     async fn write(
         &self,
         outgoing: Outgoing,
@@ -173,7 +172,7 @@ impl Node {
     ) -> Result<io::Result<()>, Error> {
         let mut outgoing = outgoing.lock_owned().await;
         if outgoing.is_none() {
-            let (mut refused, until) = (BTreeSet::new(), self.patience());
+            let (mut refused, until) = (BTreeSet::new(), self.search_deadline());
             let found = self.find(SERVICE, &mut refused, until, |one| one.peer == id).await;
             let found = found.map_err(|error| self.not_found(name, &error))?;
             let candidate = found.first().expect("it has found one");
@@ -195,7 +194,7 @@ impl Node {
         if written == head.len() + bytes.len() {
             return Ok(Ok(()));
         }
-        // A message that has begun is sent to its end, whether its sender still waits or not.
+        // A message that has begun is sent completely, even if its sender's future is dropped.
         let rest = tokio::spawn(async move {
             let stream = outgoing.as_mut().expect("it was opened");
             write_parts(stream, &head, &bytes, written).await
@@ -203,7 +202,7 @@ impl Node {
         Ok(rest.await.unwrap_or_else(|_| Err(io::ErrorKind::ConnectionAborted.into())))
     }
 
-    /// Forgets a receiver that has ended.
+    /// Forgets a receiver that has ended; returns the error for its sender.
     fn lost(&self, id: u64, name: &str, source: Option<io::Error>) -> Error {
         self.mailbox().forget(id);
         let why = source.map_or_else(String::new, |error| format!(": {error}"));
@@ -225,7 +224,7 @@ async fn accept(mut listener: Listener, outbox: mpsc::UnboundedSender<Received>,
             accepted = listener.accept() => accepted,
         };
         let Ok((stream, from)) = accepted else { return };
-        // A sender that has no stream any more holds nothing.
+        // A sender without an open stream holds no messages.
         senders.retain(|_, sender| Arc::strong_count(&sender.turn) > 1);
         let sender = senders.entry(from.id).or_insert_with(Sender::new).clone();
         if Arc::strong_count(&sender.turn) > MAX_STREAMS + 1 {
@@ -251,7 +250,7 @@ async fn accept(mut listener: Listener, outbox: mpsc::UnboundedSender<Received>,
 /// Bounds the messages of a sender that this node holds.
 #[derive(Clone, Debug)]
 struct Sender {
-    /// Held by the stream that is read; the next one waits until it has ended.
+    /// Held by the stream that is being read; the next stream waits until it has ended.
     turn: Arc<tokio::sync::Mutex<()>>,
     room: Arc<Semaphore>,
 }

@@ -61,21 +61,23 @@ use state::{Candidate, Receiver, Shared};
 use transports::Transports;
 
 /// The period in which a node that waits for a service searches for new nodes.
-const LOOK: Duration = Duration::from_millis(50);
-/// The silence after which a peer over UDP is pinged, and so the time in which the end of a process is detected.
+const SEARCH_PERIOD: Duration = Duration::from_millis(50);
+/// The nanoseconds of silence after which a peer over UDP is pinged. They determine how soon the end of a process is
+/// detected.
 const KEEPALIVE_NANOS: u64 = 700_000_000;
-/// Limits how long a node may take to describe itself, or to accept a stream, before others are tried.
-const TELL: Duration = Duration::from_nanos(member::DESCRIBE);
-/// Limits how long [`Node::shutdown`] waits for its sockets to be closed; notifying peers over UDP takes 1 s at most.
+/// Limit of the time in which a node must describe itself, or accept a stream, before others are tried.
+const ANSWER_WITHIN: Duration = Duration::from_nanos(member::DESCRIBE);
+/// Limit of the time in which [`Node::shutdown`] waits for its sockets to be closed. Notifying peers over UDP takes at
+/// most 1 s.
 const CLOSE: Duration = Duration::from_secs(2);
-/// The time for which a search continues once no task waits for it: longer than from one search to the next.
+/// The time for which a search continues after the last task waited for it: longer than the period of searches.
 const SEEK: Duration = Duration::from_millis(1_500);
 
 /// A node of a cluster: [listens](Node::listen) and [connects](Node::connect) by the names of services.
 ///
-/// Clones are the same node. It ends, and its streams with it, when the last of them and of its connectors is dropped; its
-/// listeners report [`ErrorKind::Closed`] then, so keep the node as long as they serve. [`Node::shutdown`] lets streams
-/// end first.
+/// Clones are the same node. When the last clone and the last of its connectors are dropped, the node and its streams
+/// end, and its listeners return [`ErrorKind::Closed`]. Keep the node as long as they serve. [`Node::shutdown`] lets
+/// streams end first.
 #[derive(Clone, Debug)]
 pub struct Node(Arc<Inner>);
 
@@ -92,12 +94,12 @@ struct Inner {
     links: Links,
     allowed: Transports,
     is_sealed: bool,
-    /// Bytes of the port's buffer that senders over UDP share by tokens, if they do.
+    /// Bytes of the port's buffer, if this node grants tokens to senders over UDP.
     port_buffer: Option<u64>,
     /// Serves the node's report, if that is allowed.
     top: OnceLock<Serving>,
     public: Option<PublicKey>,
-    /// Closed once the tasks that have sockets have ended.
+    /// Closed when the tasks that have sockets have ended.
     sockets: tokio::sync::Mutex<mpsc::Receiver<()>>,
 }
 
@@ -108,7 +110,7 @@ impl Drop for Inner {
 }
 
 impl Node {
-    /// A node with all defaults: it meets the other nodes of this user on this host.
+    /// Returns the builder of a node. By default, the node connects to the other nodes of this user on this host.
     pub fn builder() -> NodeBuilder {
         NodeBuilder::default()
     }
@@ -188,19 +190,20 @@ impl Node {
         self.offer(service.to_owned())
     }
 
-    /// Connects to a node that offers a service: of two chosen at random among the nearest, the one with fewer streams.
+    /// Connects to a node that offers a service. Of two chosen at random among the nearest, takes the one with fewer
+    /// streams.
     ///
-    /// If none offers it, waits for one for the time of [`NodeBuilder::connect_timeout`]. A node that does not answer
-    /// within a second is passed over, and used again once it answers.
+    /// If no node offers it, waits for one for the time of [`NodeBuilder::connect_timeout`]. Skips a node that does not
+    /// answer within a second until it answers again.
     ///
     /// # Errors
     /// [`ErrorKind::NoService`], with the nodes that were asked; [`ErrorKind::Busy`] if those that offer it have not
-    /// accepted; [`ErrorKind::Version`] if only nodes of another version were found; [`ErrorKind::Key`] if only nodes were
-    /// found whose keys do not fit, or that refuse this one's; [`ErrorKind::InUse`] if an earlier node has this
-    /// one's name; [`ErrorKind::Config`], [`ErrorKind::Closed`].
+    /// accepted; [`ErrorKind::Version`] if only nodes of another version were found; [`ErrorKind::Key`] if the keys of
+    /// all nodes found do not fit, or they refuse this node's; [`ErrorKind::InUse`] if an earlier node has this one's
+    /// name; [`ErrorKind::Config`], [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
-    /// Dropped, it has connected to nothing.
+    /// If the future is dropped, no stream is open.
     pub async fn connect(&self, service: &str) -> Result<Stream, Error> {
         check_name("a service's name", service)?;
         let node = &*self.0.name;
@@ -220,7 +223,7 @@ impl Node {
     }
 
     async fn connect_nearest(&self, service: &str) -> Result<Stream, Error> {
-        let (mut refused, until) = (BTreeSet::new(), self.patience());
+        let (mut refused, until) = (BTreeSet::new(), self.search_deadline());
         loop {
             let candidates = self.find(service, &mut refused, until, |_| true).await?;
             let choices: Vec<_> = candidates.iter().map(|candidate| candidate.choice).collect();
@@ -233,9 +236,11 @@ impl Node {
         }
     }
 
-    /// Opens a stream to a candidate; `None` if it refuses, has ended, or does not answer in time: it may be suspended.
+    /// Opens a stream to a candidate; `None` if it refuses, has ended, or does not answer in time, perhaps because it
+    /// is suspended.
     async fn open_at(&self, chosen: &Candidate, service: &str) -> Option<Stream> {
-        let opened = tokio::time::timeout(TELL, open(&self.0.shared, chosen, service)).await;
+        let opened =
+            tokio::time::timeout(ANSWER_WITHIN, open(&self.0.shared, chosen, service)).await;
         let is_slow = opened.is_err();
         if is_slow || chosen.choice.rank.0 {
             self.0.shared.on_answer(chosen, is_slow);
@@ -243,7 +248,7 @@ impl Node {
         opened.ok().flatten()
     }
 
-    /// Connects to the service whenever it is called: a `tower` service for tonic, hyper and others.
+    /// Returns a `tower` service that connects to the service with each call, for tonic, hyper and others.
     #[must_use]
     pub fn connector(&self, service: &str) -> Connector {
         Connector::new(self.clone(), service.to_owned())
@@ -255,21 +260,22 @@ impl Node {
         &self.0.name
     }
 
-    /// Returns the public key that the node proves to others, for their lists of places; none without the cluster's key.
+    /// Returns the public key that the node proves to others, for their lists of places; `None` without the cluster's
+    /// key.
     #[must_use]
     pub fn public_key(&self) -> Option<PublicKey> {
         self.0.public
     }
 
-    /// The nodes that this one is connected to.
+    /// Returns the nodes that this one is connected to.
     #[must_use]
     pub fn peers(&self) -> Vec<PeerInfo> {
         self.0.shared.peers()
     }
 
-    /// Dials places whose nodes are unknown, of those that gossip lists only nodes that offer the service. Waits until these
-    /// nodes have described themselves; returns whether there were any.
-    async fn look(&self, service: &str) -> bool {
+    /// Dials places whose nodes are unknown; of the places from gossip, only those whose nodes offer the service. Waits
+    /// until these nodes have described themselves. Returns whether new nodes were found.
+    async fn search_new(&self, service: &str) -> bool {
         let shared = &self.0.shared;
         let mut places: BTreeSet<_> =
             shared.network().local().into_iter().map(Target::Local).collect();
@@ -278,7 +284,7 @@ impl Node {
         places.extend(self.gossiped(service).into_iter().map(Target::Address));
         let before = shared.known();
         shared.search(&places, reached.keys, SEEK);
-        let until = Instant::now() + TELL;
+        let until = Instant::now() + ANSWER_WITHIN;
         loop {
             let changed = shared.changed.notified();
             let is_over = !shared.is_expecting();
@@ -298,16 +304,17 @@ impl Node {
         BTreeSet::new()
     }
 
-    /// The address at which nodes of other hosts reach this one, if it has one.
+    /// Returns the address at which nodes of other hosts reach this one, if it has one.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.0.address
     }
 
-    /// Returns the error of a search that found no node; `was_refused` if a peer that offers the service has not accepted.
-    fn nobody_offers(&self, service: &str, was_refused: bool) -> Error {
+    /// Returns the error of a search that found no node. `was_refused` is true if a peer that offers the service has
+    /// not accepted.
+    fn no_node_offers(&self, service: &str, was_refused: bool) -> Error {
         let peers = self.peers();
-        // Who is refused may be back, and not told yet again.
+        // A refused node may have restarted, and its new refusal may not have arrived yet.
         let notice = self.0.shared.notice().map(|text| format!("; {text}")).unwrap_or_default();
         let is_busy = was_refused && notice.is_empty();
         if let Some(error) = refused_by(service, &peers).filter(|_| is_busy) {
@@ -326,7 +333,7 @@ impl Node {
         Error::new(kind, format!("no node offers {service:?}; {asked}{hint}{notice}"))
     }
 
-    /// Lists the nodes that were asked in vain, and those that could not be asked.
+    /// Lists the nodes that were asked without success, and those that could not be asked.
     fn asked(&self, peers: &[PeerInfo]) -> String {
         let asked: Vec<_> = peers
             .iter()
@@ -345,7 +352,7 @@ impl Node {
         }
     }
 
-    /// Returns the error of a search for a node by its name, or of the search for its messages.
+    /// Returns the error of a search for a node by its name, or for its service of messages.
     pub(crate) fn not_found(&self, name: &str, error: &Error) -> Error {
         if error.kind() != ErrorKind::NoService {
             return Error::new(error.kind(), error.to_string());
@@ -358,8 +365,8 @@ impl Node {
         Error::new(ErrorKind::NoService, text)
     }
 
-    /// Ends the node once its streams have ended, or the time of [`NodeBuilder::drain`] is over. It accepts and opens no
-    /// further streams. Once this returns, another node may have its address.
+    /// Ends the node when its streams have ended, or after the time of [`NodeBuilder::drain`]. Meanwhile it accepts and
+    /// opens no streams. When this returns, another node may use its address.
     pub async fn shutdown(self) {
         let shared = &self.0.shared;
         let live = shared.live();
@@ -372,13 +379,14 @@ impl Node {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         shared.close();
-        // Nothing is ever sent: it ends with the last sender.
+        // The channel carries no messages: `recv` returns when the last sender is dropped.
         let closed = async { self.0.sockets.lock().await.recv().await };
         let _ = tokio::time::timeout(CLOSE, closed).await;
     }
 }
 
-/// Makes the sessions of a node and their driver: over shared memory, over UDP with a socket, and over TCP if it is open.
+/// Creates the sessions of a node and their driver: over shared memory, over UDP with a socket, and over TCP if it is
+/// open.
 fn make_sessions(
     builder: &NodeBuilder,
     udp: Option<Socket>,
@@ -398,7 +406,7 @@ fn make_sessions(
     Sessions::new(udp, tcp)
 }
 
-/// Returns the description of a node that offers nothing yet.
+/// Returns the description of a node that offers no service yet.
 fn describe(
     builder: &NodeBuilder,
     (id, name): (u64, &str),
@@ -420,7 +428,7 @@ fn describe(
     }
 }
 
-/// Spawns the tasks of a node; the channel is closed once those that have sockets have ended.
+/// Spawns the tasks of a node. The returned channel is closed when the tasks that have sockets have ended.
 fn spawn_tasks(
     shared: &Arc<Shared>,
     span: &tracing::Span,
@@ -429,7 +437,7 @@ fn spawn_tasks(
     tcp: Option<TcpListener>,
 ) -> mpsc::Receiver<()> {
     let (open, sockets) = mpsc::channel::<()>(1);
-    // Dropped with its socket, after it.
+    // Dropped after the task's socket.
     let spawn = |task: Pin<Box<dyn Future<Output = ()> + Send>>| {
         let open = open.clone();
         let task = async move {
@@ -458,7 +466,7 @@ fn listed(services: &[String]) -> String {
     if shown.is_empty() { "nothing".into() } else { shown.join(", ") }
 }
 
-/// The error of a service that peers offer, and none of them has accepted a stream to; `None` if none offers it.
+/// Returns the error for a service that peers offer without accepting a stream; `None` if no peer offers it.
 fn refused_by(service: &str, peers: &[PeerInfo]) -> Option<Error> {
     let offers = |peer: &&PeerInfo| peer.services.iter().any(|offered| offered == service);
     let names: Vec<_> = peers.iter().filter(offers).map(|peer| peer.name.as_str()).collect();

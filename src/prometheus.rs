@@ -8,7 +8,7 @@
 //! # }
 //! ```
 //!
-//! `docs/metrics.md` has the names. A process that has a recorder of the crate `metrics` already needs none of this.
+//! `docs/metrics.md` has the names. A process that already has a recorder of the crate `metrics` does not need this.
 
 use std::fmt;
 use std::io;
@@ -24,16 +24,16 @@ use tokio::task::JoinHandle;
 
 use crate::error::{Error, ErrorKind};
 
-/// Bytes of the longest request that is read.
+/// Most bytes of a request.
 const MAX_REQUEST: usize = 8 * 1024;
-/// Requests that are answered at once; more wait.
+/// Most requests that are answered at once; further ones wait.
 const MAX_AT_ONCE: usize = 16;
-/// Limits how long a request and its answer take.
+/// Limit of the time for a request and its answer.
 const WITHIN: Duration = Duration::from_secs(10);
-/// The period in which the recorder tidies what it keeps.
+/// The period of the recorder's upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// An endpoint that Prometheus scrapes; made by [`serve`]. Dropped, it answers no more.
+/// An endpoint that Prometheus scrapes; made by [`serve`]. Dropping it stops the server.
 #[must_use = "dropped, it answers no more"]
 pub struct Endpoint {
     address: SocketAddr,
@@ -54,7 +54,7 @@ impl Drop for Endpoint {
 }
 
 impl Endpoint {
-    /// Returns the address that it listens at.
+    /// Returns the address at which it listens.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
@@ -67,8 +67,8 @@ impl Endpoint {
     }
 }
 
-/// Installs a recorder for the process, and answers each `GET` at the address with what it has counted. Port 0 has the
-/// system choose. Call it once, before the nodes start.
+/// Installs a recorder for the process, and answers each `GET` at the address with its metrics. The system chooses a
+/// port for port 0. Call it once, before the nodes start.
 ///
 /// # Errors
 /// [`ErrorKind::InUse`] if the process has a recorder already, or the address is in use; [`ErrorKind::System`].
@@ -109,13 +109,13 @@ async fn accept(listener: TcpListener, handle: PrometheusHandle) {
                     drop(permit);
                 });
             }
-            // Too few descriptors: some are free later.
+            // The process lacks descriptors: some become free later.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
 }
 
-/// Answers one request, and closes.
+/// Answers one request, and closes the connection.
 async fn answer(mut stream: TcpStream, handle: &PrometheusHandle) -> io::Result<()> {
     let mut request = Vec::new();
     while !request.ends_with(b"\r\n\r\n") {

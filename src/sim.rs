@@ -22,19 +22,23 @@
 //! # Ok::<_, midplane::sim::SimError>(())
 //! ```
 //!
-//! The code of a host is plain tokio: it spawns tasks, sleeps, selects, and uses its [`Node`] as a live service does. Each
-//! host has a runtime of its own, on one thread. Time passes only where all hosts wait; an hour takes as long as what happens
-//! in it. Tokio's timers fire at whole milliseconds, [`time::sleep`](crate::time::sleep) at its nanosecond. Tasks of a host that run for
-//! 20 s of real time without a wait end the run with an error.
+//! The code of a host is plain tokio: it spawns tasks, sleeps, selects, and uses its [`Node`] as a live service does.
+//! Each host has a runtime of its own, on one thread. Time advances only while all hosts wait: an idle hour costs no
+//! real time. Tokio's timers fire at whole milliseconds, [`time::sleep`](crate::time::sleep) at its nanosecond. If
+//! tasks of a host run for 20 s of real time without waiting, the run ends with an error.
 //!
-//! The same seed gives the same run, as long as the code asks only tokio, its node and [`Sim`]'s seed for what differs from
-//! run to run. Not simulated, and an error or a panic: `tokio::net`, `tokio::fs`, blocking threads. Not simulated, and seen by
-//! [`SimBuilder::check`] as another digest if it changes what is sent when: the branch that `tokio::select!` polls first (write
-//! `biased;`, or build with `--cfg tokio_unstable`), the monotonic clock (`std::time::Instant`), and without the feature `deterministic` the order of a `HashMap`, the wall clock
-//! and random numbers of the system. With it, and on Linux, [`SimBuilder::check`] and [`SimBuilder::swarm`] have these repeat.
+//! The same seed gives the same run, if everything that differs between runs comes from tokio, the host's node or
+//! [`Sim`]'s seed. `tokio::net`, `tokio::fs` and blocking threads are not simulated: using them is an error or a panic.
 //!
-//! A run can be [traced](SimBuilder::trace): its packets for Wireshark; its packets, queues, faults, and the spans and logs of
-//! the code for Perfetto. [`SimBuilder::check`] and [`SimBuilder::swarm`] run what fails once more, and leave its trace.
+//! The following are not simulated either, and [`SimBuilder::check`] reports a different digest if they change what is
+//! sent or when: the branch that `tokio::select!` polls first (write `biased;`, or build with `--cfg tokio_unstable`),
+//! and the monotonic clock (`std::time::Instant`). Without the feature `deterministic`, so do the order of a `HashMap`,
+//! the wall clock, and random numbers of the system. With it, on Linux, [`SimBuilder::check`] and [`SimBuilder::swarm`]
+//! make these repeat.
+//!
+//! A run can be [traced](SimBuilder::trace): its packets for Wireshark; its packets, queues, faults, and the spans and
+//! logs of the code for Perfetto. [`SimBuilder::check`] and [`SimBuilder::swarm`] run a failing seed once more, and
+//! write its trace.
 
 mod alone;
 mod builder;
@@ -70,7 +74,7 @@ type Code = Arc<dyn Fn(Node) -> Pin<Box<dyn Future<Output = Result> + Send>> + S
 #[derive(Clone)]
 struct Spec {
     name: String,
-    /// True for a client: the run ends once all clients have ended.
+    /// True for a client: the run ends when all clients have ended.
     is_client: bool,
     code: Code,
 }
@@ -84,7 +88,7 @@ pub struct Sim {
     /// The trace to be written, if any.
     trace: Option<trace::Plan>,
     cluster: Option<Cluster>,
-    /// Hosts and steps of the script that the cluster was started with.
+    /// Number of hosts, and of steps of the script, with which the cluster was started.
     started: (usize, usize),
 }
 
@@ -99,12 +103,12 @@ impl fmt::Debug for Sim {
 }
 
 impl Sim {
-    /// A star of hosts at one switch, with links of 1 Gb/s and 10 us.
+    /// Returns the builder of a simulation. By default, the hosts are at one switch, with links of 1 Gb/s and 10 us.
     pub fn builder() -> SimBuilder {
         SimBuilder::default()
     }
 
-    /// Returns the seed of this run, for what the test itself draws.
+    /// Returns the seed of this run, for the test's own random draws.
     #[must_use]
     pub const fn seed(&self) -> u64 {
         self.seed
@@ -112,7 +116,7 @@ impl Sim {
 
     /// Adds a host. Its code gets a [`Node`] of the host's name, and runs anew at each restart.
     ///
-    /// If the code returns an error or panics, the run ends with that.
+    /// If the code returns an error or panics, the run ends with that error.
     pub fn host<F, C>(&mut self, name: impl Into<String>, code: F) -> &mut Self
     where
         F: Fn(Node) -> C + Send + Sync + 'static,
@@ -121,7 +125,7 @@ impl Sim {
         self.add(name.into(), false, code)
     }
 
-    /// Adds a client, on a host `client-1`, `client-2`, and so on. The run ends once the code of all clients has.
+    /// Adds a client, on a host `client-1`, `client-2`, and so on. The run ends when the code of all clients has ended.
     pub fn client<F, C>(&mut self, code: F) -> &mut Self
     where
         F: Fn(Node) -> C + Send + Sync + 'static,
@@ -141,7 +145,7 @@ impl Sim {
         self
     }
 
-    /// Begins an entry of the script: what happens at this time of the run.
+    /// Begins an entry of the script: the actions at this time of the run.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -168,7 +172,7 @@ impl Sim {
         Ok(cluster.report(true))
     }
 
-    /// Runs for this time, from where the last run has ended, or until the code of all clients has ended.
+    /// Runs for this time from the end of the last run, or until the code of all clients has ended.
     ///
     /// # Errors
     /// [`SimError`] if a host's code fails.

@@ -1,6 +1,6 @@
-//! Sleeps that are exact on a simulated host: tokio's own end at whole milliseconds there, as they do live.
+//! Sleeps that are exact to the nanosecond on a simulated host, where tokio's own end at whole milliseconds.
 //!
-//! Elsewhere these are tokio's. They need no feature: a service uses them as it is, in production and in tests.
+//! Elsewhere these are tokio's. They need no feature: a service can use them in production and in tests.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use midplane_simhw::services::VirtualHost;
 use thiserror::Error;
 pub use tokio::time::Instant;
 
-/// A future was not ready in time.
+/// The error of a future that was not ready in time.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("the time is over")]
 pub struct Elapsed;
 
-/// Waits for this time: to the nanosecond on a simulated host, for tokio's milliseconds elsewhere.
+/// Waits for this time: exact to the nanosecond on a simulated host, with tokio's milliseconds elsewhere.
 ///
 /// # Cancel safety
-/// Dropped, it wakes no task.
+/// If the future is dropped, no task is woken.
 pub async fn sleep(time: Duration) {
     #[cfg(feature = "sim")]
     if let Some(host) = VirtualHost::current() {
@@ -28,7 +28,7 @@ pub async fn sleep(time: Duration) {
     tokio::time::sleep(time).await;
 }
 
-/// Waits for a future for this time at most, as exactly as [`sleep`].
+/// Waits for a future for at most this time, as exactly as [`sleep`].
 ///
 /// # Errors
 /// [`Elapsed`] if the time is over before the future is ready.
@@ -43,8 +43,7 @@ pub async fn timeout<F: Future>(time: Duration, future: F) -> Result<F::Output, 
     }
 }
 
-/// Returns an interval whose first tick is at once, as exact as [`sleep`]. A tick that is late is followed by the next one in
-/// time.
+/// Returns an interval whose first tick is immediate, as exact as [`sleep`]. A late tick does not delay the next one.
 ///
 /// # Panics
 /// If the period is zero.
@@ -65,7 +64,7 @@ impl Interval {
     /// Waits for the next tick; returns the time for which it was set.
     ///
     /// # Cancel safety
-    /// Dropped before it is ready, it has taken no tick.
+    /// If the future is dropped, no tick was taken.
     pub async fn tick(&mut self) -> Instant {
         let now = Instant::now();
         if self.next > now {

@@ -23,9 +23,9 @@
 //! # }
 //! ```
 //!
-//! Packets to a process of the same host go through memory, once it is known to be there; those to other hosts through a
-//! stream of the node's. If the stream breaks, and the process is found again within 2 s, nothing is lost. A process
-//! that has ended is reported to each operation that waits for it; another one that joins with its rank takes its place.
+//! Packets to a process of the same host go through shared memory, if it is available; those to other hosts go through
+//! a stream of the node. If the stream breaks, and the process is found again within 2 s, nothing is lost. The end of a
+//! process is reported to each operation that waits for it. Another process that joins with its rank takes its place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -52,26 +52,26 @@ use crate::node::host::{milliseconds, random};
 use crate::node::links::Kind;
 use crate::node::{Listener, Node};
 
-/// The first bytes of the streams between ranks; the dialer's rank and the number of ranks follow, 4 bytes each.
+/// The first bytes of the streams between ranks. The dialer's rank and the number of ranks follow, 4 bytes each.
 const MAGIC: &[u8; 8] = b"midmpi 1";
-/// 1,024: most ranks of a world.
+/// Most ranks of a world: 1,024.
 pub const MAX_RANKS: u32 = 1_024;
-/// 2 s: the time for which a process whose connection has broken is searched for before it counts as lost.
+/// Time for which a process whose connection has broken is searched for before it counts as lost: 2 s.
 pub const REJOIN: Duration = Duration::from_secs(2);
-/// Limits the time in which the dialer of a stream must say who it is.
-const SAY: Duration = Duration::from_secs(2);
-/// Bytes of a packet: what a stream carries without a handshake. A multiple of the page size, so that none of the rings' areas
-/// shares a page with the next.
+/// Limit of the time in which the dialer of a stream must send its rank.
+const GREETING_WITHIN: Duration = Duration::from_secs(2);
+/// Bytes of a packet: the most that a stream carries without a handshake. A multiple of the page size, so that the
+/// areas of the rings share no page.
 const PACKET: usize = 60 << 10;
-/// The pause before a process is dialed again that has refused.
+/// The pause before a process that has refused is dialed again.
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl Node {
     /// Joins the world `name` as `rank` of `size` processes, and waits until it is connected to all others.
     ///
-    /// Each process calls this once with its own rank, 0 to `size - 1`. Each node must find those of lower ranks: on other
-    /// hosts, by a list of all ([`discover`](crate::NodeBuilder::discover)) or by gossip. A process that is restarted calls
-    /// it again with its former rank. The communicator keeps the node until its last handle is dropped.
+    /// Each process calls this once with its own rank, 0 to `size - 1`. Each node must find those of lower ranks: on
+    /// other hosts, by a list of all ([`discover`](crate::NodeBuilder::discover)) or by gossip. A restarted process
+    /// calls it again with its former rank. The communicator keeps the node running until its last handle is dropped.
     ///
     /// # Errors
     /// [`ErrorKind::NoService`], with the ranks that are missing, if they have not joined within the time of
@@ -80,7 +80,7 @@ impl Node {
     /// empty or has more than 70 bytes, [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
-    /// If dropped, the process has left the world.
+    /// If the future is dropped, the process has left the world.
     pub async fn world(&self, name: &str, rank: u32, size: u32) -> Result<Communicator, Error> {
         if rank >= size || size > MAX_RANKS {
             let text = format!(
@@ -105,7 +105,7 @@ impl Node {
         tokio::spawn(Arc::clone(&world).serve(feed));
         let mut carriers: Vec<Box<dyn Carrier>> = vec![Box::new(streams)];
         let host =
-            self.lanes(&world).map(|lanes| carriers.push(Box::new(lanes))).and_then(|()| host());
+            self.rings(&world).map(|rings| carriers.push(Box::new(rings))).and_then(|()| host());
         // Distinguishes processes that are started within a millisecond.
         let low = random().map_err(|error| Error::system("the node can't join", error))? >> 48;
         let identity = milliseconds() << 16 | low;
@@ -113,12 +113,12 @@ impl Node {
         let engine = Engine::new(wires, Config::default());
         let joined = Communicator::world(engine, size);
         let joined = joined.map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
-        world.wait_for_all(self.patience()).await?;
+        world.wait_for_all(self.search_deadline()).await?;
         Ok(joined)
     }
 
-    /// Opens the rings to processes of the same host, if shared memory is allowed here.
-    fn lanes(&self, world: &World) -> Option<LaneCarrier> {
+    /// Opens the rings to processes of the same host, if shared memory is allowed.
+    fn rings(&self, world: &World) -> Option<LaneCarrier> {
         if !self.shares_memory() || world.size < 2 {
             return None;
         }
@@ -127,7 +127,7 @@ impl Node {
         let own = NodeId(u16::try_from(world.rank).expect("it was checked"));
         let config = ShmConfig::new(name, own, nodes).mtu(PACKET);
         match LaneCarrier::open(&config) {
-            Ok(lanes) => Some(lanes),
+            Ok(rings) => Some(rings),
             Err(error) => {
                 tracing::debug!(%error, "no memory is shared with other ranks");
                 None
@@ -137,7 +137,7 @@ impl Node {
 }
 
 /// Identifies the processes that can share memory: same host, network namespace and user. `None` if the system does not
-/// say.
+/// report these.
 fn host() -> Option<u64> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let network = std::fs::read_link("/proc/self/ns/net").ok()?;
@@ -158,9 +158,9 @@ struct World {
     rank: u32,
     size: u32,
     source: StreamSource<Stream>,
-    /// Counts the streams that were made to each process.
+    /// Number of streams made to each process so far.
     met: Mutex<BTreeMap<u32, u64>>,
-    /// A process was met.
+    /// Notified when a stream to a process was made.
     changed: Notify,
 }
 
@@ -170,13 +170,13 @@ impl World {
         Kind::World.service(&format!("{}:{rank}", self.name))
     }
 
-    /// Returns how often a stream to the process was made.
+    /// Returns how many streams to the process were made.
     fn times_met(&self, rank: u32) -> u64 {
         let met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
         met.get(&rank).copied().unwrap_or(0)
     }
 
-    /// Gives the carrier a stream; returns false if the process has left the world.
+    /// Passes a stream to the carrier; returns `false` if the process has left the world.
     fn connect(&self, rank: u32, stream: Stream) -> bool {
         *self.met.lock().unwrap_or_else(PoisonError::into_inner).entry(rank).or_insert(0) += 1;
         self.changed.notify_waiters();
@@ -221,10 +221,10 @@ impl World {
         }
     }
 
-    /// Takes a stream whose dialer says which rank it is.
+    /// Takes a stream whose dialer sends its rank.
     async fn greeted(&self, mut stream: Stream) -> io::Result<()> {
         let mut greeting = [0; 16];
-        timeout(SAY, stream.read_exact(&mut greeting)).await??;
+        timeout(GREETING_WITHIN, stream.read_exact(&mut greeting)).await??;
         let (magic, numbers) = greeting.split_at(MAGIC.len());
         let (words, _) = numbers.as_chunks::<4>();
         let [rank, size] = [words[0], words[1]].map(u32::from_le_bytes);
@@ -242,7 +242,7 @@ impl World {
         Err(io::Error::new(io::ErrorKind::InvalidData, wrong))
     }
 
-    /// Finds the processes that the carrier wants.
+    /// Connects the processes that the carrier requests.
     async fn serve(self: Arc<Self>, mut feed: StreamFeed<Stream>) {
         let mut peers = self.node.links();
         loop {
@@ -261,17 +261,17 @@ impl World {
         }
     }
 
-    /// Returns until when a process is waited for.
-    fn patience(&self, rank: u32) -> Instant {
+    /// Returns until when to wait for a process.
+    fn deadline(&self, rank: u32) -> Instant {
         match self.times_met(rank) {
-            0 => self.node.patience(),
+            0 => self.node.search_deadline(),
             _ => Instant::now() + REJOIN,
         }
     }
 
-    /// Reports a process as lost that has not dialed in time.
+    /// Waits for a process to dial; reports it as lost if it does not in time.
     async fn expect(self: Arc<Self>, rank: u32) {
-        let (before, until) = (self.times_met(rank), self.patience(rank));
+        let (before, until) = (self.times_met(rank), self.deadline(rank));
         tokio::select! {
             biased;
             () = self.source.closed() => {}
@@ -283,10 +283,10 @@ impl World {
         }
     }
 
-    /// Dials a process until it answers, and reports it as lost meanwhile if that takes long.
+    /// Dials a process until it answers; reports it as lost if that takes too long.
     async fn dial(self: Arc<Self>, rank: u32) {
         let Ok(service) = self.service(rank) else { return };
-        let (mut refused, until) = (BTreeSet::new(), self.patience(rank));
+        let (mut refused, until) = (BTreeSet::new(), self.deadline(rank));
         let dialing = async {
             loop {
                 if Instant::now() >= until {
@@ -316,7 +316,7 @@ impl World {
         }
     }
 
-    /// Opens a stream, and says which rank this is.
+    /// Opens a stream, and sends this process's rank.
     async fn greet(
         &self,
         candidate: &crate::node::links::Candidate,
@@ -326,7 +326,7 @@ impl World {
         let mut greeting = MAGIC.to_vec();
         greeting.extend_from_slice(&self.rank.to_le_bytes());
         greeting.extend_from_slice(&self.size.to_le_bytes());
-        timeout(SAY, stream.write_all(&greeting)).await.ok()?.ok()?;
+        timeout(GREETING_WITHIN, stream.write_all(&greeting)).await.ok()?.ok()?;
         Some(stream)
     }
 }

@@ -28,19 +28,19 @@ use crate::node::host;
 use crate::node::links::{Candidate, Kind};
 use crate::node::meter::Calls;
 
-/// 30 s: limits how long a call takes.
+/// Default limit of the time that a call takes: 30 s.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Peers that a call is lost with before it fails, where it may be retried.
+/// Lost peers after which an idempotent call fails.
 const MAX_LOST: usize = 3;
 
-/// Calls a service by its name, wherever it is; made by [`Node::client`].
+/// Calls a service by its name, on any node that offers it; made by [`Node::client`].
 ///
-/// Each call goes to the nearest node that offers the service; of several, to the one of two chosen at random that has
+/// Each call goes to one of the nearest nodes that offer the service. Of two chosen at random, it goes to the one with
 /// fewer calls of this client. A call that was certainly not delivered is sent to another node. Clones share the limits
-/// and the streams. A client keeps its node.
+/// and the streams. A client keeps its node running.
 ///
 /// # Cancel safety
-/// A call that is dropped frees what it held on both sides: the service's future is dropped once the peer learns of it.
+/// Dropping a call drops its stream. The peer drops the service's future when it detects that.
 pub struct Client<Request, R, E> {
     shared: Arc<Shared>,
     room: Arc<Semaphore>,
@@ -59,7 +59,7 @@ struct Shared {
     node: Node,
     name: String,
     service: OnceLock<String>,
-    /// The one node that is called, if only one may be.
+    /// The number of the node to call; `None` if any node that offers the service may be called.
     peer: Option<u64>,
     pool: Arc<Pool>,
     is_kept: AtomicBool,
@@ -85,13 +85,13 @@ impl<Request, R, E> fmt::Debug for Client<Request, R, E> {
 }
 
 impl Node {
-    /// A client of a service of calls, within the default [`Limits`]; connects at its first call.
+    /// Creates a client of a service of calls, within the default [`Limits`]. It connects at its first call.
     #[must_use]
     pub fn client<Request, R, E>(&self, name: &str) -> Client<Request, R, E> {
         self.make_client(name, OnceLock::new(), None)
     }
 
-    /// A client of one node's service of calls, by its reserved name.
+    /// Creates a client of one node's service of calls, by the service's reserved name.
     pub(crate) fn client_of<Request, R, E>(
         &self,
         reserved: &str,
@@ -130,7 +130,7 @@ impl Node {
 }
 
 impl<Request, R, E> Client<Request, R, E> {
-    /// Sets the limits, for this client and the clones that are made of it later.
+    /// Sets the limits of this client, and of clones made from it later.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.room = Arc::new(Semaphore::new(limits.concurrency.min(Semaphore::MAX_PERMITS)));
@@ -146,7 +146,7 @@ impl<Request, R, E> Client<Request, R, E> {
         self
     }
 
-    /// Permits a request to be handled twice: a call whose peer is lost is retried at another one.
+    /// Permits the service to handle a request twice: if its peer is lost, the call is retried at another node.
     #[must_use]
     pub const fn idempotent(mut self) -> Self {
         self.is_idempotent = true;
@@ -166,7 +166,7 @@ where
     /// [`CallError`]: the service's own error is [`CallError::Service`].
     ///
     /// # Cancel safety
-    /// Dropped, the request may have been handled, or a part of it.
+    /// If the future is dropped, the service may have handled the request, or a part of it.
     pub async fn call(&self, request: Request) -> Result<R, CallError<E>> {
         let call = self.prepare(&request)?;
         let room = Arc::clone(&self.room);
@@ -224,7 +224,7 @@ where
     }
 }
 
-/// A call, whatever its types are.
+/// A call with its encoded request, independent of its types.
 struct Call {
     shared: Arc<Shared>,
     payload: Vec<u8>,
@@ -241,9 +241,9 @@ struct Answer {
     body: Vec<u8>,
 }
 
-/// The reason why there is no answer.
+/// The reason why no answer arrived.
 enum Lost {
-    /// The request was not sent whole: no service was called.
+    /// The request was not sent completely: no service was called.
     Undelivered,
     /// The peer may have handled the request.
     Delivered(io::Error),
@@ -276,11 +276,11 @@ impl Call {
         done
     }
 
-    /// Tries one node after the other.
+    /// Tries one node after another.
     async fn attempts<E>(&self) -> Result<Answer, CallError<E>> {
         let service = self.shared.service()?;
         let node = &self.shared.node;
-        let until = node.patience();
+        let until = node.search_deadline();
         let mut refused = BTreeSet::new();
         let (mut last, mut lost) = (None, 0);
         loop {
@@ -326,7 +326,7 @@ impl Call {
     ) -> Result<Answer, Lost> {
         while let Some(pipe) = lease.take() {
             match self.exchange(pipe, lease).await {
-                // The peer has dropped the idle stream: the next one, or a new one, may be better.
+                // The peer has ended the idle stream: try the next one, or a new one.
                 Err(Lost::Undelivered) => {}
                 done => return done,
             }
@@ -356,7 +356,7 @@ impl Call {
         Ok(answer)
     }
 
-    /// Reads an answer; returns whether all of it was read.
+    /// Reads an answer; returns whether it was read completely.
     async fn read(&self, pipe: &mut Pipe) -> io::Result<(Answer, bool)> {
         let AnswerHeader { status, length, limit } = AnswerHeader::read(pipe).await?;
         if length as usize > self.most {
@@ -388,7 +388,7 @@ impl Answer {
 }
 
 impl Shared {
-    /// Returns the reserved name of the service; at the first call, begins to keep the idle streams.
+    /// Returns the reserved name of the service. The first call starts the task that drops old idle streams.
     fn service<E>(&self) -> Result<&str, CallError<E>> {
         if self.service.get().is_none() {
             let service = Kind::Calls.service(&self.name).map_err(CallError::Node)?;

@@ -11,14 +11,14 @@ tokio::task_local! {
     static CURRENT: Context;
 }
 
-/// Bytes of a `traceparent` and of a `tracestate` at most.
+/// Most bytes of a `traceparent`, and of a `tracestate`.
 pub(super) const MAX_PARENT: usize = 64;
 pub(super) const MAX_STATE: usize = 512;
 
 /// The deadline, the trace and the caller of a call, which its service receives with the request.
 ///
-/// A service runs within the context of its call, and the calls that it makes inherit deadline and trace. A task that it
-/// spawns does not: pass it [`Context::current`], and run it by [`Context::scope`].
+/// A service runs within the context of its call, and the calls that it makes inherit deadline and trace. A task that
+/// it spawns does not inherit them: pass the task [`Context::current`], and run it by [`Context::scope`].
 #[derive(Clone, Debug, Default)]
 pub struct Context {
     deadline: Option<Instant>,
@@ -27,7 +27,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// A context without deadline, trace and caller, for the calls of a program that serves none itself.
+    /// Creates a context without deadline, trace and caller, for a program that serves no calls itself.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -43,7 +43,7 @@ impl Context {
         CURRENT.try_with(Self::clone).ok()
     }
 
-    /// Ends calls within this time from now on, or sooner if the context has an earlier deadline.
+    /// Sets the deadline to this time from now; an earlier deadline of the context stays.
     #[must_use]
     pub fn with_timeout(mut self, time: Duration) -> Self {
         let own = Instant::now().checked_add(time);
@@ -58,7 +58,7 @@ impl Context {
         self
     }
 
-    /// Runs a future within this context: its calls take over deadline and trace.
+    /// Runs a future within this context: its calls inherit deadline and trace.
     pub async fn scope<F: Future>(self, future: F) -> F::Output {
         CURRENT.scope(self, future).await
     }
@@ -68,7 +68,7 @@ impl Context {
         CURRENT.sync_scope(self, run)
     }
 
-    /// When the caller stops to wait.
+    /// Returns when the caller stops waiting.
     #[must_use]
     pub const fn deadline(&self) -> Option<Instant> {
         self.deadline
@@ -97,12 +97,12 @@ impl Context {
     }
 }
 
-/// The earlier of two deadlines.
+/// Returns the earlier of two deadlines.
 pub(super) fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     [one, other].into_iter().flatten().min()
 }
 
-/// A trace in W3C's words; both are empty where there is none.
+/// A W3C trace context; both parts are empty if there is none.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Trace {
     pub(super) parent: String,
@@ -110,7 +110,7 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// A trace; `None` if the `traceparent` is none.
+    /// Creates a trace; `None` if `parent` is not a valid `traceparent`.
     pub(super) fn new(parent: &str, state: &str) -> Option<Self> {
         is_parent(parent).then(|| {
             let is_state = state.len() <= MAX_STATE && state.bytes().all(is_printable);
@@ -142,7 +142,7 @@ fn is_parent(text: &str) -> bool {
     let is_zero = |part: &[u8]| part.iter().all(|byte| *byte == b'0');
     let (version, trace, span, flags) =
         (&bytes[..2], &bytes[3..35], &bytes[36..52], &bytes[53..55]);
-    // Later versions may have more behind another dash.
+    // Later versions may append more after another dash.
     let ends = bytes.len() == 55 || (version != b"00" && bytes[55] == b'-');
     [version, trace, span, flags].into_iter().all(is_hex)
         && [bytes[2], bytes[35], bytes[52]] == *b"---"

@@ -59,7 +59,7 @@ impl RequestHeader {
         let mut words = vec![0; parent + state];
         stream.read_exact(&mut words).await?;
         let text = |bytes| std::str::from_utf8(bytes).unwrap_or("");
-        // A trace that is none is ignored: it is no reason to refuse a call.
+        // An invalid trace is ignored: it is no reason to refuse a call.
         let trace = Trace::new(text(&words[..parent]), text(&words[parent..])).unwrap_or_default();
         let micros = word64(&bytes, 8);
         let remaining = (micros != NEVER).then(|| Duration::from_micros(micros));
@@ -77,11 +77,11 @@ pub(super) enum Status {
     Error = 1,
     /// The service was stopped at the deadline.
     Deadline = 2,
-    /// The payload of the request is none of the service's.
+    /// The payload of the request does not decode as the service's type.
     Undecodable = 3,
-    /// The request is longer than the value, the service's limit; the stream ends.
+    /// The request is longer than `limit`, the service's; the stream ends.
     RequestTooLarge = 4,
-    /// The response is longer than the value, the service's limit.
+    /// The response is longer than `limit`, the service's.
     ResponseTooLarge = 5,
     /// The service was not called: it has too many streams. The stream ends.
     Busy = 6,
@@ -104,7 +104,7 @@ impl Status {
 pub(super) struct AnswerHeader {
     pub(super) status: Status,
     pub(super) length: u32,
-    /// The limit that was passed.
+    /// The limit that was exceeded.
     pub(super) limit: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The streams of a client: idle ones that wait for a call, and how many calls each peer has.
+//! The streams of a client: idle ones for the next calls, and the number of calls to each peer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,11 +11,11 @@ use tokio::time::Instant;
 
 use crate::node::links::{Candidate, Peers};
 
-/// 30 s: an idle stream is dropped after that time, long before a service drops it.
+/// Time after which an idle stream is dropped: 30 s, long before the service drops it.
 const IDLE: Duration = Duration::from_secs(30);
-/// Idle streams to one peer.
+/// Most idle streams to one peer.
 const MAX_IDLE: usize = 256;
-/// Bytes that a stream reads ahead: a short answer is one read.
+/// Bytes that a stream reads ahead: a short answer takes one read.
 const READ_AHEAD: usize = 1_024;
 
 /// A stream of calls.
@@ -24,19 +24,19 @@ pub(super) type Pipe = BufReader<Stream>;
 /// The streams of a client.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    /// By the session's number.
-    ways: Mutex<BTreeMap<u64, Way>>,
+    /// The streams of each session, by the session's number.
+    sessions: Mutex<BTreeMap<u64, SessionStreams>>,
 }
 
 /// The streams of one session.
 #[derive(Debug, Default)]
-struct Way {
+struct SessionStreams {
     idle: Vec<(Pipe, Instant)>,
-    /// Calls that are under way.
+    /// Calls in progress.
     busy: usize,
 }
 
-/// A call's share of a session; dropped, the call is over.
+/// A call's share of a session. Dropping it ends the call.
 #[derive(Debug)]
 pub(super) struct Lease {
     pool: Arc<Pool>,
@@ -45,33 +45,33 @@ pub(super) struct Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut ways = self.pool.ways();
-        if let Some(way) = ways.get_mut(&self.session) {
-            way.busy -= 1;
-            if way.busy == 0 && way.idle.is_empty() {
-                ways.remove(&self.session);
+        let mut sessions = self.pool.sessions();
+        if let Some(streams) = sessions.get_mut(&self.session) {
+            streams.busy -= 1;
+            if streams.busy == 0 && streams.idle.is_empty() {
+                sessions.remove(&self.session);
             }
         }
     }
 }
 
 impl Lease {
-    /// Keeps a stream for the next call. It carries nothing: the call's answer was its last bytes.
+    /// Keeps a stream for the next call. All bytes of the answer were read, so the stream is empty.
     pub(super) fn keep(&self, pipe: Pipe) {
-        let mut ways = self.pool.ways();
-        let way = ways.entry(self.session).or_default();
-        if way.idle.len() < MAX_IDLE {
-            way.idle.push((pipe, Instant::now()));
+        let mut sessions = self.pool.sessions();
+        let streams = sessions.entry(self.session).or_default();
+        if streams.idle.len() < MAX_IDLE {
+            streams.idle.push((pipe, Instant::now()));
         } else {
-            drop(ways);
+            drop(sessions);
             drop(pipe);
         }
     }
 
-    /// Takes an idle stream, the one that was used last.
+    /// Takes the idle stream that was used last.
     pub(super) fn take(&self) -> Option<Pipe> {
         loop {
-            let (mut pipe, since) = self.pool.ways().get_mut(&self.session)?.idle.pop()?;
+            let (mut pipe, since) = self.pool.sessions().get_mut(&self.session)?.idle.pop()?;
             if since.elapsed() < IDLE && is_quiet(&mut pipe) {
                 return Some(pipe);
             }
@@ -79,20 +79,20 @@ impl Lease {
     }
 }
 
-/// Returns whether a stream has neither ended nor bytes that no call has asked for.
+/// Returns whether a stream neither has ended nor has received bytes that no call requested.
 fn is_quiet(pipe: &mut Pipe) -> bool {
     let mut context = Context::from_waker(Waker::noop());
     std::pin::Pin::new(pipe).poll_fill_buf(&mut context).is_pending()
 }
 
-/// Wraps a stream that was opened.
+/// Wraps an opened stream.
 pub(super) fn pipe(stream: Stream) -> Pipe {
     BufReader::with_capacity(READ_AHEAD, stream)
 }
 
 impl Pool {
-    fn ways(&self) -> MutexGuard<'_, BTreeMap<u64, Way>> {
-        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sessions(&self) -> MutexGuard<'_, BTreeMap<u64, SessionStreams>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a share of the session which, of two chosen by `random`, has fewer calls.
@@ -103,35 +103,36 @@ impl Pool {
     ) -> Option<(&'a Candidate, Lease)> {
         let pick = |number: u64| candidates.get(number as usize % candidates.len().max(1));
         let (one, other) = (pick(random & 0xFFFF_FFFF)?, pick(random >> 32)?);
-        let mut ways = self.ways();
-        let busy = |of: &Candidate| ways.get(&of.session.number()).map_or(0, |way| way.busy);
+        let mut sessions = self.sessions();
+        let busy =
+            |of: &Candidate| sessions.get(&of.session.number()).map_or(0, |streams| streams.busy);
         let chosen = if busy(other) < busy(one) { other } else { one };
         let session = chosen.session.number();
-        ways.entry(session).or_default().busy += 1;
-        drop(ways);
+        sessions.entry(session).or_default().busy += 1;
+        drop(sessions);
         Some((chosen, Lease { pool: Arc::clone(self), session }))
     }
 
-    /// Drops the idle streams that `is_kept` does not name, by session, and those that were idle for long.
+    /// Drops idle streams of sessions for which `is_kept` returns `false`, and those that were idle for too long.
     fn prune(&self, is_kept: impl Fn(u64) -> bool) {
         let mut ended = Vec::new();
-        let mut ways = self.ways();
-        for (session, way) in ways.iter_mut() {
+        let mut sessions = self.sessions();
+        for (session, streams) in sessions.iter_mut() {
             let is_kept = is_kept(*session);
             let is_due = |(_, since): &mut (Pipe, Instant)| !is_kept || since.elapsed() >= IDLE;
-            ended.extend(way.idle.extract_if(.., is_due));
+            ended.extend(streams.idle.extract_if(.., is_due));
         }
-        ways.retain(|_, way| way.busy > 0 || !way.idle.is_empty());
-        drop(ways);
+        sessions.retain(|_, streams| streams.busy > 0 || !streams.idle.is_empty());
+        drop(sessions);
         drop(ended);
     }
 }
 
-/// Drops idle streams whose peer leaves, or that are idle for long, as long as there is a pool.
+/// Drops idle streams whose peer leaves, and those that were idle for too long, until the pool is dropped.
 pub(super) async fn keep(pool: Weak<Pool>, service: String, mut peers: Peers) {
     let watched = peers.clone();
     loop {
-        // Made before the peers are read, so that no change is missed.
+        // Created before the peers are read, so that no change is missed.
         let changed = watched.changed();
         {
             let Some(pool) = pool.upgrade() else { return };

@@ -1,4 +1,4 @@
-//! Serves calls: one task accepts streams, one task a stream handles its calls in turn.
+//! Serves calls: one task accepts streams, and one task for each stream handles its calls in turn.
 
 use std::future::poll_fn;
 use std::io;
@@ -27,16 +27,16 @@ use crate::node::links::Kind;
 use crate::node::meter::{Role, Streams};
 use crate::node::{Listener, Node, PeerName};
 
-/// 4,096: streams that a service has at most; a client opens one for each of its calls at once.
+/// Most streams of a service: 4,096. A client opens one for each of its concurrent calls.
 pub const MAX_STREAMS: usize = 4_096;
-/// 2 min: an idle stream is dropped after that time. Clients drop theirs sooner.
+/// Time after which an idle stream is dropped: 2 min. Clients drop theirs sooner.
 const IDLE: Duration = Duration::from_secs(120);
-/// 30 s: limits how long a peer takes to send the rest of a request, or to read an answer.
+/// Limit of the time in which a peer sends the rest of a request, or reads an answer: 30 s.
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
 /// A service of calls; made by [`Node::serve`].
 ///
-/// Dropped, the node no longer offers the service, and stops the calls that are in progress: their callers get
+/// Dropping it ends the service and the calls in progress: their callers get
 /// [`CallError::Reset`](super::CallError::Reset).
 #[derive(Debug)]
 pub struct Serving {
@@ -46,7 +46,7 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Calls in progress.
+    /// Returns the number of calls in progress.
     #[must_use]
     pub fn calls(&self) -> usize {
         self.concurrency - self.room.available_permits()
@@ -62,9 +62,9 @@ impl Drop for Serving {
 impl Node {
     /// Serves calls to a `tower` service, within the default [`Limits`].
     ///
-    /// The service is cloned for each stream; its `poll_ready` may wait, and holds that one call. It runs within the
-    /// call's [`Context`] and a `tracing` span `call`. Its future is dropped at the call's deadline, and once the caller
-    /// has dropped the call or has ended.
+    /// The service is cloned for each stream. Its `poll_ready` may wait, and delays only that stream's call. The
+    /// service runs within the call's [`Context`] and a `tracing` span `call`. Its future is dropped at the call's
+    /// deadline, and when the caller has dropped the call or has ended.
     ///
     /// # Errors
     /// [`ErrorKind::InUse`](crate::ErrorKind::InUse) if this node offers it already,
@@ -80,7 +80,7 @@ impl Node {
         self.serve_with(name, service, Limits::default())
     }
 
-    /// The same as [`Node::serve`], within other limits.
+    /// Serves calls like [`Node::serve`], within other limits.
     ///
     /// # Errors
     /// Those of [`Node::serve`].
@@ -130,7 +130,7 @@ impl Node {
     }
 }
 
-/// Accepts the streams of a service; the tasks of its streams end with it.
+/// Accepts the streams of a service. When it is dropped, the tasks of its streams end.
 async fn accept<S, Request>(mut listener: Listener, server: Server<S, Request>)
 where
     S: Service<Request, Future: Send> + Clone + Send + 'static,
@@ -162,11 +162,11 @@ where
 /// Reports that the service has too many streams.
 async fn refuse(mut stream: Stream) {
     let head = AnswerHeader { status: Status::Busy, length: 0, limit: 0 }.emit();
-    // A new stream has room for it; if not, the caller learns of the end of the stream.
+    // A new stream has space for it; if not, the caller only sees the end of the stream.
     let _ = timeout(REST_WITHIN, write_parts(&mut stream, &head, &[], 0)).await;
 }
 
-/// The state that a stream's task needs.
+/// The state that each stream's task needs.
 #[derive(Debug)]
 struct Server<S, Request> {
     service: S,
@@ -223,7 +223,7 @@ where
         }
     }
 
-    /// Runs a call to its end, its deadline, or the end of its stream, which is an error.
+    /// Runs a call until it ends, its deadline passes, or its stream ends, which is an error.
     async fn handle(
         &mut self,
         pipe: &mut Pipe,

@@ -5,19 +5,19 @@ use std::path::{Path, PathBuf};
 
 use super::{Discovery, DiscoveryError, Place};
 
-/// Bytes of a file of places.
+/// Most bytes of a file of places.
 const MOST: u64 = 1 << 20;
 
-/// Tells the places that a file lists: one `HOST:PORT` a line, or `HOST:PORT KEY` with the public key of the node that is
-/// met there alone. What follows `#` is a comment. The file is read anew with
-/// each search, so it may change at any time; it may be empty, and has 1 MiB at most.
+/// Returns the places that a file lists: one `HOST:PORT` a line, or `HOST:PORT KEY` with the public key that the node
+/// there must prove. `#` begins a comment. The file is read anew with each search, so it may change at any time. It may
+/// be empty, and has at most 1 MiB.
 ///
-/// Replace the file by renaming another one to it: a search may read a file that is half written.
+/// Replace the file by renaming another one over it: a search may otherwise read a half-written file.
 #[derive(Clone, Debug)]
 pub struct File(PathBuf);
 
 impl File {
-    /// Tells the places that this file lists.
+    /// Creates a discovery that returns the places in this file.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
@@ -26,7 +26,7 @@ impl File {
 impl Discovery for File {
     async fn places(&self) -> Result<Vec<Place>, DiscoveryError> {
         let path = self.0.clone();
-        // It may be on a slow or a network file system.
+        // The file may be on a slow or a network file system.
         tokio::task::spawn_blocking(move || read(&path)).await?
     }
 }
@@ -34,7 +34,7 @@ impl Discovery for File {
 fn read(path: &Path) -> Result<Vec<Place>, DiscoveryError> {
     let failed =
         |error| format!("{}: {error}; name a file of places that can be read", path.display());
-    // A pipe would have the open wait for a writer.
+    // Opening a pipe would block until a writer opens it.
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
         return Err(format!("{}: no regular file; name a file of places", path.display()).into());
     }

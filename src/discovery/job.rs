@@ -1,4 +1,4 @@
-//! The processes of a job, as its launcher tells them.
+//! The processes of a job, from the environment that its launcher sets.
 
 use std::sync::OnceLock;
 
@@ -6,11 +6,11 @@ use midplane_simhw::launch::{Launch, LaunchError, ProcessGroup as Rank};
 
 use super::{Discovery, DiscoveryError, Place};
 
-/// Tells the places of the other processes of the job that this one belongs to: started by `srun`, by Open MPI's `mpirun`,
-/// by an `mpiexec` of PMI, or as a pod of an indexed Kubernetes job. A process of no job has no places.
+/// Returns the places of the other processes of this process's job. The job was started by `srun`, by Open MPI's
+/// `mpirun`, by an `mpiexec` of PMI, or as an indexed Kubernetes job. A process without a job has no places.
 ///
-/// The job's environment says which host each process runs on; the processes of one host have ports from
-/// [`Job::port`] on, in the order of their ranks. The node binds its own port.
+/// The job's environment states the host of each process. The processes of one host have the ports from [`Job::port`]
+/// on, in the order of their ranks. The node binds its own port.
 ///
 /// | started by | the environment has | you say |
 /// |---|---|---|
@@ -33,20 +33,20 @@ impl Job {
         Self::default()
     }
 
-    /// The port of the first process of each host. Default: 24700
+    /// Sets the port of the first process of each host. Default: 24700
     /// ([`DEFAULT_PORT`](midplane_simhw::launch::DEFAULT_PORT)).
     #[must_use]
     pub fn port(self, port: u16) -> Self {
         Self { launch: self.launch.port(Some(port)), found: OnceLock::new() }
     }
 
-    /// The number of processes, where the environment does not say it: of an indexed Kubernetes job.
+    /// Sets the number of processes, if the environment does not state it: for an indexed Kubernetes job.
     #[must_use]
     pub fn size(self, size: usize) -> Self {
         Self { launch: self.launch.size(Some(size)), found: OnceLock::new() }
     }
 
-    /// The headless service under which the pods of an indexed Kubernetes job have names.
+    /// Sets the headless service under which the pods of an indexed Kubernetes job have names.
     #[must_use]
     pub fn service(self, service: impl Into<String>) -> Self {
         Self { launch: self.launch.service(Some(service.into())), found: OnceLock::new() }
@@ -70,13 +70,13 @@ impl Discovery for Job {
     }
 }
 
-/// The places of all ranks but this one.
+/// Returns the places of all ranks except this one.
 fn others(job: &Rank) -> Result<Vec<Place>, DiscoveryError> {
     let others = job.peers.iter().enumerate().filter(|(rank, _)| *rank != usize::from(job.rank));
     Ok(others.map(|(_, peer)| peer.parse()).collect::<Result<_, _>>()?)
 }
 
-/// Shows an error to a program's author: the flags of command lines do not exist here.
+/// Returns the text of an error for a program's author, without flags of command lines.
 fn shown(error: &LaunchError) -> String {
     const CURE: &str = "name the places by `NodeBuilder::discover` or a `discovery::File` instead";
     match error {

@@ -2,13 +2,12 @@
 
 use super::{Discovery, DiscoveryError, Place};
 
-/// Tells places that stay the same: addresses, or names whose addresses may change, such as a headless service of
-/// Kubernetes.
+/// Returns fixed places: addresses, or names whose addresses may change, such as a headless service of Kubernetes.
 #[derive(Clone, Debug, Default)]
 pub struct List(Vec<Place>);
 
 impl List {
-    /// Tells these places, with every search.
+    /// Creates a discovery that returns these places with every search.
     #[must_use]
     pub const fn new(places: Vec<Place>) -> Self {
         Self(places)

@@ -1,4 +1,4 @@
-//! A place that may have a node.
+//! A place where a node may be.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,9 +7,9 @@ use std::str::FromStr;
 use midplane_simhw::seal::PublicKey;
 use thiserror::Error;
 
-/// Names a place that may have a node: `HOST:PORT`. The host is an address, in brackets if it is one of IPv6, or a name,
-/// which may stand for many addresses. A public key of 64 hexadecimal digits may follow behind a space: then only a node
-/// that proves to have it is met there.
+/// Names a place where a node may be: `HOST:PORT`. The host is an address, in brackets if it is IPv6, or a name, which
+/// may have many addresses. A public key of 64 hexadecimal digits may follow after a space: then only a node that
+/// proves to have it is accepted there.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Place {
     text: String,
@@ -17,7 +17,7 @@ pub struct Place {
     key: Option<PublicKey>,
 }
 
-/// Says that a text names no place.
+/// The error of a text that names no place.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error(
     "{0:?} is not HOST:PORT or HOST:PORT KEY; name a place such as \"10.0.0.1:4700\", \"[fd00::1]:4700\" or \"orders.internal:4700\""
@@ -25,13 +25,13 @@ pub struct Place {
 pub struct NoPlace(String);
 
 impl Place {
-    /// Returns the address of a place that is named by one.
+    /// Returns the address of a place that is named by an address.
     #[must_use]
     pub const fn address(&self) -> Option<SocketAddr> {
         self.address
     }
 
-    /// Returns the public key that the node there has to have, if the place has one.
+    /// Returns the public key that the node there must have, if the place states one.
     #[must_use]
     pub const fn key(&self) -> Option<PublicKey> {
         self.key
@@ -70,7 +70,7 @@ impl FromStr for Place {
         let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
         let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
         let address = text.parse().ok();
-        // A longer name is none of DNS.
+        // A longer name is not a name of DNS.
         let is_name = !host.is_empty()
             && host.len() <= 255
             && host
@@ -83,7 +83,7 @@ impl FromStr for Place {
     }
 }
 
-/// Without the key.
+/// Prints the place without its key.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)

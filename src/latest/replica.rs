@@ -1,6 +1,6 @@
-//! One member's copy of a map of latest values: what it holds, and what each peer and each reader has yet to see.
+//! One member's copy of a map of latest values, and the keys that each peer and each reader has yet to receive.
 //!
-//! It performs no I/O and reads no clock: the time is an argument, in microseconds of the caller's own clock, and never
+//! Performs no I/O and reads no clock: the time is an argument, in microseconds of the caller's own clock, and never
 //! goes back. After each `&mut self` call, wake the tasks for which [`Replica::has_due`] may have become true.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,27 +8,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// 10 min, in microseconds: how long a removal is kept. A member that was cut off for longer, and still has the entry,
-/// brings it back.
+/// Time for which a removal is kept: 10 min, in microseconds. A member that was disconnected for longer, and still has
+/// the entry, restores it.
 pub(super) const TOMBSTONE: i64 = 600_000_000;
-/// 1 KiB: bytes of a key's encoding.
+/// Most bytes of a key's encoding: 1 KiB.
 pub(super) const MAX_KEY: usize = 1_024;
-/// 32 KiB: bytes of a value's encoding.
+/// Most bytes of a value's encoding: 32 KiB.
 pub(super) const MAX_VALUE: usize = 32 * 1_024;
-/// 65,536: keys of a map, with those that were removed lately.
+/// Most keys of a map, including those removed recently: 65,536.
 pub(super) const MAX_KEYS: usize = 65_536;
-/// 256 MiB: bytes of all keys and values of a map.
+/// Most bytes of all keys and values of a map: 256 MiB.
 pub(super) const MAX_BYTES: usize = 256 << 20;
 /// Bytes of an update in addition to its key and value.
 const OVERHEAD: usize = 48;
-/// Times that a write is renewed because an older one of a higher version arrived: one for each member that may have
-/// held it, within reason. It ends the renewals where clocks disagree.
+/// Most times that a write is renewed because an older write of a higher version arrived. The bound ends the renewals
+/// if clocks disagree.
 const RENEWALS: u8 = 8;
 
 /// Orders the writes of a key: the higher one wins everywhere.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 pub(super) struct Version {
-    /// Above all that the writer had seen.
+    /// Higher than all counters that the writer had seen.
     pub(super) counter: u64,
     pub(super) writer: u64,
 }
@@ -40,7 +40,7 @@ pub(super) struct Update {
     /// `None` if it was removed.
     pub(super) value: Option<Bytes>,
     pub(super) version: Version,
-    /// Microseconds since its writer wrote it, without the time on its way.
+    /// Microseconds since its writer wrote it, without the time on the network.
     pub(super) age: u64,
 }
 
@@ -50,24 +50,24 @@ impl Update {
     }
 }
 
-/// A key's newest value here.
+/// The newest value of a key at this member.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Entry {
     pub(super) value: Option<Bytes>,
     pub(super) version: Version,
-    /// When it was written, by this member's clock: never sooner than it was.
+    /// When it was written, by this member's clock; never earlier than the actual write.
     pub(super) written: i64,
     renewals: u8,
 }
 
-/// Sees the map's changes: a peer, or a reader of this process.
+/// An observer of the map's changes: a peer, or a reader of this process.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) enum Observer {
     Peer(u64),
     Reader(u64),
 }
 
-/// Why a write is refused.
+/// The reason why a write is refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Refused {
     Key,
@@ -80,20 +80,20 @@ pub(super) enum Refused {
 #[derive(Debug)]
 pub(super) struct Replica {
     id: u64,
-    /// The highest counter that was seen.
+    /// The highest counter seen.
     clock: u64,
     entries: BTreeMap<Bytes, Entry>,
     /// Removed entries, the oldest first.
     removed: BTreeSet<(i64, Bytes)>,
     bytes: usize,
-    /// The keys of which each has not seen the newest value: this, and no queue of values, is what waits.
+    /// For each observer, the keys whose newest value it has not received. Only keys wait, no queue of values.
     due: BTreeMap<Observer, BTreeSet<Bytes>>,
-    /// Updates of peers beyond the bounds.
+    /// Number of peers' updates that were dropped as beyond the bounds.
     pub(super) refused: u64,
 }
 
 impl Replica {
-    /// An empty copy of the member with this number, which differs for each of its lives.
+    /// Creates an empty copy for the member with number `id`, which differs for each of its incarnations.
     pub(super) const fn new(id: u64) -> Self {
         Self {
             id,
@@ -106,14 +106,14 @@ impl Replica {
         }
     }
 
-    /// Writes a value; replaces whatever this member has seen.
+    /// Writes a value; replaces any value that this member has seen.
     pub(super) fn set(&mut self, now: i64, key: Bytes, value: Bytes) -> Result<(), Refused> {
         self.check(&key, Some(&value))?;
         self.write(now, key, Some(value));
         Ok(())
     }
 
-    /// Removes a value; whether there was one.
+    /// Removes a value; returns whether there was one.
     pub(super) fn remove(&mut self, now: i64, key: Bytes) -> bool {
         let is_there = self.entries.get(&key).is_some_and(|entry| entry.value.is_some());
         if is_there {
@@ -122,7 +122,7 @@ impl Replica {
         is_there
     }
 
-    /// Handles what a peer has sent.
+    /// Handles an update from a peer.
     pub(super) fn handle(&mut self, now: i64, from: u64, update: Update) {
         let Update { key, value, version, age } = update;
         let peer = Observer::Peer(from);
@@ -130,7 +130,7 @@ impl Replica {
         let written = now.saturating_sub(i64::try_from(age).unwrap_or(i64::MAX));
         if let Some(mine) = self.entries.get_mut(&key) {
             if version <= mine.version {
-                // It has what this member has, or something older.
+                // The peer has the same value as this member, or an older one.
                 if let Some(due) = self.due.get_mut(&peer) {
                     if version == mine.version {
                         due.remove(&key)
@@ -142,12 +142,12 @@ impl Replica {
             }
             let is_older = written < mine.written;
             if mine.version.writer == self.id && is_older && mine.renewals > 0 {
-                // The peer's write was unknown here when this member wrote, later: the later one shall win.
+                // This member wrote later, without knowledge of the peer's write: the later write must win.
                 self.clock = self.clock.saturating_add(1);
                 mine.version.counter = self.clock;
                 mine.renewals -= 1;
                 let due = self.due.iter_mut();
-                for (_, due) in due.filter(|(who, _)| matches!(who, Observer::Peer(_))) {
+                for (_, due) in due.filter(|(observer, _)| matches!(observer, Observer::Peer(_))) {
                     due.insert(key.clone());
                 }
                 return;
@@ -161,7 +161,7 @@ impl Replica {
         self.put(key, Entry { value, version, written, renewals: 0 });
     }
 
-    /// Forgets removals that are old enough.
+    /// Drops removals that are old enough.
     pub(super) fn expire(&mut self, now: i64) {
         while let Some((written, key)) = self.removed.first().cloned() {
             if now.saturating_sub(written) < TOMBSTONE {
@@ -173,7 +173,7 @@ impl Replica {
         }
     }
 
-    /// Adds a peer or a reader as an observer; with `all`, it gets all present entries.
+    /// Adds a peer or a reader as an observer. If `all` is true, it receives all present entries.
     pub(super) fn join(&mut self, observer: Observer, all: bool) {
         let keys = if all { self.entries.keys().cloned().collect() } else { BTreeSet::new() };
         self.due.insert(observer, keys);
@@ -184,16 +184,16 @@ impl Replica {
         self.due.remove(&observer);
     }
 
-    /// Takes the newest values of keys that an observer has not seen, at most `room` bytes but at least one.
+    /// Takes the newest values of keys that an observer has not received: at most `room` bytes, but at least one value.
     ///
-    /// A value is chosen only now: this is the conditional send of the Warp paper (section 4.2), with the peer's last
-    /// acknowledgement for its condition. While that is missing, later values replace earlier ones and nothing queues.
+    /// A value is chosen only now: this is the conditional send of the Warp paper (section 4.2), whose condition is the
+    /// peer's last acknowledgement. Until it arrives, later values replace earlier ones, and nothing queues.
     pub(super) fn take(&mut self, now: i64, observer: Observer, room: usize) -> Vec<Update> {
         let mut updates: Vec<Update> = Vec::new();
         let mut left = room;
         let Some(due) = self.due.get_mut(&observer) else { return updates };
         while let Some(key) = due.pop_first() {
-            // A removal that has expired meanwhile is no news.
+            // A removal that has expired meanwhile need not be sent.
             let Some(entry) = self.entries.get(&key) else { continue };
             let age = u64::try_from(now.saturating_sub(entry.written)).unwrap_or(0);
             let value = entry.value.clone();
@@ -208,15 +208,15 @@ impl Replica {
         updates
     }
 
-    /// Returns whether an observer has not seen everything; `None` if there is no such observer.
+    /// Returns whether an observer has entries to receive; `None` if there is no such observer.
     pub(super) fn has_due(&self, observer: Observer) -> Option<bool> {
         self.due.get(&observer).map(|due| !due.is_empty())
     }
 
-    /// Returns whether a peer has not been sent everything.
+    /// Returns whether a peer has entries that were not sent to it.
     pub(super) fn is_behind(&self) -> bool {
         let mut due = self.due.iter();
-        due.any(|(who, due)| matches!(who, Observer::Peer(_)) && !due.is_empty())
+        due.any(|(observer, due)| matches!(observer, Observer::Peer(_)) && !due.is_empty())
     }
 
     /// Returns a key's entry, unless it was removed.
@@ -270,7 +270,7 @@ impl Replica {
         }
     }
 
-    /// A key has a new value, which all but one have yet to see.
+    /// Marks a key's new value as due for all observers except one.
     fn mark(&mut self, key: &Bytes, but: Option<Observer>) {
         for (observer, due) in &mut self.due {
             if but == Some(*observer) {

@@ -1,4 +1,4 @@
-//! Exchanges a map's entries with the peers that have it: one stream to each, one batch under way on each.
+//! Exchanges a map's entries with its other members: one stream to each, with one batch in flight.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,32 +17,32 @@ use crate::framing::{read_body, write_parts};
 use crate::node::links::{Candidate, Peers};
 use crate::node::{Listener, Node, PeerName};
 
-/// Bytes of the updates of a batch, unless one alone is longer.
+/// Most bytes of a batch's updates, unless a single one is longer.
 const BATCH: usize = 32 * 1024;
-/// Bytes of a batch at most: one longest update and its head.
+/// Most bytes of a batch: the longest update and the batch's header.
 const MAX_BATCH: usize = 48 * 1024;
 /// The first bytes of a stream.
 const MAGIC: &[u8; 8] = b"midmap 1";
-/// Acknowledges a batch.
+/// The byte that acknowledges a batch.
 const ACK: u8 = 6;
-/// 500 ms: how often unknown members are searched for, old removals forgotten, and lost streams opened again.
+/// Period in which unknown members are searched for, old removals dropped, and lost streams reopened: 500 ms.
 const TICK: Duration = Duration::from_millis(500);
-/// 30 s: limits how long the rest of a batch takes.
+/// Limit of the time in which the rest of a batch arrives: 30 s.
 const REST_WITHIN: Duration = Duration::from_secs(30);
-/// Streams of maps that peers may have open to one.
+/// Most streams that peers may have open to one map.
 const MAX_STREAMS: usize = 4_096;
 
 /// A member's copy of a map, and the tasks that wait for its changes.
 #[derive(Debug)]
 pub(super) struct Shared {
     replica: Mutex<Replica>,
-    /// Something may be due to an observer, or the node has ended.
+    /// Notified when an observer may have entries to receive, or the node has ended.
     pub(super) changed: Notify,
     /// The time zero of the replica.
     start: Instant,
     /// Returns whether an update's bytes are a key and a value of the map's types.
     is_typed: fn(&Update) -> bool,
-    /// Peers that a task sends to, and whether a batch is under way to each.
+    /// Peers with a sending task, each with whether a batch is in flight.
     sending: Mutex<BTreeMap<u64, bool>>,
 }
 
@@ -61,17 +61,17 @@ impl Shared {
         })
     }
 
-    /// The time of the replica.
+    /// Returns the replica's time.
     pub(super) fn now(&self) -> i64 {
         i64::try_from(self.start.elapsed().as_micros()).unwrap_or(i64::MAX)
     }
 
-    /// Reads the replica.
+    /// Calls `read` on the replica.
     pub(super) fn read<R>(&self, read: impl FnOnce(&Replica) -> R) -> R {
         read(&locked(&self.replica))
     }
 
-    /// Changes the replica, and wakes the tasks that this concerns.
+    /// Changes the replica, and wakes the tasks that wait for changes.
     pub(super) fn with<R>(&self, change: impl FnOnce(&mut Replica, i64) -> R) -> R {
         let mut replica = locked(&self.replica);
         // Read under the lock, so that the replica's time never goes back.
@@ -82,14 +82,14 @@ impl Shared {
         result
     }
 
-    /// Takes the entries that an observer has yet to get, without waking others.
+    /// Takes the entries that an observer has yet to receive, without waking other tasks.
     pub(super) fn take(&self, observer: Observer, room: usize) -> Vec<Update> {
         let mut replica = locked(&self.replica);
         let now = self.now();
         replica.take(now, observer, room)
     }
 
-    /// Waits until the peers have all that there is.
+    /// Waits until the peers have received all entries.
     async fn flushed(&self) {
         loop {
             let changed = self.changed.notified();
@@ -101,13 +101,13 @@ impl Shared {
         }
     }
 
-    /// A batch is under way to a peer, or is no more.
+    /// Sets whether a batch is in flight to a peer.
     fn set_under_way(&self, peer: u64, is_under_way: bool) {
         locked(&self.sending).insert(peer, is_under_way);
         self.changed.notify_waiters();
     }
 
-    /// Waits until an observer has an entry to get.
+    /// Waits until an observer has an entry to receive.
     async fn due(&self, observer: Observer) {
         loop {
             let changed = self.changed.notified();
@@ -119,7 +119,7 @@ impl Shared {
     }
 }
 
-/// Starts the task of a map. It ends with the node, after it has sent all waiting entries.
+/// Starts the task of a map. When the node ends, the task ends after it has sent all waiting entries.
 pub(super) fn start(
     node: &Node,
     listener: Listener,
@@ -140,13 +140,13 @@ pub(super) fn start(
             () = connect(&peers, &service, &shared) => {}
             () = search(&peers, &service, &shared) => {}
         }
-        // Readers learn that nothing comes any more.
+        // Readers are woken to detect the end.
         shared.changed.notify_waiters();
     })
     .abort_handle()
 }
 
-/// Searches for members, and forgets old removals.
+/// Searches for members, and drops old removals.
 async fn search(peers: &Peers, service: &str, shared: &Shared) {
     while peers.search(service).await {
         shared.with(|replica, now| replica.expire(now));
@@ -154,7 +154,7 @@ async fn search(peers: &Peers, service: &str, shared: &Shared) {
     }
 }
 
-/// Sends to each peer that has the map.
+/// Starts a sending task for each peer that has the map.
 async fn connect(peers: &Peers, service: &str, shared: &Arc<Shared>) {
     let mut tasks = JoinSet::new();
     loop {
@@ -171,7 +171,7 @@ async fn connect(peers: &Peers, service: &str, shared: &Arc<Shared>) {
     }
 }
 
-/// A task that sends to a peer; dropped, the peer sees the map no longer.
+/// A task that sends to a peer. Dropping it removes the peer as an observer.
 struct Sending {
     shared: Arc<Shared>,
     peer: u64,
@@ -200,7 +200,7 @@ async fn send_batches(mut stream: Stream, peer: u64, shared: &Shared) -> io::Res
     stream.write_all(MAGIC).await?;
     let mut ack = [0];
     loop {
-        // A peer that is gone, or leaves, ends the stream; it sends nothing while nothing is under way.
+        // A peer that has exited, or leaves, ends the stream. It sends nothing while no batch is in flight.
         tokio::select! {
             biased;
             read = stream.read_exact(&mut ack) => {

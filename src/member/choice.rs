@@ -5,21 +5,21 @@
 pub(crate) struct Load {
     /// Streams that are open.
     pub(crate) streams: usize,
-    /// The peer was silent for a second although something is outstanding.
+    /// True if the peer was silent for a second although an answer is outstanding.
     pub(crate) is_suspected: bool,
 }
 
-/// A way to a service.
+/// A link to a peer that offers a service.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Choice {
     pub(crate) peer: u64,
     pub(crate) link: u64,
-    /// Lower is better: whether the peer is doubted, and how far away it is.
+    /// Lower is better: whether the peer is suspected, then its distance.
     pub(crate) rank: (bool, u8),
     pub(crate) streams: usize,
 }
 
-/// Returns the place in `choices` of the least loaded of two at random, among those of the best rank.
+/// Returns the index in `choices` of the less loaded of two random ones among those of the best rank.
 pub(crate) fn choose(choices: &[Choice], random: u64) -> Option<usize> {
     let best = choices.iter().map(|choice| choice.rank).min()?;
     let of_best: Vec<_> = (0..choices.len()).filter(|at| choices[*at].rank == best).collect();

@@ -1,10 +1,10 @@
-//! The description of itself that each node sends its peers.
+//! The description of itself that each node sends to its peers.
 
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::wire::{WireError, decode_first, encode};
 use serde::{Deserialize, Serialize};
 
-/// Version of what nodes describe to each other, and of the frames between them.
+/// Version of the descriptions that nodes exchange, and of the frames between them.
 ///
 /// Nodes of adjacent minor versions of this crate interoperate, so that a cluster is updated one node at a time:
 ///
@@ -16,29 +16,30 @@ use serde::{Deserialize, Serialize};
 ///
 /// Tests pin the bytes of each frame; one that fails shows that a rule was broken.
 pub(crate) const VERSION: u32 = 2;
-/// Services that a node may offer.
+/// Most services that a node may offer.
 pub(crate) const MAX_SERVICES: usize = 64;
-/// Bytes of a node's or a service's name.
+/// Most bytes of a node's or a service's name.
 pub(crate) const MAX_NAME: usize = 100;
 
-/// A node, as it describes itself.
+/// A node's description of itself.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) struct Hello {
     pub(crate) version: u32,
-    /// A random number of this node and incarnation.
+    /// A random number that identifies this incarnation of the node.
     pub(crate) id: u64,
-    /// Milliseconds of the system's clock at its start: of two nodes of one name, the later one is higher.
+    /// Milliseconds of the system's clock at the node's start: of two nodes with one name, the later has the higher
+    /// value.
     pub(crate) incarnation: u64,
     pub(crate) name: String,
-    /// Services that it offers now.
+    /// The services that the node offers now.
     pub(crate) services: Vec<String>,
     /// The number of another living node that had the receiver's name before it; 0 if the sender knows of none.
     pub(crate) rival: u64,
-    /// The cluster's name: nodes of others do not meet. Empty if the sender is older than this field.
+    /// The cluster's name: nodes of different clusters do not connect. Empty if the sender is older than this field.
     pub(crate) cluster: String,
-    /// The sender's own public key, which it proves where sessions are sealed; zeros if it has none, or is older.
+    /// The sender's own public key, which it proves over sealed sessions; zeros if it has none, or is older.
     pub(crate) key: [u8; 32],
-    /// The sender's key is kept in a file: it has the same one after a restart.
+    /// True if the sender's key is kept in a file: it has the same key after a restart.
     pub(crate) is_kept: bool,
     /// The reason why the sender refuses the receiver, by [`Refusal`]'s numbers; 0 if it does not.
     pub(crate) refusal: u8,
@@ -46,10 +47,10 @@ pub(crate) struct Hello {
     pub(crate) ofi: Vec<u8>,
 }
 
-/// Bytes of the fields that older nodes do not send, from each of them to the end: the empty endpoint of libfabric, the keys
-/// and the refusal, and the empty name of a cluster before them.
+/// Bytes of the fields that older nodes do not send, counted from the end: libfabric's empty endpoint; with the keys
+/// and the refusal; with the empty name of a cluster as well.
 const APPENDED: [usize; 3] = [8, 8 + 34, 8 + 34 + 8];
-/// Bytes of an endpoint of libfabric.
+/// Most bytes of an endpoint of libfabric.
 const MAX_OFI: usize = 600;
 
 /// The reason why a node refuses another one.
@@ -66,7 +67,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Reads a number; `None` for 0.
+    /// Converts a number; `None` for 0.
     pub(crate) const fn of(number: u8) -> Option<Self> {
         Some(match number {
             0 => return None,
@@ -77,7 +78,7 @@ impl Refusal {
         })
     }
 
-    /// Returns its number.
+    /// Returns the refusal's number.
     pub(crate) const fn number(self) -> u8 {
         match self {
             Self::Name => 1,
@@ -88,25 +89,25 @@ impl Refusal {
     }
 }
 
-/// Tells why the node at a place is none of this node's cluster.
+/// The reason why the node at a place is not used.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Stranger {
     /// It speaks another version.
     Version(u32),
     /// It is of another cluster.
     Cluster(String),
-    /// It is called so, and refused because of its key.
+    /// The node has this name, and this node refuses it because of its key.
     Key(String, Refusal),
-    /// It is called so, and refuses this node because of its key.
+    /// The node has this name, and refuses this node because of its key.
     Refuses(String, Refusal),
 }
 
-/// Why a description can't be read.
+/// The reason why a description can't be read.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Unreadable {
     /// Its sender speaks another version.
     Version(u32),
-    /// No correct node sends it.
+    /// The bytes are not a description that a correct node sends.
     Malformed,
 }
 
@@ -115,7 +116,7 @@ impl Hello {
         encode(self).expect("names and their number are bounded")
     }
 
-    /// Reads a description.
+    /// Parses a description.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Unreadable> {
         let (version, _) = bytes.split_first_chunk().ok_or(Unreadable::Malformed)?;
         let version = u32::from_le_bytes(*version);
@@ -132,12 +133,12 @@ impl Hello {
         fits.then_some(hello).ok_or(Unreadable::Malformed)
     }
 
-    /// Returns the key that the sender says it has.
+    /// Returns the key that the sender claims to have.
     pub(crate) fn key(&self) -> Option<PublicKey> {
         (self.key != [0; 32]).then_some(PublicKey::new(self.key))
     }
 
-    /// Decodes a description; the fields that an older node does not send are zeros, which is what they mean then.
+    /// Decodes a description. Fields that an older node does not send are zeros, their default.
     fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut padded = bytes.to_vec();
         padded.resize(bytes.len() + APPENDED[2], 0);

@@ -1,17 +1,18 @@
 //! Keys of the nodes: which node may use a name, and which is at a place.
 //!
-//! Where sessions are sealed, each node proves a key of its own. Through shared memory it states its key, and is trusted:
-//! the peer is a process of the same user. Two nodes of one key are one node that was restarted, or two that were started
-//! alike: `names.rs` decides between them. Of two nodes of one name and different keys:
+//! If sessions are sealed, each node proves a key of its own. Through shared memory it only states its key, and is
+//! trusted: the peer is a process of the same user. Two nodes with one key are one restarted node, or two that were
+//! configured alike: `names.rs` chooses one. For two nodes with one name and different keys:
 //!
-//! - The name of a node that keeps its key in a file is *pinned* to it as long as this process lives, whether the node is there or
-//!   not. Another key is refused, also if it has waited for the name before.
-//! - The name of a node with a key for this start alone is its own as long as it lives. A later node is *held*: it is not
-//!   used, and no stream of it is accepted. It may be the node itself, restarted: the first is asked for a sign of life.
-//!   If it has ended, or is silent for [`TRIAL`], the name is free; if it lives, the later one is refused.
-//! - Once another node has a name, the one that had it and leaves is held: no further stream of it is accepted.
+//! - The name of a node that keeps its key in a file is *pinned* to the key as long as this process runs, even while
+//!   the node is away. Another key is refused, even if its node has waited for the name before.
+//! - A node whose key is valid for this start only has its name as long as it lives. A later node is *held*: it is not
+//!   used, and none of its streams is accepted. It may be the first node, restarted, so the first one is asked for a
+//!   sign of life. If the first node has ended, or is silent for [`TRIAL`], the name is free. If it lives, the later
+//!   node is refused.
+//! - When another node gets the name, a leaving node that had it is held: none of its further streams is accepted.
 //!
-//! A refused node is sent the reason, over a link that ends a second later.
+//! A refused node is sent the reason, over a link that ends one second later.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -24,11 +25,11 @@ use super::hello::Refusal;
 use super::peer::{Link, Peer};
 use super::{Effect, Hello, Load, MOST, Members, Stranger, TRIAL};
 
-/// Names that are pinned to keys: further ones are not pinned, so that no flood of them has one forgotten.
+/// Most names that are pinned to keys. Further names are not pinned, so that a flood of names removes none.
 pub(super) const MAX_PINS: usize = 2 * MOST;
-/// Nanoseconds that a node which is refused has to read why, and end the link itself.
+/// Nanoseconds in which a refused node may read the reason and end the link itself.
 pub(super) const REFUSED: u64 = 1_000_000_000;
-/// Nanoseconds for which a node reports that another one has refused it.
+/// Nanoseconds for which a node reports that another node has refused it.
 const REMEMBERED: u64 = 30_000_000_000;
 
 /// A refusal of this node by another one.
@@ -40,12 +41,12 @@ pub(super) struct Notice {
 }
 
 impl Members {
-    /// Discovery lists these keys for the nodes at these addresses.
+    /// Replaces the keys that discovery states for the nodes at these addresses.
     pub(crate) fn handle_keys(&mut self, listed: BTreeSet<(SocketAddr, PublicKey)>) {
         self.listed = listed;
     }
 
-    /// Returns the key of a node that has described itself over a link, or why it is refused.
+    /// Returns the key of a node that has described itself over a link, or the reason to refuse it.
     pub(super) fn identify(
         &self,
         link: &Link,
@@ -92,12 +93,12 @@ impl Members {
         self.effects.extend([Effect::Describe(number), Effect::Wake]);
     }
 
-    /// The peer of a link refuses this node.
+    /// Handles a peer that refuses this node.
     pub(super) fn on_notice(&mut self, now: Instant, number: u64, by: String, why: Refusal) {
         if let Some(target) = self.links.get(&number).and_then(|link| link.target) {
             self.on_stranger(target, Stranger::Refuses(by.clone(), why));
         }
-        // A node of the same name is a party to the quarrel: what it says counts for its own place alone.
+        // A node of the same name is not impartial: its refusal counts for its own place only.
         if by != self.name {
             self.notice = Some(Notice { by, why, until: now.plus_nanos(REMEMBERED) });
         }
@@ -105,7 +106,7 @@ impl Members {
         self.end(number);
     }
 
-    /// Uses a new node, or holds it as long as its name belongs to another key.
+    /// Uses a new node, or holds it while its name belongs to another key.
     pub(super) fn admit(&mut self, now: Instant, id: u64) {
         let Some(peer) = self.peers.get(&id).filter(|peer| !peer.is_leaving) else { return };
         let (name, key, is_kept) = (peer.name.clone(), peer.key, peer.is_kept);
@@ -117,13 +118,13 @@ impl Members {
             peer.held_by = holder;
         }
         if let Some(holder) = holder {
-            // It may have waited for the name until another one, which keeps its key, had it.
+            // The name may have been pinned to another node's key while this node waited for it.
             return match self.is_pinned_otherwise(&name, key) {
                 true => self.refuse_peer(now, id),
                 false => self.challenge(now, holder),
             };
         }
-        // Who had the name before leaves, or was refused: no further stream of it is accepted.
+        // The node that had the name before leaves, or was refused: none of its further streams is accepted.
         self.peers.values_mut().filter(|other| is_other(other)).for_each(|other| {
             other.held_by = Some(id);
         });
@@ -135,7 +136,7 @@ impl Members {
         self.on_namesake(now, id);
     }
 
-    /// Asks the node that has a name for a sign of life: its side confirms that it has received a description.
+    /// Asks the node that has a name for a sign of life: its acknowledgement of a description.
     pub(super) fn challenge(&mut self, now: Instant, holder: u64) {
         if let Some(peer) = self.peers.get_mut(&holder)
             && peer.challenge.is_none()
@@ -145,7 +146,7 @@ impl Members {
         }
     }
 
-    /// Decides about the nodes whose sign of life is due.
+    /// Decides about the nodes whose sign of life is overdue.
     pub(super) fn judge_holders(&mut self, now: Instant, load: impl Fn(u64) -> Load) {
         let is_over = |peer: &Peer| peer.challenge.is_some_and(|at| at <= now);
         let over: Vec<_> =
@@ -172,7 +173,7 @@ impl Members {
         links.into_iter().for_each(|link| self.refuse(now, link, name.clone(), Refusal::Name));
     }
 
-    /// Handles a node that leaves or has ended: the first node that waits for its name gets it, unless it was refused.
+    /// Handles a node that leaves or has ended: the first waiting node that was not refused gets its name.
     pub(super) fn release(&mut self, now: Instant, holder: u64) {
         let is_refused = |number: &u64| self.links.get(number).is_none_or(Link::is_refused);
         let waits =
@@ -189,7 +190,7 @@ impl Members {
         refused.map_or(0, |(why, _)| why.number())
     }
 
-    /// Returns the name of a node that has refused this one a short time ago, and why.
+    /// Returns the name of a node that has recently refused this one, and the reason.
     pub(crate) fn notice(&self, now: Instant) -> Option<(&str, Refusal)> {
         let notice = self.notice.as_ref().filter(|notice| notice.until > now)?;
         Some((&notice.by, notice.why))

@@ -1,4 +1,4 @@
-//! Nodes of one name: which of them is used.
+//! Nodes with one name: chooses which of them is used.
 
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
@@ -7,7 +7,7 @@ use super::peer::Peer;
 use super::{Effect, Load, Members, TRIAL};
 
 impl Members {
-    /// The nodes of a peer's name and key that accept streams, the first to start first, this peer among them.
+    /// Returns the nodes with this name and key that accept streams, in the order of their starts.
     fn namesakes(&self, name: &str, key: Option<PublicKey>) -> Vec<u64> {
         let is_one = |peer: &Peer| {
             peer.name == name && peer.key == key && !peer.is_leaving && peer.held_by.is_none()
@@ -18,14 +18,14 @@ impl Members {
         all.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Handles a new node: if another node has its name, the first of them is tried.
+    /// Handles a new node: if other nodes have its name, tests the one that started first.
     pub(super) fn on_namesake(&mut self, now: Instant, id: u64) {
         let Some(peer) = self.peers.get(&id) else { return };
         let all = self.namesakes(&peer.name, peer.key);
         let Some((&first, later)) = all.split_first().filter(|(_, later)| !later.is_empty()) else {
             return;
         };
-        // An address is one process's: who had it before is gone.
+        // An address belongs to one process: the node that had it before has ended.
         let places: Vec<_> = self.transports(id).filter(|transport| *transport != SHM).collect();
         let gone: Vec<_> = all
             .iter()
@@ -37,14 +37,14 @@ impl Members {
             return gone.into_iter().for_each(|other| self.replace(now, other));
         }
         if first == id {
-            // It has just described itself.
+            // The first node has just described itself, so it lives.
             return later.iter().copied().for_each(|other| self.set_rival(other, first));
         }
         let links = self.peers[&first].links.clone();
         if let Some(peer) = self.peers.get_mut(&first) {
             peer.trial.get_or_insert_with(|| now.plus_nanos(TRIAL));
         }
-        // A living node's side confirms that it has received this; silence makes it suspected.
+        // A living node acknowledges the description; silence makes it suspected.
         self.effects.extend(links.into_iter().map(Effect::Describe));
     }
 
@@ -53,7 +53,7 @@ impl Members {
         links.iter().filter_map(|number| self.links.get(number)).map(|link| link.transport)
     }
 
-    /// A node was replaced by another one of its name: its links end.
+    /// Replaces a node by another one with its name: ends its links.
     pub(super) fn replace(&mut self, now: Instant, id: u64) {
         let links = self.peers.get(&id).map(|peer| peer.links.clone()).unwrap_or_default();
         links.into_iter().for_each(|number| self.end(number));
@@ -63,7 +63,7 @@ impl Members {
         self.on_departure(now, id);
     }
 
-    /// Decides the trials whose time is over.
+    /// Decides the trials that are over.
     pub(super) fn judge(&mut self, now: Instant, load: impl Fn(u64) -> Load) {
         let is_over = |peer: &Peer| peer.trial.is_some_and(|at| at <= now);
         let over: Vec<_> =
@@ -79,7 +79,7 @@ impl Members {
         }
     }
 
-    /// A node lives: if it was tried, the later ones of its name are not used.
+    /// Handles a sign of life: if the node was tested, the later ones with its name are not used.
     pub(super) fn on_sign_of_life(&mut self, id: u64) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.trial.take().is_none() {

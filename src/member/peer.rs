@@ -1,4 +1,4 @@
-//! Links and the nodes behind them.
+//! Links and the nodes at their other ends.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -11,22 +11,22 @@ use super::SILENCE;
 use super::hello::Refusal;
 use super::place::Target;
 
-/// A session, as membership sees it.
+/// A session as membership uses it.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) transport: TransportKind,
-    /// The place that this node has dialed for it.
+    /// The place that this node has dialed to open it.
     pub(super) target: Option<Target>,
     /// The node at its other end, once it has described itself.
     pub(super) peer: Option<u64>,
     pub(super) since: Instant,
-    /// The peer has not answered within its time: it may be suspended.
+    /// True if the peer has not answered in time: it may be suspended.
     pub(super) is_slow: bool,
-    /// Its end was asked for.
+    /// True once its end was requested.
     pub(super) is_ending: bool,
     /// A node that had this one's name before it, as the peer reports; 0 for none.
     pub(super) rival: u64,
-    /// Why its peer is refused, and when the link ends.
+    /// The reason why its peer is refused, and when the link ends.
     pub(super) refused: Option<(Refusal, Instant)>,
 }
 
@@ -35,7 +35,7 @@ impl Link {
         self.refused.is_some() || self.is_ending
     }
 
-    /// Addresses at which its peer is: the place that was dialed, and where datagrams come from.
+    /// Iterates over the addresses of its peer: the dialed place, and the source of datagrams.
     pub(super) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         let dialed = match self.target {
             Some(Target::Address(address)) => Some(address),
@@ -48,7 +48,7 @@ impl Link {
         dialed.into_iter().chain(source)
     }
 
-    /// When it ends, unless its peer describes itself, or ends it before.
+    /// Returns when it ends because its peer is silent or refused; `None` if neither.
     pub(super) fn ends_at(&self) -> Option<Instant> {
         let silent = self.since.plus_nanos(SILENCE);
         let refused = self.refused.map(|(_, until)| until);
@@ -56,14 +56,15 @@ impl Link {
         at.filter(|_| !self.is_ending)
     }
 
-    /// Places the better of two links to one peer first; both ends agree, but for links that one of them has dialed.
+    /// Returns the sort key that places the better of two links to one peer first. Both ends agree, except about links
+    /// that one of them has dialed.
     pub(super) fn order(&self, own: u64, number: u64) -> (bool, u8, u64, u64) {
         let dialer = if self.target.is_some() { own } else { self.peer.unwrap_or(u64::MAX) };
         (self.is_ending, preference(self.transport), dialer, number)
     }
 }
 
-/// Returns how far away a transport's peers are: lower is nearer. Peers over TCP are as near as others over UDP.
+/// Returns a transport's distance: lower is nearer. Peers over TCP are as near as others over UDP.
 pub(super) const fn distance(transport: TransportKind) -> u8 {
     match transport {
         TransportKind::Shm => 0,
@@ -86,23 +87,23 @@ const fn preference(transport: TransportKind) -> u8 {
 pub(super) struct Peer {
     pub(super) name: String,
     pub(super) incarnation: u64,
-    /// The key that it has proven, or has stated through shared memory.
+    /// The key that the node has proven, or has stated through shared memory.
     pub(super) key: Option<PublicKey>,
-    /// It has the same key after a restart.
+    /// True if the node has the same key after a restart.
     pub(super) is_kept: bool,
-    /// When it came.
+    /// When the node first described itself.
     pub(super) since: Instant,
     pub(super) services: BTreeSet<String>,
-    /// Links to it, the best first.
+    /// Links to the node, the best first.
     pub(super) links: Vec<u64>,
-    /// It accepts no more streams.
+    /// True if the node accepts no more streams.
     pub(super) is_leaving: bool,
-    /// The time by which it has to show that it lives, if a later node has its name.
+    /// When the node must have shown that it lives, if a later node has its name.
     pub(super) trial: Option<Instant>,
-    /// The living node that had its name before it, because of which it is not used.
+    /// The living node that had the name before, if this node is not used because of it.
     pub(super) rival: Option<u64>,
-    /// The node of another key that has its name, because of which it is not used.
+    /// The node of another key that has the name, if this node is not used because of it.
     pub(super) held_by: Option<u64>,
-    /// Nodes are held because of this one: by this time it has shown whether it lives.
+    /// When the node must have shown that it lives, if others are held because of it.
     pub(super) challenge: Option<Instant>,
 }

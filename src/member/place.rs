@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 
 use midplane_simhw::time::Instant;
 
-/// Nanoseconds from a dial that fails to the next: at first, and at most. They double with each failure.
+/// Nanoseconds from a failed dial to the next: at first, and at most. They double with each failure.
 const BACK_OFF: (u64, u64) = (50_000_000, 800_000_000);
-/// Nanoseconds that a link lasts before its end counts as no failure of its place.
+/// Nanoseconds that a link must last for its end to count as no failure of its place.
 const STEADY: u64 = 1_000_000_000;
 
-/// A place that may have a node.
+/// A place where a node may be.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum Target {
     /// The node of this number, on this host.
@@ -21,13 +21,13 @@ pub(crate) enum Target {
 /// A place, and the state of dials to it.
 #[derive(Debug)]
 pub(super) struct Place {
-    /// Discovery names it now.
+    /// True if discovery returns the place now.
     pub(super) is_listed: bool,
-    /// A dial was asked for, and has not begun.
+    /// True if a dial was requested and has not begun.
     pub(super) is_dialing: bool,
-    /// The link that was dialed there.
+    /// The link that was dialed there, if it has not ended.
     pub(super) link: Option<u64>,
-    /// The node that was met there last.
+    /// The node that last described itself there.
     pub(super) peer: Option<u64>,
     failures: u32,
     pub(super) again_at: Instant,
@@ -42,13 +42,13 @@ impl Place {
         Self { is_listed: true, is_dialing: false, link: None, peer, failures: 0, again_at: now }
     }
 
-    /// A dial could not begin.
+    /// Handles a dial that could not begin.
     pub(super) fn on_refused(&mut self, now: Instant) {
         self.is_dialing = false;
         self.on_failure(now, now);
     }
 
-    /// The link that was dialed at `since` has ended; whether its peer had described itself.
+    /// Handles the end of the link that was dialed at `since`. `is_described` is true if its peer had described itself.
     pub(super) fn on_ended(&mut self, now: Instant, since: Instant, is_described: bool) {
         self.link = None;
         if is_described && now.nanos_since(since) >= STEADY {
@@ -65,7 +65,7 @@ impl Place {
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// Returns whether nothing is under way there.
+    /// Returns whether the place may be dialed: it is listed, and has no dial and no link.
     pub(super) const fn is_free(&self) -> bool {
         self.is_listed && !self.is_dialing && self.link.is_none()
     }

@@ -20,9 +20,9 @@ use super::{Node, check_name, key};
 use crate::discovery::{AnyDiscovery, Discovery, List, Place};
 use crate::error::{Error, ErrorKind};
 
-/// 5 s: longer than a service takes to restart.
+/// Default of [`NodeBuilder::connect_timeout`]: 5 s, longer than a service takes to restart.
 pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// 10 s: longer than most requests take.
+/// Default of [`NodeBuilder::drain`]: 10 s, longer than most requests take.
 pub const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
 
 /// Configures a [`Node`]; every setting has a default that suits a service on one host.
@@ -33,12 +33,12 @@ pub struct NodeBuilder {
     pub(super) cluster: String,
     pub(super) bind: Option<SocketAddr>,
     pub(super) discover: Vec<Arc<dyn AnyDiscovery>>,
-    /// The text of the error for the first place that is none.
+    /// The text of the error for the first invalid place.
     wrong_place: Option<String>,
     pub(super) key: Option<Key>,
     key_file: Option<PathBuf>,
     identity_file: Option<PathBuf>,
-    /// The node's own key, with a key of the cluster's; whether it is kept.
+    /// The node's own key, if the cluster has a key, and whether it is kept in a file.
     pub(super) own: Option<(SecretKey, bool)>,
     pub(super) is_trusted: bool,
     pub(super) is_gossiping: bool,
@@ -79,27 +79,27 @@ impl Default for NodeBuilder {
 }
 
 impl NodeBuilder {
-    /// The node's name, 1 to 100 bytes; others see it. Default: the program's name, its process, and a
-    /// random number.
+    /// Sets the node's name, 1 to 100 bytes, which its peers see. Default: the program's name, its process number, and
+    /// a random number.
     ///
-    /// Nodes of one cluster have names of their own: of two living nodes of one name the later one is not used, and its
-    /// [`Node::listen`] and [`Node::connect`] return [`ErrorKind::InUse`](crate::ErrorKind::InUse) once it has learned of
-    /// the other; with a [key](NodeBuilder::key_file) they return [`ErrorKind::Key`](crate::ErrorKind::Key).
+    /// Nodes of one cluster need different names. Of two living nodes with one name, the later is not used. Its
+    /// [`Node::listen`] and [`Node::connect`] return [`ErrorKind::InUse`](crate::ErrorKind::InUse) once it is notified
+    /// of the other; with a [key](NodeBuilder::key_file), they return [`ErrorKind::Key`](crate::ErrorKind::Key).
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// The cluster: only nodes of one cluster meet. 1 to 40 letters, digits, `-`, `_` and `.`. Default:
+    /// Sets the cluster: only nodes of one cluster connect. 1 to 40 letters, digits, `-`, `_` and `.`. Default:
     /// `MIDPLANE_CLUSTER` of the environment, or `default`.
     pub fn cluster(mut self, cluster: impl Into<String>) -> Self {
         self.cluster = cluster.into();
         self
     }
 
-    /// The address for nodes of other hosts, by UDP and TCP; port 0 has the system choose. Default: none without a
-    /// [place to discover](NodeBuilder::discover); a port of the loopback address if all places are on this host; else a port
-    /// of all addresses of this host.
+    /// Sets the address for nodes of other hosts, for UDP and TCP; the system chooses a port for port 0. Default: none
+    /// without a [place to discover](NodeBuilder::discover); a port of the loopback address if all places are on this
+    /// host; else a port of all addresses of this host.
     ///
     /// Any address but loopback needs a [key](NodeBuilder::key_file), or [`NodeBuilder::trusted_network`].
     pub const fn bind(mut self, address: SocketAddr) -> Self {
@@ -107,8 +107,8 @@ impl NodeBuilder {
         self
     }
 
-    /// Adds the places of other nodes: `HOST:PORT`, several separated by commas. Names are resolved anew each time a service
-    /// is not found, so a name may stand for many nodes, and its addresses may change. Not all nodes need to run.
+    /// Adds the places of other nodes: `HOST:PORT`, several separated by commas. Names are resolved anew each time a
+    /// service is not found, so a name may have many addresses, and they may change. Not all nodes need to run.
     ///
     /// Places on other hosts need a [key](NodeBuilder::key_file), or [`NodeBuilder::trusted_network`].
     pub fn discover(mut self, places: impl AsRef<str>) -> Self {
@@ -123,23 +123,24 @@ impl NodeBuilder {
         }
     }
 
-    /// Adds the places of other nodes that a [discovery](crate::discovery) returns: a
-    /// [`File`](crate::discovery::File) that may change, a [`Job`](crate::discovery::Job)'s environment, or one of your own.
+    /// Adds the places of other nodes that a [discovery](crate::discovery) returns: a [`File`](crate::discovery::File)
+    /// that may change, a [`Job`](crate::discovery::Job)'s environment, or one of your own.
     pub fn discover_with(mut self, discovery: impl Discovery) -> Self {
         self.discover.push(Arc::new(discovery));
         self
     }
 
-    /// Gossips: nodes exchange the addresses of all nodes of the cluster, and the services that each offers. A node begins
-    /// with its [places](NodeBuilder::discover): that of one live node is enough. A node that was restarted, or joins late,
-    /// is known to the others within about 2 s; one that has ended or is disconnected is no longer listed after about 10 s.
+    /// Gossips: nodes exchange the addresses of all nodes of the cluster, and the services that each offers. A node
+    /// begins with its [places](NodeBuilder::discover): one live node among them is enough. A node that was restarted,
+    /// or joins late, is known to the others within about 2 s. One that has ended or is disconnected is no longer
+    /// listed after about 10 s.
     ///
-    /// A node still connects only to nodes whose services it needs. Each exchanges a few datagrams twice a second
-    /// with three others. Clusters of up to 800 nodes gossip, those that ended within a minute included.
+    /// A node still connects only to nodes whose services it needs. Each node exchanges a few datagrams twice a second
+    /// with three others. Clusters of up to 800 nodes gossip, including nodes that ended within the last minute.
     ///
-    /// - Gossip needs UDP, also between processes of one host, and an address of this node that others can send to: one that is
-    ///   bound to all addresses of its host reports the one from which it sends to the first place or node that it knows.
-    ///   Behind address translation no node knows its own address: do not use gossip there.
+    /// - Gossip needs UDP, also between processes of one host, and an address of this node to which others can send. A
+    ///   node that is bound to all addresses of its host reports the one from which it sends to the first place or node
+    ///   that it knows. Behind address translation no node knows its own address: do not use gossip there.
     /// - With a [key](NodeBuilder::key_file), gossip is sealed, and the clocks of hosts may differ by a minute at most.
     #[cfg(feature = "discovery-gossip")]
     pub const fn gossip(mut self) -> Self {
@@ -147,8 +148,8 @@ impl NodeBuilder {
         self
     }
 
-    /// The cluster's key: nodes that do not have it can neither join nor read or change what nodes send each other by UDP
-    /// and TCP.
+    /// Sets the cluster's key. Nodes without it can neither join, nor read or change the data that nodes send each
+    /// other over UDP and TCP.
     pub fn key(mut self, key: Key) -> Self {
         (self.key, self.key_file) = (Some(key), None);
         self
@@ -165,13 +166,13 @@ impl NodeBuilder {
         self
     }
 
-    /// Keeps the node's own key in a file, so that its name stays its own while it is restarted. The file is made if there is none,
-    /// for this user alone; each node has one of its own.
+    /// Keeps the node's own key in a file, so that the node keeps its name across restarts. If there is no file, the
+    /// node creates it, readable by this user only. Each node needs a file of its own.
     ///
-    /// Each node with a cluster's [key](NodeBuilder::key_file) proves a key of its own over UDP and TCP (X25519). By default
-    /// the key is drawn at each start: the name belongs to it as long as the node lives, and is free afterwards. With a file,
-    /// each node that has met this one refuses the name to any other key until its own process ends. If you lose the file,
-    /// restart those nodes.
+    /// Each node with a cluster's [key](NodeBuilder::key_file) proves a key of its own over UDP and TCP (X25519). By
+    /// default the key is drawn at each start: the name belongs to the key as long as the node lives, and is free
+    /// afterwards. With a file, each node that has met this one refuses the name to any other key until its own process
+    /// ends. If you lose the file, restart those nodes.
     ///
     /// ```no_run
     /// # async fn start() -> Result<(), midplane::Error> {
@@ -194,45 +195,46 @@ impl NodeBuilder {
     /// Limits the transports that the node may use, instead of `MIDPLANE_TRANSPORTS` of the environment: some of `shm`,
     /// `ofi` (feature `ofi`), `udp` and `tcp`, in any order, separated by commas. Default: all of them.
     ///
-    /// The order of preference is fixed: shared memory between nodes of one host, then libfabric, then UDP, then TCP, where UDP
-    /// has not answered within 300 ms. A connection keeps its transport until it ends. A node with UDP and TCP has one port for
-    /// both. [`Node::explain`] reports the choice.
+    /// The order of preference is fixed: shared memory between nodes of one host, then libfabric, then UDP, then TCP.
+    /// TCP is used if UDP has not answered within 300 ms. A connection keeps its transport until it ends. A node with
+    /// UDP and TCP has one port for both. [`Node::explain`] reports the choice.
     pub fn transports(mut self, allowed: impl Into<String>) -> Self {
         self.transports = Some(allowed.into());
         self
     }
 
-    /// Chooses a provider of libfabric, instead of `MIDPLANE_OFI` of the environment: `PROVIDER[/DOMAIN][@ADDRESS]`, like `efa` or
-    /// `tcp@10.0.0.1`. Default: that of a hardware NIC, if there is one; without, libfabric is not used.
+    /// Chooses a provider of libfabric, instead of `MIDPLANE_OFI` of the environment: `PROVIDER[/DOMAIN][@ADDRESS]`,
+    /// like `efa` or `tcp@10.0.0.1`. Default: that of a hardware NIC, if there is one. Without a provider, libfabric is
+    /// not used.
     ///
-    /// Two nodes that have met over UDP or TCP, and have the same provider, open a session over it; new streams use that. It is
-    /// the transport `ofi`. New streams wait up to 300 ms for it; those that are open stay where they are. `midplane
-    /// doctor` lists the providers of a host.
+    /// Two nodes that have connected over UDP or TCP, and have the same provider, open a session over it: the transport
+    /// `ofi`. New streams use it, and wait up to 300 ms for it; open streams keep their transport. `midplane doctor`
+    /// lists the providers of a host.
     #[cfg(feature = "ofi")]
     pub fn libfabric(mut self, provider: impl Into<String>) -> Self {
         self.libfabric = Some(provider.into());
         self
     }
 
-    /// Grants tokens to the nodes that send to this one over UDP: they take turns, so that many of them together never
-    /// overflow the switch's port before it. The senders need no configuration; small messages need no token. Off by
-    /// default.
+    /// Grants tokens to the nodes that send to this one over UDP: they take turns, so that many senders together never
+    /// overflow the switch's port before this node. The senders need no configuration; small messages need no token.
+    /// Default: off.
     ///
-    /// The port's buffer is assumed to have 64 KiB, as in switches with shallow buffers; [`NodeBuilder::port_buffer`] sets
-    /// another size. At most half of the buffer arrives in each round trip: of 64 KiB, 160 MB/s at 0.2 ms, 32 MB/s at 1 ms.
+    /// Assumes a port buffer of 64 KiB, as in switches with shallow buffers; [`NodeBuilder::port_buffer`] sets another
+    /// size. At most half of the buffer arrives in each round trip: with 64 KiB, 160 MB/s at 0.2 ms, 32 MB/s at 1 ms.
     pub const fn receive_tokens(self) -> Self {
         self.port_buffer(DEFAULT_PORT_BUFFER)
     }
 
-    /// Grants tokens like [`NodeBuilder::receive_tokens`], for a port whose buffer has `bytes`: the smallest on the path to
-    /// this node. 8 KiB to 1 GiB; other sizes are an [`ErrorKind::Config`].
+    /// Grants tokens like [`NodeBuilder::receive_tokens`], for a port whose buffer has `bytes`: the smallest buffer on
+    /// the path to this node. 8 KiB to 1 GiB; other sizes are an [`ErrorKind::Config`].
     pub const fn port_buffer(mut self, bytes: u64) -> Self {
         self.port_buffer = Some(bytes);
         self
     }
 
-    /// Chooses the congestion control of what this node sends over UDP; [`Congestion::Cubic`] by default. Peers need no
-    /// configuration. [`Node::explain`] names it.
+    /// Sets the congestion control of the data that this node sends over UDP. Default: [`Congestion::Cubic`]. Peers
+    /// need no configuration. [`Node::explain`] names it.
     ///
     /// ```
     /// let node = midplane::Node::builder().congestion(midplane::Congestion::Warp);
@@ -242,18 +244,18 @@ impl NodeBuilder {
         self
     }
 
-    /// Lets other nodes of the cluster read this node's [report](crate::top): `midplane top` shows it. Off by default.
+    /// Lets other nodes of the cluster read this node's [report](crate::top), which `midplane top` shows. Default: off.
     ///
-    /// Each process that may connect to this node can then read what the report has: the names, addresses and transports
-    /// of its peers, the names of its services, its counters, and the memory of its process. These are this user's processes
-    /// on this host, and elsewhere the holders of the cluster's [key](NodeBuilder::key_file); without a key, all
-    /// that reach the node's address. No one can change anything by it.
+    /// Each process that may connect to this node can then read the report: the names, addresses and transports of its
+    /// peers, the names of its services, its counters, and the memory of its process. These processes are this user's
+    /// on this host, and elsewhere the holders of the cluster's [key](NodeBuilder::key_file). Without a key, they are
+    /// all that reach the node's address. The report can't change anything.
     pub const fn allow_top(mut self) -> Self {
         self.allows_top = true;
         self
     }
 
-    /// Limits how long [`Node::connect`] waits for a service that no node offers; zero: not at all. Default:
+    /// Limits how long [`Node::connect`] waits for a service that no node offers; with zero it does not wait. Default:
     /// [`DEFAULT_CONNECT_TIMEOUT`].
     pub const fn connect_timeout(mut self, time: Duration) -> Self {
         self.connect_timeout = time;
@@ -372,7 +374,7 @@ impl NodeBuilder {
         Ok(places.own_address(is_open)?.or_else(|| is_needed.then_some(loopback)))
     }
 
-    /// Begins to gossip, if that is configured.
+    /// Starts to gossip, if that is configured.
     #[cfg(feature = "discovery-gossip")]
     pub(super) fn start_gossip(
         &self,
@@ -403,7 +405,7 @@ impl NodeBuilder {
         Ok(Some(gossip))
     }
 
-    /// Returns the node's name; without one it is that of the program, which is made unique by the node's number.
+    /// Returns the node's name. The default is the program's name, made unique by the node's number.
     pub(super) fn resolved_name(&self, id: u64) -> String {
         self.name.clone().unwrap_or_else(|| {
             let program = std::env::args_os().next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Connects to a service whenever it is called.
+//! A service that connects to a node's service with each call.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use midplane_via::session::Stream;
 use super::Node;
 use crate::error::Error;
 
-/// Connects to one service, whatever it is called with; made by [`Node::connector`].
+/// Connects to one service with each call and ignores the request; made by [`Node::connector`].
 #[derive(Clone, Debug)]
 pub struct Connector {
     node: Node,

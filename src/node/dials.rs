@@ -1,4 +1,4 @@
-//! The places that a node has dialed, and what became of that.
+//! The places that a node has dialed, and the outcomes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,7 +8,7 @@ use midplane_via::session::{Attempt, Attempts, Session};
 
 use crate::member::Target;
 
-/// Places of which the last dial is kept.
+/// Most places whose last dial is kept.
 const MOST: usize = 1_024;
 
 /// The last dials of a node, by place.
@@ -18,15 +18,15 @@ pub(super) struct Dials(Mutex<BTreeMap<Target, Dial>>);
 /// The last dial of a place.
 #[derive(Debug)]
 struct Dial {
-    /// Counts the dials of the place.
+    /// Number of dials of the place so far.
     count: u32,
     last: Last,
-    /// The dial before found that the keys do not fit: so it is until this one was answered.
+    /// True if the dial before found that the keys do not fit; this counts until the last dial was answered.
     had_other_key: bool,
 }
 
 impl Dial {
-    /// Returns whether the node there has another key, or one of the two has none.
+    /// Returns whether the node there has another key, or one of the two nodes has none.
     fn has_other_key(&self) -> bool {
         let Last::Sent(attempts) = &self.last else { return false };
         let both = [attempts.udp(), attempts.tcp()];
@@ -38,9 +38,9 @@ impl Dial {
 
 #[derive(Debug)]
 enum Last {
-    /// The system refused it.
+    /// The system refused the dial.
     Refused(String),
-    /// It was sent to an address.
+    /// The dial was sent to an address.
     Sent(Arc<Attempts>),
     /// Shared memory was attached.
     Attached,
@@ -51,7 +51,7 @@ impl Dials {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A dial has begun, or could not.
+    /// Records a dial that has begun or failed.
     pub(super) fn on_dialed(&self, target: Target, dialed: Result<&Arc<Session>, &io::Error>) {
         let last = match dialed {
             Err(error) => Last::Refused(error.to_string()),
@@ -66,7 +66,7 @@ impl Dials {
         all.insert(target, Dial { count, last, had_other_key });
     }
 
-    /// Returns why the node of a number could not be reached through shared memory, if it was tried in vain.
+    /// Returns why the node with this number could not be reached through shared memory; `None` if that did not fail.
     pub(super) fn local_error(&self, id: u64) -> Option<String> {
         match &self.all().get(&Target::Local(id))?.last {
             Last::Refused(why) => Some(why.clone()),
@@ -79,7 +79,7 @@ impl Dials {
         self.all().get(&target).map_or(0, |dial| dial.count)
     }
 
-    /// Returns whether the node at a place has another key, or one of the two has none.
+    /// Returns whether the node at some place has another key, or one of the two nodes has none.
     pub(super) fn has_other_keys(&self) -> bool {
         self.all().values().any(Dial::has_other_key)
     }
@@ -100,7 +100,7 @@ impl Dials {
     }
 }
 
-/// Says why neither transport has reached a peer; `None` if one has.
+/// Returns why neither transport has reached a peer; `None` if one has.
 fn failed(udp: &Attempt, tcp: &Attempt) -> Option<String> {
     if [udp, tcp].contains(&&Attempt::Answered) {
         return None;

@@ -18,7 +18,7 @@ use super::transports::WORDS;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The transports that the node may use, the nearest first: of `shm`, `ofi`, `udp` and `tcp`.
+    /// The transports that the node may use, in the order of preference: of `shm`, `ofi`, `udp` and `tcp`.
     pub allowed: Vec<&'static str>,
     /// The address of the node's sockets, if it has any.
     pub address: Option<SocketAddr>,
@@ -28,7 +28,7 @@ pub struct Explanation {
     pub peers: Vec<PeerPath>,
     /// The places that did not answer their last dial, could not be dialed, or whose node is of another cluster.
     pub unanswered: Vec<FailedDial>,
-    /// The addresses of the nodes that [gossip](crate::NodeBuilder::gossip) names, this one's not among them.
+    /// The addresses of the other nodes that [gossip](crate::NodeBuilder::gossip) lists.
     #[cfg(feature = "discovery-gossip")]
     pub gossip: Vec<SocketAddr>,
 }
@@ -37,7 +37,7 @@ pub struct Explanation {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ReceiveTokens {
-    /// Bytes of the buffer of the port before the node: the data in flight of all senders fits in it.
+    /// Bytes of the buffer of the switch's port before the node: the data in flight of all senders fits in it.
     pub port_buffer: u64,
     /// Tokens that were granted.
     pub granted: u64,
@@ -57,39 +57,40 @@ pub struct PeerPath {
     pub id: u64,
     /// The transport of new streams: `shm`, `ofi`, `udp` or `tcp`.
     pub transport: &'static str,
-    /// The address that it is reached at; none through shared memory.
+    /// The peer's address; `None` through shared memory.
     pub address: Option<SocketAddr>,
-    /// Why it is not one of the other transports.
+    /// For each other transport, why it is not used.
     pub others: Vec<(&'static str, UnusedReason)>,
-    /// Bytes of the largest datagram that is known to pass, over UDP.
+    /// Bytes of the largest datagram that is known to pass; over UDP only.
     pub mtu: Option<usize>,
-    /// The smoothed time of a round trip, over UDP.
+    /// The smoothed round-trip time; over UDP only.
     pub round_trip: Option<Duration>,
-    /// The [congestion control](crate::NodeBuilder::congestion) of what is sent, over UDP.
+    /// The [congestion control](crate::NodeBuilder::congestion) of sent data; over UDP only.
     pub congestion: Option<&'static str>,
-    /// True if the cluster's key seals what is sent. Shared memory is not sealed: only this user's processes have it.
+    /// True if sent data is sealed with the cluster's key. Shared memory is not sealed: only this user's processes can
+    /// access it.
     pub is_sealed: bool,
-    /// The key of its own that the peer has proven to have, where what is sent is sealed.
+    /// The key of its own that the peer has proven to have; only over sealed sessions.
     pub key: Option<PublicKey>,
-    /// Streams that are open over it.
+    /// Number of open streams.
     pub streams: usize,
 }
 
-/// Why a peer is not reached over a transport.
+/// The reason why a peer is not reached over a transport.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum UnusedReason {
-    /// `MIDPLANE_TRANSPORTS`, or [`NodeBuilder::transports`](crate::NodeBuilder::transports), leaves it out.
+    /// `MIDPLANE_TRANSPORTS`, or [`NodeBuilder::transports`](crate::NodeBuilder::transports), excludes it.
     NotAllowed,
-    /// The peer is not on this host, or is another user's or another cluster's there.
+    /// The peer is not on this host, or belongs to another user or another cluster there.
     NotOnThisHost,
     /// The peer is on this host, but shared memory could not be set up with it.
     HandshakeFailed(String),
-    /// The peer did not answer over it, or not as soon as over the one that was chosen.
+    /// The peer did not answer over it, or answered later than over the chosen one.
     NoAnswer(String),
-    /// The peer has dialed this node, and has chosen the transport.
+    /// The peer has dialed this node, and chose the transport.
     PeerHasChosen,
-    /// The chosen one is better.
+    /// The chosen transport is better.
     NotNeeded,
 }
 
@@ -112,14 +113,15 @@ impl fmt::Display for UnusedReason {
 pub struct FailedDial {
     /// The address, or the number of a node of this host.
     pub place: String,
-    /// Counts the dials of the place.
+    /// Number of dials of the place so far.
     pub dials: u32,
     /// The error of the last dial, for each transport that was tried.
     pub error: String,
 }
 
 impl Node {
-    /// Explains which transport each peer is reached over, why it is not another one, and which places did not answer.
+    /// Explains over which transport each peer is reached, why the others are not used, and which places did not
+    /// answer.
     #[must_use]
     pub fn explain(&self) -> Explanation {
         let shared = &self.0.shared;
@@ -147,7 +149,7 @@ impl Node {
         Some(ReceiveTokens { port_buffer, granted, expired, waiting })
     }
 
-    /// Explains the way to a peer.
+    /// Describes the path to a peer.
     pub(super) fn path(
         &self,
         id: u64,

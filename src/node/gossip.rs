@@ -1,11 +1,11 @@
-//! Gossip: nodes learn of each other, and of the services that each offers, by the `chitchat` crate.
+//! Gossip: nodes exchange their addresses, and the services that each offers, by the `chitchat` crate.
 //!
-//! A node that knows one other node requests all that it knows. Gossip carries only addresses and services: sessions are
-//! dialed when a service is searched for, to the nodes that offer it.
+//! A node needs to know only one other node: it requests all data that the other has. Gossip carries only addresses and
+//! services. Sessions are dialed when a service is searched for, to the nodes that offer it.
 //!
 //! `chitchat` reconciles by Scuttlebutt (van Renesse et al., *Efficient reconciliation and flow control for
-//! anti-entropy protocols*, 2008), and takes a node for dead by a phi accrual detector (Hayashibara et al., 2004). Its messages
-//! travel in datagrams of the node's own socket: see [`midplane_via::wire::gossip`].
+//! anti-entropy protocols*, 2008). It detects dead nodes by a phi accrual detector (Hayashibara et al., 2004). Its
+//! messages travel in datagrams of the node's own socket: see [`midplane_via::wire::gossip`].
 
 mod carrier;
 
@@ -24,18 +24,19 @@ use super::places::{Places, reachable};
 use super::state::Shared;
 use carrier::Carrier;
 
-/// 500 ms: the period in which a node gossips with three others.
+/// Period in which a node gossips with three others: 500 ms.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Nodes to which news is sent at once.
-const TOLD: usize = 3;
-/// Rounds from one resolution of the seeds to the next, once another node is known: half a minute.
+/// Number of nodes to which a change is sent at once.
+const FANOUT: usize = 3;
+/// Rounds between two resolutions of the seeds, once another node is known: half a minute.
 const RESOLVE: u32 = 60;
-/// 5 s: how long a node is named before its heartbeats have been seen often enough to judge it by.
+/// Time for which a new node is listed until enough of its heartbeats were received to judge it: 5 s.
 const YOUNG: Duration = Duration::from_secs(5);
-/// 1 min: how long nodes gossip about a dead one, which also bounds how long a partition may last without a seed across it.
+/// Time for which nodes gossip about a dead one: 1 min. It also bounds how long a partition may last if no seed
+/// connects its sides.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// The nodes that gossip names.
+/// The nodes that gossip lists.
 #[derive(Debug, Default)]
 pub(super) struct Gossip(Mutex<Known>);
 
@@ -52,8 +53,8 @@ impl Gossip {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Searches for a service for a while; returns the addresses that a node at `own` dials for all searches: those of the
-    /// nodes that offer one of the services.
+    /// Searches for a service for a while. Returns the addresses that a node at `own` dials for all its searches: those
+    /// of the nodes that offer one of the services.
     pub(super) fn search(
         &self,
         service: &str,
@@ -72,7 +73,7 @@ impl Gossip {
         offering.filter_map(|(address, _)| reachable(&[*address], own).ok()).flatten().collect()
     }
 
-    /// Returns the addresses of the nodes that gossip names, this one's not among them.
+    /// Returns the addresses of the other nodes that gossip lists.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         self.known().nodes.keys().copied().collect()
     }
@@ -94,7 +95,7 @@ struct Round {
     chitchat: ChitchatHandle,
     own: SocketAddr,
     offered: BTreeSet<String>,
-    /// When each node was heard of first.
+    /// When each node was first heard of by gossip.
     heard: BTreeMap<ChitchatId, Instant>,
     seeds: BTreeSet<SocketAddr>,
     number: u32,
@@ -113,8 +114,8 @@ impl Gossiper {
         }
     }
 
-    /// Returns the address at which other nodes reach this one: of a node that is bound to all addresses of its host, the one
-    /// from which the system sends to a seed, or to a node that has sent something.
+    /// Returns the address at which other nodes reach this one. If the node is bound to all addresses of its host, that
+    /// is the one from which the system sends to a seed, or to a node that has sent a datagram.
     async fn own_address(&self) -> SocketAddr {
         if !self.bound.ip().is_unspecified() {
             return canonical(self.bound);
@@ -172,7 +173,7 @@ impl Gossiper {
     }
 
     fn config(&self, own: SocketAddr) -> ChitchatConfig {
-        // A node is named dead after 8 times its mean interval, of which five of 1 s are presumed.
+        // A node is considered dead after 8 times its mean interval, which starts with five assumed intervals of 1 s.
         let failure_detector_config = FailureDetectorConfig {
             phi_threshold: 8.0,
             sampling_window_size: 100,
@@ -180,7 +181,7 @@ impl Gossiper {
             initial_interval: Duration::from_secs(1),
             dead_node_grace_period: GRACE,
         };
-        // The number is drawn anew with each start, so that a node is not taken for its former self.
+        // The number is drawn anew with each start, so that a node is not mistaken for its former incarnation.
         let id = self.shared.id();
         ChitchatConfig {
             chitchat_id: ChitchatId {
@@ -191,7 +192,7 @@ impl Gossiper {
             cluster_id: self.cluster.clone(),
             gossip_interval: PERIOD,
             listen_addr: own,
-            // `seek` gossips with them, wherever they are now.
+            // `seek` gossips with the seeds at their present addresses.
             seed_nodes: Vec::new(),
             failure_detector_config,
             marked_for_deletion_grace_period: GRACE,
@@ -200,7 +201,7 @@ impl Gossiper {
         }
     }
 
-    /// Tells of services that are offered since the last call, or no longer.
+    /// Announces services that are offered since the last call, or no longer offered.
     async fn announce(&self, round: &mut Round) {
         let services = self.shared.offered();
         if services == round.offered {
@@ -217,7 +218,7 @@ impl Gossiper {
         gossip_with(&round.chitchat, &known);
     }
 
-    /// Names the nodes that live, as `chitchat` sees it now, and those that are new.
+    /// Updates the list of nodes: those that `chitchat` considers live now, and new ones.
     async fn review(&self, round: &mut Round) {
         let (now, heard) = (Instant::now(), &mut round.heard);
         let nodes = round.chitchat.with_chitchat(|chitchat| {
@@ -251,7 +252,7 @@ impl Gossiper {
         gossip_with(&round.chitchat, &unknown.copied().collect::<Vec<_>>());
     }
 
-    /// Reports what was counted since the last call.
+    /// Reports the counts since the last call.
     fn report(&self, before: Counters) -> Counters {
         let now = self.datagrams.counters();
         if now.skewed > 0 && before.skewed == 0 {
@@ -267,8 +268,8 @@ impl Gossiper {
 /// Gossips with some of these nodes, chosen at random.
 fn gossip_with(chitchat: &ChitchatHandle, addresses: &[SocketAddr]) {
     let from = random().unwrap_or(0) as usize % addresses.len().max(1);
-    for address in addresses.iter().cycle().skip(from).take(TOLD.min(addresses.len())) {
-        // An error says that it has ended, which its watcher reports.
+    for address in addresses.iter().cycle().skip(from).take(FANOUT.min(addresses.len())) {
+        // An error means that `chitchat` has ended, which its watcher reports.
         let _ = chitchat.gossip(*address);
     }
 }

@@ -24,7 +24,7 @@ pub(crate) fn random() -> io::Result<u64> {
     getrandom::u64().map_err(io::Error::other)
 }
 
-/// Returns the milliseconds of the host's clock. In a simulation it started with the simulation.
+/// Returns the milliseconds of the host's clock. In a simulation, the clock starts with the simulation.
 #[expect(
     clippy::disallowed_methods,
     reason = "a node's start is told from that of its former self by the clock"

@@ -1,4 +1,4 @@
-//! Reads keys from files: the cluster's, and the node's own, which is made if it is missing.
+//! Reads keys from files: the cluster's, and the node's own, which is created if its file is missing.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -9,9 +9,9 @@ use midplane_simhw::seal::{Key, SecretKey};
 
 use crate::error::{Error, ErrorKind};
 
-/// Bytes of a file with a key: a number of 10 digits, a colon, 64 digits and some space around.
+/// Most bytes of a key file: a number of 10 digits, a colon, 64 digits and some spaces.
 const MOST: u64 = 256;
-/// Permissions that a file with a key must not have: those of other users, and the group's to write.
+/// Permissions that a key file must not grant: all of other users', and writing by the group.
 const TOO_OPEN: u32 = 0o027;
 
 /// Reads the cluster's key from a file that other users can't read.
@@ -19,7 +19,7 @@ pub(super) fn read(path: &Path) -> Result<Key, Error> {
     read_as("key file", path, "write one with `echo \"1:$(openssl rand -hex 32)\"`")
 }
 
-/// Reads a node's own key from a file that other users can't read; makes both if there is none.
+/// Reads a node's own key from a file that other users can't read; creates key and file if there is none.
 pub(super) fn read_or_make(path: &Path) -> Result<SecretKey, Error> {
     let what = "identity file";
     if std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
@@ -32,7 +32,8 @@ pub(super) fn read_or_make(path: &Path) -> Result<SecretKey, Error> {
     read_as(what, path, "remove it, and have the node make a new one")
 }
 
-/// Makes a file with a new key: whole or not at all, and never in place of another, for two nodes may start at once.
+/// Creates a file with a new key. Two nodes may start at once, so the file appears completely or not at all, and never
+/// replaces another.
 fn make(path: &Path) -> io::Result<()> {
     let secret = SecretKey::generate().map_err(io::Error::other)?;
     let mut draft = path.as_os_str().to_owned();
@@ -56,12 +57,12 @@ where
     let shown = path.display();
     let wrong = |text: String| Error::new(ErrorKind::Config, format!("the {what} {shown}: {text}"));
     let failed = |error| wrong(format!("{error}; name a file with a key that this user can read"));
-    // A pipe would have the open wait for a writer.
+    // Opening a pipe would block until a writer opens it.
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
         return Err(wrong("it is no regular file; name one with a key".into()));
     }
     let file = File::open(path).map_err(failed)?;
-    // Of the file that is open: the path may name another one by now.
+    // Checks the opened file, because the path may name another one by now.
     let mode = file.metadata().map_err(failed)?.mode();
     if mode & TOO_OPEN != 0 {
         let mode = mode & 0o777;

@@ -1,4 +1,4 @@
-//! The ways of calls, messages and maps to a node's peers: services under reserved names.
+//! The node's links for calls, messages and maps: services under reserved names.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -11,26 +11,26 @@ use tokio::time::Instant;
 use super::listener::{self, Listener};
 use super::mailbox::Mailbox;
 use super::state::Shared;
-use super::{Inner, LOOK, Node, PeerInfo, TELL};
+use super::{ANSWER_WITHIN, Inner, Node, PeerInfo, SEARCH_PERIOD};
 use crate::error::{Error, ErrorKind};
 
 pub(crate) use super::state::Candidate;
 
-/// The beginning of service names that no user's service may have.
+/// The prefix of reserved service names, which users can't use.
 pub(super) const RESERVED: &str = "midplane:";
-/// Bytes of the name of a service of calls, or of a map.
+/// Most bytes of the name of a service of calls, or of a map.
 const MAX_NAME: usize = 80;
 
 /// State that a node keeps for calls, messages and maps.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    /// The node is to end; closed once it has.
+    /// True once the node must end; closed when it has ended.
     leaving: watch::Sender<bool>,
     messages: Mailbox,
 }
 
 impl Links {
-    /// Has the streams end that wait for a next use.
+    /// Notifies the tasks of calls, messages and maps that the node must end, and closes the streams of messages.
     pub(super) fn leave(&self) {
         self.leaving.send_replace(true);
         self.messages.close();
@@ -66,7 +66,7 @@ impl Kind {
     }
 }
 
-/// Shows the name of a service to people.
+/// Returns the readable name of a service.
 pub(super) fn shown(service: &str) -> String {
     let kinds = [
         (Kind::Calls, "calls"),
@@ -82,7 +82,7 @@ pub(super) fn shown(service: &str) -> String {
     service.strip_prefix(RESERVED).unwrap_or(service).to_owned()
 }
 
-/// Says that a peer offers a service of the same name and another kind, if one does.
+/// Returns a hint if a peer offers a service of the same name and another kind; empty if none does.
 pub(super) fn hint(service: &str, peers: &[PeerInfo]) -> String {
     let calls = Kind::Calls.prefix();
     let (other, cure) = match service.strip_prefix(calls) {
@@ -95,7 +95,7 @@ pub(super) fn hint(service: &str, peers: &[PeerInfo]) -> String {
     }
 }
 
-/// The peers of a node; does not keep the node.
+/// The peers of a node; does not keep the node running.
 #[derive(Clone, Debug)]
 pub(crate) struct Peers {
     shared: Arc<Shared>,
@@ -104,23 +104,23 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Peers that offer a service now.
+    /// Returns the peers that offer a service now.
     pub(crate) fn offering(&self, service: &str) -> Vec<Candidate> {
         self.shared.candidates(service)
     }
 
-    /// Is ready once a peer has joined, ended, or changed its services, since this was called.
+    /// Completes when a peer has joined, ended, or changed its services since this was called.
     pub(crate) fn changed(&self) -> impl Future<Output = ()> + '_ {
         self.shared.changed.notified()
     }
 
-    /// Is ready once the node is to end, or has ended.
+    /// Completes when the node must end, or has ended.
     pub(crate) async fn left(&mut self) {
-        // An error says that the node has ended.
+        // An error means that the node has ended.
         let _ = self.leaving.wait_for(|is_leaving| *is_leaving).await;
     }
 
-    /// Returns whether the node is to end, or has ended.
+    /// Returns whether the node must end, or has ended.
     pub(crate) fn is_leaving(&self) -> bool {
         *self.leaving.borrow() || self.shared.is_closed()
     }
@@ -130,10 +130,10 @@ impl Peers {
         open(&self.shared, candidate, service, Instant::now()).await
     }
 
-    /// Searches for nodes that are not known yet, and offer a service; `false` once the node has ended.
+    /// Searches for unknown nodes that offer a service; returns `false` once the node has ended.
     pub(crate) async fn search(&self, service: &str) -> bool {
         let Some(node) = self.node.upgrade().map(Node) else { return false };
-        node.look(service).await;
+        node.search_new(service).await;
         true
     }
 }
@@ -168,12 +168,12 @@ impl Node {
         self.0.shared.cluster()
     }
 
-    /// Returns what the node keeps for messages.
+    /// Returns the node's state of messages.
     pub(crate) fn mailbox(&self) -> &Mailbox {
         &self.0.links.messages
     }
 
-    /// Returns what the node counts.
+    /// Returns the node's counters.
     pub(crate) fn meter(&self) -> &super::meter::Meter {
         &self.0.shared.meter
     }
@@ -188,7 +188,7 @@ impl Node {
         self.0.shared.id()
     }
 
-    /// Returns when a search for a service that begins now ends.
+    /// Returns the end of a search for a service that begins now.
     pub(crate) fn patience(&self) -> Instant {
         Instant::now() + self.0.connect_timeout
     }
@@ -203,9 +203,9 @@ impl Node {
         open(&self.0.shared, candidate, service, until).await
     }
 
-    /// Waits until peers offer a service, `is_fit` returns `true` for them, and their sessions are not in `refused`; returns
-    /// those of the best rank.
-    /// Those that were refused are tried again as long as there is time and no other.
+    /// Waits for peers that offer a service, for which `is_fit` returns `true`, and whose sessions are not in
+    /// `refused`. Returns those of the best rank. If only refused ones are left, tries them again until the time is
+    /// over.
     pub(crate) async fn find(
         &self,
         service: &str,
@@ -227,16 +227,16 @@ impl Node {
                 }
                 return Ok(candidates);
             }
-            if self.look(service).await {
+            if self.search_new(service).await {
                 continue;
             }
             if Instant::now() >= until {
-                // Callers that try again in a loop let the node's own tasks run.
+                // Callers that retry in a loop thereby let the node's own tasks run.
                 tokio::task::yield_now().await;
-                return Err(self.nobody_offers(service, !refused.is_empty()));
+                return Err(self.no_node_offers(service, !refused.is_empty()));
             }
             refused.clear();
-            let _ = tokio::time::timeout(LOOK, changed).await;
+            let _ = tokio::time::timeout(SEARCH_PERIOD, changed).await;
         }
     }
 }
@@ -247,6 +247,6 @@ async fn open(
     service: &str,
     until: Instant,
 ) -> Option<Stream> {
-    let until = until.max(Instant::now() + TELL);
+    let until = until.max(Instant::now() + ANSWER_WITHIN);
     tokio::time::timeout_at(until, super::open(shared, candidate, service)).await.ok().flatten()
 }

@@ -17,7 +17,7 @@ use crate::error::ErrorKind;
 #[cfg(feature = "tonic")]
 pub use incoming::{Incoming, NamedStream};
 
-/// Streams of one listener that may wait to be accepted: more are refused.
+/// Most streams of one listener that may wait to be accepted; further ones are refused.
 pub(super) const BACKLOG: usize = 1_024;
 
 /// The node at the other end of a stream.
@@ -38,7 +38,7 @@ impl fmt::Display for PeerName {
 
 /// Accepts the streams that peers open to a service of this node; made by [`Node::listen`](crate::Node::listen).
 ///
-/// Dropped, it withdraws the service: streams that wait to be accepted are reset.
+/// Dropping it withdraws the service: streams that wait to be accepted are reset.
 #[derive(Debug)]
 pub struct Listener {
     service: String,
@@ -61,12 +61,12 @@ impl Listener {
     /// [`ErrorKind::Closed`] once the node was shut down.
     ///
     /// # Cancel safety
-    /// Dropped, it has taken no stream.
+    /// If the future is dropped, no stream was taken.
     pub async fn accept(&mut self) -> Result<(Stream, PeerName), Error> {
         std::future::poll_fn(|context| self.poll_accept(context)).await
     }
 
-    /// The same for code that polls.
+    /// Polls for the next stream, like [`Listener::accept`].
     pub fn poll_accept(
         &mut self,
         context: &mut Context<'_>,
@@ -77,9 +77,9 @@ impl Listener {
         })
     }
 
-    /// Returns the accepted streams as tonic's `Server::serve_with_incoming` takes them; they end once the node was shut down.
+    /// Returns the accepted streams for tonic's `Server::serve_with_incoming`; they end when the node was shut down.
     ///
-    /// A request's extensions have the [`PeerName`] of its sender.
+    /// The extensions of a request contain the [`PeerName`] of its sender.
     #[cfg(feature = "tonic")]
     #[must_use]
     pub const fn incoming(self) -> Incoming {
@@ -105,7 +105,7 @@ impl axum::serve::Listener for Listener {
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         match Self::accept(self).await {
             Ok(accepted) => accepted,
-            // Nothing comes any more; the server ends with the process, or by its own signal.
+            // No more streams arrive; the server ends with the process, or by its own signal.
             Err(_) => std::future::pending().await,
         }
     }
@@ -115,7 +115,8 @@ impl axum::serve::Listener for Listener {
     }
 }
 
-/// Handlers extract `ConnectInfo<PeerName>`, of an app made a service by `into_make_service_with_connect_info`.
+/// Handlers extract `ConnectInfo<PeerName>` from an app whose service was made by
+/// `into_make_service_with_connect_info`.
 #[cfg(feature = "axum")]
 impl axum::extract::connect_info::Connected<axum::serve::IncomingStream<'_, Listener>>
     for PeerName

@@ -1,7 +1,7 @@
-//! Finds the nodes of one host: by names in the abstract namespace of Unix sockets.
+//! Finds the nodes of one host by names in the abstract namespace of Unix sockets.
 //!
-//! A node listens at `midplane/node/USER/CLUSTER/ID`, and the system lists such names in `/proc/net/unix`. Nothing is
-//! left when a process ends, however it ends. Containers find each other where they share the network namespace.
+//! A node listens at `midplane/node/USER/CLUSTER/ID`, and the system lists such names in `/proc/net/unix`. When a
+//! process ends, in any way, its names disappear. Containers find each other if they share the network namespace.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,9 +21,9 @@ use crate::member::Target;
 
 /// Bytes of each ring between two nodes.
 const RING: usize = 512 * 1024;
-/// Connections whose greeting may be awaited at once, and how long for each.
+/// Most connections whose greeting is awaited at once, and the limit of time for each.
 const GREETINGS: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(2);
+const GREETING_WITHIN: Duration = Duration::from_secs(2);
 
 /// The nodes of a cluster on this host.
 #[derive(Debug)]
@@ -42,16 +42,16 @@ impl Local {
         format!("{}{id:016x}", self.prefix)
     }
 
-    /// Binds what other nodes connect to.
+    /// Binds the listener that other nodes of this host connect to.
     pub(super) fn bind(&self) -> io::Result<AsyncFd<RingListener>> {
         let listener = RingListener::bind(self.name(self.id).as_bytes())?;
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
         AsyncFd::with_interest(listener, Interest::READABLE)
     }
 
-    /// Nodes of the cluster that listen now.
+    /// Returns the nodes of the cluster that listen on this host now.
     pub(super) fn list(&self) -> BTreeSet<u64> {
-        // Lines end in the name, with `@` for the byte that says that it is abstract.
+        // Each line ends in the name, with `@` for the leading zero of an abstract name.
         let Ok(names) = std::fs::read_to_string("/proc/net/unix") else { return BTreeSet::new() };
         let ids = names.lines().filter_map(|line| {
             let (_, name) = line.rsplit_once('@')?;
@@ -108,7 +108,7 @@ pub(super) async fn accept(mut listener: AsyncFd<RingListener>, shared: Weak<Sha
             let Ok(permit) = Arc::clone(&greetings).acquire_owned().await else { return };
             let shared = shared.clone();
             tokio::spawn(async move {
-                let greeted = tokio::time::timeout(PATIENCE, greet(request)).await;
+                let greeted = tokio::time::timeout(GREETING_WITHIN, greet(request)).await;
                 drop(permit);
                 if let (Ok(Ok(pair)), Some(shared)) = (greeted, shared.upgrade())
                     && let Ok(session) = shared.sessions().over_rings(pair, false)

@@ -1,4 +1,4 @@
-//! The messages of a node: streams to the peers it sends to, and received messages that wait.
+//! The messages of a node: streams to the peers that it sends to, and received messages that wait.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::listener::PeerName;
 
-/// The stream to a peer, once there was a message for it; the holder of the lock writes.
+/// The stream to a peer, opened at the first message to it; the holder of the lock writes.
 pub(crate) type Outgoing = Arc<tokio::sync::Mutex<Option<Stream>>>;
 
 /// A message that waits to be received, and its share of the bounds.
@@ -29,7 +29,7 @@ pub(crate) struct Mailbox {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The peer that a name has stood for since the last error.
+    /// The peer that each name has referred to since the last error.
     names: BTreeMap<String, u64>,
     outgoing: BTreeMap<u64, Outgoing>,
 }
@@ -39,18 +39,18 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the streams to peers behind the messages that were sent.
+    /// Ends the streams to peers after the messages that were sent.
     pub(crate) fn close(&self) {
         let outgoing = std::mem::take(&mut self.state().outgoing);
         drop(outgoing);
     }
 
-    /// Returns the peer that a name stands for.
+    /// Returns the peer that a name refers to.
     pub(crate) fn named(&self, name: &str) -> Option<u64> {
         self.state().names.get(name).copied()
     }
 
-    /// Keeps the peer that a name stands for.
+    /// Sets the peer that a name refers to.
     pub(crate) fn name(&self, name: String, id: u64) {
         self.state().names.insert(name, id);
     }
@@ -60,9 +60,9 @@ impl Mailbox {
         Arc::clone(self.state().outgoing.entry(id).or_default())
     }
 
-    /// Counts the messages that wait to be received.
+    /// Returns the number of messages that wait to be received.
     pub(crate) fn waiting(&self) -> usize {
-        // A task that holds the lock waits for a message: there is none.
+        // A task that holds the lock waits for a message, so none waits to be received.
         let inbox = self.inbox.get().and_then(|inbox| inbox.try_lock().ok());
         inbox.map_or(0, |inbox| inbox.len())
     }
@@ -76,12 +76,12 @@ impl Mailbox {
         drop(outgoing);
     }
 
-    /// Returns the received messages; `start` begins to receive at the first call.
+    /// Returns the received messages; the first call receives them from `start`.
     pub(crate) fn inbox<E>(
         &self,
         start: impl FnOnce() -> Result<mpsc::UnboundedReceiver<Received>, E>,
     ) -> Result<&tokio::sync::Mutex<mpsc::UnboundedReceiver<Received>>, E> {
-        // Two first calls at once: the lock has one of them start.
+        // If two first calls run at once, the lock lets one of them start.
         let _one_at_a_time = self.state();
         if let Some(inbox) = self.inbox.get() {
             return Ok(inbox);

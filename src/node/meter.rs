@@ -1,7 +1,7 @@
 //! Counters and gauges of a node, for the recorder of the crate `metrics` that the process has installed.
 //!
 //! Sessions count under the lock that an operation holds anyway, or by one relaxed addition. Once a second the node
-//! reports what has changed; what ends is reported at once. `docs/metrics.md` has the names.
+//! reports the changes; it reports ends at once. `docs/metrics.md` has the names.
 
 mod losses;
 mod named;
@@ -69,7 +69,7 @@ pub(crate) mod name {
     }
 }
 
-/// A number that only grows, and how much of it was reported.
+/// A number that only grows, and the part of it that was reported.
 #[derive(Debug, Default)]
 pub(crate) struct Total {
     now: AtomicU64,
@@ -92,7 +92,7 @@ impl Total {
     /// Returns what was added since the last call.
     fn take(&self) -> u64 {
         let now = self.now.load(Ordering::Relaxed);
-        // Two reports at once: each takes what the other has not.
+        // If two reports run at once, each takes the part that the other has not taken.
         now.saturating_sub(self.reported.fetch_max(now, Ordering::Relaxed))
     }
 }
@@ -112,7 +112,7 @@ pub(crate) struct Meter {
     sessions: Mutex<BTreeMap<u64, Measured>>,
     /// The tokens at the last report.
     tokens: Mutex<TokenCounters>,
-    /// The names of peers that were labels: a holder of the key may come under ever new ones.
+    /// Labels of peers, bounded because a holder of the key may use any number of names.
     peers: Named<()>,
     served: Named<Streams>,
     used: Named<Streams>,
@@ -168,7 +168,7 @@ impl Meter {
         self.calls.counters(service)
     }
 
-    /// The peer of a session has described itself.
+    /// Counts a session whose peer has described itself.
     pub(super) fn on_hello(&self, session: &Arc<Session>, peer: &str) {
         let mut sessions = lock(&self.sessions);
         if sessions.contains_key(&session.number()) {
@@ -186,7 +186,7 @@ impl Meter {
         sessions.insert(session.number(), measured);
     }
 
-    /// Reports what was counted of gossip since `before`, and how many nodes it names.
+    /// Reports the counts of gossip since `before`, and the number of nodes that it lists.
     #[cfg(feature = "discovery-gossip")]
     pub(super) fn on_gossip(&self, now: &Gossiped, before: &Gossiped, nodes: usize) {
         let labels = [("node", self.node.clone())];
@@ -200,7 +200,7 @@ impl Meter {
         gauge!(name::gossip::NODES, &labels).set(nodes as f64);
     }
 
-    /// A session has ended.
+    /// Counts the end of a session.
     pub(super) fn on_ended(&self, session: &Session, why: Ended) {
         let mut sessions = lock(&self.sessions);
         let Some(mut measured) = sessions.remove(&session.number()) else { return };
@@ -234,7 +234,7 @@ impl Meter {
         counter!(name::SESSIONS_ENDED, &labels).increment(1);
     }
 
-    /// Reports what has changed; `tokens` if this node grants any.
+    /// Reports the changes since the last report; `tokens` has the counters of tokens if this node grants any.
     pub(super) fn report(&self, tokens: Option<TokenCounters>) {
         let mut open: BTreeMap<_, usize> = BTreeMap::new();
         for measured in lock(&self.sessions).values_mut() {
@@ -276,7 +276,7 @@ impl Meter {
     }
 }
 
-/// The labels of what is counted for each peer.
+/// Returns the labels of counters that exist for each peer.
 fn path(
     node: &SharedString,
     peer: &SharedString,
@@ -292,7 +292,7 @@ fn count(name: &'static str, labels: &[(&'static str, SharedString)], more: u64)
 }
 
 impl Measured {
-    /// Reports what has changed of a session.
+    /// Reports the changes of a session.
     fn report(&mut self, node: &SharedString) {
         let (now, before) = (self.session.stats(), self.last);
         if now == before {
@@ -322,7 +322,7 @@ impl Measured {
             }
             gauge!(name::ROUND_TRIP, &labels).set(pipe.round_trip as f64 / 1e9);
         }
-        // An ended session's connection has no counters any more; they were reported.
+        // The connection of an ended session has no counters any more, so the reported ones are kept.
         self.last = now;
         self.last.pipe = now.pipe.or(before.pipe);
     }

@@ -1,4 +1,4 @@
-//! The one seam between membership and the world: a node reaches other nodes through it.
+//! The interface between membership and its environment: a node finds and reaches other nodes through it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,7 +12,7 @@ use midplane_via::session::Session;
 
 use crate::member::Target;
 
-/// The addresses of a place, once they are known.
+/// The future of a place's addresses.
 pub(super) type Resolving<'a> =
     Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'a>>;
 
@@ -21,7 +21,7 @@ pub(super) trait Network: fmt::Debug + Send + Sync {
     /// Lists the nodes of the cluster that run on this host now.
     fn local(&self) -> BTreeSet<u64>;
 
-    /// Begins a session with the node at a place; over UDP it ends by itself if none answers.
+    /// Begins a session with the node at a place. Over UDP the session ends by itself if no node answers.
     fn dial(&self, target: Target) -> io::Result<Arc<Session>>;
 
     /// Resolves `HOST:PORT`.

@@ -1,6 +1,6 @@
-//! Sessions over libfabric: nodes that know each other over UDP or TCP continue over a NIC.
+//! Sessions over libfabric: nodes that are connected over UDP or TCP switch to a NIC.
 //!
-//! A node describes the name of its endpoint to its peers. Of two nodes with the same provider, the one with the lower
+//! A node sends the name of its endpoint to its peers. Of two nodes with the same provider, the one with the lower
 //! number dials; new streams then use that session. Its handshake and seals are those of TCP.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,13 +21,13 @@ use crate::error::{Error, ErrorKind};
 
 /// The environment variable that chooses the provider.
 const VARIABLE: &str = "MIDPLANE_OFI";
-/// Providers of hardware NICs, the beginnings of their names: the others are no better than UDP and shared memory.
+/// Prefixes of the names of hardware NICs' providers. The other providers are no better than UDP and shared memory.
 const HARDWARE: [&str; 8] = ["cxi", "efa", "verbs", "opx", "psm3", "psm2", "usnic", "ucx"];
-/// Limits how long new streams wait for the session over libfabric with a peer that was just met.
+/// Limit of the time for which new streams wait for the session over libfabric with a new peer.
 const AWAIT: Duration = Duration::from_millis(300);
-/// Peers of which it is known until when to wait.
+/// Most peers for which the end of that wait is kept.
 const MOST_AWAITED: usize = 4_096;
-/// Handshakes with peers that have connected, at most at once.
+/// Most concurrent handshakes with peers that have connected.
 const MOST_GREETINGS: usize = 64;
 
 /// A node's endpoint.
@@ -37,7 +37,7 @@ pub(super) struct Ofi {
     config: tcp::Config,
     /// Peers that are being dialed.
     dialing: Mutex<BTreeSet<u64>>,
-    /// Peers with the same provider and no session over it yet: until when new streams wait for that.
+    /// Peers with the same provider and no session over it yet, each with the end of the wait of new streams.
     awaited: Mutex<BTreeMap<u64, Instant>>,
 }
 
@@ -60,7 +60,7 @@ impl Ofi {
         Self::open(builder.libfabric.as_deref(), config).await
     }
 
-    /// Opens an endpoint of the chosen provider, or else of a hardware NIC; `None` if there is no NIC and no provider was chosen.
+    /// Opens an endpoint of the chosen provider, or else of a hardware NIC; `None` if neither exists.
     async fn open(chosen: Option<&str>, config: tcp::Config) -> Result<Option<Arc<Self>>, Error> {
         let variable = std::env::var(VARIABLE).ok();
         let chosen = chosen.or(variable.as_deref()).map(str::parse::<Choice>).transpose();
@@ -70,14 +70,14 @@ impl Ofi {
         if !is_chosen && !has_devices() {
             return Ok(None);
         }
-        // libfabric asks the system and its devices, which takes up to a second.
+        // libfabric queries the system and its devices, which takes up to a second.
         let opening = spawn_blocking(move || match chosen {
             Some(choice) => Streams::open(&choice).map(Some),
             None => hardware()?.map(|choice| Streams::open(&choice)).transpose(),
         });
         let opened = match opening.await {
             Ok(opened) => opened,
-            // The runtime shuts down.
+            // The runtime is shutting down.
             Err(_) => Ok(None),
         };
         match opened {
@@ -94,7 +94,7 @@ impl Ofi {
         }
     }
 
-    /// Describes the endpoint to peers: the provider's name, a zero, the endpoint's name.
+    /// Describes the endpoint for peers: the provider's name, a zero, the endpoint's name.
     pub(super) fn describe(&self) -> Vec<u8> {
         [self.streams.provider().as_bytes(), &[0], self.streams.name()].concat()
     }
@@ -112,7 +112,7 @@ impl Ofi {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that there is a session over libfabric with a peer.
+    /// Records that there is a session over libfabric with a peer.
     pub(super) fn on_session(&self, peer: u64) {
         self.awaited().remove(&peer);
     }
@@ -122,8 +122,8 @@ impl Ofi {
         self.awaited().get(&peer).copied().filter(|until| *until > Instant::now())
     }
 
-    /// Handles the description of a peer without a session over libfabric: dials it, if this node is to, and if that is
-    /// not under way.
+    /// Handles the description of a peer without a session over libfabric. Dials the peer if this node is the dialer,
+    /// and no dial is in progress.
     pub(super) fn on_peer(
         self: &Arc<Self>,
         shared: &Arc<Shared>,
@@ -153,7 +153,7 @@ impl Ofi {
         });
     }
 
-    /// Makes a session over a stream, after its handshake.
+    /// Creates a session over a stream, after its handshake.
     async fn begin(&self, stream: Stream, shared: &Weak<Shared>, is_first: bool) {
         let Some(sessions) = shared.upgrade().map(|shared| shared.sessions().clone()) else {
             return;
@@ -181,7 +181,7 @@ impl Ofi {
     }
 }
 
-/// A dial under way.
+/// A dial in progress.
 struct Dialing(Arc<Ofi>, u64);
 
 impl Drop for Dialing {
@@ -190,7 +190,7 @@ impl Drop for Dialing {
     }
 }
 
-/// Returns whether the system has a device of such a NIC; without one, libfabric is not even loaded.
+/// Returns whether the system has a device of a hardware NIC; without one, libfabric is not even loaded.
 fn has_devices() -> bool {
     let has_entries =
         |folder: &&str| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());

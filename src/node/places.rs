@@ -1,4 +1,4 @@
-//! The places that a node's discoveries name, with their addresses.
+//! The places that a node's discoveries return, with their addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,12 +8,12 @@ use midplane_simhw::seal::PublicKey;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::TELL;
+use super::ANSWER_WITHIN;
 use super::state::Shared;
 use crate::discovery::{AnyDiscovery, Place};
 use crate::error::{Error, ErrorKind};
 
-/// Places that a node takes of its discoveries.
+/// Most places that a node takes from its discoveries.
 const MOST: usize = 4_096;
 
 /// A node's discoveries, and the places that they have returned.
@@ -31,21 +31,21 @@ struct Source {
     last: Mutex<Answer>,
 }
 
-/// The last answer of a discovery, and the error that came after it.
+/// The last answer of a discovery, and the error since then, if any.
 #[derive(Clone, Debug, Default)]
 struct Answer {
     places: Vec<Place>,
     error: Option<String>,
 }
 
-/// Names that are places, and their addresses.
+/// The names among the places, and their addresses.
 #[derive(Debug, Default)]
 struct Names {
     all: Mutex<BTreeMap<Place, Name>>,
     resolved: Notify,
 }
 
-/// A name's last addresses, and the error that came after them.
+/// A name's last addresses, and the error since then, if any.
 #[derive(Debug, Default)]
 struct Name {
     addresses: Vec<SocketAddr>,
@@ -53,7 +53,7 @@ struct Name {
     is_under_way: bool,
 }
 
-/// Addresses that a node can dial, and the keys that the nodes there have to have, where discovery lists some.
+/// Addresses that a node can dial, and the keys that discovery states for the nodes at some of them.
 #[derive(Debug, Default)]
 pub(super) struct Reached {
     pub(super) addresses: BTreeSet<SocketAddr>,
@@ -65,9 +65,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Source {
-    /// Asks the discovery; after an error, or without an answer in time, the last answer holds.
+    /// Calls the discovery. After an error, or without an answer in time, returns the last answer.
     async fn ask(&self) -> Answer {
-        let asked = timeout(TELL, self.discovery.places()).await;
+        let asked = timeout(ANSWER_WITHIN, self.discovery.places()).await;
         let mut last = lock(&self.last);
         let error = match asked {
             Ok(Ok(places)) => {
@@ -86,13 +86,13 @@ impl Source {
 }
 
 impl Places {
-    /// Asks the discoveries for the first time.
+    /// Calls the discoveries for the first time.
     pub(super) async fn new(discoveries: Vec<Arc<dyn AnyDiscovery>>) -> Result<Self, Error> {
         let sources = discoveries.into_iter();
         let sources = sources.map(|discovery| Source { discovery, last: Mutex::default() });
         let this = Self { sources: sources.collect(), ..Self::default() };
         for source in &this.sources {
-            let asked = timeout(TELL, source.discovery.places()).await;
+            let asked = timeout(ANSWER_WITHIN, source.discovery.places()).await;
             if let Ok(answer) = asked {
                 let wrong = |error| Error::new(ErrorKind::Config, format!("{error}"));
                 lock(&source.last).places = answer.map_err(wrong)?;
@@ -106,13 +106,13 @@ impl Places {
         self.sources.iter().flat_map(|source| lock(&source.last).places.clone()).collect()
     }
 
-    /// Returns a place that is named with a key.
+    /// Returns a place that is listed with a key, if there is one.
     pub(super) fn keyed(&self) -> Option<Place> {
         self.last().into_iter().find(|place| place.key().is_some())
     }
 
-    /// Returns the address that a node without `bind` binds, if its discoveries need one: loopback for places on this host,
-    /// otherwise one that other hosts reach, if `is_open` permits it.
+    /// Returns the address that a node without `bind` binds, if its discoveries need one. It is loopback for places on
+    /// this host; otherwise one that other hosts reach, if `is_open` permits it.
     pub(super) fn own_address(&self, is_open: bool) -> Result<Option<SocketAddr>, Error> {
         if self.sources.is_empty() {
             return Ok(None);
@@ -128,7 +128,7 @@ impl Places {
         }
         let is_v6 = |place: &Place| place.address().is_some_and(|address| address.is_ipv6());
         let is_v6 = !places.is_empty() && places.iter().all(is_v6);
-        // A discovery that names nothing yet may name other hosts later.
+        // A discovery that returns no place yet may return other hosts later.
         let reaches_others = is_open && (remote.is_some() || places.is_empty());
         let ip: IpAddr = match (reaches_others, is_v6) {
             (true, false) => Ipv4Addr::UNSPECIFIED.into(),
@@ -140,8 +140,8 @@ impl Places {
         Ok(Some(SocketAddr::new(ip, port)))
     }
 
-    /// Asks the discoveries, and resolves names; returns those that a node at `own` can dial. Takes at most 1 s
-    /// for each discovery, and 1 s for the names: those that take longer are used by a later search.
+    /// Calls the discoveries, and resolves names; returns the addresses that a node at `own` can dial. Takes at most 1
+    /// s for each discovery, and 1 s for the names. A later search uses answers that take longer.
     pub(super) async fn addresses(&self, shared: &Arc<Shared>, own: Option<SocketAddr>) -> Reached {
         let (mut places, mut problems) = (BTreeSet::new(), Vec::new());
         for source in &self.sources {
@@ -179,14 +179,14 @@ impl Places {
     /// Resolves the names among the places.
     async fn resolve(&self, shared: &Arc<Shared>, places: &BTreeSet<Place>) {
         lock(&self.names.all).retain(|place, name| name.is_under_way || places.contains(place));
-        let until = Instant::now() + TELL;
+        let until = Instant::now() + ANSWER_WITHIN;
         for place in places.iter().filter(|place| place.address().is_none()) {
             let mut all = lock(&self.names.all);
             let name = all.entry(place.clone()).or_default();
             if !std::mem::replace(&mut name.is_under_way, true) {
                 let (names, shared, place) =
                     (Arc::clone(&self.names), Arc::clone(shared), place.clone());
-                // Continues if this search is cancelled or over: a later one uses the addresses.
+                // Continues if this search is cancelled or has ended: a later one uses the addresses.
                 tokio::spawn(async move {
                     let found = shared.network().resolve(&place.to_string()).await;
                     names.on_resolved(&place, found);
@@ -225,7 +225,7 @@ impl Names {
         lock(&self.all).iter().any(|(place, name)| name.is_under_way && places.contains(place))
     }
 
-    /// Returns the addresses that a name had last.
+    /// Returns the last known addresses of a name.
     fn addresses(&self, place: &Place) -> Result<Vec<SocketAddr>, String> {
         match lock(&self.all).get(place) {
             Some(name) if !name.addresses.is_empty() => Ok(name.addresses.clone()),
@@ -235,7 +235,8 @@ impl Names {
     }
 }
 
-/// Returns those of a place's addresses that a node at `own` can send to, as it writes them; if there are none, the reason.
+/// Returns the addresses of a place that a node at `own` can send to, in the form that its socket uses; if there are
+/// none, the reason.
 pub(super) fn reachable(
     found: &[SocketAddr],
     own: Option<SocketAddr>,
@@ -245,7 +246,7 @@ pub(super) fn reachable(
         (IpAddr::V4(_), IpAddr::V6(ip)) => {
             Some(SocketAddr::new(ip.to_ipv4_mapped()?.into(), address.port()))
         }
-        // Such a socket sends to addresses of both kinds.
+        // A socket bound to all IPv6 addresses sends to IPv4 addresses as well.
         (IpAddr::V6(own), IpAddr::V4(ip)) if own.is_unspecified() => {
             Some(SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()))
         }
@@ -302,7 +303,7 @@ mod tests {
         assert_eq!(reach("127.0.0.1:1", &["10.0.0.1:7", "127.0.0.1:7"]).unwrap(), "127.0.0.1:7");
     }
 
-    /// Resolves `fast:1` at once, `slow:1` once it is let go, and nothing once it is down.
+    /// Resolves `fast:1` at once, `slow:1` after `may_answer`, and nothing while `is_down`.
     #[derive(Debug, Default)]
     struct Names {
         may_answer: Notify,
@@ -361,7 +362,7 @@ mod tests {
         let late = ("slow:1".to_owned(), "has no address yet".to_owned());
         assert_eq!(places.problems(), [late]);
         names.may_answer.notify_one();
-        // The first search's question is still open: its answer is this one's.
+        // The first search's query is still in progress: its answer serves this search.
         assert_eq!(find().await, [1, 2, 3]);
         assert_eq!(places.problems(), []);
         names.is_down.store(true, Ordering::Relaxed);

@@ -10,12 +10,12 @@ use super::transports::{Transports, VARIABLE};
 use crate::discovery::List;
 use crate::error::{Error, ErrorKind};
 
-/// The UDP port of simulated nodes that bind none.
+/// The UDP port of simulated nodes whose builder binds none.
 const PORT: u16 = 4_700;
 
 impl NodeBuilder {
-    /// On a simulated host, sets what the host has: its name and address, UDP, and the places of all other hosts unless
-    /// there are others to discover. All hosts trust each other, as those of a cluster in a network of its own do.
+    /// On a simulated host, sets the name and address of the host, UDP, and the places of all other hosts unless others
+    /// were given to discover. All hosts trust each other, like those of a cluster on a private network.
     pub(super) fn on_simulated_host(&mut self) -> Result<(), Error> {
         let Some(host) = VirtualHost::current() else { return Ok(()) };
         let refused = |what: &str| {

@@ -1,4 +1,4 @@
-//! The sockets of a node: UDP and TCP on one port, and the connections over TCP that it accepts.
+//! The sockets of a node: UDP and TCP on one port, and the TCP connections that it accepts.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,11 +12,11 @@ use super::state::Shared;
 use super::transports::Transports;
 use crate::error::Error;
 
-/// Ports that the system chooses, and that are tried, until one is free for both.
+/// Most ports that the system chooses until one is free for both UDP and TCP.
 const TRIES: u32 = 16;
-/// Handshakes over TCP under way at once, in all and of one address: more connections are closed.
+/// Most concurrent TCP handshakes, in all and for one address; further connections are closed.
 const MAX_HANDSHAKES: (u32, u32) = (256, 64);
-/// The pause after the system could not accept: it has too few descriptors.
+/// The pause after the system could not accept a connection because it lacks descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The sockets of a node.
@@ -27,7 +27,7 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Binds what is allowed; port 0 has the system choose, one port for both.
+    /// Binds the allowed sockets. For port 0, the system chooses one port for both.
     pub(super) async fn bind(address: SocketAddr, allowed: Transports) -> Result<Self, Error> {
         let mut tries = if address.port() == 0 { TRIES } else { 1 };
         loop {
@@ -40,7 +40,7 @@ impl Sockets {
         }
     }
 
-    /// Binds once; an error states whether it is TCP's.
+    /// Tries to bind once; an error states whether it is TCP's.
     async fn try_bind(address: SocketAddr, allowed: Transports) -> Result<Self, (bool, Error)> {
         let failed = |name: &str, cure: &str, error| {
             Error::system(&format!("the node can't bind {name} {address}{cure}"), error)
@@ -63,14 +63,14 @@ impl Sockets {
     }
 }
 
-/// Handshakes under way, by address.
+/// Handshakes in progress, by address.
 type Greetings = Arc<Mutex<BTreeMap<IpAddr, u32>>>;
 
-/// A handshake under way.
+/// A handshake in progress.
 struct Greeting(Greetings, IpAddr);
 
 impl Greeting {
-    /// Begins one; `None` if too many are under way.
+    /// Begins a handshake; `None` if too many are in progress.
     fn begin(greetings: &Greetings, ip: IpAddr) -> Option<Self> {
         let mut all = greetings.lock().unwrap_or_else(PoisonError::into_inner);
         let (in_all, of_one) = (all.values().sum::<u32>(), all.get(&ip).copied().unwrap_or(0));

@@ -1,4 +1,4 @@
-//! The state of a node: its services, its peers and theirs.
+//! The state of a node: its services, its peers and their services.
 
 #[cfg(feature = "ofi")]
 mod libfabric;
@@ -42,28 +42,28 @@ pub(super) struct Shared {
     pub(super) meter: Meter,
     #[cfg(feature = "ofi")]
     ofi: std::sync::OnceLock<Arc<super::ofi::Ofi>>,
-    /// A peer has joined, ended, or changed its services, or this node has changed its own.
+    /// Notified when a peer has joined, ended, or changed its services, or this node has changed its own.
     pub(super) changed: Notify,
-    /// The time of the next timeout has changed.
+    /// Notified when the time of the next timeout has changed.
     due: Notify,
 }
 
 #[derive(Debug)]
 struct State {
     hello: Hello,
-    /// Counts the changes of the hello.
+    /// Number of changes of `hello` so far.
     generation: u64,
     listeners: BTreeMap<String, (mpsc::Sender<Accepted>, Arc<Streams>)>,
     members: Members,
     /// Sessions that have not ended, by number.
     sessions: BTreeMap<u64, Arc<Session>>,
-    /// Another node had this one's name before it: the text of the error.
+    /// The text of the error if another node had this one's name before it.
     rival: Option<String>,
     tasks: Vec<AbortHandle>,
     is_closed: bool,
 }
 
-/// A way to a service.
+/// A session to a peer that offers a service.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     pub(crate) peer: u64,
@@ -71,7 +71,7 @@ pub(crate) struct Candidate {
     pub(crate) choice: member::Choice,
 }
 
-/// A peer, as [`Node::peers`](crate::Node::peers) shows it.
+/// A peer, as [`Node::peers`](crate::Node::peers) returns it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct PeerInfo {
@@ -79,11 +79,11 @@ pub struct PeerInfo {
     pub name: String,
     /// The random number of this incarnation of the peer.
     pub id: u64,
-    /// The services that it offers.
+    /// The services that the peer offers.
     pub services: Vec<String>,
     /// The transport of its streams: `shm`, `ofi`, `udp` or `tcp`.
     pub transport: &'static str,
-    /// Streams that are open.
+    /// Number of open streams.
     pub streams: usize,
 }
 
@@ -93,7 +93,7 @@ impl State {
         Load { streams: session.streams(), is_suspected: session.is_suspected() }
     }
 
-    /// Sees whether another node has this one's name, and reports it once.
+    /// Checks whether another node has this one's name, and reports it once.
     fn review_name(&mut self) {
         let rival = self.members.rival().map(|(id, by)| {
             let by = by.map(|by| format!(", as {by} reports")).unwrap_or_default();
@@ -146,7 +146,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the time for membership.
+    /// Returns the time in membership's units.
     fn now(&self) -> Instant {
         Instant::from_nanos(1) + self.started.elapsed()
     }
@@ -159,19 +159,19 @@ impl Shared {
         &*self.network
     }
 
-    /// Aborts a task once the node ends.
+    /// Registers a task to be aborted when the node ends.
     pub(super) fn on_end(&self, task: AbortHandle) {
         self.state().tasks.push(task);
     }
 
-    /// Changes the membership, and carries out its effects.
+    /// Changes the membership, and performs its effects.
     fn change<R>(&self, change: impl FnOnce(&mut State, Instant) -> R) -> R {
         let mut state = self.state();
         let result = change(&mut state, self.now());
         let (mut ends, mut describes, mut wakes) = (Vec::new(), Vec::new(), false);
         while let Some(effect) = state.members.poll_effect() {
             match effect {
-                // Under the lock: the peer's answer finds the link.
+                // Under the lock, so that the link exists when the peer answers.
                 Effect::Dial(target) => self.dial(&mut state, target),
                 Effect::End(link) => ends.extend(state.sessions.get(&link).cloned()),
                 Effect::Describe(link) => describes.push(link),
@@ -205,7 +205,7 @@ impl Shared {
         }
     }
 
-    /// Describes this node to the peers of these links, as it is once this returns.
+    /// Sends this node's description to the peers of these links; it is current when this returns.
     fn describe(&self, links: &[u64]) {
         for link in links {
             let mut described = None;
@@ -215,7 +215,7 @@ impl Shared {
                 let refusal = state.members.refusal_of(*link);
                 let as_now = (state.generation, rival, refusal);
                 let Some(session) = state.sessions.get(link).cloned() else { break };
-                // Another thread may have described it meanwhile, as it was before.
+                // Another thread may have sent an older description meanwhile.
                 if described.replace(as_now) == Some(as_now) {
                     break;
                 }
@@ -226,7 +226,7 @@ impl Shared {
         }
     }
 
-    /// A node has connected.
+    /// Adds the session of a node that has connected.
     pub(super) fn on_session(&self, session: &Arc<Session>) {
         self.change(|state, now| {
             if state.is_closed {
@@ -237,8 +237,8 @@ impl Shared {
         });
     }
 
-    /// Dials the nodes at these places that are not known, for a while from now on.
-    /// Those at the listed addresses have to have the keys.
+    /// Dials the unknown nodes at these places, for a while from now on. The nodes at addresses in `keys` must have
+    /// these keys.
     pub(super) fn search(
         &self,
         places: &BTreeSet<Target>,
@@ -257,18 +257,18 @@ impl Shared {
         self.state().members.is_expecting(self.now())
     }
 
-    /// Returns the numbers of the nodes that are known.
+    /// Returns the numbers of the known nodes.
     pub(super) fn known(&self) -> BTreeSet<u64> {
         self.state().members.peers().map(|(id, ..)| id).collect()
     }
 
-    /// A peer did not answer in time, or does again.
+    /// Records whether a peer is slow: it did not answer in time.
     pub(super) fn on_answer(&self, candidate: &Candidate, is_slow: bool) {
         let link = candidate.session.number();
         self.state().members.handle_answer(link, is_slow);
     }
 
-    /// Carries out all timed work, until the node ends.
+    /// Performs all timed work, until the node ends.
     pub(super) async fn run_timeouts(self: Arc<Self>) {
         loop {
             let due = self.due.notified();
@@ -289,7 +289,7 @@ impl Shared {
         }
     }
 
-    /// Other nodes that this one has a session with.
+    /// Returns the nodes that this one has a session with.
     pub(super) fn peers(&self) -> Vec<PeerInfo> {
         let state = self.state();
         let info = |(id, name, services, links): (u64, &str, &BTreeSet<String>, &[u64])| {
@@ -314,19 +314,19 @@ impl Shared {
         Watched::start(stream, streams, span);
     }
 
-    /// Returns the name of the node at the other end of a stream; empty once that has ended.
+    /// Returns the name of the node at the other end of a stream; empty once the stream's session has ended.
     pub(super) fn peer_name(&self, stream: &Stream) -> String {
         let state = self.state();
         let peer = state.members.peer_of(stream.session().number());
         peer.map(|(_, name)| name.to_owned()).unwrap_or_default()
     }
 
-    /// Counts a stream that a peer has refused, or that was lost before the peer has accepted it.
+    /// Counts a stream that a peer has refused, or that was lost before the peer accepted it.
     pub(super) fn on_refused(&self, service: &str) {
         self.meter.streams(Role::Client, service).refused.add_one();
     }
 
-    /// Returns the numbers and names of the peers, with the session that is the best way to each.
+    /// Returns the numbers and names of the peers, each with the best session.
     pub(super) fn sessions_of_peers(&self) -> Vec<(u64, String, Arc<Session>)> {
         let state = self.state();
         let best = |(id, name, _, links): (u64, &str, _, &[u64])| {
@@ -336,7 +336,7 @@ impl Shared {
         state.members.peers().filter_map(best).collect()
     }
 
-    /// Returns when a peer was started, by its own clock, and what it is to this node.
+    /// Returns when a peer was started, by its own clock, and its state as this node sees it.
     pub(super) fn standing(&self, id: u64) -> Option<(u64, &'static str)> {
         self.state().members.standing(id)
     }
@@ -346,7 +346,7 @@ impl Shared {
         (self.state().hello.incarnation, self.started.elapsed())
     }
 
-    /// Counts the streams of each service that wait to be accepted.
+    /// Returns the number of streams of each service that wait to be accepted.
     pub(super) fn waiting(&self) -> BTreeMap<String, usize> {
         let state = self.state();
         let waiting = state.listeners.iter().map(|(service, (listener, _))| {
@@ -355,12 +355,12 @@ impl Shared {
         waiting.collect()
     }
 
-    /// Peers with a session, whether they have described themselves or not.
+    /// Returns whether there is a session with this node, and the node has described itself.
     pub(super) fn knows(&self, id: u64) -> bool {
         self.state().members.knows(id)
     }
 
-    /// The random number of this node.
+    /// Returns the random number of this node.
     pub(super) fn id(&self) -> u64 {
         self.state().hello.id
     }
@@ -371,7 +371,7 @@ impl Shared {
         self.state().hello.cluster.clone()
     }
 
-    /// Peers that offer a service now.
+    /// Returns the peers that offer a service now.
     pub(super) fn candidates(&self, service: &str) -> Vec<Candidate> {
         let state = self.state();
         let choices = state.members.choices(service, |link| state.load(link));
@@ -382,7 +382,8 @@ impl Shared {
         choices.into_iter().filter_map(candidate).collect()
     }
 
-    /// Offers a service from now on; its streams go to `listener`. `false` if the node does already, or offers too many.
+    /// Offers a service from now on; its streams go to `listener`. Returns `false` if the node offers it already, or
+    /// offers too many.
     pub(super) fn offer(&self, service: &str, listener: mpsc::Sender<Accepted>) -> bool {
         let mut state = self.state();
         if state.listeners.contains_key(service) || state.hello.services.len() >= MAX_SERVICES {
@@ -395,7 +396,7 @@ impl Shared {
         true
     }
 
-    /// Offers a service no longer.
+    /// Withdraws a service.
     pub(super) fn withdraw(&self, service: &str) {
         let mut state = self.state();
         state.listeners.remove(service);
@@ -417,7 +418,7 @@ impl Shared {
         self.state().hello.services.iter().cloned().collect()
     }
 
-    /// Sessions that have not ended.
+    /// Returns the sessions that have not ended.
     pub(super) fn live(&self) -> Vec<Arc<Session>> {
         self.state().sessions.values().cloned().collect()
     }
@@ -427,7 +428,7 @@ impl Shared {
         self.state().is_closed
     }
 
-    /// Reports that the node was shut down, or that another one had its name before it.
+    /// Returns an error if the node was shut down, or if another node had its name before it.
     pub(super) fn check(&self) -> Result<(), Error> {
         let state = self.state();
         if state.is_closed {
@@ -439,7 +440,7 @@ impl Shared {
         }
     }
 
-    /// Ends everything at once.
+    /// Ends the node at once: its tasks, listeners and sessions.
     pub(super) fn close(&self) {
         let mut state = self.state();
         state.is_closed = true;
@@ -449,13 +450,14 @@ impl Shared {
         tasks.into_iter().for_each(|task| task.abort());
         drop(listeners);
         self.sessions.close();
-        // The task that reports has ended; sessions report what they still count when they end.
+        // The reporting task has ended, so the last counts are reported here. Sessions report later counts when they
+        // end.
         self.meter.report(self.sessions().token_counters());
         self.changed.notify_waiters();
     }
 }
 
-/// Shows a place to people.
+/// Returns the readable form of a place.
 pub(super) fn placed(target: &Target) -> String {
     match target {
         Target::Local(id) => format!("{id:016x} of this host"),

@@ -1,8 +1,8 @@
 //! Reports of running nodes: what `midplane top` shows.
 //!
-//! A node that [allows it](crate::NodeBuilder::allow_top) answers other nodes of its cluster with one [`Report`]: its peers,
-//! services, calls, queues, and what it has lost. Counters only grow; a rate is the difference of two reports of one
-//! `incarnation` over that of their `uptime_ms`.
+//! A node that [allows it](crate::NodeBuilder::allow_top) answers other nodes of its cluster with one [`Report`]: its
+//! peers, services, calls, queues and losses. Counters only grow. A rate is the difference between two reports of one
+//! `incarnation`, divided by the difference of their `uptime_ms`.
 //!
 //! ```
 //! # use midplane::Node;
@@ -40,12 +40,12 @@ pub use report::{Calls, Loss, MAX_ENTRIES, Peer, Report, ServiceStreams, VERSION
 
 /// The reserved name of the service.
 pub(super) const SERVICE: &str = "midplane:top";
-/// 2 s: limits how long a node takes to answer.
+/// Limit of the time in which a node must answer: 2 s.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-/// Calls that a node answers at once.
+/// Most calls that a node answers at once.
 const AT_ONCE: usize = 4;
 
-/// The version of a report, and its bytes: a reader of another version can tell.
+/// The version of a report, and its encoded bytes.
 type Answer = (u32, Vec<u8>);
 
 /// A node that was found, and its report.
@@ -60,7 +60,7 @@ pub struct Reading {
     pub report: Result<Report, Error>,
 }
 
-/// Answers calls with the report of a node; does not keep the node.
+/// Answers calls with the report of a node; does not keep the node running.
 #[derive(Clone, Debug)]
 struct Reporter(Weak<Inner>);
 
@@ -81,7 +81,7 @@ impl Service<()> for Reporter {
 }
 
 impl Node {
-    /// Serves this node's report as long as it runs.
+    /// Serves this node's report while the node runs.
     pub(super) fn serve_top(&self) -> Result<(), Error> {
         let reporter = Reporter(Arc::downgrade(&self.0));
         let limits = Limits::default().concurrency(AT_ONCE);
@@ -90,19 +90,19 @@ impl Node {
         Ok(())
     }
 
-    /// Searches for the nodes of the cluster, and reads the report of each; in the order of their names.
+    /// Searches for the nodes of the cluster, and reads the report of each. Returns them in the order of their names.
     ///
     /// # Errors
     /// Those of [`Node::connect`] if no node was found at all.
     ///
     /// # Cancel safety
-    /// Dropped, some nodes may have answered.
+    /// If the future is dropped, some nodes may have answered.
     pub async fn top(&self) -> Result<Vec<Reading>, Error> {
         self.0.shared.check()?;
-        self.look(SERVICE).await;
+        self.search_new(SERVICE).await;
         let peers = self.peers();
         if peers.is_empty() {
-            return Err(self.nobody_offers(SERVICE, false));
+            return Err(self.no_node_offers(SERVICE, false));
         }
         let mut asked = JoinSet::new();
         for peer in peers {

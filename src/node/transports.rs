@@ -4,10 +4,10 @@ use std::fmt;
 
 use crate::error::{Error, ErrorKind};
 
-/// The words of [`NodeBuilder::transports`](super::NodeBuilder::transports), the nearest transport first.
+/// The words of [`NodeBuilder::transports`](super::NodeBuilder::transports), in the order of preference.
 #[cfg(feature = "ofi")]
 pub(super) const WORDS: [&str; 4] = ["shm", "ofi", "udp", "tcp"];
-/// The same, without libfabric.
+/// The words without libfabric.
 #[cfg(not(feature = "ofi"))]
 pub(super) const WORDS: [&str; 3] = ["shm", "udp", "tcp"];
 /// The environment variable with the same meaning.
@@ -18,7 +18,7 @@ pub(super) const VARIABLE: &str = "MIDPLANE_TRANSPORTS";
 pub(super) struct Transports([bool; WORDS.len()]);
 
 impl Transports {
-    /// Reads a list of words with commas between, in any order; `origin` names where it stands.
+    /// Parses a list of words separated by commas, in any order; `origin` names the setting in errors.
     pub(super) fn parse(list: &str, origin: &str) -> Result<Self, Error> {
         let known = WORDS.join(", ");
         let needs_feature = |word: &str| word == "ofi" && !WORDS.contains(&word);
@@ -40,22 +40,22 @@ impl Transports {
         Ok(Self(allowed))
     }
 
-    /// Shared memory between nodes of one host.
+    /// Returns whether shared memory between nodes of one host is allowed.
     pub(super) const fn shm(self) -> bool {
         self.0[0]
     }
 
-    /// UDP, on one host as well where shared memory is not allowed.
+    /// Returns whether UDP is allowed. It also connects nodes of one host if shared memory is not allowed.
     pub(super) const fn udp(self) -> bool {
         self.0[WORDS.len() - 2]
     }
 
-    /// TCP where UDP does not answer.
+    /// Returns whether TCP is allowed, for peers that UDP does not reach.
     pub(super) const fn tcp(self) -> bool {
         self.0[WORDS.len() - 1]
     }
 
-    /// A NIC that libfabric reaches, between nodes that have met over UDP or TCP.
+    /// Returns whether libfabric's NICs are allowed, between nodes that are connected over UDP or TCP.
     #[cfg(feature = "ofi")]
     pub(super) const fn ofi(self) -> bool {
         self.0[1]
@@ -66,7 +66,7 @@ impl Transports {
         self.words().any(|allowed| allowed == word)
     }
 
-    /// Returns the words that are allowed, the nearest transport first.
+    /// Returns the allowed words, in the order of preference.
     pub(super) fn words(self) -> impl Iterator<Item = &'static str> {
         WORDS.into_iter().zip(self.0).filter(|(_, is_allowed)| *is_allowed).map(|(word, _)| word)
     }

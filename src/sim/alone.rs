@@ -1,10 +1,10 @@
-//! Threads on which runs repeat.
+//! Threads that make runs repeatable.
 
 use std::panic::resume_unwind;
 use std::thread::{self, Builder};
 
-/// Runs `work` on a thread of its own, with this thread's name. With the feature `deterministic`, what it asks of the system
-/// comes from `seed`: hash maps draw from the system once per thread, so that each run needs a new one.
+/// Runs `work` on a new thread with this thread's name. With the feature `deterministic`, random numbers and the clock
+/// of the system come from `seed`. Hash maps draw random numbers once per thread, so each run needs a new one.
 pub(super) fn alone<T: Send>(seed: u64, work: impl FnOnce() -> T + Send) -> T {
     let name = thread::current().name().unwrap_or("sim").to_owned();
     let run = move || {

@@ -18,19 +18,19 @@ use super::trace::Plan;
 use super::{Report, Sim, SimError};
 use crate::NodeBuilder;
 
-/// One hour of virtual time.
+/// Default limit of a run: one hour of virtual time.
 pub const DEFAULT_LIMIT: Duration = Duration::from_secs(3_600);
 
-/// The variable of the environment that replays one seed.
+/// The environment variable that replays one seed.
 const VARIABLE: &str = "MIDPLANE_SEED";
 
-/// The way in which switches join the hosts.
+/// The shape of the network.
 #[derive(Clone, Copy, Debug)]
 enum Shape {
     Star,
-    /// Hosts of a rack, and the rate between racks.
+    /// Number of hosts in each rack, and the rate between racks.
     TwoTier(u16, LineRate),
-    /// Hosts on the left, and the rate between the sides.
+    /// Number of hosts on the left, and the rate between the sides.
     Dumbbell(u16, LineRate),
 }
 
@@ -41,7 +41,7 @@ type Configure = dyn Fn(&str, NodeBuilder) -> NodeBuilder + Send + Sync;
 pub(super) struct Nodes(Arc<Configure>);
 
 impl Nodes {
-    /// Configures the node of the host of this name.
+    /// Configures the node of the host with this name.
     pub(super) fn configure(&self, host: &str, node: NodeBuilder) -> NodeBuilder {
         (self.0)(host, node)
     }
@@ -91,7 +91,7 @@ impl Default for SimBuilder {
 }
 
 impl SimBuilder {
-    /// Sets the seed of all that is random. Default: 1. `MIDPLANE_SEED` of the environment overrides it.
+    /// Sets the seed of all random draws. Default: 1. `MIDPLANE_SEED` of the environment overrides it.
     pub const fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
@@ -109,32 +109,32 @@ impl SimBuilder {
         self
     }
 
-    /// Sets the bytes that each port of a switch buffers, before it drops. Default: 256 KiB.
+    /// Sets the bytes that each port of a switch buffers. Default: 256 KiB.
     pub const fn port_buffer(mut self, bytes: u32) -> Self {
         self.port_buffer = bytes;
         self
     }
 
-    /// Sets the rule that selects what a full port drops. Default: what arrives last.
+    /// Sets the rule by which a full port drops packets. Default: it drops the arriving packet.
     pub const fn discard(mut self, policy: DiscardPolicy) -> Self {
         self.discard = policy;
         self
     }
 
-    /// Loses each packet with this probability, 0 to 1, all the time. Default: 0.
+    /// Loses each packet with this probability, from 0 to 1, during the whole run. Default: 0.
     pub const fn loss(mut self, probability: f64) -> Self {
         self.faults.loss = probability;
         self
     }
 
-    /// Delays each packet by a random time of up to this. Default: zero.
+    /// Delays each packet by a random time of at most this. Default: zero.
     pub const fn jitter(mut self, most: Duration) -> Self {
         self.faults.jitter = most;
         self
     }
 
-    /// Places the hosts in racks of this many, in the order in which they are added. Each rack has a switch, and a link of
-    /// `trunk_mbps` to the one that joins all racks.
+    /// Places the hosts in racks of this many, in the order in which they are added. Each rack has a switch, with a
+    /// link of `trunk_mbps` to the switch between the racks.
     pub fn two_tier(mut self, hosts_per_rack: u16, trunk_mbps: u64) -> Self {
         self.shape = Shape::TwoTier(hosts_per_rack.max(1), LineRate::mbps(trunk_mbps.max(1)));
         self
@@ -152,21 +152,23 @@ impl SimBuilder {
         self
     }
 
-    /// Charges the costs of a host, such as those of [`Machine::ETHERNET_25G`](midplane_simhw::profile::Machine::ETHERNET_25G).
-    /// Default: none. Sockets are a kernel's: whatever the profile says, a call enters the kernel, and what arrives raises an
-    /// interrupt. Copies, and the time that a host's own code takes, are not charged.
+    /// Charges the costs of a host, such as those of
+    /// [`Machine::ETHERNET_25G`](midplane_simhw::profile::Machine::ETHERNET_25G). Default: none. Sockets are a
+    /// kernel's, so two settings of the profile are replaced: a call enters the kernel, and a received packet raises an
+    /// interrupt. Copies, and the time of a host's own code, are not charged.
     pub const fn hosts(mut self, profile: HostProfile) -> Self {
         self.host =
             HostProfile { ringing: Ringing::SystemCall, notice: Notice::Interrupt, ..profile };
         self
     }
 
-    /// Configures the node of each host, from the host's name and a builder with all defaults; also at each restart. What a
-    /// simulated host has is set afterwards: name, address, transport, and the places of the other hosts.
+    /// Configures the node of each host, at its start and at each restart. `configure` gets the host's name and a
+    /// builder with all defaults. The settings of a simulated host are applied afterwards: name, address, transport,
+    /// and the places of the other hosts.
     ///
     /// ```
     /// # use midplane::Sim;
-    /// // The client tells its senders when they may send.
+    /// The client grants tokens to its senders.
     /// let sims = Sim::builder().nodes(|host, node| match host {
     ///     "client-1" => node.receive_tokens(),
     ///     _ => node,
@@ -188,16 +190,17 @@ impl SimBuilder {
     }
 
     /// Traces each run into files of this folder, named after the test's thread and the seed. `MIDPLANE_TRACE` of the
-    /// environment overrides it. Default: runs are not traced.
+    /// environment overrides it. Default: no trace.
     pub fn trace(mut self, folder: impl Into<PathBuf>) -> Self {
         self.trace = Some(folder.into());
         self
     }
 
-    /// Makes a simulation without hosts.
+    /// Creates a simulation without hosts.
     ///
     /// # Panics
-    /// If `MIDPLANE_SEED` of the environment is no seed; [`SimBuilder::check`] and [`SimBuilder::swarm`] as well.
+    /// If `MIDPLANE_SEED` of the environment is not a seed. [`SimBuilder::check`] and [`SimBuilder::swarm`] panic as
+    /// well.
     #[must_use]
     pub fn build(self) -> Sim {
         let seed = Self::replayed().unwrap_or(self.seed);
@@ -216,8 +219,9 @@ impl SimBuilder {
         }
     }
 
-    /// Runs what `set_up` adds twice, each time on a new thread, and compares the digests. `set_up` makes all state that its
-    /// hosts share. A run that fails is run once more, and its last 10 s are [traced](SimBuilder::trace).
+    /// Runs the simulation that `set_up` adds twice, each time on a new thread, and compares the digests. `set_up` must
+    /// create all state that its hosts share. A run that fails is run once more, and its last 10 s are
+    /// [traced](SimBuilder::trace).
     ///
     /// # Errors
     /// [`SimError`] of either run; [`SimError::Nondeterministic`] if the digests differ.
@@ -238,7 +242,7 @@ impl SimBuilder {
         Ok(first)
     }
 
-    /// Returns the seed that the environment has a test replay.
+    /// Returns the seed that the environment requests to replay, if any.
     pub(super) fn replayed() -> Option<u64> {
         let text = std::env::var(VARIABLE).ok()?;
         match text.parse() {
@@ -249,7 +253,7 @@ impl SimBuilder {
         }
     }
 
-    /// Returns the network of so many hosts.
+    /// Returns the network of this many hosts.
     pub(super) fn topology(&self, hosts: u16) -> Topology {
         let link =
             |rate| LinkProfile { rate, propagation: self.latency, framing: DATAGRAM_FRAMING };

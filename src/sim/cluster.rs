@@ -1,4 +1,4 @@
-//! A cluster that runs: hosts on a world.
+//! A running cluster: hosts in a world.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -21,17 +21,17 @@ use crate::Node;
 /// Most hosts of a simulation: each has an address of its own.
 const MOST_HOSTS: usize = 60_000;
 
-/// A cluster that runs.
+/// A running cluster.
 pub(super) struct Cluster {
     world: World<DatagramNic>,
     hosts: Arc<Hosts>,
     specs: Arc<[Spec]>,
     nodes: Nodes,
-    /// The steps of the script that are yet to come, the last first.
+    /// The remaining steps of the script, the last first.
     script: Vec<(Instant, Action<NodeId>)>,
     shared: Arc<Shared>,
     topology: Topology,
-    /// The trace that is yet to begin.
+    /// The trace that has not begun.
     planned: Option<Plan>,
     trace: Option<Trace>,
 }
@@ -108,7 +108,7 @@ impl Cluster {
             }
             incidents.into_iter().for_each(|incident| world.schedule(incident));
         }
-        // Popped from the end; of one time, the first comes first.
+        // Steps are popped from the end; of those at one time, the first added comes first.
         script.reverse();
         script.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
         let shared = Arc::<Shared>::default();
@@ -197,7 +197,7 @@ impl Cluster {
             }
             Action::Partition(a, b) => self.world.cut(a, b),
             Action::Heal(a, b) => self.world.heal(a, b),
-            // Incidents, which the world has.
+            // The world handles these as incidents.
             Action::Pause(..) | Action::Loss(..) | Action::Slow(..) | Action::Fault(..) => {}
         }
     }
@@ -236,7 +236,7 @@ impl Cluster {
     }
 }
 
-/// Checks what a simulation needs.
+/// Checks the requirements of a simulation.
 fn check(specs: &[Spec], config: &SimBuilder) -> Result<(), SimError> {
     if specs.is_empty() || specs.len() > MOST_HOSTS {
         let text = format!(

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use super::trace::files;
 
-/// The reason why a run has failed. `Debug` shows the same text as `Display`, for tests that return it.
+/// The reason why a run has failed. `Debug` shows the same text as `Display`, for tests that return the error.
 #[derive(Error)]
 #[non_exhaustive]
 pub enum SimError {
@@ -24,7 +24,7 @@ pub enum SimError {
         /// The path of the run's trace, without extensions.
         trace: Option<PathBuf>,
     },
-    /// Clients have not ended in time: they may wait for each other, or for what was lost.
+    /// Clients have not ended in time: they may wait for each other, or for lost data.
     #[error(
         "the time of {limit:?} is over, and {} still waits: look for a wait without a timeout, or raise `SimBuilder::limit`{}",
         waiting.join(", "),
@@ -38,7 +38,7 @@ pub enum SimError {
         /// The path of the run's trace, without extensions.
         trace: Option<PathBuf>,
     },
-    /// Two runs of one seed have differed.
+    /// Two runs of one seed differ.
     #[error(
         "two runs of seed {seed} differ: the code depends on more than the seed, such as state outside `set_up`, a \
          `tokio::select!` without `biased;`, or, without the feature `deterministic`, the order of a `HashMap`, the wall clock, or \
@@ -48,7 +48,7 @@ pub enum SimError {
         /// The seed of the run.
         seed: u64,
     },
-    /// The simulation is not set up as it has to be.
+    /// The simulation is not set up correctly.
     #[error("{0}")]
     SetUp(String),
     /// A seed of a swarm has failed.
@@ -56,7 +56,7 @@ pub enum SimError {
     Swarm {
         /// The seed of the run.
         seed: u64,
-        /// The faults that are left of the seed's, one in each line.
+        /// The faults of the seed that the failure needs, one in each line.
         script: Vec<String>,
         /// The failure with these faults.
         error: Box<Self>,

@@ -12,19 +12,19 @@ use midplane_simhw::fault::FaultCounts;
 pub struct Report {
     /// The virtual time at its end.
     pub time: Duration,
-    /// A number of all that has happened: the same for the same run.
+    /// A hash of all events: equal for equal runs.
     pub digest: u64,
     /// Events of the network, and turns of hosts.
     pub events: u64,
     /// Packets that hosts have sent.
     pub sent: u64,
-    /// Packets that have arrived at their host, without those that it has dropped.
+    /// Packets that have arrived at their host, without those that the host dropped.
     pub delivered: u64,
     /// Packets that were dropped, by cause: on the network, at a NIC that had no buffer, at a full socket.
     pub drops: Drops,
     /// Counts the effects of each kind of fault.
     pub faults: FaultCounts,
-    /// The hosts whose code has ended, in that order.
+    /// The hosts whose code has ended, in the order of their ends.
     pub ended: Vec<HostEnd>,
     /// The path of the [trace](super::SimBuilder::trace), if the run was traced and is over, without the extensions
     /// `.pcapng` and `.perfetto-trace`.

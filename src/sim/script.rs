@@ -17,7 +17,7 @@ pub(super) struct Step {
     pub(super) action: Action<String>,
 }
 
-/// A change of hosts, which are named or numbered, or of the network.
+/// A change of hosts, by name or number, or of the network.
 #[derive(Clone, Debug)]
 pub(super) enum Action<H> {
     Crash(H),
@@ -30,7 +30,7 @@ pub(super) enum Action<H> {
     Fault(Fault, Duration),
 }
 
-/// An entry of a script: what happens at one time of the run.
+/// An entry of a script: the actions at one time of the run.
 #[derive(Debug)]
 pub struct At<'a> {
     script: &'a mut Vec<Step>,
@@ -52,7 +52,7 @@ impl<'a> At<'a> {
         self.add(Action::Crash(host.into()))
     }
 
-    /// Restarts a host: after a crash, or after the end of its code. Its code runs anew.
+    /// Restarts a host after a crash, or after the end of its code. Its code runs anew.
     pub fn restart(self, host: &str) -> Self {
         self.add(Action::Restart(host.into()))
     }
@@ -67,30 +67,30 @@ impl<'a> At<'a> {
         self.add(Action::Heal(a.into(), b.into()))
     }
 
-    /// Suspends a host's code for a time. Its NIC receives meanwhile.
+    /// Suspends a host's code for a time. Its NIC still receives.
     pub fn pause(self, host: &str, time: Duration) -> Self {
         self.add(Action::Pause(host.into(), time))
     }
 
-    /// Loses each packet to and from a host with this probability, 0 to 1, for a time.
+    /// Loses each packet to and from a host with this probability, from 0 to 1, for a time.
     pub fn loss(self, host: &str, probability: f64, time: Duration) -> Self {
         self.add(Action::Loss(host.into(), probability, time))
     }
 
-    /// Slows a host's link to this share of its rate, 1 to 100 percent, for a time.
+    /// Slows a host's link to this percentage of its rate, 1 to 100, for a time.
     pub fn slow_link(self, host: &str, percent: u8, time: Duration) -> Self {
         self.add(Action::Slow(host.into(), percent.clamp(1, 100), time))
     }
 
-    /// Injects any of the model's [faults](midplane_simhw::fault) for a time. Hosts have the numbers in which they were
-    /// added, from 0.
+    /// Injects any of the model's [faults](midplane_simhw::fault) for a time. Hosts are numbered from 0 in the order in
+    /// which they were added.
     pub fn fault(self, fault: Fault, time: Duration) -> Self {
         self.add(Action::Fault(fault, time))
     }
 }
 
 impl Step {
-    /// Looks the hosts up.
+    /// Replaces the names of hosts by their numbers.
     pub(super) fn resolve(&self, hosts: &Hosts) -> Result<(Instant, Action<NodeId>), SimError> {
         let find = |name: &String| {
             hosts.node(name).ok_or_else(|| {
@@ -120,7 +120,7 @@ impl Step {
     }
 }
 
-/// Returns the incidents of a fault that lasts; none for what needs more than the network.
+/// Returns the incidents of an action that the world can inject by itself; none for other actions.
 pub(super) fn incidents(
     at: Instant,
     action: &Action<NodeId>,

@@ -1,4 +1,4 @@
-//! Runs many seeds with random faults, and minimises the faults of one that fails.
+//! Runs many seeds with random faults, and minimizes the faults of a failing seed.
 
 use std::time::Duration;
 
@@ -39,10 +39,10 @@ const KINDS: [FaultKind; 22] = [
 const MOST: u64 = 8;
 
 impl SimBuilder {
-    /// Runs what `set_up` adds with each of so many seeds from the [configured one](SimBuilder::seed) on, each with other faults that begin within the first `within` of
-    /// virtual time: lost, late and doubled packets, partitions, crashes with a restart (of clients as well), pauses, clocks
-    /// that drift. `set_up` makes all state that its hosts share, and may add faults of its own to the script. Returns the
-    /// report of the last seed.
+    /// Runs the simulation that `set_up` adds with `seeds` seeds from the [configured one](SimBuilder::seed) on. Each
+    /// seed draws other faults that begin before the virtual time `within`: lost, late and duplicated packets,
+    /// partitions, crashes with a restart (of clients as well), pauses, clock drift. `set_up` must create all state
+    /// that its hosts share, and may add faults of its own to the script. Returns the report of the last seed.
     ///
     /// With `MIDPLANE_SEED` in the environment, only that seed is run.
     ///
@@ -114,7 +114,7 @@ impl SimBuilder {
         alone(seed, || without_panic_messages(run))
     }
 
-    /// Leaves out faults as long as the seed fails without them.
+    /// Removes each fault without which the seed still fails.
     fn minimised(
         &self,
         seed: u64,
@@ -140,7 +140,7 @@ impl SimBuilder {
     }
 }
 
-/// Shows a fault with the names of its hosts.
+/// Returns the text of a fault, with the names of its hosts.
 fn shown(incident: &Incident, hosts: &Hosts) -> String {
     let at = Duration::from_nanos(incident.at.as_nanos());
     let mut fault = format!("{:?}", incident.fault);

@@ -1,4 +1,4 @@
-//! The files of a run's trace, and where they are put.
+//! The files of a run's trace, and their folder.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use midplane_simhw::trace::{Record, Recorder};
 
 use super::{Report, SimError};
 
-/// The variable of the environment that has every run traced, into the folder that it names.
+/// The environment variable that names a folder for traces of all runs.
 const VARIABLE: &str = "MIDPLANE_TRACE";
 
-/// The trace of a failed run begins so long before the failure.
+/// The time before a failure at which its trace begins.
 const LAST: Duration = Duration::from_secs(10);
 
-/// The place of a trace, and when it begins.
+/// The path of a trace, and when it begins.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     /// The path of the files, without their extensions.
@@ -26,14 +26,14 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Returns the plan of any run: the whole of it, if that is asked for.
+    /// Returns the plan of a whole run's trace, if one is requested.
     pub(super) fn of_run(seed: u64, folder: Option<&Path>) -> Option<Self> {
         let asked = std::env::var_os(VARIABLE).map(PathBuf::from);
         let folder = asked.as_deref().or(folder)?;
         Some(Self { path: path(folder, seed), from: Duration::ZERO })
     }
 
-    /// Returns the plan of a run that is known to fail at `fails`: the end of it.
+    /// Returns the plan of a trace of the end of a run that fails at `fails`.
     pub(super) fn of_failure(seed: u64, fails: Duration) -> Self {
         let folder = std::env::temp_dir().join("midplane-sim");
         Self { path: path(&folder, seed), from: fails.saturating_sub(LAST) }
@@ -47,7 +47,7 @@ fn path(folder: &Path, seed: u64) -> PathBuf {
     folder.join(format!("{test}-{seed}"))
 }
 
-/// A trace that is written.
+/// A trace that is being written.
 pub(super) struct Trace {
     path: PathBuf,
     recorder: Recorder,
@@ -67,7 +67,7 @@ impl Trace {
         Ok(Self { path: plan.path.clone(), spans: Spans::new(recorder.clone()), recorder })
     }
 
-    /// Returns what receives the records of the network. A frame that its host's NIC drops is recorded as dropped.
+    /// Returns the observer of the network's records. A frame that its host's NIC drops is recorded as dropped.
     pub(super) fn observer(&self, hosts: Arc<Hosts>) -> impl FnMut(&Record<'_>) + Send + use<> {
         let recorder = self.recorder.clone();
         move |record| {
@@ -80,7 +80,7 @@ impl Trace {
         }
     }
 
-    /// Has the spans and events of this thread's code recorded, until the guard is dropped.
+    /// Records the spans and events of this thread's code until the guard is dropped.
     pub(super) fn enter(&self) -> tracing::subscriber::DefaultGuard {
         tracing::subscriber::set_default(self.spans.clone())
     }
@@ -102,8 +102,8 @@ pub(super) fn files(path: &Path) -> [PathBuf; 2] {
 }
 
 impl SimError {
-    /// Runs what has failed once more with a trace, and returns the failure with it: runs since then may have overwritten an
-    /// earlier trace. A failure that does not happen again stays as it is.
+    /// Runs the failed simulation once more with a trace, and returns the failure with it: later runs may have
+    /// overwritten an earlier trace. If the failure does not repeat, returns it unchanged.
     pub(super) fn traced(
         self,
         seed: u64,

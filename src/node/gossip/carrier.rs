@@ -12,15 +12,15 @@ use tokio::sync::Mutex;
 
 use super::reachable;
 
-/// Bytes of what `chitchat` keeps of the services of all nodes.
+/// Most bytes of the services of all nodes that `chitchat` holds.
 const MAX_BYTES: usize = 4 << 20;
-/// Bytes of a summary of all nodes, which has to fit a message: 869 of them.
+/// Most bytes of a digest of all nodes, which must fit a message: 869 nodes.
 const MAX_DIGEST: usize = 60_000;
-/// Bytes of a node in such a summary, without its identifier, at most.
+/// Most bytes of a node in such a digest, without its identifier.
 const DIGEST_BYTES: usize = 53;
-/// Bytes that a service counts in addition to its name.
+/// Bytes counted for a service in addition to its name.
 const OVERHEAD: usize = 128;
-/// Compressed blocks of a message: each becomes 64 KiB at most.
+/// Most compressed blocks of a message: each expands to at most 64 KiB.
 const MAX_BLOCKS: usize = 64;
 /// The first bytes of a compressed block (RFC 8878, section 3.1.1).
 const BLOCK: [u8; 4] = 0xfd2f_b528_u32.to_le_bytes();
@@ -37,17 +37,17 @@ pub(super) struct Carrier {
 }
 
 impl Carrier {
-    /// Carries messages of a node that is bound to this address.
+    /// Creates the carrier of a node that is bound to this address.
     pub(super) fn new(datagrams: Datagrams, bound: SocketAddr) -> Self {
         Self { datagrams, bound, watched: Watched::default() }
     }
 
-    /// Bounds what is kept by `chitchat`.
+    /// Sets the `chitchat` whose memory is bounded.
     pub(super) fn watch(&self, chitchat: Arc<Mutex<Chitchat>>) {
         let _ = self.watched.set(chitchat);
     }
 
-    /// Returns whether too much is kept.
+    /// Returns whether `chitchat` holds too much.
     async fn is_full(&self) -> bool {
         let Some(chitchat) = self.watched.get() else { return false };
         let chitchat = chitchat.lock().await;
@@ -79,7 +79,7 @@ impl Socket for Carrier {
         Ok(())
     }
 
-    /// Receives a message. An error restarts `chitchat`: other nodes make it hold too much.
+    /// Receives a message. Returns an error, which restarts `chitchat`, if other nodes make it hold too much.
     async fn recv(&mut self) -> anyhow::Result<(SocketAddr, ChitchatMessage)> {
         loop {
             anyhow::ensure!(!self.is_full().await, "there are too many nodes, or services");
@@ -92,7 +92,7 @@ impl Socket for Carrier {
     }
 }
 
-/// Reads a message; one that becomes too long when it is decompressed is an error.
+/// Parses a message; one that would expand too much is an error.
 fn parse(bytes: &[u8]) -> anyhow::Result<ChitchatMessage> {
     let blocks = bytes.windows(BLOCK.len()).filter(|window| *window == BLOCK).count();
     anyhow::ensure!(blocks <= MAX_BLOCKS, "it has {blocks} compressed blocks");

@@ -1,4 +1,4 @@
-//! Lets tonic serve a listener's streams.
+//! Adapts a listener's streams to tonic.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -27,13 +27,13 @@ impl futures_core::Stream for Incoming {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<NamedStream>>> {
-        // The one error says that the node was shut down.
+        // The only error means that the node was shut down.
         let accepted = self.get_mut().0.poll_accept(context).map(Result::ok);
         accepted.map(|accepted| accepted.map(|(stream, peer)| Ok(NamedStream { stream, peer })))
     }
 }
 
-/// A [`Stream`] from which tonic learns the node at its other end.
+/// A [`Stream`] that gives tonic the node at its other end.
 #[derive(Debug)]
 pub struct NamedStream {
     stream: Stream,

@@ -1,10 +1,10 @@
-//! Counts what a node has lost, by cause.
+//! Counts a node's losses, by cause.
 
 use midplane_via::session::{Ended, Stats};
 
 use super::{Meter, Total, lock};
 
-/// Losses of sessions that have ended, and of gossip. A peer that has ended is none.
+/// Losses of ended sessions, and of gossip. The end of a peer is not a loss.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
     violations: Total,
@@ -16,7 +16,7 @@ pub(super) struct Losses {
 }
 
 impl Losses {
-    /// A session with these last counters has ended.
+    /// Adds the losses of an ended session with these last counters.
     pub(super) fn on_ended(&self, last: &Stats, why: Ended) {
         if why == Ended::Violation {
             self.violations.add_one();
@@ -29,7 +29,7 @@ impl Losses {
 }
 
 impl Meter {
-    /// Returns what the node has lost since its start, by cause.
+    /// Returns the node's losses since its start, by cause.
     pub(in crate::node) fn losses(&self) -> Vec<(&'static str, u64)> {
         let live: Vec<_> =
             lock(&self.sessions).values().map(|measured| measured.session.stats()).collect();

@@ -1,11 +1,11 @@
-//! Counters by name, for a bounded number of names: a recorder keeps each label for ever.
+//! Counters by name, for a bounded number of names: a recorder keeps each label forever.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::lock;
 
-/// Names that are labels of their own.
+/// Most names that get a label of their own.
 pub(super) const MAX_NAMES: usize = 1_024;
 /// The label of all further names.
 pub(super) const OTHER: &str = "other";

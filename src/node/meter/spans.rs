@@ -1,4 +1,4 @@
-//! Tests the spans of nodes, as a subscriber sees them.
+//! Tests the spans of nodes as a subscriber receives them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -15,7 +15,7 @@ use tracing::{Event, Metadata, Subscriber};
 /// The fields of a span, by name.
 type Fields = BTreeMap<&'static str, String>;
 
-/// Keeps the spans of this crate: their names, fields, and whether they have closed.
+/// Records the spans of this crate: their names, fields, and whether they have closed.
 #[derive(Clone, Default)]
 struct Seen(Arc<(AtomicU64, Mutex<BTreeMap<u64, Span>>)>);
 
@@ -31,7 +31,7 @@ impl Seen {
         self.0.1.lock().unwrap().get_mut(&id.into_u64()).map(change)
     }
 
-    /// Returns the spans of a name whose fields include these.
+    /// Returns the spans with this name whose fields include these.
     fn of(&self, name: &str, fields: &[(&str, &str)]) -> Vec<Span> {
         let has = |span: &&Span| {
             let is = |(key, value): &(&str, &str)| span.fields.get(key).is_some_and(|v| v == value);

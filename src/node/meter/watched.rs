@@ -1,4 +1,4 @@
-//! Counts the streams of each service, and has a span for each stream.
+//! Counts the streams of each service, and creates a span for each stream.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,12 +9,12 @@ use tracing::Span;
 
 use super::{Total, count, name};
 
-/// The side of a service's stream that a node is.
+/// The side that a node is on in a service's stream.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Role {
-    /// It offers the service.
+    /// The node offers the service.
     Server,
-    /// It has opened the stream.
+    /// The node has opened the stream.
     Client,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Streams {
     pub(in crate::node) open: AtomicU64,
     pub(in crate::node) sent: Total,
     pub(in crate::node) received: Total,
-    /// Calls that were answered, of a service of calls that the node offers.
+    /// Answered calls, if it is a service of calls that the node offers.
     pub(crate) calls: Total,
 }
 
@@ -65,7 +65,7 @@ pub(in crate::node) fn stream_span(stream: &Stream, role: Role, service: &str, p
     tracing::debug_span!("stream", service, peer, transport, role = role.label())
 }
 
-/// Counts what a stream carries; dropped with it, and its span with both.
+/// Counts the bytes of a stream, and holds its span; dropped with the stream.
 #[derive(Debug)]
 pub(in crate::node) struct Watched {
     streams: Arc<Streams>,

@@ -1,4 +1,4 @@
-//! Sessions over libfabric, beside those over UDP and TCP.
+//! Sessions over libfabric, in addition to those over UDP and TCP.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use super::{Candidate, Shared};
 use crate::node::ofi::Ofi;
 
 impl Shared {
-    /// Accepts nodes over libfabric, and dials those that have it.
+    /// Accepts nodes over libfabric, and dials peers that have it.
     pub(in crate::node) fn serve_ofi(self: &Arc<Self>, ofi: Arc<Ofi>) {
         let accepting = Arc::clone(&ofi).accept(Arc::downgrade(self));
         self.on_end(tokio::spawn(accepting).abort_handle());
-        // It is new: nothing was set before.
+        // `ofi` is set only here, once.
         let _ = self.ofi.set(ofi);
     }
 
-    /// Handles the description of a peer: dials it over libfabric, if both have the same provider and no session over it, and
-    /// this node has the lower number.
+    /// Handles the description of a peer. Dials the peer over libfabric if both have the same provider, there is no
+    /// session over it, and this node has the lower number.
     pub(super) fn improve(self: &Arc<Self>, session: &Arc<Session>, described: &[u8]) {
         let Some(ofi) = self.ofi.get() else { return };
         let state = self.state();
@@ -37,7 +37,8 @@ impl Shared {
         }
     }
 
-    /// Returns until when new streams wait, because one of these peers is to be reached over libfabric soon.
+    /// Returns until when new streams wait for a session over libfabric to one of these peers; `None` if none is
+    /// expected.
     pub(in crate::node) fn awaits_libfabric(&self, candidates: &[Candidate]) -> Option<Instant> {
         let ofi = self.ofi.get()?;
         let over_others =

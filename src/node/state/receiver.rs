@@ -1,4 +1,4 @@
-//! Handles what a node's sessions receive: peers that describe themselves, streams, and ends.
+//! Handles the events of a node's sessions: descriptions of peers, streams, and ends.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use super::{Accepted, Shared, strangers};
 use crate::member::{Hello, Unreadable};
 use crate::node::meter::{Role, Watched, stream_span};
 
-/// Handles what a node's sessions receive.
+/// Handles the events of a node's sessions.
 #[derive(Debug)]
 pub(crate) struct Receiver(pub(crate) Arc<Shared>);
 
-/// Dropped with the driver's task, also at the end of its runtime: closes the node, so that no task waits for it for ever.
+/// Closes the node when the driver's task is dropped, also at the end of its runtime, so that no task waits forever.
 impl Drop for Receiver {
     fn drop(&mut self) {
         self.0.close();
@@ -67,7 +67,7 @@ impl Handler for Receiver {
         let state = self.0.state();
         let offered = state.listeners.get(service).cloned().ok_or(session::Refusal::NoService)?;
         let (listener, served) = offered;
-        // None of a node that is not known, or whose name is another key's.
+        // Refuses streams of unknown nodes, and of nodes whose name belongs to another key.
         let peer = state.members.peer_of(over.number()).ok_or(session::Refusal::NoService)?;
         let (id, name) = (peer.0, peer.1.to_owned());
         drop(state);

@@ -1,4 +1,4 @@
-//! Nodes that are none of this one's cluster, or whose keys do not fit.
+//! Nodes that are not of this node's cluster, or whose keys do not fit.
 
 use super::Shared;
 use crate::member::{self, Refusal, Stranger, Target};
@@ -18,14 +18,15 @@ impl Shared {
         self.state().members.strangers().values().any(is_key) || self.dials.has_other_keys()
     }
 
-    /// Says which node has refused this one a short time ago, and why.
+    /// Describes which node has recently refused this one, and why.
     pub(in super::super) fn notice(&self) -> Option<String> {
         let state = self.state();
         let (by, why) = state.members.notice(self.now())?;
         Some(format!("{by} refuses this node: {}", refused(&state.hello.name, why)))
     }
 
-    /// Returns the places whose node speaks another version, is of another cluster, or has a key that does not fit, and which.
+    /// Returns the places whose node speaks another version, is of another cluster, or has a key that does not fit,
+    /// each with a text.
     pub(in super::super) fn strangers(&self) -> Vec<(Target, String)> {
         let state = self.state();
         let own = &state.hello.cluster;
@@ -44,7 +45,7 @@ impl Shared {
     }
 }
 
-/// Returns the reason why a node of a name is refused, and what to do.
+/// Returns the reason why the node called `name` is refused, and what to do.
 pub(super) fn refused(name: &str, why: Refusal) -> String {
     let had = "the identity file that it had (`NodeBuilder::identity_file`)";
     match why {

@@ -1,4 +1,4 @@
-//! The report of a node: one document.
+//! The report of a node, as one document.
 
 use midplane_via::session::Session;
 use serde::{Deserialize, Serialize};
@@ -9,46 +9,46 @@ use super::SERVICE;
 
 /// The version of [`Report`]: a reader of another one gets an error that names both.
 pub const VERSION: u32 = 1;
-/// 512: entries of each list of a report at most.
+/// Most entries of each list of a report: 512.
 pub const MAX_ENTRIES: usize = 512;
-/// Bytes of a text at most.
+/// Most bytes of each text of a report.
 const MAX_TEXT: usize = 256;
 
-/// Reports the counters of a node, and its peers.
+/// A node's counters, and its peers.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Report {
     /// The number of the node's process.
     pub process: u32,
-    /// When the node was started, in milliseconds since 1970 by its clock: tells it from its former self.
+    /// When the node was started, in milliseconds since 1970 by its clock. It differs for each incarnation of the node.
     pub incarnation: u64,
-    /// Milliseconds for which it has run.
+    /// Milliseconds since the node's start.
     pub uptime_ms: u64,
-    /// Bytes of memory that its process occupies.
+    /// Bytes of memory that the node's process occupies.
     pub memory_bytes: u64,
-    /// The address of its sockets, if it has any.
+    /// The address of the node's sockets, if it has any.
     pub address: Option<String>,
-    /// The transports that it may use.
+    /// The transports that the node may use.
     pub transports: Vec<String>,
-    /// The tokens that it grants to those that send to it over UDP, if it does.
+    /// The tokens that the node grants to senders over UDP, if it grants any.
     pub tokens: Option<ReceiveTokens>,
-    /// Messages that it has sent.
+    /// Number of messages that the node has sent.
     pub messages_sent: u64,
-    /// Messages that its application has received.
+    /// Number of messages that the node's application has received.
     pub messages_received: u64,
-    /// Messages that wait to be received.
+    /// Number of messages that wait to be received.
     pub messages_waiting: u64,
-    /// The peers that it has a session with.
+    /// The peers that the node has a session with.
     pub peers: Vec<Peer>,
-    /// Its services, and those of peers that it has opened streams to; not the one that reads reports.
+    /// The node's services, and the services of peers that it has opened streams to, except the service of reports.
     pub services: Vec<ServiceStreams>,
-    /// The calls that it has made, by service.
+    /// The calls that the node has made, by service.
     pub calls: Vec<Calls>,
-    /// Losses since its start, by cause.
+    /// The node's losses since its start, by cause.
     pub losses: Vec<Loss>,
-    /// The places that it could not reach.
+    /// The places that the node could not reach.
     pub unanswered: Vec<FailedDial>,
-    /// Entries that the lists would have beyond [`MAX_ENTRIES`].
+    /// Number of entries left out of lists, beyond [`MAX_ENTRIES`].
     pub left_out: u64,
 }
 
@@ -58,31 +58,31 @@ pub struct Report {
 pub struct Peer {
     /// The peer's name.
     pub name: String,
-    /// The number that tells it from all others, and from its former self.
+    /// The random number of this incarnation of the peer.
     pub id: u64,
-    /// When it was started, in milliseconds since 1970 by its clock.
+    /// When the peer was started, in milliseconds since 1970 by its clock.
     pub incarnation: u64,
-    /// `open`; `silent` if it does not answer, `leaving` if it ends, `another has its name` if it is not used.
+    /// `open`; `silent` if the peer does not answer, `leaving` if it ends, `another has its name` if it is not used.
     pub state: String,
     /// The transport of new streams: `shm`, `ofi`, `udp` or `tcp`.
     pub transport: String,
-    /// Why it is this one, and no other.
+    /// The reason for this transport.
     pub why: String,
-    /// Streams that are open.
+    /// Number of open streams.
     pub streams: u64,
-    /// Bytes of streams that were sent over the session.
+    /// Bytes of streams sent over the session.
     pub sent_bytes: u64,
-    /// Bytes of streams that were received over it.
+    /// Bytes of streams received over the session.
     pub received_bytes: u64,
-    /// The smoothed time of a round trip in microseconds, over UDP.
+    /// The smoothed round-trip time in microseconds; over UDP only.
     pub round_trip_us: Option<u64>,
-    /// Datagrams that were lost on the way, over UDP.
+    /// Number of datagrams lost on the network; over UDP only.
     pub datagrams_lost: u64,
-    /// Bytes that were sent again, over UDP.
+    /// Bytes sent again; over UDP only.
     pub sent_again_bytes: u64,
-    /// Bytes that were sent and not acknowledged, over UDP.
+    /// Bytes sent and not acknowledged; over UDP only.
     pub in_flight_bytes: u64,
-    /// Bytes of memory for data on their way, over UDP.
+    /// Bytes of memory for data in flight; over UDP only.
     pub memory_bytes: u64,
 }
 
@@ -90,23 +90,23 @@ pub struct Peer {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ServiceStreams {
-    /// The service's name; `(calls)` or `(a map)` follows that of such a one.
+    /// The service's name; for a service of calls or a map, `(calls)` or `(a map)` follows it.
     pub name: String,
     /// `server` if the node offers it, `client` if it has opened the streams.
     pub role: String,
-    /// Streams that are open, those included that wait.
+    /// Number of open streams, including those that wait.
     pub open: u64,
-    /// Streams that wait to be accepted.
+    /// Number of streams that wait to be accepted.
     pub waiting: u64,
-    /// Streams that were accepted.
+    /// Number of accepted streams.
     pub accepted: u64,
-    /// Calls that the node has answered, of a service of calls.
+    /// Number of calls that the node has answered, if it is a service of calls.
     pub calls: u64,
-    /// Streams that were refused.
+    /// Number of refused streams.
     pub refused: u64,
-    /// Bytes that were sent.
+    /// Number of bytes sent.
     pub sent_bytes: u64,
-    /// Bytes that the application has read.
+    /// Number of bytes that the application has read.
     pub received_bytes: u64,
 }
 
@@ -116,11 +116,11 @@ pub struct ServiceStreams {
 pub struct Calls {
     /// The service's name.
     pub service: String,
-    /// Calls with a response.
+    /// Number of calls with a response.
     pub answered: u64,
-    /// Calls with the service's own error.
+    /// Number of calls with the service's own error.
     pub service_errors: u64,
-    /// Calls that have ended with neither, lost ones included.
+    /// Number of calls that ended with neither, including lost ones.
     pub failed: u64,
 }
 
@@ -128,14 +128,14 @@ pub struct Calls {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Loss {
-    /// The cause, in words for people.
+    /// The cause, in readable words.
     pub cause: String,
-    /// Counts it since the node's start.
+    /// Number of losses since the node's start.
     pub count: u64,
 }
 
 impl Report {
-    /// Returns whether its lists and texts are within the bounds: one of a hostile node may not be.
+    /// Returns whether all lists and texts are within the bounds. Those of a hostile node may not be.
     pub(super) fn is_bounded(&self) -> bool {
         let peers =
             self.peers.iter().flat_map(|one| [&one.name, &one.state, &one.transport, &one.why]);
@@ -160,7 +160,8 @@ impl Report {
 }
 
 impl Node {
-    /// Reports what this node has counted, and its peers: what others read if it [allows](crate::NodeBuilder::allow_top) it.
+    /// Returns this node's counters and peers: the report that others read if it
+    /// [allows](crate::NodeBuilder::allow_top) that.
     #[must_use]
     pub fn report(&self) -> Report {
         let (shared, meter) = (&self.0.shared, self.meter());
@@ -255,7 +256,7 @@ impl Node {
     }
 }
 
-/// Collects at most [`MAX_ENTRIES`] entries, and counts the others.
+/// Collects at most [`MAX_ENTRIES`] entries, and adds the number of the others to `left_out`.
 fn bounded<T>(entries: impl IntoIterator<Item = T>, left_out: &mut u64) -> Vec<T> {
     let mut all = entries.into_iter();
     let kept = all.by_ref().take(MAX_ENTRIES).collect();
@@ -269,7 +270,7 @@ fn cut(text: &str) -> String {
     text.char_indices().take_while(fits).map(|(_, char)| char).collect()
 }
 
-/// Returns the bytes of memory that the process occupies; 0 if the system does not say.
+/// Returns the bytes of memory that the process occupies; 0 if the system does not report them.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -22,9 +22,9 @@ impl Network {
             return;
         }
         let route = |node: usize| self.routes[usize::from(switch.0)][node];
-        let ways: Vec<(NodeId, Option<LinkId>)> =
+        let outputs: Vec<(NodeId, Option<LinkId>)> =
             self.all_nodes().map(|node| (node, route(node.index()))).collect();
-        self.copy(key, ways, |network, copy, way| {
+        self.copy(key, outputs, |network, copy, output| {
             let pieces = network.frames.at(copy).pieces;
             for index in 0..pieces {
                 match way {

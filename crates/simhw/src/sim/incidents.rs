@@ -23,7 +23,7 @@ pub(super) struct Script {
     incidents: Vec<Incident>,
     /// Incidents with a lower index were called off.
     void_before: usize,
-    /// By incident: the node that it took down, and and the NIC's restarts or the host's process exits by then.
+    /// By incident: the node that it took down, and the NIC's restarts or the host's process exits by then.
     down: BTreeMap<usize, (NodeId, u32)>,
     /// Number of times that the processes of each host were ended.
     exits: BTreeMap<NodeId, u32>,

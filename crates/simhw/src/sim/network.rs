@@ -304,16 +304,16 @@ impl Network {
     }
 
     /// Returns the link from `switch` to `destination`, or a wrong one if a fault misroutes the frame.
-    fn way_out(&mut self, switch: SwitchId, destination: NodeId, key: u32) -> Option<LinkId> {
+    fn output_link(&mut self, switch: SwitchId, destination: NodeId, key: u32) -> Option<LinkId> {
         if !self.active_faults.is_none()
             && let Some(draw) = self.active_faults.misroute(switch, key)
         {
             let to_node = |wire: &&Wire| {
                 wire.link.from == End::Switch(switch) && matches!(wire.link.to, End::Nic(_))
             };
-            let ways = self.wires.iter().filter(to_node).count() as u64;
-            let way = self.wires.iter().filter(to_node).nth((draw % ways.max(1)) as usize);
-            if let Some(End::Nic(node)) = way.map(|wire| wire.link.to) {
+            let outputs = self.wires.iter().filter(to_node).count() as u64;
+            let output = self.wires.iter().filter(to_node).nth((draw % outputs.max(1)) as usize);
+            if let Some(End::Nic(node)) = output.map(|wire| wire.link.to) {
                 return Some(self.hosts[node.index()].1);
             }
         }

@@ -73,7 +73,7 @@ impl Network {
             End::Switch(switch) if destination == NodeId::BROADCAST => {
                 self.copy_at_switch(queue, now, switch, key);
             }
-            End::Switch(switch) => match self.way_out(switch, destination, key) {
+            End::Switch(switch) => match self.output_link(switch, destination, key) {
                 Some(out) if self.is_full(out, key, index) => {
                     self.back_pressure.waiting.insert(link, VecDeque::from([(key, index)]));
                     if !self.back_pressure.order.contains(&link) {

@@ -119,7 +119,7 @@ impl SimHardware<'_> {
         Ok(())
     }
 
-    /// Returns the error of an access to the host's memory, if a fault makes it fail.
+    /// Checks that the host's memory can be accessed: a fault may prevent it.
     #[inline]
     fn reach_host(&mut self) -> Result<(), RegionError> {
         let active_faults = &mut self.network.active_faults;
