@@ -189,7 +189,7 @@ impl Node {
     }
 
     /// Returns the end of a search for a service that begins now.
-    pub(crate) fn patience(&self) -> Instant {
+    pub(crate) fn search_deadline(&self) -> Instant {
         Instant::now() + self.0.connect_timeout
     }
 

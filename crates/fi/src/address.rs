@@ -10,24 +10,24 @@ pub(crate) const BYTES: usize = 48;
 const MAGIC: [u8; 4] = *b"MPFI";
 const VERSION: u32 = 2;
 
-/// The address of an endpoint: the host that it is on, and a random number of its own.
+/// The address of an endpoint: its host, and a random number of the endpoint.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Address {
-    /// Tells hosts apart: the same for all processes that one name in the abstract namespace reaches.
+    /// Identifies the host: the same for all processes that share its abstract namespace of sockets.
     pub(crate) host: u64,
-    /// Tells endpoints apart.
+    /// Identifies the endpoint.
     pub(crate) endpoint: u64,
-    /// Its address for other hosts.
+    /// The endpoint's address for other hosts, if it has one.
     pub(crate) udp: Option<SocketAddr>,
 }
 
 impl Address {
-    /// Makes the address of a new endpoint of this process.
+    /// Creates the address of a new endpoint of this process.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { host: host()?, endpoint: getrandom::u64()?, udp: None })
     }
 
-    /// Reads an address; `None` if the bytes are none.
+    /// Parses an address; `None` if the bytes are not one.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let is_ours = bytes.get(..4)? == MAGIC && bytes.get(4..8)? == VERSION.to_le_bytes();

@@ -1,11 +1,11 @@
-//! Atomic operations: libfabric's numbers for them and for their types, and what they do to memory.
+//! Atomic operations: libfabric's numbers for them and for their types, and their effect on memory.
 
 use std::ffi::c_int;
 
 /// Most bytes of operands, and of comparands, in one operation: both together fit into one record.
 pub(crate) const MAX_BYTES: usize = 4096;
 
-/// An operation on an element of memory and an operand.
+/// An operation with an element of memory and an operand.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Operation {
     Min,
@@ -24,7 +24,7 @@ pub(crate) enum Operation {
     CompareAndSwap,
 }
 
-/// The type of an element, as `rdma/fi_domain.h` numbers it: in the byte order of the host.
+/// The type of an element, in the byte order of the host; numbered as in `rdma/fi_domain.h`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Datatype {
     I8,
@@ -44,9 +44,9 @@ pub(crate) enum Datatype {
 pub(crate) enum Form {
     /// Changes memory.
     Base,
-    /// Returns the values from before, in addition.
+    /// Changes memory, and returns the previous values.
     Fetch,
-    /// Compares before it changes, and returns the values from before.
+    /// Compares before it changes, and returns the previous values.
     Compare,
 }
 
@@ -68,7 +68,7 @@ impl Operation {
         Self::CompareAndSwap,
     ];
 
-    /// Returns the operation with a number of libfabric.
+    /// Returns the operation with this number of libfabric.
     pub(crate) fn of(number: c_int) -> Option<Self> {
         Self::ALL.get(usize::try_from(number).ok()?).copied()
     }
@@ -94,7 +94,7 @@ impl Operation {
         }
     }
 
-    /// Changes the elements of `memory`. `operands` are as many elements, followed by the comparands if there are any.
+    /// Changes the elements of `memory`. `operands` has as many elements, followed by the comparands if there are any.
     pub(crate) fn apply(self, datatype: Datatype, memory: &mut [u8], operands: &[u8]) {
         if self == Self::Read {
             return;
@@ -130,7 +130,7 @@ impl Datatype {
         Self::F64,
     ];
 
-    /// Returns the type with a number of libfabric.
+    /// Returns the type with this number of libfabric.
     pub(crate) fn of(number: c_int) -> Option<Self> {
         Self::ALL.get(usize::try_from(number).ok()?).copied()
     }
@@ -146,7 +146,7 @@ impl Datatype {
     }
 }
 
-/// A type on whose elements operations work.
+/// A type of elements for operations.
 trait Element: Copy {
     fn combine(operation: Operation, old: Self, operand: Self) -> Self;
     fn apply(operation: Operation, memory: &mut [u8], operands: &[u8], comparands: &[u8]);
@@ -197,7 +197,7 @@ macro_rules! elements {
                 std::ops::BitAnd::bitand, std::ops::BitXor::bitxor;
         )*}
     };
-    // Operations on bits of floats are refused before: see `Operation::fits`.
+    // Operations on bits of floats are refused earlier: see `Operation::fits`.
     (floats: $($element:ident)*) => {
         elements! {$(
             $element: std::ops::Add::add, std::ops::Mul::mul, |old, _| old, |old, _| old, |old, _| old;

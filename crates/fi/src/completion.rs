@@ -28,9 +28,9 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(crate) entries: VecDeque<Entry>,
-    /// True if a thread that waits for entries is to return without one.
+    /// True if a thread that waits for entries must return without one.
     pub(crate) is_signalled: bool,
-    /// Entries above which nothing more is received.
+    /// Entries at which the queue is full: no messages are received until the caller takes some.
     pub(crate) capacity: usize,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Counter {
 pub(crate) struct Completions {
     pub(crate) queues: Slab<Queue>,
     pub(crate) counters: Slab<Counter>,
-    /// True once anything has completed since this was last taken.
+    /// True if an operation has completed since this was last reset.
     pub(crate) has_changed: bool,
 }
 
@@ -76,11 +76,11 @@ impl Class {
         [Self::Send, Self::Receive, Self::Read, Self::Write, Self::RemoteRead, Self::RemoteWrite];
 }
 
-/// The queue that an endpoint's operations of one direction complete in.
+/// The queue in which an endpoint's operations of one direction complete.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueBinding {
     pub(crate) queue: usize,
-    /// True if only operations that ask for it have an entry.
+    /// True if only operations that request an entry have one.
     pub(crate) is_selective: bool,
 }
 
@@ -100,12 +100,12 @@ impl Bindings {
         }
     }
 
-    /// Returns whether an operation has an entry; `asks` says whether its flags ask for it.
+    /// Returns whether an operation has an entry; `asks` is true if its flags request one.
     pub(crate) fn reports(&self, class: Class, asks: bool) -> bool {
         self.queue(class).is_some_and(|binding| asks || !binding.is_selective)
     }
 
-    /// Completes an operation: counts it, and adds its entry if it `reports` or failed.
+    /// Completes an operation: counts it, and adds its entry if `reports` is true or it failed.
     #[inline]
     pub(crate) fn complete(
         &self,
@@ -131,7 +131,7 @@ impl Bindings {
         }
     }
 
-    /// Returns whether the queue of received messages takes no more.
+    /// Returns whether the queue of received messages is full.
     pub(crate) fn is_full(&self, out: &Completions) -> bool {
         self.receive
             .and_then(|binding| out.queues.get(binding.queue))
@@ -140,7 +140,7 @@ impl Bindings {
 }
 
 impl Entry {
-    /// Makes the entry of an operation that has no source.
+    /// Creates the entry of an operation without a source.
     pub(crate) const fn of(context: usize, flags: u64) -> Self {
         Self {
             context,

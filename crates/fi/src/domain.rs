@@ -17,11 +17,11 @@ use crate::region::Regions;
 use crate::vector::Vector;
 pub(crate) use driver::Driver;
 
-/// Calls of [`Core::progress`] after which connections are handled, which takes two system calls: some tens of
-/// nanoseconds each, so that it costs 5 % and a new peer waits some 10 us.
+/// Calls of [`Core::progress`] between two checks for connections, which take two system calls. A call takes some tens
+/// of nanoseconds, so the checks cost 5 %, and a new peer waits about 10 us.
 const CONNECTIONS: u32 = 512;
 
-/// The longest time that a thread waits for one wake-up: another thread that waits for the same domain may take it.
+/// The longest time that a thread waits for one wake-up: another thread of the same domain may consume it.
 const MOST_WAIT: Duration = Duration::from_millis(50);
 
 /// The state of a domain.
@@ -34,21 +34,21 @@ pub(crate) struct Core {
     pub(crate) regions: Regions,
     turns: u32,
     idle: u32,
-    /// Counts the calls of [`Core::progress`].
+    /// Number of calls of [`Core::progress`] so far.
     polls: u64,
     /// Wakes threads of the application.
     waiter: Option<Waiter>,
-    /// Wakes the domain's own thread, if it has one: then only that thread waits for endpoints.
+    /// Wakes the domain's own thread, if it has one; then only that thread waits for the endpoints' descriptors.
     driver: Option<Waiter>,
-    /// True until the thread that has parked the driver has unlocked the domain.
+    /// True until the thread that has parked the driver unlocks the domain.
     is_driven: bool,
 }
 
-/// A descriptor that is readable when something has happened since the domain was parked.
+/// A descriptor that is readable when an event has occurred since the domain was parked.
 #[derive(Debug)]
 struct Waiter {
     ready: OwnedFd,
-    /// An eventfd for what happens in this process.
+    /// An eventfd for events of this process.
     own: OwnedFd,
     is_parked: bool,
 }
@@ -69,15 +69,15 @@ impl Core {
         }
     }
 
-    /// Receives what has arrived for any endpoint, and sends what waits. Returns whether the caller has polled in vain
-    /// for so long that other processes should run.
+    /// Runs one turn of all endpoints: receives records, and sends waiting ones. Returns `true` if so many polls were
+    /// idle that the caller should yield to other processes.
     #[inline]
     pub(crate) fn progress(&mut self) -> bool {
         self.polls += 1;
         if let Some(driver) = &mut self.driver
             && std::mem::take(&mut driver.is_parked)
         {
-            // It is to notice when the application polls no more.
+            // The driver then notices when the application stops polling.
             driver.signal();
         }
         let has_any = self.advance();
@@ -89,7 +89,7 @@ impl Core {
         should_yield
     }
 
-    /// Receives and sends once; returns whether there was anything.
+    /// Receives and sends once; returns whether there was any work.
     #[inline]
     fn advance(&mut self) -> bool {
         let mut has_any = false;
@@ -105,7 +105,7 @@ impl Core {
         has_any
     }
 
-    /// Returns an endpoint and what it works with.
+    /// Returns an endpoint, and the memory of the domain that its methods take.
     ///
     /// # Panics
     /// If there is no endpoint with that key.
@@ -123,7 +123,7 @@ impl Core {
         Ok(self.endpoints.insert(endpoint))
     }
 
-    /// Returns the descriptor that is readable after [`Core::park`] when something has happened.
+    /// Returns the descriptor that is readable after [`Core::park`] when an event has occurred.
     pub(crate) fn descriptor(&mut self) -> io::Result<RawFd> {
         if self.waiter.is_none() {
             let waiter = Waiter::new()?;
@@ -137,14 +137,14 @@ impl Core {
         Ok(self.waiter.as_ref().map_or(-1, |waiter| waiter.ready.as_raw_fd()))
     }
 
-    /// Requests that the descriptor becomes readable. Returns false if something has happened already.
+    /// Requests that the descriptor becomes readable. Returns `false` if an event has occurred already.
     pub(crate) fn park(&mut self) -> bool {
         if self.descriptor().is_err() {
             return false;
         }
         if let Some(waiter) = &mut self.waiter {
             waiter.is_parked = true;
-            // It fails if there is nothing to take.
+            // An error means that the eventfd was not set.
             let _ = rustix::io::read(&waiter.own, &mut [0; 8]);
         }
         self.completions.has_changed = false;
@@ -155,7 +155,7 @@ impl Core {
         self.park_endpoints()
     }
 
-    /// Requests wake-ups from all endpoints. Returns false if something has happened already.
+    /// Requests wake-ups from all endpoints. Returns `false` if an event has occurred already.
     fn park_endpoints(&mut self) -> bool {
         let mut is_idle = true;
         for (_, endpoint) in &mut self.endpoints {
@@ -171,7 +171,7 @@ impl Core {
         }
     }
 
-    /// Wakes the driver if an operation waits that came since it was parked.
+    /// Wakes the driver if an operation that was started since it was parked waits.
     fn signal_driver(&mut self) {
         let is_own = std::mem::take(&mut self.is_driven);
         if let Some(driver) = &mut self.driver
@@ -206,7 +206,7 @@ impl Waiter {
     }
 }
 
-/// A domain that several objects share.
+/// A domain that several of the caller's objects share.
 #[derive(Debug)]
 pub(crate) struct Shared(Mutex<Core>);
 
@@ -228,7 +228,7 @@ impl std::ops::DerefMut for Locked<'_> {
 }
 
 impl Drop for Locked<'_> {
-    /// Wakes threads that wait while this one has completed an operation, and the driver if one is to be sent.
+    /// Wakes waiting threads if this thread has completed an operation, and the driver if operations wait to be sent.
     #[inline]
     fn drop(&mut self) {
         let core = &mut *self.0;
@@ -249,14 +249,15 @@ impl Shared {
         Self(Mutex::new(Core::new()))
     }
 
-    /// Locks the domain. A thread that panicked in it leaves it as it was: its operation may never complete.
+    /// Locks the domain. If a thread panicked while it held the lock, the state stays as it was: that thread's
+    /// operation may never complete.
     #[inline]
     pub(crate) fn lock(&self) -> Locked<'_> {
         Locked(self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Polls until `done` returns a value, parking between polls. Returns `None` once `timeout` is over; without one, it
-    /// waits for ever.
+    /// Polls until `done` returns a value, and parks between polls. Returns `None` after `timeout`; without one, waits
+    /// forever.
     pub(crate) fn wait<T>(
         &self,
         timeout: Option<Duration>,
@@ -286,7 +287,7 @@ impl Shared {
             drop(core);
             let slice = left.map_or(MOST_WAIT, |left| left.min(MOST_WAIT));
             let slice = Timespec::try_from(slice).ok();
-            // Interrupted or not, what has happened is seen by the next progress.
+            // After an interrupt as well, the next progress handles the events.
             let _ = poll(&mut [PollFd::new(&descriptor.as_fd(), PollFlags::IN)], slice.as_ref());
         }
     }

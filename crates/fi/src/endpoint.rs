@@ -1,6 +1,6 @@
-//! An endpoint: its peers, their rings, and the operations under way.
+//! An endpoint: its peers, their rings, and the operations in progress.
 //!
-//! Nothing here runs by itself: [`Endpoint::progress`] receives what has arrived and sends what waits.
+//! Nothing here runs by itself: [`Endpoint::progress`] receives records and sends waiting ones.
 
 mod arrivals;
 mod atomics;
@@ -26,13 +26,13 @@ use crate::region::Regions;
 pub(crate) use atomics::Atomic;
 pub(crate) use departures::{Completes, Message, Post, Transfer};
 
-/// Bytes of a ring. It fits into the second-level cache of a processor together with what it carries.
+/// Bytes of a ring. With the data in it, it fits into a processor's second-level cache.
 pub(crate) const RING_BYTES: usize = 128 * 1024;
-/// Records of one peer that are handled before it is another's turn.
+/// Records of one peer that are handled before the next peer's.
 const TURN: usize = 64;
-/// Bytes that a buffer for several messages must have left, until the caller sets another number.
+/// Default of the bytes that a buffer for several messages must have left.
 const LEAST_MULTI: usize = 64;
-/// Peers that an endpoint has known at most: each that ever connected takes some memory.
+/// Most peers of an endpoint so far: each that ever connected takes some memory.
 const MAX_PEERS: usize = 1 << 16;
 
 /// Rings that are shared with a peer.
@@ -40,27 +40,27 @@ const MAX_PEERS: usize = 1 << 16;
 struct Pair {
     rings: RingPair,
     peer: usize,
-    /// True if the peer has closed its end: what it has published is all.
+    /// True if the peer has closed its end: it publishes no more records.
     has_ended: bool,
-    /// True if the network's bridge has the other ends.
+    /// True if the network's bridge holds the other ends.
     is_remote: bool,
 }
 
-/// Memory of a domain that an endpoint uses while it works.
+/// The parts of a domain that an endpoint uses while it works.
 pub(crate) struct Domain<'a> {
     pub(crate) regions: &'a Regions,
     pub(crate) out: &'a mut Completions,
 }
 
-/// The destination of bytes that this endpoint has asked for.
+/// The destination of bytes that this endpoint has requested.
 #[derive(Debug)]
-enum Landing {
+enum Requested {
     Receive(Matched),
     Read(Buffer, Finish),
     Discard,
 }
 
-/// A message that was announced, and that its receiver has not asked for yet.
+/// A message whose RTS was sent, and for which no CTS has arrived.
 #[derive(Debug)]
 struct Announced {
     peer: usize,
@@ -75,12 +75,12 @@ struct Announced {
 pub(crate) struct State {
     peers: Vec<Peer>,
     by_endpoint: BTreeMap<u64, usize>,
-    /// The endpoints of the address vector, and their peers as far as there are any.
+    /// For each entry of the address vector, its address, and its peer once there is one.
     routes: Vec<Option<(Address, Option<usize>)>>,
     matching: Matching,
-    landings: Slab<(usize, Landing)>,
+    requested: Slab<(usize, Requested)>,
     announced: Slab<Announced>,
-    /// Peers for which something waits to be sent.
+    /// Peers for which records wait to be sent.
     busy: Vec<usize>,
     pub(crate) bindings: Bindings,
     /// True if receives may name a source.
@@ -94,7 +94,7 @@ pub(crate) struct Endpoint {
     listener: RingListener,
     requests: Vec<RingRequest>,
     wakes: WakeSet,
-    /// The way to other hosts, if the environment names one.
+    /// The connection to other hosts, if the environment names a network.
     network: Option<Network>,
     pairs: Slab<Pair>,
     pub(crate) state: State,
@@ -113,7 +113,7 @@ impl Endpoint {
             by_endpoint: BTreeMap::new(),
             routes: Vec::new(),
             matching: Matching::new(LEAST_MULTI, getrandom::u64()?),
-            landings: Slab::new(),
+            requested: Slab::new(),
             announced: Slab::new(),
             busy: Vec::new(),
             bindings: Bindings::default(),
@@ -136,13 +136,13 @@ impl Endpoint {
         self.state.matching.least_multi = bytes;
     }
 
-    /// Returns what [`Endpoint::set_least_multi`] has set.
+    /// Returns the value of [`Endpoint::set_least_multi`].
     pub(crate) const fn least_multi(&self) -> usize {
         self.state.matching.least_multi
     }
 
-    /// Learns, or forgets, an entry of the address vector.
-    pub(crate) fn learn(&mut self, number: u64, address: Option<Address>) {
+    /// Sets or removes an entry of the address vector.
+    pub(crate) fn set_route(&mut self, number: u64, address: Option<Address>) {
         let state = &mut self.state;
         let Ok(index) = usize::try_from(number) else { return };
         if state.routes.len() <= index {
@@ -160,7 +160,7 @@ impl Endpoint {
         state.routes[index] = address.map(|address| (address, peer));
     }
 
-    /// Receives what has arrived, and sends what waits. Returns whether there was anything.
+    /// Receives records, and sends waiting ones. Returns whether there was any work.
     #[inline]
     pub(crate) fn progress(&mut self, domain: &mut Domain<'_>) -> bool {
         if self.is_parked {
@@ -185,12 +185,12 @@ impl Endpoint {
         has_any
     }
 
-    /// Returns whether something waits to be sent.
+    /// Returns whether anything waits to be sent.
     pub(crate) const fn has_work(&self) -> bool {
         !self.state.busy.is_empty()
     }
 
-    /// Handles what needs a system call to be seen: new peers, and the end of those that are there.
+    /// Handles new and closed connections, which takes system calls.
     pub(crate) fn progress_connections(&mut self) {
         self.requests.extend(self.listener.accept());
         for request in std::mem::take(&mut self.requests) {
@@ -214,7 +214,7 @@ impl Endpoint {
         });
     }
 
-    /// Takes rings that a peer has made.
+    /// Adds rings that a peer has opened.
     fn accept(&mut self, rings: RingPair, endpoint: u64, is_remote: bool) {
         let is_known = self.state.by_endpoint.contains_key(&endpoint);
         if !is_known && self.state.peers.len() >= MAX_PEERS {
@@ -241,7 +241,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends rings from which nothing more comes.
+    /// Removes rings that carry no more records.
     fn end_pair(&mut self, key: usize, domain: &mut Domain<'_>) {
         let Pair { peer, .. } = self.pairs.remove(key);
         self.wakes.remove(key as u64);
@@ -255,8 +255,8 @@ impl Endpoint {
         }
     }
 
-    /// Connects to a peer that has an entry in the address vector. If its system is out of resources now, the next
-    /// attempt follows with the next progress.
+    /// Connects to a peer that has an entry in the address vector. If the system lacks resources, tries again with the
+    /// next progress.
     fn connect(&mut self, peer: usize, domain: &mut Domain<'_>) {
         let endpoint = self.state.peers[peer].endpoint;
         let known = |address: &Address| address.endpoint == endpoint;
@@ -282,7 +282,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends what waits; returns whether anything was sent.
+    /// Sends waiting records; returns whether any was sent.
     fn flush(&mut self, domain: &mut Domain<'_>) -> bool {
         let mut has_any = false;
         for peer in std::mem::take(&mut self.state.busy) {
@@ -305,7 +305,7 @@ impl Endpoint {
 }
 
 impl State {
-    /// Returns the number of a peer, which is new if its endpoint was not known.
+    /// Returns the number of an endpoint's peer; adds the peer if it is new.
     fn peer_of(&mut self, endpoint: u64) -> usize {
         if let Some(peer) = self.by_endpoint.get(&endpoint) {
             return *peer;
@@ -324,7 +324,7 @@ impl State {
         peer
     }
 
-    /// Lists a peer among those for which something waits.
+    /// Adds a peer to those for which records wait.
     fn list(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.peers[peer].is_listed, true) {
             self.busy.push(peer);

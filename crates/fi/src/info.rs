@@ -1,4 +1,4 @@
-//! Describes what the provider offers, as `fi_getinfo` returns it.
+//! Describes the provider's capabilities, as `fi_getinfo` returns them.
 #![allow(unsafe_code, reason = "reads a caller's hints and allocates what the caller frees")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -12,7 +12,7 @@ use crate::memory::MAX_PARTS;
 use crate::objects::guard;
 use crate::provider::VERSION;
 
-/// The capabilities that a caller may ask for.
+/// The capabilities that a caller may request.
 const PRIMARY: u64 = MSG | TAGGED | RMA | ATOMIC;
 const SUPPORTED: u64 = PRIMARY
     | SEND
@@ -26,8 +26,9 @@ const SUPPORTED: u64 = PRIMARY
     | SOURCE
     | RMA_EVENT
     | LOCAL_COMM
-    | REMOTE_COMM; // Open MPI asks for it always; peers on other hosts are refused one by one
-/// One ring to each peer carries everything in order; only what a read returns may be newer than a later write.
+    | REMOTE_COMM; // Open MPI always requests it; peers on other hosts are refused one by one
+/// One ring to each peer keeps all records in order. Only the bytes that a read returns may be newer than a later
+/// write.
 const ORDERS: u64 = ORDER_SAS
     | ORDER_SAW
     | ORDER_WAS
@@ -40,22 +41,22 @@ const ORDERS: u64 = ORDER_SAS
     | ORDER_ATOMIC_RAW
     | ORDER_ATOMIC_WAR
     | ORDER_ATOMIC_WAW;
-/// Larger messages work; MPICH computes with this number.
+/// Longer messages work; MPICH computes with this number.
 const MAX_MESSAGE: usize = 1 << 30;
-/// Bytes that are copied by the call.
+/// Most bytes that a call copies.
 const INJECT: usize = 4096;
-/// Operations that may be under way; nothing is reserved for them.
+/// Most operations in progress; nothing is reserved for them.
 const QUEUE: usize = 4096;
-/// Objects of a kind that a domain may have; there is no limit besides memory and descriptors.
+/// Most objects of a kind in a domain; only memory and descriptors limit them.
 const OBJECTS: usize = 1024;
-/// Bytes behind each structure, for members of later versions, which are zero.
+/// Bytes after each structure, for fields of later versions, which are zero.
 const SLACK: usize = 256;
 /// This provider's own format of addresses; the number has no meaning.
 pub(crate) const ADDRESS_FORMAT: u32 = PROV_SPECIFIC | 0x4d50;
 /// The name of the fabric and of the domain.
 const NAME: &CStr = c"midplane";
 
-/// Returns what the provider offers within the limits of `hints`, or `-FI_ENODATA`.
+/// Returns the provider's capabilities within the limits of `hints`, or `-FI_ENODATA`.
 pub(crate) unsafe extern "C" fn getinfo(
     version: u32,
     node: *const c_char,
@@ -67,7 +68,7 @@ pub(crate) unsafe extern "C" fn getinfo(
     guard(-EOTHER, || {
         // SAFETY: libfabric passes null, or hints that stay as they are during the call.
         let hints = unsafe { hints.as_ref() };
-        // Endpoints have no names that a caller could know beforehand.
+        // Endpoints have no names that a caller could know in advance.
         let names_peer = !node.is_null() && flags & SOURCE == 0;
         // SAFETY: as above.
         if names_peer || !hints.is_none_or(|hints| unsafe { fits(hints) }) {
@@ -79,7 +80,7 @@ pub(crate) unsafe extern "C" fn getinfo(
     })
 }
 
-/// Returns whether the provider can do what hints ask for.
+/// Returns whether the provider satisfies the hints.
 unsafe fn fits(hints: &Info) -> bool {
     // SAFETY: the attributes of hints are null or valid.
     let (tx, rx, ep, domain, fabric) = unsafe {
@@ -124,7 +125,7 @@ unsafe fn fits(hints: &Info) -> bool {
         })
 }
 
-/// Returns the capabilities that those of hints imply.
+/// Returns the capabilities that the hints imply.
 const fn capabilities(asked: u64) -> u64 {
     if asked & PRIMARY == 0 {
         return SUPPORTED;
@@ -230,7 +231,7 @@ const fn ep_attr() -> EpAttr {
         max_msg_size: MAX_MESSAGE,
         msg_prefix_size: 0,
         max_order_raw_size: MAX_MESSAGE,
-        // Only of atomic operations, which are done in the order of their arrival.
+        // Applies to atomic operations only, which are performed in the order of their arrival.
         max_order_war_size: MAX_BYTES,
         max_order_waw_size: MAX_MESSAGE,
         mem_tag_format: TAG_GENERIC,
@@ -241,7 +242,7 @@ const fn ep_attr() -> EpAttr {
     }
 }
 
-/// Returns the mode of registration: the one of old callers, and else none of what they would have to do.
+/// Returns the mode of registration: that of old callers; otherwise 0, which requires nothing of callers.
 const fn registration(hinted: c_int) -> c_int {
     match hinted {
         MR_BASIC | MR_SCALABLE => hinted,

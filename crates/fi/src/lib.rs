@@ -7,15 +7,15 @@
 //! It has no scalable endpoints.
 //!
 //! - libfabric's structures and tables are those of `midplane_ofi::abi`
-//! - `provider`: the entry point; `info` describes what there is, `objects` has the functions that callers reach
-//! - `domain`: a domain, behind one lock, and its thread if the caller asks for one
-//! - `endpoint`: a domain's endpoints, which do the work
+//! - `provider`: the entry point; `info` describes its capabilities; `objects` has the functions that callers call
+//! - `domain`: a domain, behind one lock, and its thread if the caller requests one
+//! - `endpoint`: a domain's endpoints, which send and receive
 //! - `peer`, `record`: the stream of records to a peer, and their format
-//! - `matching`: tags, sources, unexpected messages, and buffers for several
+//! - `matching`: tags, sources, unexpected messages, and buffers for several messages
 //! - `network`: the bridge to other hosts
-//! - `atomic`: what atomic operations do to memory
+//! - `atomic`: the effect of atomic operations on memory
 //! - `region`, `memory`: memory of callers; `completion`: queues and counters
-//! - `address`: how endpoints are named; `vector`: address vectors
+//! - `address`: the names of endpoints; `vector`: address vectors
 //!
 //! `unsafe` code is in `memory`, `info`, `objects` and `provider` only.
 #![cfg(target_os = "linux")]

@@ -1,7 +1,7 @@
 //! Matches messages with receives: a tag of 64 bits with an ignore mask, and the source.
 //!
-//! A message matches the oldest posted receive that wants it, and a receive the oldest message that it wants. Tagged
-//! messages and those without a tag never match each other's receives.
+//! A message matches the oldest posted receive whose pattern accepts it. A receive matches the oldest message that its
+//! pattern accepts. Tagged messages never match receives without a tag, nor the other way round.
 
 mod index;
 mod multi;
@@ -18,9 +18,9 @@ use crate::abi::constants::ADDR_UNSPEC;
 use crate::memory::Buffer;
 pub(crate) use multi::Multi;
 
-/// Receives, or messages, that are searched one by one: up to so many, that is as fast as a hash.
+/// Most receives, or messages, that are searched linearly: up to this number, a search is as fast as a hash.
 const FEW: usize = 16;
-/// Most tables of unexpected messages, each for patterns that leave other bits open.
+/// Most tables of unexpected messages, one for each set of ignored bits and sources.
 const MAX_TABLES: usize = 8;
 
 /// The two kinds of messages.
@@ -56,11 +56,11 @@ pub(crate) struct Receive {
     pub(crate) buffer: Buffer,
     pub(crate) context: usize,
     pub(crate) reports: bool,
-    /// The buffer for several messages that this receive is of.
+    /// The buffer for several messages to which this receive belongs.
     pub(crate) multi: Option<usize>,
 }
 
-/// The description of a message, as its sender gave it.
+/// The description of a message by its sender.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Envelope {
     pub(crate) kind: Kind,
@@ -71,7 +71,7 @@ pub(crate) struct Envelope {
     pub(crate) length: usize,
 }
 
-/// A message with the place where it is received.
+/// A message with the buffer that receives it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matched {
     pub(crate) envelope: Envelope,
@@ -81,12 +81,12 @@ pub(crate) struct Matched {
     pub(crate) multi: Option<usize>,
 }
 
-/// Stores or names the bytes of an unexpected message.
+/// The bytes of an unexpected message, or the handle to request them.
 #[derive(Debug)]
 pub(crate) enum Body {
-    /// Here; `true` if all have arrived.
+    /// In this process; `true` if all have arrived.
     Here(Vec<u8>, bool),
-    /// With the sender, under its handle.
+    /// At the sender, which sent an RTS with this handle.
     Announced(u64),
 }
 
@@ -95,11 +95,11 @@ pub(crate) enum Body {
 pub(crate) struct Unexpected {
     pub(crate) envelope: Envelope,
     pub(crate) body: Body,
-    /// The receive that gets the message once all of it has arrived.
+    /// The receive that gets the message when all of it has arrived.
     pub(crate) receiver: Option<Matched>,
-    /// True if no receive gets it.
+    /// True if the message is dropped when all of it has arrived.
     pub(crate) is_discarded: bool,
-    /// The message's age: the oldest has the smallest.
+    /// The order of arrival: the oldest message has the smallest stamp.
     stamp: u64,
     /// True while searches find the message.
     is_listed: bool,
@@ -111,7 +111,7 @@ pub(crate) struct Unexpected {
 #[derive(Debug)]
 struct Waiting {
     few: VecDeque<usize>,
-    /// Messages, while they are too many for the list, which is empty then.
+    /// Number of messages in the index; while it is not 0, the list is empty.
     many: usize,
     index: Index,
 }
@@ -124,7 +124,7 @@ pub(crate) struct Matching {
     /// Messages that a peek has claimed.
     claimed: Vec<usize>,
     kept: u64,
-    /// Unexpected messages, and those whose receive waits for the rest of them.
+    /// Unexpected messages, including those whose receive waits for the rest of the bytes.
     pub(crate) messages: Slab<Unexpected>,
     pub(crate) multis: Slab<Multi>,
     /// Buffers for several messages that were released without a last message.
@@ -134,7 +134,7 @@ pub(crate) struct Matching {
 }
 
 impl Matching {
-    /// Makes the state of an endpoint; the seed is of hashes.
+    /// Creates the state of an endpoint; `seed` is for hashes.
     pub(crate) const fn new(least_multi: usize, seed: u64) -> Self {
         Self {
             posted: [Posted::new(seed), Posted::new(seed)],
@@ -152,7 +152,7 @@ impl Matching {
         self.posted[receive.pattern.kind as usize].push(receive);
     }
 
-    /// Takes the oldest receive that wants a message from `source`, or a part of its buffer.
+    /// Takes the oldest receive that accepts a message from `source`, or the next part of its buffer.
     #[inline]
     pub(crate) fn arrive(&mut self, envelope: Envelope, source: u64) -> Option<Matched> {
         let queue = envelope.kind as usize;
@@ -168,8 +168,8 @@ impl Matching {
         None
     }
 
-    /// Gives a message to a receive that wants it. Returns `None` if it does not fit into what is left of a buffer for
-    /// several, and whether the receive wants more.
+    /// Passes a message to a receive that accepts it. Returns `None` if the message does not fit into the rest of a
+    /// buffer for several. Also returns whether the receive accepts more messages.
     #[inline]
     pub(crate) fn give(
         &mut self,
@@ -186,7 +186,7 @@ impl Matching {
         (part.map(|buffer| Matched { buffer, ..matched }), !is_retired)
     }
 
-    /// Releases a buffer for several messages if none is left in it.
+    /// Releases a buffer for several messages if no message in it is incomplete.
     fn release(&mut self, key: usize) {
         if self.multis[key].is_released() {
             let multi = self.multis.remove(key);
@@ -194,7 +194,7 @@ impl Matching {
         }
     }
 
-    /// Ends a message's use of a buffer for several. Returns whether it was the last.
+    /// Ends a message's use of a buffer for several. Returns whether this releases the buffer.
     pub(crate) fn leave(&mut self, key: usize) -> bool {
         let is_last = self.multis[key].leave();
         if is_last {
@@ -203,7 +203,7 @@ impl Matching {
         is_last
     }
 
-    /// Keeps a message that no receive wants; returns its key.
+    /// Adds an unexpected message; returns its key.
     pub(crate) fn keep(&mut self, envelope: Envelope, body: Body) -> usize {
         self.kept += 1;
         let key = self.messages.insert(Unexpected {
@@ -219,8 +219,8 @@ impl Matching {
         key
     }
 
-    /// Returns the key of the oldest unexpected message that a pattern wants and no peek has claimed. The pattern's source
-    /// is the number of a peer.
+    /// Returns the key of the oldest unexpected message that a pattern accepts and no peek has claimed. The pattern's
+    /// source is the number of a peer.
     pub(crate) fn find(&mut self, pattern: &Pattern) -> Option<usize> {
         self.waiting[pattern.kind as usize].find(pattern, &self.messages)
     }
@@ -251,7 +251,7 @@ impl Matching {
         }
     }
 
-    /// Takes back the receive that was posted with a context.
+    /// Removes the receive that was posted with this context.
     pub(crate) fn cancel(&mut self, context: usize) -> Option<Receive> {
         let receive = self.posted.iter_mut().find_map(|posted| posted.cancel(context))?;
         if let Some(key) = receive.multi {
@@ -260,14 +260,14 @@ impl Matching {
         Some(receive)
     }
 
-    /// Ends a buffer for several messages whose receive is not posted any more.
+    /// Retires a buffer for several messages whose receive is no longer posted.
     fn retire(&mut self, key: usize) {
         if self.multis[key].retire() {
             self.multis.remove(key);
         }
     }
 
-    /// Takes all receives that only messages from `source` match.
+    /// Takes all receives that match only messages from `source`.
     pub(crate) fn take_posted_of(&mut self, source: u64) -> Vec<Receive> {
         let taken: Vec<_> =
             self.posted.iter_mut().flat_map(|posted| posted.take_of(source)).collect();
@@ -275,7 +275,7 @@ impl Matching {
         taken
     }
 
-    /// Removes the messages of a peer that has not sent all of them. Returns the receives that wait for them.
+    /// Removes the incomplete messages of a peer. Returns the receives that wait for them.
     pub(crate) fn take_incomplete_of(&mut self, peer: usize) -> Vec<Matched> {
         let is_incomplete = |message: &Unexpected| {
             message.envelope.peer == peer && !matches!(message.body, Body::Here(_, true))
@@ -305,7 +305,7 @@ impl Waiting {
             return self.few.push_back(key);
         }
         self.many += self.few.len() + 1;
-        // There is no table until a search opens one.
+        // Tables are opened by searches only.
         self.few.clear();
         let Unexpected { envelope, stamp, .. } = &messages[key];
         self.index.add_message(envelope.tag, envelope.peer as u64, (*stamp, key));

@@ -1,8 +1,8 @@
 //! Memory of callers: buffers of operations until they complete, and registered regions.
 //!
-//! A caller of libfabric promises that a buffer stays valid, and is not used by the program in another way, until the
-//! operation's completion. [`Buffer`] is made where such a promise is given, in the functions that the caller calls, and
-//! is safe to use from then on.
+//! A caller of libfabric promises that a buffer stays valid, and that the program does not use it otherwise, until the
+//! operation's completion. [`Buffer`] is created where this promise is given, in the functions that the caller calls.
+//! From then on it is safe to use.
 #![allow(unsafe_code, reason = "the one module that reads and writes a caller's memory")]
 
 use std::io::IoSlice;
@@ -16,7 +16,7 @@ struct Part {
     length: usize,
 }
 
-/// Bytes of a caller, in one part or a few.
+/// The caller's bytes, in one or more parts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Buffer {
     parts: [Part; MAX_PARTS],
@@ -67,7 +67,7 @@ impl Buffer {
         self.parts[0].address
     }
 
-    /// Returns a part of the buffer, which must be within it and have one part itself.
+    /// Returns a range of the buffer, which must be within it.
     pub(crate) fn slice(&self, offset: usize, length: usize) -> Self {
         let mut sliced = Self { length, ..Self::default() };
         self.each(offset, length, |part| {
@@ -96,7 +96,7 @@ impl Buffer {
         }
     }
 
-    /// Puts slices of a range into `out`; returns how many.
+    /// Fills `out` with slices of a range; returns their number.
     #[inline]
     pub(crate) fn gather<'a>(
         &'a self,
@@ -106,7 +106,6 @@ impl Buffer {
     ) -> usize {
         let mut count = 0;
         self.each(offset, length, |part| {
-            // SAFETY: the maker of the buffer promised that its bytes are readable while it is used.
             let bytes =
                 unsafe { std::slice::from_raw_parts(part.address as *const u8, part.length) };
             out[count] = IoSlice::new(bytes);

@@ -1,9 +1,9 @@
-//! Reaches endpoints on other hosts: a bridge copies records between rings of this process and pipes over UDP.
+//! Reaches endpoints on other hosts: a bridge copies records between rings of this process and UDP pipes.
 //!
-//! To the endpoint, a peer on another host is a pair of rings as one on this host is. The bridge holds the other ends.
-//! Threads that poll the endpoint work for the bridge as well, so that no other thread takes a processor from them. A
-//! thread of the bridge does so 1 ms after the last poll, and at once if a caller waits without polling. There is
-//! a bridge only if the environment names a network.
+//! To the endpoint, a peer on another host is a pair of rings, like one on this host. The bridge holds the other ends.
+//! Threads that poll the endpoint also run the bridge, so that no other thread needs a processor. A thread of the
+//! bridge takes over 1 ms after the last poll, and at once if a caller waits without polling. There is a bridge only if
+//! the environment names a network.
 
 mod bridge;
 mod frames;
@@ -25,17 +25,18 @@ use tokio::sync::Notify;
 
 use bridge::Bridge;
 
-/// An address in the network to use: this host sends from the address from which it reaches that one.
+/// An address in the network to use: the endpoint binds the address from which this host reaches it.
 const NETWORK: &str = "FI_MIDPLANE_NETWORK";
-/// A file with the key that all processes share, as `midplane` makes them.
+/// A file with the key that all processes share, in the format of `midplane`.
 const KEY_FILE: &str = "FI_MIDPLANE_KEY_FILE";
 
-/// Turns without anything after which an application that polls is taken to use other peers: each costs a system call.
+/// Idle turns after which polls of the bridge become rare: each costs a system call, and the application probably uses
+/// other peers.
 const BUSY: u32 = 1000;
-/// Polls per turn from then on.
+/// Turns per poll from then on.
 const RARELY: u32 = 16;
 
-/// Configures where an endpoint binds, and how it talks to others.
+/// The address that an endpoint binds, and the key for other hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
     pub(crate) address: IpAddr,
@@ -65,7 +66,7 @@ impl Terms {
         }
         let any: IpAddr = if network.is_ipv4() { [0, 0, 0, 0].into() } else { [0_u16; 8].into() };
         let probe = UdpSocket::bind((any, 0))?;
-        // It sends nothing: it asks the system for the way.
+        // Connecting a UDP socket sends nothing: it makes the system choose the route.
         probe.connect((network, 1))?;
         Ok(Some(Self { address: probe.local_addr()?.ip(), key }))
     }
@@ -74,11 +75,11 @@ impl Terms {
 /// State that the endpoint and the thread share.
 #[derive(Debug)]
 struct Shared {
-    /// Wakes the thread while it works.
+    /// Wakes the thread when it waits.
     notify: Notify,
-    /// Turns of the application's threads.
+    /// Number of turns of the application's threads.
     polls: AtomicU64,
-    /// True if the thread is to work although the application has just polled.
+    /// True if the thread must work although the application has just polled.
     is_released: AtomicBool,
     /// True while the thread works, or waits for work.
     is_serving: AtomicBool,
@@ -91,13 +92,13 @@ type Dial = (SocketAddr, RingPair);
 /// The endpoint's ends of an accepted peer's rings, and the peer's number.
 type Accept = (RingPair, u64);
 
-/// The way of an endpoint to other hosts. Dropping it sends what waits, for some seconds at most.
+/// The connection of an endpoint to other hosts. Dropping it sends the remaining records, for at most some seconds.
 #[derive(Debug)]
 pub(crate) struct Network {
     pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
     bridge: Arc<Mutex<Bridge>>,
-    /// Turns of the application in which there was nothing.
+    /// Number of idle turns of the application in a row.
     idle: u32,
     dials: Option<Sender<Dial>>,
     accepted: Receiver<Accept>,
@@ -138,7 +139,7 @@ impl Network {
         Ok(Self { address, shared, bridge, idle: 0, dials, accepted, thread })
     }
 
-    /// Copies what is there, for a thread that polls; returns whether there was anything.
+    /// Copies pending records, for a thread that polls; returns whether there were any.
     pub(crate) fn drive(&mut self) -> bool {
         self.idle = self.idle.wrapping_add(1);
         if self.idle > BUSY && !self.idle.is_multiple_of(RARELY) {
@@ -151,13 +152,13 @@ impl Network {
         is_busy
     }
 
-    /// Sends what is in the rings: the caller may not poll soon.
+    /// Sends the records in the rings, because the caller may not poll soon.
     pub(crate) fn send_now(&mut self) {
         self.idle = 0;
         self.with(Bridge::send_now);
     }
 
-    /// Works with the bridge, unless the thread does at this moment. The thread waits for some time then.
+    /// Calls `work` with the bridge, unless the thread is using it. The thread then waits for some time.
     fn with<T>(&self, work: impl FnOnce(&mut Bridge) -> T) -> Option<T> {
         self.shared.polls.fetch_add(1, Ordering::AcqRel);
         if self.shared.is_serving.load(Ordering::Acquire)
@@ -165,11 +166,11 @@ impl Network {
         {
             self.shared.notify.notify_one();
         }
-        // It fails also if the thread has panicked.
+        // `None` as well if the thread has panicked.
         self.bridge.try_lock().ok().map(|mut bridge| work(&mut bridge))
     }
 
-    /// Has the thread work from now on: the caller waits, and does not poll.
+    /// Lets the thread work from now on, because the caller waits and does not poll.
     pub(crate) fn release(&self) {
         self.shared.is_released.store(true, Ordering::Release);
         if let Some(thread) = &self.thread {
@@ -186,7 +187,7 @@ impl Network {
         Ok(mine)
     }
 
-    /// Returns a peer that has connected, and its number, if there is one.
+    /// Returns the next peer that has connected, with its number.
     pub(crate) fn accept(&self) -> Option<(RingPair, u64)> {
         self.accepted.try_recv().ok()
     }
@@ -196,9 +197,9 @@ impl Network {
         self.shared.accepted.as_fd()
     }
 
-    /// Takes what made the descriptor readable.
+    /// Makes the descriptor unreadable again.
     pub(crate) fn clear(&self) {
-        // It fails if there is nothing to take.
+        // An error means that the eventfd was not set.
         let _ = rustix::io::read(&self.shared.accepted, &mut [0; 8]);
     }
 }
@@ -209,7 +210,7 @@ impl Drop for Network {
         self.shared.notify.notify_one();
         self.release();
         if let Some(thread) = self.thread.take() {
-            // It has panicked: nothing is left to send.
+            // An error means that the thread has panicked.
             let _ = thread.join();
         }
     }

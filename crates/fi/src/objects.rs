@@ -1,6 +1,6 @@
-//! The functions that callers reach through tables, an object a file.
+//! The functions that callers call through tables, one file for each kind of object.
 //!
-//! Each is called with pointers that libfabric's documentation promises to be valid; no panic leaves one.
+//! Each is called with pointers that are valid by libfabric's documentation. No panic leaves a function.
 #![allow(unsafe_code, reason = "the functions that C code calls")]
 
 pub(crate) mod address_vector;
@@ -23,30 +23,30 @@ use crate::abi::Fid;
 use crate::abi::constants::{ENOSYS, EOTHER};
 use crate::abi::tables::{FidOps, missing};
 
-/// Calls a function; returns `otherwise` if it panics.
+/// Calls a function; returns `otherwise` if the function panics.
 #[inline]
 pub(crate) fn guard<T>(otherwise: T, call: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or(otherwise)
 }
 
-/// Calls a function; returns 0, or its error negated.
+/// Calls a function; returns 0, or the function's error negated.
 #[inline]
 fn code(call: impl FnOnce() -> Result<(), c_int>) -> c_int {
     guard(-EOTHER, || call().map_or_else(|error| -error, |()| 0))
 }
 
-/// The same, of a function that returns a size.
+/// Does the same as [`code`], with the return type of transfer functions.
 #[inline]
 fn size_code(call: impl FnOnce() -> Result<(), c_int>) -> isize {
     code(call) as isize
 }
 
-/// Makes the first member of an object.
+/// Creates the first member of an object.
 const fn fid(class: usize, context: *mut c_void, ops: &'static FidOps) -> Fid {
     Fid { class, context, ops }
 }
 
-/// Makes a table of the functions that all objects have.
+/// Creates the table of the functions that all objects have.
 const fn fid_ops(
     close: unsafe extern "C" fn(*mut Fid) -> c_int,
     bind: unsafe extern "C" fn(*mut Fid, *mut Fid, u64) -> c_int,
@@ -56,17 +56,17 @@ const fn fid_ops(
     FidOps { size, close, bind, control, ops_open: missing, tostr: missing, ops_set: missing }
 }
 
-/// Refuses to bind an object that is bound to nothing.
+/// Refuses a bind, for objects that can't be bound to others.
 unsafe extern "C" fn no_bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
     -ENOSYS
 }
 
-/// Refuses a command.
+/// Refuses every command.
 unsafe extern "C" fn no_control(_: *mut Fid, _: c_int, _: *mut c_void) -> c_int {
     -ENOSYS
 }
 
-/// Moves an object to memory that its caller holds until it closes the object.
+/// Moves an object to the heap; its caller owns it until it closes the object.
 ///
 /// # Safety
 /// `out` is the caller's, for one pointer to the object's first member `F`.
@@ -75,7 +75,7 @@ unsafe fn hand_out<F, T>(object: T, out: *mut *mut F) {
     unsafe { *out = Box::into_raw(Box::new(object)).cast() };
 }
 
-/// Takes an object back.
+/// Takes back the ownership of an object.
 ///
 /// # Safety
 /// `fid` was handed out as a `T`, and is not used any more.
@@ -84,7 +84,7 @@ unsafe fn take_back<T>(fid: *mut Fid) -> Box<T> {
     unsafe { Box::from_raw(fid.cast()) }
 }
 
-/// Returns the time that a number of milliseconds says; `None`, for ever, if it is negative.
+/// Converts milliseconds to a time; `None`, which means forever, if negative.
 fn timeout(milliseconds: c_int) -> Option<Duration> {
     u64::try_from(milliseconds).ok().map(Duration::from_millis)
 }

@@ -1,4 +1,4 @@
-//! A peer of an endpoint: what is to be sent to it, and the stream that it is sending.
+//! A peer of an endpoint: the records to send to it, and the stream that it is sending.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -12,32 +12,32 @@ use crate::memory::{Buffer, MAX_PARTS};
 use crate::record::{Head, Kind};
 use crate::region::Regions;
 
-/// Most bytes of a stream in one record: the receiver copies one out while the sender copies the next in.
+/// Most bytes of a stream in one record: the receiver copies one record out while the sender copies the next one in.
 const CHUNK: usize = 8 * 1024;
-/// Bytes of messages that a peer may send before they are asked for; each counts [`ENTRY`] in addition.
+/// Most bytes of eager messages that a peer may have unreceived; each message counts [`ENTRY`] in addition.
 pub(crate) const WINDOW: usize = 4 << 20;
-/// Bytes that an unexpected message counts besides its payload.
+/// Bytes counted for an unexpected message in addition to its payload.
 pub(crate) const ENTRY: usize = 128;
-/// Bytes after which a part of the window is returned.
+/// Freed bytes after which they are returned to the peer's window.
 const RETURNED: usize = WINDOW / 8;
-/// Records that may wait besides streams; more are caused only by a peer that does not read its ring.
+/// Most records that may wait in addition to streams; only a peer that does not read its ring causes more.
 const MAX_CONTROL: usize = 1 << 16;
 
-/// The state of the way to a peer.
+/// The state of the connection to a peer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Link {
-    /// No rings yet.
+    /// There are no rings yet.
     Unconnected,
-    /// The rings with that key carry what is sent.
+    /// The connection is open, over the rings with this key.
     Open(usize),
-    /// It ended with this error.
+    /// The connection ended with this error.
     Lost(c_int),
 }
 
 /// The bytes of a stream.
 #[derive(Debug)]
 pub(crate) enum Content {
-    Lent(Buffer),
+    Borrowed(Buffer),
     Copied(Box<[u8]>),
     Region { key: u64, address: u64, length: usize },
 }
@@ -45,14 +45,14 @@ pub(crate) enum Content {
 impl Content {
     pub(crate) const fn len(&self) -> usize {
         match self {
-            Self::Lent(buffer) => buffer.len(),
+            Self::Borrowed(buffer) => buffer.len(),
             Self::Copied(bytes) => bytes.len(),
             Self::Region { length, .. } => *length,
         }
     }
 }
 
-/// An operation that is to complete.
+/// The completion of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finish {
     pub(crate) class: Class,
@@ -60,17 +60,17 @@ pub(crate) struct Finish {
     pub(crate) entry: Entry,
 }
 
-/// The step after a stream has been sent.
+/// The action after a stream was sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
     Nothing,
-    /// The operation completes.
+    /// Completes the operation.
     Complete(Finish),
-    /// It completes once the receiver has confirmed the stream.
+    /// Completes the operation when the receiver has confirmed the stream.
     Confirm(Finish),
 }
 
-/// A stream to be sent, of one record or several.
+/// A stream to send, of one or more records.
 #[derive(Debug)]
 pub(crate) struct Departure {
     pub(crate) head: Head,
@@ -89,12 +89,12 @@ impl Departure {
         Self { head, content, sent: 0, has_begun: false, end }
     }
 
-    /// Returns the bytes that are sent.
+    /// Returns the number of bytes sent so far.
     pub(crate) const fn sent(&self) -> usize {
         self.sent
     }
 
-    /// Returns the record that fails the peer's read, whose region is gone, in place of the rest of the stream.
+    /// Returns the record that fails a peer's read whose region was removed. It replaces the rest of the stream.
     pub(crate) const fn cut(&self, error: c_int) -> Head {
         let error = error.unsigned_abs();
         if self.has_begun {
@@ -104,14 +104,14 @@ impl Departure {
         }
     }
 
-    /// Copies the caller's bytes, so that the caller may use its memory again.
+    /// Copies the caller's bytes, so that the caller may reuse its memory.
     pub(crate) fn keep(&mut self) {
-        if let Content::Lent(buffer) = self.content {
+        if let Content::Borrowed(buffer) = self.content {
             self.content = Content::Copied(buffer.to_vec().into());
         }
     }
 
-    /// Sends as much as the ring takes; returns whether all is sent.
+    /// Sends as much as the ring has space for; returns whether all was sent.
     #[inline]
     pub(crate) fn advance(
         &mut self,
@@ -148,7 +148,7 @@ impl Departure {
         let region;
         let rest = &mut slices[head.count..];
         let count = match &self.content {
-            Content::Lent(buffer) => buffer.gather(self.sent, part, rest),
+            Content::Borrowed(buffer) => buffer.gather(self.sent, part, rest),
             Content::Copied(bytes) => {
                 rest[0] = IoSlice::new(&bytes[self.sent..self.sent + part]);
                 1
@@ -168,19 +168,19 @@ impl Departure {
 #[derive(Debug)]
 pub(crate) enum Target {
     Receive(Matched),
-    /// An unexpected message.
+    /// The unexpected message with this key.
     Unexpected(usize),
     /// The buffer of a read.
     Read(Buffer, Finish),
-    /// Registered memory, and data for the receiver's queue.
+    /// Registered memory; with data for the receiver's queue.
     Region {
         key: u64,
         address: u64,
         data: Option<u64>,
     },
-    /// Nowhere: no region that may be written is there.
+    /// None: there is no writable region with this key and address.
     Refused,
-    /// Nowhere: its message is discarded.
+    /// None: the message is discarded.
     Discard,
 }
 
@@ -194,30 +194,30 @@ pub(crate) struct Inbound {
     pub(crate) confirms: bool,
 }
 
-/// A peer.
+/// A peer of an endpoint.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// Its endpoint's number.
+    /// The number of the peer's endpoint.
     pub(crate) endpoint: u64,
-    /// Its address in the endpoint's address vector, or `ADDR_NOTAVAIL`.
+    /// The peer's address in the endpoint's address vector, or `ADDR_NOTAVAIL`.
     pub(crate) source: u64,
     pub(crate) link: Link,
-    /// Rings with it that are open.
+    /// Number of open pairs of rings with the peer.
     pub(crate) pairs: usize,
-    /// Bytes that may be sent to it unasked.
+    /// Bytes of eager messages that may be sent to the peer.
     pub(crate) window: usize,
-    /// Bytes of its window that are to be returned.
+    /// Bytes of the peer's window that are to be returned.
     freed: usize,
-    /// Bytes of its window that its unexpected messages occupy.
+    /// Bytes of the peer's window that its unexpected messages occupy.
     pub(crate) occupied: usize,
-    /// Its messages that were announced, and not asked for yet.
+    /// Number of the peer's messages whose RTS has arrived and whose CTS was not sent.
     pub(crate) announced: usize,
     pub(crate) control: VecDeque<Head>,
     pub(crate) departures: VecDeque<Departure>,
-    /// Operations whose streams were sent, in order, and are not confirmed.
+    /// Operations whose streams were sent and not confirmed, in order.
     pub(crate) unconfirmed: VecDeque<Finish>,
     pub(crate) inbound: Option<Inbound>,
-    /// True if it is among the peers for which something waits.
+    /// True if the peer is listed among those for which records wait.
     pub(crate) is_listed: bool,
 }
 
@@ -240,7 +240,7 @@ impl Peer {
         }
     }
 
-    /// Returns bytes of the peer's window to it, a part of the window at a time. Returns whether a record now waits.
+    /// Returns bytes of the peer's window, a part of the window at a time. Returns whether a record now waits.
     pub(crate) fn free(&mut self, bytes: usize) -> bool {
         self.freed += bytes;
         let is_due = self.freed >= RETURNED;
@@ -250,7 +250,7 @@ impl Peer {
         is_due
     }
 
-    /// Confirms the peer's oldest stream that is not confirmed; confirmations in a row are one record.
+    /// Confirms the peer's oldest unconfirmed stream; consecutive confirmations share one record.
     pub(crate) fn confirm(&mut self) {
         match self.control.back_mut() {
             Some(Head { words: [first, count], .. }) if *first == Kind::Ack as u64 => *count += 1,
@@ -258,18 +258,18 @@ impl Peer {
         }
     }
 
-    /// Refuses the peer's oldest stream that is not confirmed.
+    /// Refuses the peer's oldest unconfirmed stream.
     pub(crate) fn refuse(&mut self, error: c_int) {
         self.control.push_back(Head::new(Kind::Nack, 0, 0, u64::from(error.unsigned_abs())));
     }
 
-    /// Refuses a read of the peer, by its handle.
+    /// Refuses a read by the peer, by its handle.
     pub(crate) fn fail_read(&mut self, handle: u64, error: c_int) {
         let error = error.unsigned_abs() as usize;
         self.control.push_back(Head::new(Kind::ReadFailed, 0, error, handle));
     }
 
-    /// Returns whether more waits than a correct peer causes.
+    /// Returns whether more records wait than a correct peer causes.
     pub(crate) fn is_flooded(&self) -> bool {
         self.control.len() > MAX_CONTROL || self.departures.len() > MAX_CONTROL
     }

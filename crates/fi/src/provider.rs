@@ -10,7 +10,7 @@ use crate::{info, objects};
 
 /// The version of this provider, 0.2.
 pub(crate) const VERSION: u32 = 2;
-/// The version of libfabric's interface that is claimed if no libfabric is loaded: 1.17.
+/// The version of libfabric's interface that is reported if no libfabric is loaded: 1.17.
 const FALLBACK: u32 = 1 << 16 | 17;
 
 static mut PROVIDER: Provider = Provider {
@@ -23,10 +23,10 @@ static mut PROVIDER: Provider = Provider {
     cleanup,
 };
 
-/// Ends the provider; objects that are still open go on working.
+/// Ends the provider; objects that are still open remain usable.
 extern "C" fn cleanup() {}
 
-/// Returns the provider. libfabric calls it once, when it has loaded the library.
+/// Returns the provider. libfabric calls it once, after it has loaded the library.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fi_prov_ini() -> *mut c_void {
     let provider = addr_of_mut!(PROVIDER);
@@ -35,11 +35,11 @@ pub(crate) extern "C" fn fi_prov_ini() -> *mut c_void {
     provider.cast()
 }
 
-/// Returns the version of the libfabric that has loaded this library: it uses only providers that claim to know at least
-/// the version that its caller asks for.
+/// Returns the version of the libfabric that has loaded this library. libfabric uses only providers that report at
+/// least the version that its caller requests.
 fn loaded_version() -> u32 {
     let flags = libc::RTLD_NOLOAD | libc::RTLD_NOW;
-    // SAFETY: both names end with a zero. The library is loaded already, so that no code of it runs now; if it is, it
+    // SAFETY: both names end with a zero. The library is loaded already, so that none of its code runs now; if it is, it
     // stays loaded as long as it uses this provider.
     unsafe {
         let library = libc::dlopen(c"libfabric.so.1".as_ptr(), flags);
@@ -50,7 +50,7 @@ fn loaded_version() -> u32 {
         if symbol.is_null() {
             return FALLBACK;
         }
-        // SAFETY: libfabric declares it so.
+        // SAFETY: libfabric declares this type.
         transmute::<*mut c_void, extern "C" fn() -> u32>(symbol)()
     }
 }

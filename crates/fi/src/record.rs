@@ -1,42 +1,43 @@
 //! Records between endpoints: their kinds and words.
 //!
-//! The first word of a record has its kind in the low byte, flags in the next, and a length above. The second word has
-//! a tag, a key or a handle. Up to two more words stand at the beginning of the payload. A record whose length is longer
-//! than the rest of its payload begins a stream: [`Kind::More`] records of the same sender continue it, and nothing else
-//! that streams comes between.
+//! The first word of a record has its kind in the low byte, flags in the next byte, and a length above. The second word
+//! has a tag, a key or a handle. Up to two more words are at the beginning of the payload. If the length is greater
+//! than the rest of the payload, the record begins a stream. [`Kind::More`] records of the same sender continue it, and
+//! no other stream comes in between.
 
 /// The kind of a record.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Kind {
     /// A tagged message. Second word: its tag; then its data, if it has any.
     Tagged,
-    /// A message without a tag, likewise.
+    /// A message without a tag; otherwise as `Tagged`.
     Plain,
-    /// Announces a tagged message that is not sent yet: the sender's handle, then its data.
+    /// The RTS of a tagged message. Second word: its tag; then the sender's handle, and data if it has any.
     TaggedRts,
-    /// Announces a message without a tag.
+    /// The RTS of a message without a tag; otherwise as `TaggedRts`.
     PlainRts,
-    /// Asks for an announced message. Second word: the sender's handle; then the receiver's. Length: bytes wanted.
+    /// Requests a message by CTS. Second word: the sender's handle; then the receiver's. Length: the requested bytes.
     Cts,
-    /// An announced message, or what a `Read` or an `Atomic` asked for. Second word: the handle of its receiver.
+    /// The bytes that a `Cts`, a `Read` or an `Atomic` has requested. Second word: the requester's handle.
     Data,
-    /// More of a stream.
+    /// The next bytes of a stream.
     More,
     /// Ends a stream of `Data` that its sender cannot continue. Second word: the error.
     Cut,
     /// Writes to a region. Second word: its key; then the address, and data if it has any.
     Write,
-    /// Asks for bytes of a region. Second word: its key; then the address and the requester's handle.
+    /// Requests bytes of a region. Second word: its key; then the address and the requester's handle.
     Read,
-    /// Changes elements of a region at once. Second word: its key; then the address and an [`AtomicWord`]. One record.
+    /// Changes elements of a region atomically. Second word: its key; then the address and an [`AtomicWord`]. Always
+    /// one record.
     Atomic,
-    /// Confirms as many of the oldest streams that ask for it as the second word says.
+    /// Confirms the oldest streams with [`CONFIRM`]. Second word: their number.
     Ack,
-    /// Says that the oldest stream that asks for a confirmation has failed. Second word: the error.
+    /// Refuses the oldest stream with [`CONFIRM`]. Second word: the error.
     Nack,
-    /// Says that a `Read`, or an `Atomic` that fetches, has failed. Second word: its handle. Length: the error.
+    /// Fails a `Read`, or an `Atomic` that fetches. Second word: its handle. Length: the error.
     ReadFailed,
-    /// Returns bytes of the window for messages that are sent before they are asked for.
+    /// Returns bytes of the window for eager messages.
     Credit,
 }
 
@@ -62,21 +63,21 @@ impl Kind {
 
 /// Flag: the message, or the write, has data of 8 bytes for the receiver's completion queue.
 pub(crate) const HAS_DATA: u64 = 1 << 8;
-/// Flag: the receiver confirms the stream once it has all of it.
+/// Flag: the receiver confirms the stream when it has all of it.
 pub(crate) const CONFIRM: u64 = 1 << 9;
-/// Flag: the requester wants the values from before, and no confirmation.
+/// Flag: the requester needs the previous values, and no confirmation.
 pub(crate) const FETCH: u64 = 1 << 10;
-/// Most bytes that a length can say.
+/// The greatest length that a record can have.
 pub(crate) const MAX_LENGTH: usize = 1 << 40;
-/// Bits below the length.
+/// Position of the length in the first word.
 const SHIFT: u32 = 16;
 
-/// The beginning of a record.
+/// The head of a record.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Head {
     /// Kind, flags and length; then tag, key or handle.
     pub(crate) words: [u64; 2],
-    /// Words at the beginning of the payload, of which `count` are there.
+    /// Words at the beginning of the payload; the first `count` are used.
     pub(crate) prefix: [u64; 2],
     pub(crate) count: usize,
 }
@@ -94,14 +95,14 @@ impl Head {
         self
     }
 
-    /// Returns the bytes of the payload that the words take.
+    /// Returns the bytes of the payload that the words occupy.
     pub(crate) const fn prefix_bytes(&self) -> usize {
         self.count * 8
     }
 }
 
-/// An atomic operation: libfabric's numbers of the operation and the type, elements, and the handle of the
-/// requester, if the operation fetches.
+/// An atomic operation: libfabric's numbers of the operation and the type, the number of elements, and the requester's
+/// handle if the operation fetches.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct AtomicWord {
     pub(crate) operation: u8,
@@ -123,7 +124,7 @@ impl AtomicWord {
     }
 }
 
-/// Reads a first word: kind, flags and length; `None` if it is of no kind.
+/// Parses a first word: kind, flags and length; `None` if the kind or the length is invalid.
 #[inline]
 pub(crate) fn parse(word: u64) -> Option<(Kind, u64, usize)> {
     let kind = *Kind::ALL.get((word & 0xff) as usize)?;

@@ -9,7 +9,7 @@ use crate::memory::Buffer;
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) buffer: Buffer,
-    /// The address of its first byte, as peers name it.
+    /// The address of the region's first byte, as peers state it.
     pub(crate) base: u64,
     pub(crate) is_readable: bool,
     pub(crate) is_writable: bool,
@@ -25,10 +25,10 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// Adds a region under `key`, or one of the domain's choice; `None` if the key is in use.
+    /// Adds a region under `key`, or under one that the domain chooses; `None` if the key is in use.
     pub(crate) fn add(&mut self, key: Option<u64>, region: Region) -> Option<u64> {
         let key = key.unwrap_or_else(|| {
-            // Counted up: a peer's stale key names no later region.
+            // Keys count up, so that a peer's stale key names no later region.
             self.last += 1;
             self.last
         });
@@ -43,7 +43,7 @@ impl Regions {
         self.by_key.remove(&key);
     }
 
-    /// Counts peers' operations of a class on a region; others are counted by endpoints alone.
+    /// Sets the counter of peers' operations of a class on a region. Without it, only endpoints count them.
     pub(crate) fn bind(&mut self, key: u64, class: Class, counter: usize) {
         if let (Some(region), Some(at)) = (self.by_key.get_mut(&key), counter_of(class)) {
             region.counters[at] = Some(counter);

@@ -6,10 +6,10 @@ use slab::Slab;
 
 use crate::address::Address;
 
-/// An address vector.
+/// An address vector of a domain.
 #[derive(Debug, Default)]
 pub(crate) struct Vector {
-    /// Addresses by number, each with how often it was inserted.
+    /// Addresses by number, each with the count of its insertions.
     entries: Slab<(Address, usize)>,
     numbers: BTreeMap<u64, usize>,
     /// The endpoints that are bound to the vector.
@@ -17,8 +17,8 @@ pub(crate) struct Vector {
 }
 
 impl Vector {
-    /// Inserts an address; returns its number. An address that is inserted again keeps its number: its messages have
-    /// one source.
+    /// Inserts an address; returns its number. An address that is inserted again keeps its number, so that its messages
+    /// have one source.
     pub(crate) fn insert(&mut self, address: Address) -> u64 {
         let entries = &mut self.entries;
         let number =
@@ -27,7 +27,8 @@ impl Vector {
         number as u64
     }
 
-    /// Removes an address as often as it was inserted. Returns whether it is gone; `None` if it is not there.
+    /// Undoes one insertion of an address. Returns whether the address is removed now; `None` if there is no such
+    /// number.
     pub(crate) fn remove(&mut self, number: u64) -> Option<bool> {
         let number = usize::try_from(number).ok()?;
         let (address, count) = self.entries.get_mut(number)?;

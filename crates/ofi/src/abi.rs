@@ -1,10 +1,10 @@
 //! libfabric's interface in Rust: structures, constants and tables of functions, from its headers.
 //!
-//! The layouts are those of version 1.17. Later versions, up to 2.x, only append members: what a caller allocates is at
-//! least as long, and what either side allocates for the other has slack behind it. The first member of each table is its
-//! size, by which a caller knows which functions are in it.
+//! The layouts are those of version 1.17. Later versions, up to 2.x, only append fields. Memory that a caller allocates
+//! is at least as long, and memory that either side allocates for the other has slack after it. The first field of each
+//! table is its size, by which a caller knows which functions it has.
 //!
-//! The endpoints of this crate and the provider `midplane-fi` share it. It has no stability.
+//! The endpoints of this crate and the provider `midplane-fi` share it. Its API is not stable.
 #![allow(missing_debug_implementations, reason = "structures of C, which are not printed")]
 
 pub mod constants;
@@ -12,7 +12,7 @@ pub mod tables;
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// An object that a caller holds: the first member of each larger one.
+/// An object that a caller holds: the first field of each larger one.
 #[repr(C)]
 pub struct Fid {
     pub class: usize,
@@ -20,7 +20,7 @@ pub struct Fid {
     pub ops: *const tables::FidOps,
 }
 
-/// The provider, as libfabric's core keeps it; the core writes `context` and may write `name`.
+/// The provider, as libfabric's core holds it; the core writes `context` and may write `name`.
 #[repr(C)]
 pub struct Provider {
     pub version: u32,
@@ -194,7 +194,7 @@ pub struct CqMsgEntry {
     pub len: usize,
 }
 
-/// An entry of a completion queue of the longest format; the shorter ones are its beginnings.
+/// An entry of a completion queue of the longest format; the shorter formats are prefixes of it.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct CqTaggedEntry {
@@ -257,7 +257,7 @@ pub struct MsgRma {
     pub data: u64,
 }
 
-/// Elements of an atomic operation: `count` of them.
+/// Contiguous elements of an atomic operation: `count` of them.
 #[repr(C)]
 pub struct Ioc {
     pub addr: *mut c_void,

@@ -1,6 +1,7 @@
-//! A reliable datagram endpoint: sends frames to peers, and receives theirs.
+//! A reliable datagram endpoint: sends frames to peers, and receives frames from them.
 //!
-//! Frames arrive whole, once, and possibly out of order: a long one may complete after a shorter one that was sent later.
+//! Frames arrive completely and once, but possibly out of order: a long one may complete after a shorter one that was
+//! sent later.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -14,17 +15,17 @@ use crate::ffi::{CallError, Completion, MAX_NAME, RawEndpoint};
 use crate::provider::{self, Choice, OpenError, Provider};
 use crate::waiter::Waiter;
 
-/// Default number of frames that may arrive before they are received: 256.
+/// Default number of frames that may arrive before the caller receives them: 256.
 pub const DEFAULT_RECEIVES: usize = 256;
-/// Default number of frames that may be under way to peers: 256.
+/// Default number of frames that may be in flight to peers: 256.
 pub const DEFAULT_SENDS: usize = 256;
-/// Default time of busy polling after a completion: 200 us, as that of NICs over UDP.
+/// Default time of busy-polling after a completion: 200 us, as for NICs over UDP.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
-/// Completions that are handled before a caller gets its turn: four calls of the provider.
+/// Most batches of completions that one progress handles: four calls of the provider.
 const POLLS: usize = 4;
-/// Polls of an endpoint that is dropped while frames wait to leave: below a millisecond with most providers.
+/// Most polls of a dropped endpoint while frames wait to leave: below a millisecond with most providers.
 const LAST_POLLS: usize = 1_000;
-/// Most peers that an endpoint knows at a time: as many as a fabric has nodes.
+/// Most peers that an endpoint knows at a time: the most nodes of a fabric.
 const MOST_PEERS: usize = 1 << 16;
 
 /// Configures an endpoint: its frames and its memory.
@@ -37,21 +38,21 @@ pub struct Config {
 }
 
 impl Config {
-    /// Creates the configuration of an endpoint whose frames have at most so many bytes.
+    /// Creates the configuration of an endpoint whose frames have at most this many bytes.
     #[must_use]
     pub const fn new(frame_bytes: usize) -> Self {
         let (receives, sends) = (DEFAULT_RECEIVES, DEFAULT_SENDS);
         Self { frame_bytes, receives, sends, spin: DEFAULT_SPIN }
     }
 
-    /// Sets how many frames may arrive before they are received, 1 at least; each takes the memory of a frame.
+    /// Sets how many frames may arrive before the caller receives them, at least 1. Each takes the memory of a frame.
     #[must_use]
     pub const fn receives(mut self, frames: usize) -> Self {
         self.receives = if frames == 0 { 1 } else { frames };
         self
     }
 
-    /// Sets how many frames may be under way to all peers together, 1 at least; each takes the memory of a frame.
+    /// Sets how many frames may be in flight to all peers together, at least 1. Each takes the memory of a frame.
     #[must_use]
     pub const fn sends(mut self, frames: usize) -> Self {
         self.sends = if frames == 0 { 1 } else { frames };
@@ -66,82 +67,82 @@ impl Config {
     }
 }
 
-/// A peer whose name an endpoint has learned. It belongs to that endpoint alone.
+/// A peer that was inserted into an endpoint. It is valid for that endpoint only.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PeerId(u32);
 
-/// A peer, and what is under way to it.
+/// A peer, and its outgoing frames.
 #[derive(Debug)]
 struct Peer {
     address: u64,
-    /// Frames that the provider could not take yet: the slot and the length of each.
+    /// Frames that the provider has not accepted yet: the slot and the length of each.
     waiting: VecDeque<(usize, usize)>,
-    /// Frames that the provider has taken and not completed.
+    /// Number of frames that the provider has accepted and not completed.
     outstanding: usize,
-    /// Something was sent to it since the last search for idle peers.
+    /// True if a frame was sent to the peer since the last search for idle peers.
     is_fresh: bool,
 }
 
-/// Why a frame was not sent.
+/// The reason why a frame was not sent.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// Too many frames are under way; try again once the endpoint was polled.
+    /// Too many frames are in flight; try again after the endpoint was polled.
     #[error("too many frames are under way")]
     Full,
-    /// The frame is longer than the endpoint's: the most bytes.
+    /// The frame is longer than the endpoint's frames, which have at most this many bytes.
     #[error("the frame has more than {0} bytes")]
     TooLong(usize),
-    /// The provider refuses it: the peer can't be reached.
+    /// The provider refuses the frame: the peer can't be reached.
     #[error(transparent)]
     Failed(#[from] CallError),
 }
 
-/// Something that has happened at an endpoint.
+/// An event of an endpoint.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A frame has arrived: from a peer whose name is known, or an unknown one.
+    /// A frame has arrived, from a known or an unknown peer.
     Frame {
-        /// `None` if the name was not learned, or the provider does not tell senders.
+        /// `None` if the peer was not inserted, or the provider does not report senders.
         from: Option<PeerId>,
         /// The bytes of the frame.
         bytes: &'a [u8],
     },
-    /// A frame that was sent to this peer is lost: the peer has ended, or can't be reached.
+    /// A frame to this peer was lost: the peer has ended, or can't be reached.
     Lost {
-        /// `None` if the provider does not tell.
+        /// `None` if the provider does not report the peer.
         to: Option<PeerId>,
         /// The error that the provider reports.
         error: CallError,
     },
 }
 
-/// A reliable datagram endpoint.
+/// A reliable datagram endpoint of libfabric.
 pub struct Endpoint {
     raw: RawEndpoint,
     provider: Provider,
     name: Vec<u8>,
     frame_bytes: usize,
-    /// Slots below it receive, the others send.
+    /// Number of slots that receive: the first ones. The others send.
     receives: usize,
     peers: Vec<Peer>,
-    /// Places in `peers` of peers that were forgotten.
+    /// Indices in `peers` of removed peers.
     forgotten: Vec<PeerId>,
     by_name: BTreeMap<Vec<u8>, PeerId>,
     by_address: BTreeMap<u64, PeerId>,
-    /// Slots to send from that are free.
+    /// Free slots to send from.
     free: Vec<usize>,
-    /// The peer to which the frame in each slot is under way, by slot.
+    /// For each slot, the peer to which its frame is in flight.
     to: Vec<Option<PeerId>>,
-    /// Peers with frames that the provider could not take yet.
+    /// Peers with frames that the provider has not accepted yet.
     waiting: BTreeSet<PeerId>,
     /// Frames that have arrived: slot, length, source.
     arrived: VecDeque<(usize, usize, Option<u64>)>,
-    /// Slots to receive that the provider could not take yet.
+    /// Slots to receive that the provider has not accepted yet.
     unposted: Vec<usize>,
     lost: VecDeque<(Option<PeerId>, CallError)>,
-    /// A short frame of several parts.
+    /// Buffer for a short frame of several parts.
     gathered: Vec<u8>,
     outstanding: usize,
     failed: Option<CallError>,
@@ -149,7 +150,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Opens an endpoint of the provider that libfabric prefers among those that fit.
+    /// Opens an endpoint of the provider that libfabric prefers among those that satisfy `choice`.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is then open.
@@ -189,29 +190,29 @@ impl Endpoint {
         this.failed.map_or(Ok(this), |error| Err(error.into()))
     }
 
-    /// Describes the provider that was chosen.
+    /// Returns the chosen provider.
     #[must_use]
     pub const fn provider(&self) -> &Provider {
         &self.provider
     }
 
-    /// Returns the endpoint's name, by which peers reach it: at most 512 bytes.
+    /// Returns the endpoint's name, by which peers send to it: at most 512 bytes.
     #[must_use]
     pub fn name(&self) -> &[u8] {
         &self.name
     }
 
-    /// Returns whether a task that waits for frames sleeps on a descriptor (`FI_WAIT_FD`); otherwise it polls each
-    /// millisecond.
+    /// Returns whether a waiting task sleeps on a descriptor (`FI_WAIT_FD`); otherwise it polls every millisecond.
     #[must_use]
     pub const fn has_descriptor(&self) -> bool {
         self.waiter.has_descriptor()
     }
 
-    /// Learns the name of a peer's endpoint, of the same provider. A name that is known is the same peer.
+    /// Inserts a peer by the name of its endpoint, which must have the same provider. A known name returns the same
+    /// peer.
     ///
     /// # Errors
-    /// The provider's, also for a name that can't be one of its own, and for more than 65,536 peers.
+    /// The provider's, also for a name that is not one of the provider's, and for more than 65,536 peers.
     pub fn insert(&mut self, name: &[u8]) -> Result<PeerId, CallError> {
         if let Some(peer) = self.by_name.get(name) {
             return Ok(*peer);
@@ -236,8 +237,8 @@ impl Endpoint {
         Ok(peer)
     }
 
-    /// Forgets the peers that are not used and to which nothing was sent since the last call: what the provider has of
-    /// them as well. A later peer may get the same number.
+    /// Removes the peers that are not used and to which nothing was sent since the last call, also from the provider. A
+    /// later peer may get the same number.
     #[cfg(feature = "streams")]
     pub(crate) fn forget_idle(&mut self, is_used: impl Fn(PeerId) -> bool) {
         let Self { raw, peers, forgotten, by_name, by_address, lost, .. } = self;
@@ -255,14 +256,14 @@ impl Endpoint {
         });
     }
 
-    /// Returns whether the bytes can be a name of this provider: what it reads of a name depends on this.
+    /// Returns whether the bytes can be a name of this provider. The provider may read beyond a name that is too short.
     fn is_name(&self, name: &[u8]) -> bool {
         match self.raw.info().get().address_format() {
             ADDR_STR => {
                 let length = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
                 (1..MAX_NAME).contains(&length) && name.len() <= MAX_NAME
             }
-            // These begin with the family.
+            // Socket addresses begin with the family.
             SOCKADDR | SOCKADDR_IN | SOCKADDR_IN6 => {
                 name.len() == self.name.len() && name.get(..2) == self.name.get(..2)
             }
@@ -276,13 +277,13 @@ impl Endpoint {
         self.free.len()
     }
 
-    /// Returns how many frames to a peer are under way.
+    /// Returns how many frames to a peer are in flight.
     #[must_use]
     pub fn outstanding(&self, to: PeerId) -> usize {
         self.peers[to.0 as usize].outstanding + self.peers[to.0 as usize].waiting.len()
     }
 
-    /// Sends a frame, given in parts. It is copied.
+    /// Copies a frame, given in parts, and sends it.
     ///
     /// # Errors
     /// [`SendError`]; the frame is then not sent.
@@ -327,7 +328,8 @@ impl Endpoint {
         self.raw.inject(&self.gathered, address)
     }
 
-    /// Has the provider send a slot. `false` if it can take it later only; the slot is free after an error.
+    /// Passes a slot to the provider to send. Returns `false` if the provider can accept it only later. After an error,
+    /// the slot is free.
     fn post(&mut self, slot: usize, length: usize, to: PeerId) -> Result<bool, CallError> {
         let peer = &mut self.peers[to.0 as usize];
         let posted = self.raw.post_send(slot, length, peer.address);
@@ -343,7 +345,7 @@ impl Endpoint {
         posted
     }
 
-    /// Lets the provider work, without waiting.
+    /// Lets the provider progress, without waiting.
     pub fn progress(&mut self) {
         let Self { raw, receives, arrived, free, to, peers, outstanding, lost, unposted, .. } =
             self;
@@ -351,7 +353,7 @@ impl Endpoint {
             let Completion { slot, length, source, error } = completion;
             match (slot, error) {
                 (Some(slot), None) if slot < *receives => arrived.push_back((slot, length, source)),
-                // A frame that was too long, or was cut off by the end of its sender.
+                // The frame was too long, or the end of its sender cut it off.
                 (Some(slot), Some(_)) if slot < *receives => unposted.push(slot),
                 (slot, error) => {
                     let peer = slot.and_then(|slot| to[slot].take());
@@ -374,7 +376,7 @@ impl Endpoint {
                 }
             }
         }
-        // Of more losses than that, callers need not know each.
+        // Callers need not know each of more losses than this.
         self.lost.truncate(self.to.len());
         self.post_receives();
         self.send_waiting();
@@ -396,7 +398,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends what the provider could not take before, each peer's frames in order.
+    /// Sends frames that the provider did not accept before, in order for each peer.
     fn send_waiting(&mut self) {
         if self.waiting.is_empty() {
             return;
@@ -416,12 +418,13 @@ impl Endpoint {
         }
     }
 
-    /// Returns the next event, by calling `each`. If there is none, has the context's task woken when there is.
+    /// Calls `each` with the next event, and returns its result. If there is no event, wakes the context's task when
+    /// there is.
     ///
-    /// `is_urgent` has the task woken within a millisecond or two in any case.
+    /// If `is_urgent` is true, wakes the task within a millisecond or two in any case.
     ///
     /// # Errors
-    /// The provider's, if the endpoint is of no use any more; then each further call returns it.
+    /// The provider's, if the endpoint is no longer usable; each further call then returns it.
     pub fn poll_event<R>(
         &mut self,
         context: &mut Context<'_>,
@@ -453,14 +456,14 @@ impl Endpoint {
         Poll::Pending
     }
 
-    /// Returns whether the provider has sent everything.
+    /// Returns whether the provider has sent all frames.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.outstanding == 0 && self.waiting.is_empty()
     }
 }
 
-/// Gives the provider some turns, in which frames leave that it has not sent yet.
+/// Lets the provider progress for a limited time, so that waiting frames leave.
 impl Drop for Endpoint {
     fn drop(&mut self) {
         for _ in 0..LAST_POLLS {

@@ -1,7 +1,8 @@
-//! The calls of libfabric: the one module with unsafe code.
+//! The calls of libfabric: the only module with unsafe code.
 //!
-//! The library is loaded at run time. Its answers are trusted as those of any C library. Outside this module, an object
-//! is a safe type: it owns what its provider may touch, and closes it in the right order.
+//! The library is loaded at run time. Its results are trusted as those of any C library. Outside this module, an object
+//! is a safe type: it owns the memory that its provider may access, and closes the provider's objects in the right
+//! order.
 #![allow(unsafe_code, reason = "calls a C library through its tables of functions")]
 
 mod endpoint;
@@ -22,23 +23,23 @@ pub(crate) use library::library;
 pub struct CallError {
     /// The function that was called.
     call: &'static str,
-    /// A positive number of `fi_errno.h`.
+    /// A positive number from `fi_errno.h`.
     code: c_int,
 }
 
 impl CallError {
-    /// Returns the number of the error: those below 256 are the system's.
+    /// Returns the number of the error; numbers below 256 are the system's.
     #[must_use]
     pub const fn code(&self) -> i32 {
         self.code
     }
 
-    /// Makes the error of an argument that is refused before the call.
+    /// Creates the error of an argument that is refused before the call.
     pub(crate) const fn invalid(call: &'static str) -> Self {
         Self { call, code: libc::EINVAL }
     }
 
-    /// Makes the error of a call that is not made because the bound of what it adds is reached.
+    /// Creates the error of a call that is not made because it would exceed a bound.
     pub(crate) const fn no_space(call: &'static str) -> Self {
         Self { call, code: libc::ENOSPC }
     }
@@ -59,7 +60,7 @@ impl fmt::Display for CallError {
 
 impl std::error::Error for CallError {}
 
-/// Turns a returned number into an error, if it is negative.
+/// Converts a negative result of a call into an error.
 fn check(call: &'static str, returned: isize) -> Result<usize, CallError> {
     usize::try_from(returned).map_err(|_| CallError {
         call,

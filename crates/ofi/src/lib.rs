@@ -1,7 +1,7 @@
 //! libfabric as a client: frames between processes over verbs, EFA, Slingshot, Omni-Path, tcp, shared memory and others.
 //!
 //! The crate builds without libfabric, and loads the system's `libfabric.so.1` (1.17 or later) when it is first needed.
-//! Where there is none, [`Unavailable`] says what to install. `MIDPLANE_LIBFABRIC` names another file. Linux only.
+//! If there is none, [`Unavailable`] says what to install. `MIDPLANE_LIBFABRIC` names another file. Linux only.
 //!
 //! - [`provider`]: start here: lists what libfabric offers on this host, and chooses
 //! - [`endpoint`]: a reliable datagram endpoint (`FI_EP_RDM`): sends and receives frames
@@ -9,8 +9,8 @@
 //! - `meeting`, with the feature `nic`: the nodes of a fabric exchange the names of their endpoints
 //! - `streams`, with the feature of that name: byte streams over one endpoint of each process
 //!
-//! Frames are neither encrypted nor authenticated: a network behind a provider is trusted as its operator partitions it.
-//! What a frame contains is checked by its receiver nevertheless.
+//! Frames are neither encrypted nor authenticated: the network behind a provider is trusted, within its operator's
+//! partitions. The receiver nevertheless checks the contents of each frame.
 #![cfg(target_os = "linux")]
 #![deny(unsafe_code)]
 

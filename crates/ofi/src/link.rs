@@ -21,18 +21,18 @@ use crate::order::Order;
 
 /// Bytes before each frame.
 const PREFIX: usize = 8;
-/// Frames to one node that may be under way, as far as the endpoint's slots go.
+/// Most frames in flight to one node, within the endpoint's slots.
 const MOST: usize = 64;
-/// The rate that the firmware assumes unless another is set: 25 Gb/s.
+/// Default rate that the firmware assumes: 25 Gb/s.
 const RATE: LineRate = LineRate::mbps(25_000);
 
-/// Returns the bytes of an endpoint's frames that carry a NIC's, for a NIC with this MTU.
+/// Returns the bytes of an endpoint's frames for a NIC with this MTU.
 #[must_use]
 pub const fn frame_bytes(mtu: usize) -> usize {
     PREFIX + HEADER_BYTES + mtu
 }
 
-/// Why a link can't be made.
+/// The reason why a link can't be created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LinkError {
@@ -42,7 +42,7 @@ pub enum LinkError {
     /// Two nodes have one name.
     #[error("the endpoints of nodes {0} and {1} have the same name")]
     Twice(NodeId, NodeId),
-    /// The name of a node is none of this provider's.
+    /// The name of a node is not valid for this provider.
     #[error("the name of node {0}'s endpoint is refused: do all nodes use the same provider? {1}")]
     Name(NodeId, CallError),
 }
@@ -53,19 +53,19 @@ pub struct OfiLink {
     endpoint: Endpoint,
     node: NodeId,
     rate: LineRate,
-    /// Most frames under way to one node.
+    /// Most frames in flight to one node.
     most: usize,
-    /// By node; the own one has no peer.
+    /// The other nodes by number; this node's own entry has no peer.
     nodes: Vec<Remote>,
-    /// By the number of a peer.
+    /// The nodes, sorted by the numbers of their peers.
     by_peer: Vec<(PeerId, NodeId)>,
-    /// Nodes with frames that may be due.
+    /// Nodes with received frames that may be in order now.
     due: VecDeque<NodeId>,
-    /// The provider's error, after which nothing is sent or received.
+    /// The provider's error; nothing is sent or received after it.
     failed: Option<CallError>,
 }
 
-/// State of another node.
+/// The state of another node.
 #[derive(Debug, Default)]
 struct Remote {
     peer: Option<PeerId>,
@@ -75,8 +75,8 @@ struct Remote {
 }
 
 impl OfiLink {
-    /// Makes the link of `node` on an endpoint, from the names of all nodes' endpoints, its own included, in the order of
-    /// their numbers.
+    /// Creates the link of `node` on an endpoint. `names` has the names of all nodes' endpoints, including this one's,
+    /// in the order of their numbers.
     ///
     /// # Errors
     /// [`LinkError`].
@@ -117,15 +117,15 @@ impl OfiLink {
         self
     }
 
-    /// Takes an endpoint's frame apart: returns its sender, its number, and the NIC's frame.
+    /// Parses an endpoint's frame; returns its sender, its number, and the NIC's frame. `None` if it is invalid.
     fn parse(&self, from: Option<PeerId>, bytes: &[u8]) -> Option<(NodeId, u32, Vec<u8>)> {
         let (prefix, frame) = bytes.split_first_chunk::<PREFIX>()?;
         let [low, high, 0, 0, number @ ..] = *prefix else { return None };
         let node = NodeId(u16::from_le_bytes([low, high]));
         let is_told = match from {
-            // The provider knows better than the frame.
+            // The provider's sender is authoritative.
             Some(peer) => self.node_of(peer) == Some(node),
-            // A name that is not the list's, unless the provider never tells.
+            // The sender is not on the list, unless the provider never reports senders.
             None => !self.endpoint.provider().has_source,
         };
         let is_other = node != self.node && node.index() < self.nodes.len();
@@ -137,7 +137,7 @@ impl OfiLink {
         Some(self.by_peer[at].1)
     }
 
-    /// Returns a frame that is next in its node's order.
+    /// Returns a received frame that is next in its sender's order.
     fn ready(&mut self) -> Option<(NodeId, Vec<u8>)> {
         if self.due.is_empty() {
             return None;
@@ -176,7 +176,7 @@ impl FrameLink for OfiLink {
             return true;
         }
         self.endpoint.progress();
-        // What is sent over a broken endpoint is dropped, as what is sent to a node that is gone.
+        // Frames for a failed endpoint are dropped, like frames for an exited node.
         has_room(&self.endpoint) || self.failed.is_some()
     }
 
@@ -207,7 +207,7 @@ impl FrameLink for OfiLink {
             let mut received = None;
             let polled = self.endpoint.poll_event(context, is_urgent, |event| match event {
                 Event::Frame { from, bytes } => received = Some((from, bytes.to_vec())),
-                // The receiver skips its number after a while; the firmware sends it again if it must arrive.
+                // The receiver skips its number after a while. The firmware repeats the frame if it must arrive.
                 Event::Lost { .. } => {}
             });
             match polled {

@@ -1,8 +1,8 @@
-//! The nodes of a fabric exchange the names of their endpoints, over TCP.
+//! Exchanges the names of the nodes' endpoints, over TCP.
 //!
-//! Node 0 listens at its address; each other node connects there, says its number and its name, and receives all names.
-//! Nothing of it is secret or authenticated: a process that reaches node 0's
-//! address during the exchange can pose as a node.
+//! Node 0 listens at its address. Each other node connects there, sends its number and its name, and receives all
+//! names. The exchange is neither secret nor authenticated: a process that reaches node 0's address meanwhile can pose
+//! as a node.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,16 +19,16 @@ use crate::ffi::MAX_NAME;
 const MAGIC: [u8; 8] = *b"mpofi\0\0\x01";
 /// Longest wait for the rest of a greeting that has begun.
 const GREETING: Duration = Duration::from_secs(2);
-/// Connections whose greeting is awaited at once; more wait until some of them end.
+/// Most connections whose greeting is awaited at once; further ones wait.
 const MOST_GREETINGS: usize = 256;
 /// Pause between two attempts to reach node 0.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Exchanges the names of all nodes' endpoints; `addresses` are those of all nodes, of which only node 0's is used.
-/// Waits until all nodes are there: the caller limits the time.
+/// Exchanges the names of all nodes' endpoints. `addresses` are those of all nodes; only node 0's is used. Waits until
+/// all nodes have connected: the caller limits the time.
 ///
 /// # Errors
-/// The system's; or [`InvalidData`](io::ErrorKind::InvalidData), if what listens at node 0's address is not node 0 of a
+/// The system's; or [`InvalidData`](io::ErrorKind::InvalidData), if the process at node 0's address is not node 0 of a
 /// fabric of as many nodes.
 ///
 /// # Panics
@@ -47,14 +47,14 @@ pub async fn exchange(
 
 /// Another node that has connected.
 struct Guest {
-    /// The place of its connection among all.
+    /// The sequence number of its connection.
     number: u64,
     name: Vec<u8>,
     stream: TcpStream,
 }
 
 impl Guest {
-    /// Returns whether the node has closed its connection, as far as the system has reported that.
+    /// Returns whether the node has closed its connection, as far as the system has reported.
     fn has_left(&self) -> bool {
         let read = self.stream.try_read(&mut [0]);
         !read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
@@ -85,7 +85,8 @@ async fn gather(addresses: &[SocketAddr], own: &[u8]) -> io::Result<Vec<Vec<u8>>
                     Some((node, Guest { number, name, stream }))
                 });
             }
-            // One that says nothing, or nothing sensible, is none of the nodes; one that comes again replaces itself.
+            // A connection without a valid greeting is not a node's. A node that connects again replaces its earlier
+            // connection.
             Some(greeted) = greetings.join_next() => {
                 let Ok(Some((node, guest))) = greeted else { continue };
                 let place = &mut guests[usize::from(node) - 1];
@@ -99,7 +100,7 @@ async fn gather(addresses: &[SocketAddr], own: &[u8]) -> io::Result<Vec<Vec<u8>>
     let names: Vec<Vec<u8>> = [own.to_vec()].into_iter().chain(names).collect();
     let all: Vec<u8> = names.iter().flat_map(|name| framed(name)).collect();
     for Guest { stream, .. } in guests.iter_mut().flatten() {
-        // A node that has left by now does not keep the others from their names.
+        // A node that has left by now does not prevent the others from receiving the names.
         if stream.write_all(&all).await.is_ok() {
             let _ = stream.shutdown().await;
         }
@@ -117,7 +118,7 @@ async fn greeted(stream: &mut TcpStream, nodes: usize) -> io::Result<(u16, Vec<u
     if is_ours && is_node { Ok((claimed.0, name)) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
-/// Sends node 0 the own name, and receives all.
+/// Sends this node's name to node 0, and receives all names.
 async fn ask(node: u16, addresses: &[SocketAddr], name: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let mut stream = loop {
         match TcpStream::connect(addresses[0]).await {
@@ -158,7 +159,7 @@ async fn read_name(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(name)
 }
 
-/// Returns a name behind its length.
+/// Returns a name after its length.
 fn framed(name: &[u8]) -> Vec<u8> {
     let length = u16::try_from(name.len()).expect("a name has at most 512 bytes");
     [&length.to_le_bytes(), name].concat()

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
-/// Most frames that wait for an earlier one; the earlier one then counts as lost.
+/// Most frames that wait for an earlier one; beyond that, the earlier one counts as lost.
 const MOST: usize = 64;
-/// Longest wait for an earlier frame; it then counts as lost.
+/// Longest wait for an earlier frame; after that, it counts as lost.
 #[cfg(feature = "nic")]
 const LONGEST: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// The frames of one sender. Their numbers are 32 bits long, and begin again at 0.
+/// The frames of one sender. Their numbers have 32 bits and wrap around to 0.
 #[derive(Debug)]
 pub(crate) struct Order<T> {
-    /// The number of the next frame, counted without an end.
+    /// The number of the next frame, which does not wrap.
     next: u64,
     held: BTreeMap<u64, T>,
     /// When the oldest held frame began to wait.
@@ -27,11 +27,11 @@ impl<T> Default for Order<T> {
 }
 
 impl<T> Order<T> {
-    /// Takes a frame that has arrived; `false` if it comes too late, or twice.
+    /// Adds a received frame; returns `false` if it is too late or a duplicate.
     pub(crate) fn insert(&mut self, number: u32, frame: T, now: Instant) -> bool {
         #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
         let ahead = number.wrapping_sub(self.next as u32);
-        // Half of the numbers lie ahead, and half behind.
+        // Half of the numbers are ahead of the next one, and half are behind.
         if ahead > u32::MAX / 2 {
             return false;
         }
@@ -60,7 +60,7 @@ impl<T> Order<T> {
         Some(frame)
     }
 
-    /// Returns the next frame, and never a later one: none is lost.
+    /// Returns the next frame in order; never skips a frame.
     #[cfg(feature = "streams")]
     pub(crate) fn next_whole(&mut self) -> Option<T> {
         let frame = self.held.remove(&self.next)?;
@@ -68,7 +68,7 @@ impl<T> Order<T> {
         Some(frame)
     }
 
-    /// Returns whether more frames wait for an earlier one than any sender has under way.
+    /// Returns whether more frames wait for an earlier one than any sender has in flight.
     #[cfg(feature = "streams")]
     pub(crate) fn is_overfull(&self) -> bool {
         self.held.len() > 2 * MOST

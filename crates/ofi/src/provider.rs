@@ -1,4 +1,4 @@
-//! Lists what libfabric offers on this host, and chooses one of the offers.
+//! Lists libfabric's offers on this host, and chooses one of them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::abi::constants::{ENODATA, MR_LOCAL, PROGRESS_AUTO, SOURCE};
 use crate::ffi::{CallError, Filter, InfoRef, Infos, OwnedInfo, Unavailable, library};
 
-/// Describes what a provider offers: reliable datagram endpoints that carry messages in order.
+/// A provider's offer: reliable datagram endpoints that keep messages in order.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Provider {
@@ -20,13 +20,13 @@ pub struct Provider {
     pub domain: String,
     /// Longest message in bytes.
     pub max_message: usize,
-    /// Longest message in bytes that is copied by the call that sends it.
+    /// Longest message in bytes that the sending call copies.
     pub inject: usize,
-    /// True if the provider tells the sender of each message.
+    /// True if the provider reports the sender of each message.
     pub has_source: bool,
     /// True if memory must be registered before the provider uses it.
     pub registers: bool,
-    /// True if the provider works while no call of this process lets it.
+    /// True if the provider progresses without calls of this process.
     pub progresses: bool,
 }
 
@@ -38,7 +38,7 @@ pub fn version() -> Result<(u32, u32), Unavailable> {
     library().map(|library| library.version())
 }
 
-/// Lists the offers that fit a choice, the one that libfabric prefers first; one for each device and address.
+/// Lists the offers that satisfy a choice, in libfabric's order of preference: one for each device and address.
 ///
 /// # Errors
 /// [`OpenError`].
@@ -52,7 +52,7 @@ pub fn providers(choice: &Choice) -> Result<Vec<Provider>, OpenError> {
 
 pub(crate) fn describe(info: InfoRef<'_>) -> Provider {
     let name = info.provider_name();
-    // Of several peers, ofi_rxd 1.17 names another than the sender.
+    // ofi_rxd 1.17 reports a wrong sender if there are several peers.
     let is_told_right = !name.ends_with("ofi_rxd");
     Provider {
         fabric: info.fabric_name(),
@@ -66,7 +66,7 @@ pub(crate) fn describe(info: InfoRef<'_>) -> Provider {
     }
 }
 
-/// Why there is no endpoint.
+/// The reason why there is no endpoint.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -84,14 +84,14 @@ pub enum OpenError {
     /// The system has refused a timer or a descriptor.
     #[error("the system refuses: {0}")]
     System(#[from] std::io::Error),
-    /// The provider's longest message is shorter than a frame: the two in bytes.
+    /// The provider's longest message is shorter than a frame: both in bytes.
     #[error("the provider's messages have at most {0} bytes, and frames {1}")]
     TooLong(usize, usize),
 }
 
-/// Chooses a provider; the default takes what libfabric prefers.
+/// Chooses a provider. The default is libfabric's preference.
 ///
-/// It is written `PROVIDER[/DOMAIN][@ADDRESS]`: `efa`, `tcp/eth1`, `tcp@10.0.0.1`.
+/// The text form is `PROVIDER[/DOMAIN][@ADDRESS]`: `efa`, `tcp/eth1`, `tcp@10.0.0.1`.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Choice {
     provider: Option<String>,
@@ -100,20 +100,20 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Creates a choice that any provider fits.
+    /// Creates a choice that any provider satisfies.
     #[must_use]
     pub fn any() -> Self {
         Self::default()
     }
 
-    /// Takes a provider of this name only; libfabric may put layers on it.
+    /// Requires a provider of this name; libfabric may add layers to it.
     #[must_use]
     pub fn provider(mut self, name: impl Into<String>) -> Self {
         self.provider = Some(name.into());
         self
     }
 
-    /// Takes a device of this name only.
+    /// Requires a device of this name.
     #[must_use]
     pub fn domain(mut self, name: impl Into<String>) -> Self {
         self.domain = Some(name.into());
@@ -146,7 +146,7 @@ impl Choice {
         })
     }
 
-    /// Returns the offer that libfabric prefers and whose messages are as long as frames.
+    /// Returns libfabric's preferred offer whose messages are at least as long as frames.
     pub(crate) fn offer(&self, frame_bytes: usize) -> Result<OwnedInfo, OpenError> {
         let infos = self.infos()?;
         let longest = infos.iter().map(|info| info.endpoint().max_msg_size).max().unwrap_or(0);
@@ -164,7 +164,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// A choice without the name of a provider.
+/// The error of a text that is not a choice.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error(
     "a choice of a libfabric provider is PROVIDER[/DOMAIN][@ADDRESS], like tcp@10.0.0.1; PROVIDER may be `any`"

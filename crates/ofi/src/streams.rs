@@ -1,7 +1,7 @@
-//! Byte streams between processes, over one endpoint each.
+//! Byte streams between processes, over one endpoint of each process.
 //!
-//! Bytes arrive in order and once, or the stream fails. Each direction has a window: a stream that is not read stops its own
-//! writer, and no other stream.
+//! Bytes arrive in order and once, or the stream fails. Each direction has a window: a stream that is not read stops
+//! only its own writer.
 
 mod connection;
 mod frame;
@@ -25,25 +25,26 @@ pub use stream::Stream;
 
 /// Most bytes of a frame's payload.
 const PIECE: usize = 32 << 10;
-/// Bytes that a stream's sender may send before its reader has consumed any.
+/// Most bytes that a stream's sender may send before its reader has consumed any.
 const WINDOW: usize = 1 << 20;
-/// Frames that may arrive and leave at once: 4 MiB and 2 MiB.
+/// Most received and most outgoing frames at once: 4 MiB and 2 MiB.
 const RECEIVES: usize = 128;
 const SENDS: usize = 64;
-/// Frames to one peer that may be under way: a peer that takes none leaves the others half.
+/// Most frames in flight to one peer: a peer that accepts none leaves half of the slots to the others.
 const SENDS_TO_ONE: usize = SENDS / 2;
 /// Most streams of an endpoint, and most that wait to be accepted.
 const MOST: usize = 4_096;
 const BACKLOG: usize = 64;
-/// Events that are handled before the lock is released for a moment.
+/// Most events that are handled before the lock is released for a moment.
 const TURN: usize = 64;
-/// Period of the search for silent peers, and the silence after which a peer is asked, and is lost.
+/// Period of the search for silent peers; the silence after which a peer is asked whether it lives; and the silence
+/// after which it counts as lost.
 const PERIOD: Duration = Duration::from_millis(250);
 const ASK: Duration = Duration::from_millis(700);
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// Makes and accepts streams over one endpoint. Its streams continue after it is dropped; the endpoint closes with the last
-/// of them.
+/// Opens and accepts streams over one endpoint. Its streams continue after it is dropped; the endpoint closes with the
+/// last of them.
 #[derive(Debug)]
 pub struct Streams {
     shared: Arc<Shared>,
@@ -51,7 +52,7 @@ pub struct Streams {
     provider: String,
 }
 
-/// State that streams share with the task that receives.
+/// The state that streams share with the receiving task.
 #[derive(Debug)]
 struct Shared(Mutex<State>);
 
@@ -62,7 +63,7 @@ struct State {
     /// Streams that peers have opened.
     accepted: VecDeque<u64>,
     acceptor: Option<Waker>,
-    /// The task that receives.
+    /// The receiving task's waker.
     driver: Option<Waker>,
     wakes: Wakes,
     /// When peers without a stream were last searched for.
@@ -71,7 +72,8 @@ struct State {
 }
 
 impl Shared {
-    /// Changes the state, then wakes the tasks concerned, without the lock: a waker may drop a stream.
+    /// Changes the state, and then wakes the tasks concerned. They are woken without the lock, because a waker may drop
+    /// a stream.
     fn with<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut state);
@@ -83,7 +85,7 @@ impl Shared {
 }
 
 impl Streams {
-    /// Opens an endpoint, and starts the task that receives.
+    /// Opens an endpoint, and starts the receiving task.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -120,7 +122,8 @@ impl Streams {
         &self.provider
     }
 
-    /// Opens a stream to the process whose endpoint has this name. What is written waits until that has accepted it.
+    /// Opens a stream to the process whose endpoint has this name. Writes wait until the process has accepted the
+    /// stream.
     ///
     /// # Errors
     /// The provider's, or [`QuotaExceeded`](io::ErrorKind::QuotaExceeded) if there are too many streams.
@@ -163,12 +166,12 @@ impl Drop for Streams {
             state.is_closed = true;
             std::mem::take(&mut state.accepted)
         });
-        // Refuses them.
+        // Dropping the streams refuses them.
         unaccepted.into_iter().for_each(|id| drop(Stream::new(Arc::clone(&self.shared), id)));
     }
 }
 
-/// Receives until all streams and their maker are dropped, or the endpoint fails.
+/// Receives until all streams and the [`Streams`] are dropped, or the endpoint fails.
 async fn run(shared: Weak<Shared>) {
     let mut period = tokio::time::interval(PERIOD);
     poll_fn(|context| {
@@ -185,7 +188,7 @@ async fn run(shared: Weak<Shared>) {
 }
 
 impl State {
-    /// Handles what has arrived.
+    /// Handles received frames and timeouts.
     fn turn(&mut self, context: &mut Context<'_>, period: &mut Interval) -> Poll<()> {
         register(&mut self.driver, context.waker(), &mut self.wakes);
         while period.poll_tick(context).is_ready() {
@@ -206,7 +209,7 @@ impl State {
             });
             match polled {
                 Poll::Ready(Ok(Ok(Some((from, frame))))) => self.on_frame(from, frame, &payload),
-                // No peer of this version sends that.
+                // No peer of this version sends such a frame.
                 Poll::Ready(Ok(Ok(None))) => {}
                 Poll::Ready(Ok(Err(to))) => self.on_lost(to),
                 Poll::Ready(Err(_)) => return Poll::Ready(()),
@@ -227,7 +230,7 @@ impl State {
             return self.on_open(frame.value, payload);
         }
         let Some(connection) = self.connections.get_mut(&frame.to) else {
-            // It was dropped before it was accepted.
+            // The stream was dropped before the peer accepted it.
             if let (Kind::Accept, Some(from)) = (frame.kind, from) {
                 let reset = Frame { to: frame.value, number: 0, kind: Kind::Reset, value: 0 };
                 let _ = self.send(from, reset, &[]);
@@ -241,7 +244,7 @@ impl State {
                 if let Some(remote) = connection.remote {
                     let answer = Frame { to: remote, number: 0, kind: Kind::Alive, value: 0 };
                     let peer = connection.peer;
-                    // Without room, frames under way show as much.
+                    // If there is no space, the frames in flight show that this process lives.
                     let _ = self.send(peer, answer, &[]);
                 }
             }
@@ -268,7 +271,7 @@ impl State {
         self.wakes.extend(self.acceptor.take());
     }
 
-    /// Adds a connection, under a number that no other process can guess.
+    /// Adds a connection under a random number, which no other process can guess.
     fn add(&mut self, peer: PeerId, remote: Option<u64>) -> io::Result<u64> {
         if self.is_closed {
             return Err(io::ErrorKind::NotConnected.into());
@@ -281,13 +284,13 @@ impl State {
         Ok(id)
     }
 
-    /// Sends a frame; [`WouldBlock`](io::ErrorKind::WouldBlock) without room for it.
+    /// Sends a frame; [`WouldBlock`](io::ErrorKind::WouldBlock) if there is no space for it.
     fn send(&mut self, to: PeerId, frame: Frame, payload: &[u8]) -> io::Result<()> {
         if self.endpoint.outstanding(to) >= SENDS_TO_ONE {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let sent = self.endpoint.send(to, &[&frame.emit(), payload]);
-        // The waker of a task of tokio's, which runs nothing of it.
+        // This waker of tokio's runs no code of the task, so the lock may be held.
         if let Some(driver) = &self.driver {
             driver.wake_by_ref();
         }
@@ -305,7 +308,7 @@ impl State {
         });
     }
 
-    /// Returns credit that had no room before, and wakes the tasks that wait for room.
+    /// Returns credit for which there was no space before, and wakes the tasks that wait for space.
     fn serve_waiting(&mut self) {
         if self.endpoint.room() == 0 {
             return;
@@ -318,7 +321,7 @@ impl State {
         owing.into_iter().for_each(|id| self.return_credit(id));
     }
 
-    /// Asks silent peers whether they live; fails the streams of those that do not answer.
+    /// Asks silent peers whether they live, and fails the streams of peers that do not answer.
     fn find_silent(&mut self, now: Instant) {
         let mut asked = Vec::new();
         for connection in self.connections.values_mut() {
@@ -335,7 +338,7 @@ impl State {
         }
     }
 
-    /// Forgets peers that had no stream for a while, so that peers under ever new names take no memory.
+    /// Removes peers that had no stream for a while, so that a peer with ever new names occupies no memory.
     fn forget_peers(&mut self, now: Instant) {
         if now - self.searched_at >= SILENCE {
             self.searched_at = now;

@@ -11,23 +11,23 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, Sleep};
 
-/// Time between two polls of a provider that has no descriptor to wait for, or that sends again what it lost only
-/// while it is polled. tokio's timers have this resolution.
+/// Time between two polls of a provider without a descriptor, or of one that repeats lost frames only while it is
+/// polled. tokio's timers have this resolution.
 const SHORT: Duration = Duration::from_millis(1);
-/// The same, of a provider with a descriptor while nothing is outstanding.
+/// Time between two polls of a provider with a descriptor while nothing is outstanding.
 const LONG: Duration = Duration::from_millis(50);
-/// Polls without a completion after which a descriptor that stays readable is believed no longer.
-const VAIN: u32 = 64;
+/// Polls without a completion after which a descriptor that stays readable is ignored.
+const MAX_IDLE_POLLS: u32 = 64;
 
 /// Parks the task of an endpoint.
 pub(crate) struct Waiter {
     descriptor: Option<AsyncFd<OwnedFd>>,
     sleep: Pin<Box<Sleep>>,
     spin: Duration,
-    /// When the last completion came.
+    /// When the last completion was found.
     active_at: Instant,
-    /// Polls without a completion since then, though the provider had us poll.
-    vain: u32,
+    /// Number of polls without a completion since then that the provider requested.
+    idle_polls: u32,
 }
 
 impl Waiter {
@@ -37,7 +37,7 @@ impl Waiter {
         let watch = |fd| AsyncFd::with_interest(fd, Interest::READABLE);
         let descriptor = descriptor.map(watch).transpose()?;
         let sleep = Box::pin(tokio::time::sleep(LONG));
-        Ok(Self { descriptor, sleep, spin, active_at: Instant::now(), vain: 0 })
+        Ok(Self { descriptor, sleep, spin, active_at: Instant::now(), idle_polls: 0 })
     }
 
     /// Returns whether the provider has a descriptor to wait for.
@@ -45,14 +45,14 @@ impl Waiter {
         self.descriptor.is_some()
     }
 
-    /// Notes that a completion was found.
+    /// Records that a completion was found.
     pub(crate) fn on_completion(&mut self) {
         self.active_at = Instant::now();
-        self.vain = 0;
+        self.idle_polls = 0;
     }
 
-    /// Has the task woken when the next poll is worthwhile. `may_wait` asks the provider whether its descriptor may be
-    /// awaited; `is_urgent` says that something is outstanding that only polls bring forward.
+    /// Wakes the task when the next poll is worthwhile. `may_wait` asks the provider whether the task may wait for its
+    /// descriptor. `is_urgent` is true if outstanding work progresses only by polls.
     pub(crate) fn park(
         &mut self,
         context: &mut Context<'_>,
@@ -66,10 +66,10 @@ impl Waiter {
         let mut period = if is_urgent { SHORT } else { LONG };
         match &self.descriptor {
             None => period = SHORT,
-            Some(_) if self.vain >= VAIN => period = SHORT,
+            Some(_) if self.idle_polls >= MAX_IDLE_POLLS => period = SHORT,
             Some(descriptor) => {
                 if !may_wait() || is_ready(descriptor, context) {
-                    self.vain += 1;
+                    self.idle_polls += 1;
                     context.waker().wake_by_ref();
                     return;
                 }
@@ -82,16 +82,16 @@ impl Waiter {
     }
 }
 
-/// Returns whether a descriptor is readable; if not, has the task woken once it is.
+/// Returns whether a descriptor is readable; if not, wakes the task when it is.
 fn is_ready(descriptor: &AsyncFd<OwnedFd>, context: &mut Context<'_>) -> bool {
     match descriptor.poll_read_ready(context) {
         Poll::Ready(Ok(mut guard)) => {
             guard.clear_ready();
             true
         }
-        // The runtime shuts down.
+        // The runtime is shutting down.
         Poll::Ready(Err(_)) => false,
-        // The runtime reports changes only: a descriptor that was readable before, and still is, has none.
+        // The runtime reports only changes: a descriptor that was readable before, and still is, has none.
         Poll::Pending => {
             let mut fds = [PollFd::new(descriptor.get_ref(), PollFlags::IN)];
             poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)

@@ -1,7 +1,8 @@
-//! The thread that moves messages of a domain whose application asks for `FI_PROGRESS_AUTO`.
+//! The thread that moves messages of a domain whose application requests `FI_PROGRESS_AUTO`.
 //!
-//! While the application polls, its polls do the work, and the thread only checks each millisecond whether they continue.
-//! After the last one it works itself, and sleeps on the endpoints' descriptors while there is nothing.
+//! While the application polls, its polls do the work, and the thread only checks every millisecond whether they
+//! continue. After the last poll the thread does the work, and sleeps on the endpoints' descriptors while there is
+//! none.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,21 +14,21 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{MOST_WAIT, Shared, Waiter};
 
-/// Time after which polls of the application are taken to have ended.
-const PATIENCE: Duration = Duration::from_millis(1);
+/// Time without polls after which the thread takes over from the application.
+const TAKEOVER: Duration = Duration::from_millis(1);
 
-/// The thread of a domain. Dropping it ends it.
+/// The thread of a domain. Dropping it ends the thread.
 #[derive(Debug)]
 pub(crate) struct Driver {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The next wait of the thread.
+/// The reason for the thread's next wait.
 enum Rest {
     /// The application polls.
-    Patience,
-    /// Nothing is left to do.
+    Polled,
+    /// There is no work.
     Parked,
 }
 
@@ -50,38 +51,38 @@ impl Drop for Driver {
             driver.signal();
         }
         if let Some(thread) = self.thread.take() {
-            // It has panicked: nothing is left to end.
+            // An error means that the thread has panicked.
             let _ = thread.join();
         }
     }
 }
 
 impl Shared {
-    /// Works until the domain has no driver any more.
+    /// Runs turns until the domain has no driver any more.
     fn drive(&self, ready: BorrowedFd<'_>, kicks: BorrowedFd<'_>) {
         let mut polls = self.lock().polls;
         loop {
-            // It fails if there is nothing to take.
+            // An error means that the eventfd was not set.
             let _ = rustix::io::read(kicks, &mut [0; 8]);
             let (descriptor, most) = match self.turn(&mut polls) {
-                Some(Rest::Patience) => (kicks, PATIENCE),
+                Some(Rest::Polled) => (kicks, TAKEOVER),
                 Some(Rest::Parked) => (ready, MOST_WAIT),
                 None => return,
             };
             let most = Timespec::try_from(most).ok();
-            // Interrupted or not, what has happened is seen by the next turn.
+            // After an interrupt as well, the next turn handles the events.
             let _ = poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], most.as_ref());
         }
     }
 
-    /// Works until nothing is left, unless the application has polled since the last turn.
+    /// Works until there is no work left, unless the application has polled since the last turn.
     fn turn(&self, polls: &mut u64) -> Option<Rest> {
         loop {
             let mut core = self.lock();
             core.driver.as_mut()?.is_parked = false;
             let is_polled = std::mem::replace(polls, core.polls) != core.polls;
             if is_polled && !core.waiter.as_ref().is_some_and(|waiter| waiter.is_parked) {
-                return Some(Rest::Patience);
+                return Some(Rest::Polled);
             }
             let has_any = core.advance();
             if has_any {

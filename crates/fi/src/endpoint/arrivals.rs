@@ -2,17 +2,17 @@
 
 use midplane_simhw::shm::{Corrupt, Record, RingReceiver};
 
-use super::{Domain, Landing, Pair, State, TURN};
+use super::{Domain, Pair, Requested, State, TURN};
 use crate::abi::constants::{EACCES, REMOTE_CQ_DATA, REMOTE_READ, REMOTE_WRITE, RMA};
 use crate::completion::{Class, Entry};
 use crate::matching::{Body, Envelope, Kind as Tagging};
 use crate::peer::{Content, Departure, ENTRY, End, Inbound, Target, WINDOW};
 use crate::record::{CONFIRM, HAS_DATA, Head, Kind, parse};
 
-/// Messages of one peer that may be announced and wait for a receive.
+/// Most messages of one peer whose RTS has arrived and that wait for a receive.
 const MAX_ANNOUNCED: usize = 1 << 20;
 
-/// A record of a peer.
+/// A record from a peer.
 pub(super) struct Arrival<'a> {
     pub(super) peer: usize,
     pub(super) flags: u64,
@@ -38,7 +38,7 @@ impl Arrival<'_> {
         Ok(std::array::from_fn(|at| u64::from_le_bytes(words[at])))
     }
 
-    /// Reads `count` words, and the data of the message if it has any. Returns also the number of all.
+    /// Reads `count` words, and the message's data if it has any. Also returns the total number of words read.
     #[inline]
     fn prefix_and_data(&self, count: usize) -> Result<([u64; 2], Option<u64>, usize), Corrupt> {
         let has_data = self.flags & HAS_DATA != 0;
@@ -49,7 +49,7 @@ impl Arrival<'_> {
 }
 
 impl State {
-    /// Handles records of a peer, at most a batch. Returns whether there were any.
+    /// Handles at most a batch of records from a peer. Returns whether there were any.
     #[inline]
     pub(super) fn receive(
         &mut self,
@@ -170,31 +170,31 @@ impl State {
     }
 
     fn on_cts(&mut self, arrival: &Arrival<'_>) -> Result<(), Corrupt> {
-        let [landing, _] = arrival.prefix(1)?;
+        let [receiver, _] = arrival.prefix(1)?;
         let handle = usize::try_from(arrival.second).map_err(|_| Corrupt)?;
         let announced = self.announced.get(handle).ok_or(Corrupt)?;
         if announced.peer != arrival.peer || arrival.length > announced.content.len() {
             return Err(Corrupt);
         }
         let announced = self.announced.remove(handle);
-        self.send_announced(announced, arrival.length, landing);
+        self.send_announced(announced, arrival.length, receiver);
         Ok(())
     }
 
     fn on_data(&mut self, arrival: &Arrival<'_>, domain: &mut Domain<'_>) -> Result<(), Corrupt> {
-        let landing = self.take_landing(arrival)?;
-        let (target, expected) = match landing {
-            Landing::Receive(matched) => {
+        let requested = self.take_requested(arrival)?;
+        let (target, expected) = match requested {
+            Requested::Receive(matched) => {
                 let expected = matched.envelope.length.min(matched.buffer.len());
                 (Target::Receive(matched), expected)
             }
-            Landing::Read(buffer, finish) => (Target::Read(buffer, finish), buffer.len()),
-            Landing::Discard => (Target::Discard, 0),
+            Requested::Read(buffer, finish) => (Target::Read(buffer, finish), buffer.len()),
+            Requested::Discard => (Target::Discard, 0),
         };
         let confirms = arrival.flags & CONFIRM != 0;
         let inbound = Inbound { target, length: arrival.length, done: 0, confirms };
         if arrival.length != expected {
-            // Its operation fails with the peer.
+            // Losing the peer fails the operation.
             self.peers[arrival.peer].inbound = Some(inbound);
             return Err(Corrupt);
         }
@@ -215,10 +215,10 @@ impl State {
         }
     }
 
-    fn take_landing(&mut self, arrival: &Arrival<'_>) -> Result<Landing, Corrupt> {
+    fn take_requested(&mut self, arrival: &Arrival<'_>) -> Result<Requested, Corrupt> {
         let handle = usize::try_from(arrival.second).map_err(|_| Corrupt)?;
-        match self.landings.get(handle) {
-            Some((peer, _)) if *peer == arrival.peer => Ok(self.landings.remove(handle).1),
+        match self.requested.get(handle) {
+            Some((peer, _)) if *peer == arrival.peer => Ok(self.requested.remove(handle).1),
             _ => Err(Corrupt),
         }
     }
@@ -264,10 +264,10 @@ impl State {
         domain: &mut Domain<'_>,
     ) -> Result<(), Corrupt> {
         let error = i32::try_from(arrival.length).map_err(|_| Corrupt)?.max(1);
-        match self.take_landing(arrival)? {
-            Landing::Read(_, finish) => self.fail(finish, error, domain.out),
-            Landing::Receive(matched) => self.fail_receive(&matched, error, domain.out),
-            Landing::Discard => {}
+        match self.take_requested(arrival)? {
+            Requested::Read(_, finish) => self.fail(finish, error, domain.out),
+            Requested::Receive(matched) => self.fail_receive(&matched, error, domain.out),
+            Requested::Discard => {}
         }
         Ok(())
     }
@@ -288,7 +288,7 @@ impl State {
         self.fill(inbound, arrival, 8 * words, domain)
     }
 
-    /// Takes the bytes of a record from `skip` on.
+    /// Stores the bytes of a record from `skip` on.
     #[inline]
     fn fill(
         &mut self,
@@ -375,7 +375,7 @@ impl State {
         Ok(())
     }
 
-    /// Completes a peer's operation on a region, and counts it there as well.
+    /// Completes a peer's operation on a region; also counts it in the region's counter.
     pub(super) fn serve(
         &self,
         key: u64,

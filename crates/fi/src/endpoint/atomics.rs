@@ -1,11 +1,11 @@
-//! Atomic operations: started here on a peer's memory, and done here for peers, one after the other.
+//! Atomic operations: started by this endpoint on a peer's memory, and performed here for peers, one after another.
 
 use std::ffi::c_int;
 
 use midplane_simhw::shm::Corrupt;
 
 use super::arrivals::Arrival;
-use super::{Domain, Endpoint, Landing, State};
+use super::{Domain, Endpoint, Requested, State};
 use crate::abi::constants::{
     ATOMIC, EACCES, EAGAIN, EINVAL, EMSGSIZE, EOPNOTSUPP, READ, REMOTE_READ, REMOTE_WRITE, WRITE,
 };
@@ -25,11 +25,11 @@ pub(crate) struct Atomic {
     pub(crate) operation: Operation,
     pub(crate) datatype: Datatype,
     pub(crate) form: Form,
-    /// Elements of the region.
+    /// Number of elements of the region.
     pub(crate) count: usize,
     pub(crate) operand: Buffer,
     pub(crate) comparand: Buffer,
-    /// Memory for the values from before.
+    /// Memory for the previous values.
     pub(crate) result: Buffer,
     pub(crate) context: usize,
     /// True if the operation has an entry in its queue.
@@ -42,7 +42,7 @@ impl Atomic {
         if matches!(form, Form::Base) { Class::Write } else { Class::Read }
     }
 
-    /// Checks an operation; returns the bytes of memory that it is on.
+    /// Checks an operation; returns the bytes of memory that it changes.
     fn check(&self) -> Result<usize, c_int> {
         if !self.operation.fits(self.datatype, self.form) {
             return Err(EOPNOTSUPP);
@@ -67,7 +67,7 @@ impl Atomic {
         Finish { class, reports: self.reports, entry }
     }
 
-    /// Copies what the peer needs: the operands, followed by the comparands.
+    /// Returns a copy of the operands, followed by the comparands.
     fn operands(&self) -> Box<[u8]> {
         let mut bytes = match self.operation {
             Operation::Read => Vec::new(),
@@ -84,7 +84,8 @@ impl Endpoint {
     /// Starts an atomic operation. Its operands may change as soon as the call returns.
     ///
     /// # Errors
-    /// A positive error of libfabric; the operation has no completion then. `EAGAIN`: repeat it after some progress.
+    /// A positive error of libfabric; the operation then has no completion. After `EAGAIN`, repeat it after some
+    /// progress.
     pub(crate) fn post_atomic(
         &mut self,
         atomic: &Atomic,
@@ -96,10 +97,10 @@ impl Endpoint {
         let (flags, handle, end) = if atomic.form == Form::Base {
             (0, 0, End::Confirm(atomic.finish()))
         } else {
-            let landing = Landing::Read(atomic.result, atomic.finish());
-            let entry = self.state.landings.vacant_entry();
+            let requested = Requested::Read(atomic.result, atomic.finish());
+            let entry = self.state.requested.vacant_entry();
             let handle = u32::try_from(entry.key()).map_err(|_| EAGAIN)?;
-            entry.insert((peer, landing));
+            entry.insert((peer, requested));
             (FETCH, handle, End::Nothing)
         };
         let word = AtomicWord {
@@ -117,7 +118,7 @@ impl Endpoint {
 }
 
 impl State {
-    /// Does an atomic operation for a peer.
+    /// Performs an atomic operation for a peer.
     pub(super) fn on_atomic(
         &mut self,
         arrival: &Arrival<'_>,
@@ -171,7 +172,7 @@ impl State {
         self.answer_atomic(arrival.peer, old, fetches.then_some(handle))
     }
 
-    /// Returns the values from before, or a confirmation, or an error if there are none.
+    /// Answers with the previous values, a confirmation, or, if `old` is `None`, an error.
     fn answer_atomic(
         &mut self,
         number: usize,

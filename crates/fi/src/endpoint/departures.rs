@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use midplane_simhw::shm::rings::RingPair;
 
-use super::{Announced, Domain, Endpoint, Landing, State};
+use super::{Announced, Domain, Endpoint, Requested, State};
 use crate::abi::constants::{
     EACCES, EAGAIN, EINVAL, EMSGSIZE, MSG, READ, RMA, SEND, TAGGED, WRITE,
 };
@@ -15,20 +15,20 @@ use crate::peer::{Content, Departure, ENTRY, End, Finish, Link, RegionGone};
 use crate::record::{CONFIRM, HAS_DATA, Head, Kind, MAX_LENGTH};
 use crate::region::Regions;
 
-/// Most bytes of a message that is sent before it is asked for. A longer one would be copied twice if it came early.
+/// Most bytes of an eager message. A longer one would be copied twice if it arrived before its receive.
 const EAGER: usize = 64 * 1024;
-/// Streams that may wait for a peer's ring, and messages that may wait for its receives.
+/// Most streams that may wait for a peer's ring, and most messages whose RTS waits for a CTS.
 const MAX_WAITING: usize = 16 * 1024;
 const MAX_ANNOUNCED: usize = 1 << 19;
 
-/// Fields of a message that is sent.
+/// The fields of a message to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) kind: matching::Kind,
     pub(crate) tag: u64,
 }
 
-/// Says what an operation does with its bytes.
+/// The effect of an operation on its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transfer {
     Message(Message),
@@ -36,7 +36,7 @@ pub(crate) enum Transfer {
     Read { key: u64, address: u64 },
 }
 
-/// An operation on bytes of the caller.
+/// An operation on the caller's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Post {
     /// The peer's address in the address vector.
@@ -52,14 +52,14 @@ pub(crate) struct Post {
     pub(crate) completes: Completes,
 }
 
-/// The moment at which a send completes.
+/// The event at which a send completes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Completes {
-    /// The caller may use its bytes again.
+    /// The caller may reuse its bytes.
     Sent,
-    /// The receiver's process has the message, in a receive's buffer or one of the provider.
+    /// The receiver's process has the message, in a receive's buffer or in the provider's memory.
     Delivered,
-    /// A receive has matched the message, and has its bytes.
+    /// A receive has matched the message and has its bytes.
     Matched,
 }
 
@@ -86,7 +86,7 @@ impl Post {
         if self.is_injected {
             Content::Copied(self.buffer.to_vec().into())
         } else {
-            Content::Lent(self.buffer)
+            Content::Borrowed(self.buffer)
         }
     }
 }
@@ -99,7 +99,8 @@ impl Endpoint {
     /// Starts an operation.
     ///
     /// # Errors
-    /// A positive error of libfabric; the operation has no completion then. `EAGAIN`: repeat it after some progress.
+    /// A positive error of libfabric; the operation then has no completion. After `EAGAIN`, repeat it after some
+    /// progress.
     #[inline]
     pub(crate) fn post(&mut self, post: &Post, domain: &mut Domain<'_>) -> Result<(), c_int> {
         let peer = self.admit(post.to)?;
@@ -111,11 +112,11 @@ impl Endpoint {
             Transfer::Write { key, address } => {
                 let head = Head::new(Kind::Write, post.flags(), post.buffer.len(), key);
                 let head = with_data(head.with(address), post.data);
-                Departure::new(head, Content::Lent(post.buffer), End::Confirm(post.finish()))
+                Departure::new(head, Content::Borrowed(post.buffer), End::Confirm(post.finish()))
             }
             Transfer::Read { key, address } => {
-                let landing = Landing::Read(post.buffer, post.finish());
-                let handle = self.state.landings.insert((peer, landing));
+                let requested = Requested::Read(post.buffer, post.finish());
+                let handle = self.state.requested.insert((peer, requested));
                 let head = Head::new(Kind::Read, 0, post.buffer.len(), key).with(address);
                 Departure::new(head.with(handle as u64), Content::Copied([].into()), End::Nothing)
             }
@@ -130,7 +131,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Returns the peer with an address of the address vector, if it takes one more operation.
+    /// Returns the peer with this number in the address vector, if it accepts one more operation.
     #[inline]
     pub(super) fn admit(&mut self, to: u64) -> Result<usize, c_int> {
         let peer = self.state.route(to)?;
@@ -144,7 +145,7 @@ impl Endpoint {
         Ok(peer)
     }
 
-    /// Sends a stream now, or once the peer's ring takes it.
+    /// Sends a stream now, or queues it until the peer's ring has space.
     pub(super) fn depart(
         &mut self,
         peer: usize,
@@ -156,7 +157,8 @@ impl Endpoint {
         }
     }
 
-    /// Sends as much of a stream as the ring takes, if nothing waits before it. Returns whether all is sent.
+    /// Sends as much of a stream as the ring has space for, unless other streams wait. Returns whether all of it was
+    /// sent.
     #[inline]
     fn try_depart(
         &mut self,
@@ -168,7 +170,7 @@ impl Endpoint {
             && let Link::Open(key) = self.state.peers[peer].link
         {
             let rings = &mut self.pairs[key].rings;
-            // What is sent is no region.
+            // The stream of a send reads no region, so it can't fail.
             let is_sent = departure.advance(&mut rings.sender, domain.regions).unwrap_or(false);
             if rings.sender.must_wake() {
                 rings.wake();
@@ -188,7 +190,7 @@ impl Endpoint {
 }
 
 impl State {
-    /// Returns the peer with an address of the address vector.
+    /// Returns the peer with this number in the address vector.
     #[inline]
     fn route(&mut self, to: u64) -> Result<usize, c_int> {
         let index = usize::try_from(to).map_err(|_| EINVAL)?;
@@ -199,7 +201,7 @@ impl State {
         }
     }
 
-    /// Makes the stream of a message, or of its announcement.
+    /// Creates the stream of an eager message, or of an RTS.
     #[inline]
     fn message(&mut self, number: usize, post: &Post, message: Message) -> Departure {
         let Message { kind, tag } = message;
@@ -218,7 +220,7 @@ impl State {
                 (0, End::Complete(post.finish()))
             };
             let head = with_data(Head::new(eager, post.flags() | flag, length, tag), post.data);
-            return Departure::new(head, Content::Lent(post.buffer), end);
+            return Departure::new(head, Content::Borrowed(post.buffer), end);
         }
         let (content, finish) = (post.content(), post.finish());
         let announced = Announced { peer: number, content, finish, confirms };
@@ -232,17 +234,17 @@ impl State {
         self.list(peer);
     }
 
-    /// Sends a message that its receiver has asked for, or its first `length` bytes.
-    pub(super) fn send_announced(&mut self, announced: Announced, length: usize, landing: u64) {
+    /// Sends the first `length` bytes of a message whose CTS has arrived.
+    pub(super) fn send_announced(&mut self, announced: Announced, length: usize, receiver: u64) {
         let Announced { peer, content, finish, confirms } = announced;
         let content = match content {
-            Content::Lent(buffer) => Content::Lent(buffer.slice(0, length)),
+            Content::Borrowed(buffer) => Content::Borrowed(buffer.slice(0, length)),
             Content::Copied(bytes) => Content::Copied(bytes[..length].into()),
             region @ Content::Region { .. } => region,
         };
         let (flags, end) =
             if confirms { (CONFIRM, End::Confirm(finish)) } else { (0, End::Complete(finish)) };
-        let head = Head::new(Kind::Data, flags, length, landing);
+        let head = Head::new(Kind::Data, flags, length, receiver);
         self.enqueue(peer, Departure::new(head, content, end));
     }
 
@@ -256,7 +258,7 @@ impl State {
         }
     }
 
-    /// Sends what waits for a peer, as far as its ring takes it. Returns whether anything was sent.
+    /// Sends a peer's waiting records, as far as its ring has space. Returns whether any was sent.
     pub(super) fn flush(
         &mut self,
         number: usize,
@@ -284,7 +286,7 @@ impl State {
         has_any
     }
 
-    /// Sends the records that go before streams; returns whether all are sent.
+    /// Sends the records that precede streams; returns whether all were sent.
     fn flush_control(
         &mut self,
         number: usize,

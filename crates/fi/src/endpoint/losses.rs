@@ -1,13 +1,13 @@
-//! The end of a peer: all that waits for it completes with an error.
+//! The end of a peer: all operations that wait for it complete with an error.
 
 use std::ffi::c_int;
 
-use super::{Landing, State};
+use super::{Requested, State};
 use crate::completion::Completions;
 use crate::peer::{Departure, End, Finish, Inbound, Link, Target};
 
 impl State {
-    /// Ends all operations with a peer from which nothing more comes.
+    /// Ends all operations with a peer that sends no more records.
     pub(super) fn lose(&mut self, number: usize, code: c_int, out: &mut Completions) {
         let peer = &mut self.peers[number];
         let source = peer.source;
@@ -35,13 +35,13 @@ impl State {
             let finish = self.announced.remove(key).finish;
             self.fail(finish, code, out);
         }
-        let landings: Vec<_> =
-            self.landings.iter().filter(|(_, one)| one.0 == number).map(|(key, _)| key).collect();
-        for key in landings {
-            match self.landings.remove(key).1 {
-                Landing::Receive(matched) => self.fail_receive(&matched, code, out),
-                Landing::Read(_, finish) => self.fail(finish, code, out),
-                Landing::Discard => {}
+        let requested: Vec<_> =
+            self.requested.iter().filter(|(_, one)| one.0 == number).map(|(key, _)| key).collect();
+        for key in requested {
+            match self.requested.remove(key).1 {
+                Requested::Receive(matched) => self.fail_receive(&matched, code, out),
+                Requested::Read(_, finish) => self.fail(finish, code, out),
+                Requested::Discard => {}
             }
         }
         for matched in self.matching.take_incomplete_of(number) {
@@ -61,7 +61,7 @@ impl State {
         match inbound.target {
             Target::Receive(matched) => self.fail_receive(&matched, code, out),
             Target::Read(_, finish) => self.fail(finish, code, out),
-            // Unexpected messages that are not whole are removed with their sender.
+            // Incomplete unexpected messages are removed with their sender.
             Target::Unexpected(_) | Target::Region { .. } | Target::Refused | Target::Discard => {}
         }
     }

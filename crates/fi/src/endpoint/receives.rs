@@ -1,6 +1,6 @@
-//! Receives: posted, matched with messages that are there, peeked, cancelled; and their completions.
+//! Receives: posting, matching with unexpected messages, peeking, cancelling, and their completions.
 
-use super::{Domain, Endpoint, Landing, State};
+use super::{Domain, Endpoint, Requested, State};
 use crate::abi::constants::{
     ADDR_UNSPEC, CLAIM, DISCARD, ECANCELED, ENOMSG, ETRUNC, MSG, MULTI_RECV, RECV, REMOTE_CQ_DATA,
     TAGGED,
@@ -21,7 +21,7 @@ const fn flags_of(kind: Tagging) -> u64 {
 }
 
 impl Endpoint {
-    /// Posts a receive; `is_multi` if its buffer is for several messages.
+    /// Posts a receive. `is_multi` is true if its buffer is for several messages.
     #[inline]
     pub(crate) fn post_receive(
         &mut self,
@@ -51,8 +51,8 @@ impl Endpoint {
         state.matching.post(receive);
     }
 
-    /// Searches for a message that a pattern wants, and completes with its description. The message stays; `flags`
-    /// may ask to claim or discard it.
+    /// Searches for a message that matches a pattern, and completes with its description. The message stays, unless
+    /// `flags` claim or discard it.
     pub(crate) fn peek(
         &mut self,
         mut pattern: Pattern,
@@ -78,7 +78,8 @@ impl Endpoint {
         state.bindings.complete(domain.out, Class::Receive, true, entry);
     }
 
-    /// Receives, or discards, the message that a peek has claimed with the same context. Returns whether there is one.
+    /// Receives or discards the message that a peek has claimed with the same context. Returns whether there is such a
+    /// message.
     pub(crate) fn receive_claimed(
         &mut self,
         receive: &Receive,
@@ -109,7 +110,7 @@ impl Endpoint {
 }
 
 impl State {
-    /// Returns the key of the oldest message that a pattern wants.
+    /// Returns the key of the oldest message that matches a pattern.
     fn find(&mut self, pattern: &Pattern) -> Option<usize> {
         let mut pattern = *pattern;
         if pattern.source != ADDR_UNSPEC {
@@ -132,7 +133,7 @@ impl State {
         }
     }
 
-    /// Returns bytes of a peer's window to it.
+    /// Returns bytes of a peer's window to that peer.
     #[inline]
     pub(super) fn free(&mut self, peer: usize, bytes: usize) {
         if self.peers[peer].free(bytes) {
@@ -140,20 +141,20 @@ impl State {
         }
     }
 
-    /// Asks the sender of an announced message for what its receive has space for.
+    /// Requests a rendezvous message from its sender, up to the size of its receive's buffer.
     pub(super) fn ask(&mut self, handle: u64, matched: Matched) {
         let length = matched.envelope.length.min(matched.buffer.len());
-        self.ask_for(handle, matched.envelope.peer, length, Landing::Receive(matched));
+        self.ask_for(handle, matched.envelope.peer, length, Requested::Receive(matched));
     }
 
-    fn ask_for(&mut self, handle: u64, peer: usize, length: usize, landing: Landing) {
-        let landing = self.landings.insert((peer, landing)) as u64;
-        let head = Head::new(Kind::Cts, 0, length, handle).with(landing);
+    fn ask_for(&mut self, handle: u64, peer: usize, length: usize, requested: Requested) {
+        let receiver = self.requested.insert((peer, requested)) as u64;
+        let head = Head::new(Kind::Cts, 0, length, handle).with(receiver);
         self.peers[peer].control.push_back(head);
         self.list(peer);
     }
 
-    /// Gives an unexpected message to a receive.
+    /// Passes an unexpected message to a receive.
     fn hand_over(&mut self, key: usize, matched: Matched, out: &mut Completions) {
         self.matching.unlist(key);
         match self.matching.messages[key].body {
@@ -184,7 +185,7 @@ impl State {
             Body::Announced(handle) => {
                 self.matching.messages.remove(key);
                 self.peers[envelope.peer].announced -= 1;
-                self.ask_for(handle, envelope.peer, 0, Landing::Discard);
+                self.ask_for(handle, envelope.peer, 0, Requested::Discard);
             }
         }
     }
@@ -195,7 +196,7 @@ impl State {
         self.free(envelope.peer, bytes);
     }
 
-    /// Handles an unexpected message that is complete: it waits on, or goes to the receive that waits for it.
+    /// Handles an unexpected message that is complete: it stays, or completes the receive that waits for it.
     pub(super) fn complete_unexpected(&mut self, key: usize, out: &mut Completions) {
         let Some(message) = self.matching.messages.get_mut(key) else { return };
         if let Body::Here(_, is_complete) = &mut message.body {
@@ -215,20 +216,20 @@ impl State {
         }
     }
 
-    /// Completes the receive of a message whose bytes are in its buffer.
+    /// Completes the receive of a message whose bytes are in the receive's buffer.
     #[inline]
     pub(super) fn deliver(&mut self, matched: &Matched, out: &mut Completions) {
         let entry = self.entry_of(matched);
         self.bindings.complete(out, Class::Receive, matched.reports, entry);
     }
 
-    /// Completes the receive of a message that will not come whole.
+    /// Completes the receive of a message that will never be complete.
     pub(super) fn fail_receive(&mut self, matched: &Matched, error: i32, out: &mut Completions) {
         let entry = Entry { length: 0, excess: 0, ..self.entry_of(matched) };
         self.bindings.complete(out, Class::Receive, true, entry.failed(error));
     }
 
-    /// Completes a posted receive that no message has matched.
+    /// Completes a posted receive with an error; no message has matched it.
     pub(super) fn fail_posted(&self, receive: &Receive, error: i32, out: &mut Completions) {
         let Receive { pattern, context, multi, .. } = *receive;
         let multi_flag = if multi.is_some() { MULTI_RECV } else { 0 };
@@ -252,7 +253,7 @@ impl State {
         entry
     }
 
-    /// Completes the buffers for several messages that were released without a message.
+    /// Completes the buffers for several messages that were released without a last message.
     #[inline]
     pub(super) fn release_multis(&mut self, out: &mut Completions) {
         for multi in self.matching.released.drain(..) {

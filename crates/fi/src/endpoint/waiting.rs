@@ -1,11 +1,11 @@
-//! Waits for peers without polling.
+//! Waiting for peers without polling.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::{Endpoint, Link, Network};
 
 impl Endpoint {
-    /// Requests wake-ups from all peers. Returns false if something has arrived, or can be sent, already.
+    /// Requests wake-ups from all peers. Returns `false` if there is work already.
     pub(crate) fn park(&mut self) -> bool {
         self.is_parked = true;
         if let Some(network) = &self.network {

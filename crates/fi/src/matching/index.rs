@@ -1,6 +1,7 @@
 //! Finds the oldest of many receives or messages by a hash of tag and source.
 //!
-//! Patterns that leave the same bits of a tag open, and the source or not, share a table. Programs use a few of these.
+//! Patterns that ignore the same bits of a tag, and either all or no sources, share a table. Programs use a few of
+//! these.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +11,10 @@ use hashbrown::HashMap;
 use super::Pattern;
 use crate::abi::constants::ADDR_UNSPEC;
 
-/// A source, or `ADDR_UNSPEC` for any, and the bits of a tag that are compared.
+/// A source, or `ADDR_UNSPEC` for any, and the compared bits of a tag.
 type Name = (u64, u64);
 
-/// Keys by name and, within a name, by age.
+/// Keys by name and, for one name, by age.
 #[derive(Debug)]
 struct Table {
     ignore: u64,
@@ -58,7 +59,7 @@ impl Table {
 }
 
 impl Index {
-    /// Makes an empty index. The seed keeps peers from choosing tags of one hash.
+    /// Creates an empty index. The seed prevents peers from choosing tags with equal hashes.
     pub(super) const fn new(seed: u64) -> Self {
         Self { tables: Vec::new(), hasher: FixedState::with_seed(seed) }
     }
@@ -81,13 +82,13 @@ impl Index {
         self.tables.retain(|table| !table.queues.is_empty());
     }
 
-    /// Returns the oldest key whose pattern wants a message.
+    /// Returns the oldest key whose pattern accepts a message.
     pub(super) fn oldest_wanting(&self, tag: u64, source: u64) -> Option<usize> {
         let oldest = self.tables.iter().filter_map(|table| table.oldest(tag, source)).min();
         oldest.map(|(_, key)| key)
     }
 
-    /// Opens a table for patterns like one, with messages: their tags, sources, stamps and keys.
+    /// Opens a table for patterns like `pattern`, with messages: their tags, sources, stamps and keys.
     pub(super) fn open(
         &mut self,
         pattern: &Pattern,
@@ -112,13 +113,13 @@ impl Index {
         self.tables.iter_mut().for_each(|table| table.remove(tag, source, stamp));
     }
 
-    /// Returns the oldest message that a pattern wants, if it has a table.
+    /// Returns the oldest message that a pattern accepts, if the pattern has a table.
     pub(super) fn oldest_wanted(&self, pattern: &Pattern) -> Option<usize> {
         let table = self.tables.iter().find(|table| table.is_of(pattern))?;
         table.oldest(pattern.tag, pattern.source).map(|(_, key)| key)
     }
 
-    /// Returns whether there is a table for patterns like one.
+    /// Returns whether there is a table for patterns like this one.
     pub(super) fn has(&self, pattern: &Pattern) -> bool {
         self.tables.iter().any(|table| table.is_of(pattern))
     }

@@ -1,16 +1,16 @@
-//! A receive buffer for several messages, one behind the other.
+//! A receive buffer for several messages, one after another.
 
 use crate::memory::Buffer;
 
-/// A buffer of which each message takes the next part.
+/// A buffer whose next part each message takes.
 #[derive(Debug)]
 pub(crate) struct Multi {
     buffer: Buffer,
-    /// Bytes that messages have taken.
+    /// Bytes taken by messages.
     used: usize,
-    /// Messages that have a part and have not completed.
+    /// Number of messages that have a part and have not completed.
     messages: usize,
-    /// True if it takes no more messages.
+    /// True if the buffer accepts no more messages.
     is_retired: bool,
     pub(crate) context: usize,
 }
@@ -20,8 +20,8 @@ impl Multi {
         Self { buffer, used: 0, messages: 0, is_retired: false, context }
     }
 
-    /// Returns the part for a message of `length` bytes, if it fits or the buffer is empty, and whether the buffer
-    /// takes no more: a next message must have `least` bytes.
+    /// Returns the part for a message of `length` bytes, if it fits or the buffer is empty. Also returns whether the
+    /// buffer accepts no more: fewer than `least` bytes are left.
     pub(super) fn take(&mut self, length: usize, least: usize) -> (Option<Buffer>, bool) {
         let left = self.buffer.len() - self.used;
         if length > left && self.used > 0 {
@@ -39,13 +39,13 @@ impl Multi {
         self.is_retired && self.messages == 0
     }
 
-    /// Completes a message; returns whether the buffer is thereby released.
+    /// Completes a message; returns whether this releases the buffer.
     pub(super) const fn leave(&mut self) -> bool {
         self.messages -= 1;
         self.is_released()
     }
 
-    /// Takes no more messages; returns whether the buffer is thereby released.
+    /// Accepts no more messages from now on; returns whether this releases the buffer.
     pub(super) const fn retire(&mut self) -> bool {
         self.is_retired = true;
         self.is_released()

@@ -1,4 +1,4 @@
-//! Posted receives of one kind: a list of a few, and an index once there are more.
+//! Posted receives of one kind: a list of a few, or an index of many.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::abi::constants::ADDR_UNSPEC;
 #[derive(Debug)]
 pub(super) struct Posted {
     few: VecDeque<Receive>,
-    /// All receives and their stamps, while they are too many for the list, which is empty then.
+    /// All receives and their stamps, while there are many; the list is then empty.
     many: Slab<(u64, Receive)>,
     index: Index,
     posted: u64,
@@ -47,7 +47,7 @@ impl Posted {
         self.index.add_pattern(&receive.pattern, (self.posted, key));
     }
 
-    /// Returns the place of the oldest receive that wants a message.
+    /// Returns the place of the oldest receive that accepts a message.
     #[inline]
     pub(super) fn find(&self, tag: u64, source: u64) -> Option<(Place, Receive)> {
         if self.many.is_empty() {
@@ -70,7 +70,7 @@ impl Posted {
         }
     }
 
-    /// Takes the oldest receive that was posted with a context.
+    /// Removes the oldest receive that was posted with this context.
     pub(super) fn cancel(&mut self, context: usize) -> Option<Receive> {
         let place = match self.few.iter().position(|receive| receive.context == context) {
             Some(at) => Place::Few(at),
@@ -82,7 +82,7 @@ impl Posted {
         self.remove(place)
     }
 
-    /// Takes all receives that only messages from `source` match, the oldest first.
+    /// Takes all receives that match only messages from `source`, the oldest first.
     pub(super) fn take_of(&mut self, source: u64) -> Vec<Receive> {
         let is_of = |receive: &Receive| source != ADDR_UNSPEC && receive.pattern.source == source;
         let mut taken: Vec<_> = self.few.iter().copied().filter(is_of).collect();

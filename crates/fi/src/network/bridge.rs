@@ -1,4 +1,4 @@
-//! Copies between rings and pipes: for the application's thread while it polls, and else for a thread of its own.
+//! Copies between rings and pipes: on the application's thread while it polls, otherwise on a thread of its own.
 
 use std::future::{Future as _, poll_fn};
 use std::io::{self, IoSlice};
@@ -23,9 +23,9 @@ use super::link::{Link, lock};
 use super::{Accept, Dial, Shared};
 use crate::endpoint::RING_BYTES;
 
-/// Time after which polls of the application are taken to have ended.
-const PATIENCE: Duration = Duration::from_millis(1);
-/// Turns of the application after which the bridge checks for closed rings, which takes a system call.
+/// Time without polls after which the thread takes over from the application.
+const TAKEOVER: Duration = Duration::from_millis(1);
+/// Turns of the application between two checks for closed rings, which take a system call.
 const CLOSED: u32 = 64;
 
 /// All rings and pipes of an endpoint.
@@ -33,7 +33,7 @@ const CLOSED: u32 = 64;
 pub(super) struct Bridge {
     socket: Socket,
     endpoint: Mutex<Endpoint>,
-    /// The number of this process's endpoint, which begins each dialed pipe.
+    /// The number of this process's endpoint, sent first in each dialed pipe.
     number: u64,
     links: Slab<Link>,
     wakes: AsyncFd<WakeSet>,
@@ -56,7 +56,7 @@ impl Bridge {
         let socket = Socket::bind(address)?;
         let config = config.socket_bytes(socket.receive_bytes());
         let endpoint = Mutex::new(Endpoint::new(config, getrandom::u64()?));
-        // Not all versions of tokio that will do deprecate it.
+        // Some supported versions of tokio deprecate it.
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
         let wakes = AsyncFd::with_interest(WakeSet::new()?, Interest::READABLE)?;
         Ok(Self {
@@ -77,11 +77,11 @@ impl Bridge {
         self.socket.local_addr()
     }
 
-    /// Does what can be done now, for a thread that polls; returns whether there was anything.
+    /// Runs one turn, for a thread that polls; returns whether there was any work.
     pub(super) fn poll_now(&mut self) -> bool {
         self.turns += 1;
         let mut is_busy = self.take_dials() | self.pump();
-        // What the application has sent leaves with the same call that receives.
+        // One call sends the application's records and receives.
         is_busy |= self.socket.poll_now(&self.endpoint, true).unwrap_or(false);
         if self.turns.is_multiple_of(CLOSED) {
             self.take_closed();
@@ -91,15 +91,15 @@ impl Bridge {
         is_busy
     }
 
-    /// Sends what can be sent now, and receives nothing.
+    /// Sends pending records, and receives nothing.
     pub(super) fn send_now(&mut self) {
         self.take_dials();
         self.pump();
-        // An error is of one datagram, or comes again with the next turn.
+        // An error concerns one datagram, or occurs again in the next turn.
         let _ = self.socket.poll_now(&self.endpoint, false);
     }
 
-    /// Does all that can be done; pending if nothing is left. Ready with `true` at the end.
+    /// Runs turns until there is no work, and is then pending. Ready with `true` at the end.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<bool> {
         loop {
             let mut is_busy = self.take_dials();
@@ -123,7 +123,7 @@ impl Bridge {
         }
     }
 
-    /// Copies both ways on all links; returns whether there was anything.
+    /// Copies in both directions on all links; returns whether there was anything to copy.
     fn pump(&mut self) -> bool {
         let (now, mut is_busy) = (self.socket.now(), false);
         for (_, link) in &mut self.links {
@@ -157,7 +157,7 @@ impl Bridge {
         }
     }
 
-    /// Watches for wake-ups of a link's rings.
+    /// Registers a link's rings for wake-ups.
     fn watch(&mut self, key: usize) {
         let link = &mut self.links[key];
         let rings = link.rings.as_ref();
@@ -194,7 +194,7 @@ impl Bridge {
         true
     }
 
-    /// Notices which rings the endpoint has closed.
+    /// Records which rings the endpoint has closed.
     fn take_closed(&mut self) {
         let links = &mut self.links;
         self.wakes.get_ref().take(|number, is_gone| {
@@ -205,7 +205,7 @@ impl Bridge {
         });
     }
 
-    /// Hands peers to the endpoint that have said their numbers.
+    /// Passes peers that have sent their numbers to the endpoint.
     fn introduce(&mut self) -> bool {
         let is_new = |link: &Link| link.rings.is_none() && link.incoming.len() >= 8;
         let news: Vec<_> =
@@ -227,7 +227,7 @@ impl Bridge {
         !news.is_empty()
     }
 
-    /// Removes links from which nothing more comes; the endpoint notices by the end of its rings.
+    /// Removes ended links; the endpoint detects the end by its rings.
     fn remove_ended(&mut self) {
         let endpoint = &self.endpoint;
         let is_over = |link: &Link| link.is_over(endpoint);
@@ -246,14 +246,15 @@ fn held(bridge: &Mutex<Bridge>) -> MutexGuard<'_, Bridge> {
     bridge.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Copies while the application does not, until the endpoint is closed, and what it has sent is acknowledged or given up.
+/// Copies while the application does not poll. Ends when the endpoint is closed and its records are acknowledged or
+/// given up.
 pub(super) fn serve(runtime: &Runtime, bridge: &Mutex<Bridge>, shared: &Shared) {
     let mut seen = 0;
     loop {
         let polls = shared.polls.load(Ordering::Acquire);
         let is_polled = std::mem::replace(&mut seen, polls) != polls;
         if is_polled && !shared.is_released.swap(false, Ordering::AcqRel) {
-            thread::park_timeout(PATIENCE);
+            thread::park_timeout(TAKEOVER);
             continue;
         }
         shared.is_serving.store(true, Ordering::Release);

@@ -4,7 +4,7 @@ use midplane_simhw::shm::{Corrupt, Record};
 
 /// Bytes before the payload.
 pub(super) const HEAD: usize = 4 + 16;
-/// Most bytes of a payload; a ring of an endpoint takes them in one record.
+/// Most bytes of a payload; they fit a ring of an endpoint as one record.
 const MOST: usize = 16 * 1024;
 
 /// Returns the bytes before a record's payload.
@@ -18,7 +18,7 @@ pub(super) fn head(record: Record) -> [u8; HEAD] {
     bytes
 }
 
-/// Reads a record's head; `None` if the bytes are too few.
+/// Parses a record's head; `None` if there are too few bytes.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<Record>, Corrupt> {
     let Some(head) = bytes.first_chunk::<HEAD>() else { return Ok(None) };
     let (length, words) = head.split_first_chunk::<4>().expect("four of twenty");

@@ -1,4 +1,4 @@
-//! A peer on another host: the rings of the endpoint on one side, a pipe on the other.
+//! A peer on another host: the endpoint's rings on one side, a pipe on the other.
 
 use std::io::IoSlice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,19 +9,19 @@ use midplane_via::wire::endpoint::{Endpoint, PipeId};
 
 use super::frames::{HEAD, head, parse};
 
-/// Records of one peer that are copied before it is another's turn.
+/// Records of one peer that are copied before the next peer's.
 const TURN: usize = 64;
-/// Bytes that are taken from a pipe before they are records in a ring.
+/// Most bytes taken from a pipe that are not yet records in a ring.
 const READ_AHEAD: usize = 64 * 1024;
 
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) pipe: PipeId,
-    /// The other ends of the endpoint's rings; `None` until the peer has said its number.
+    /// The other ends of the endpoint's rings; `None` until the peer has sent its number.
     pub(super) rings: Option<RingPair>,
-    /// Bytes of the pipe that are not yet in the ring.
+    /// Bytes from the pipe that are not yet in the ring.
     pub(super) incoming: Vec<u8>,
-    /// True once the endpoint has closed its ends, or the peer has sent what is no record.
+    /// True if the endpoint has closed its ends, or the peer has sent an invalid record.
     pub(super) has_left: bool,
     /// True once the pipe is being closed.
     is_closing: bool,
@@ -39,7 +39,7 @@ impl Link {
         Self { pipe, rings, incoming: Vec::new(), has_left, is_closing, has_ended }
     }
 
-    /// Copies both ways; returns whether there was anything.
+    /// Copies in both directions; returns whether there was anything to copy.
     pub(super) fn pump(&mut self, endpoint: &Mutex<Endpoint>, now: Instant) -> bool {
         let is_busy = self.send(endpoint) | self.read(endpoint) | self.deliver();
         let is_drained =
@@ -63,7 +63,7 @@ impl Link {
             let Ok(Some(record)) = rings.receiver.peek() else { break };
             let mut endpoint = lock(endpoint);
             let room = endpoint.peek(self.pipe).map_or(0, |pipe| pipe.room());
-            // A pipe that has ended takes all, and forgets it.
+            // Bytes for an ended pipe are dropped.
             if room < HEAD + record.length && !self.has_ended {
                 break;
             }
@@ -99,7 +99,7 @@ impl Link {
         self.incoming.len() > before
     }
 
-    /// Publishes the records that are complete.
+    /// Publishes complete records.
     fn deliver(&mut self) -> bool {
         let Some(rings) = &mut self.rings else { return false };
         let mut done = 0;
@@ -107,7 +107,7 @@ impl Link {
             let record = match parse(&self.incoming[done..]) {
                 Ok(Some(record)) => record,
                 Ok(None) => break,
-                // No correct peer writes that: nothing more of it is read.
+                // No correct peer sends this, so nothing more is read from the peer.
                 Err(_) => {
                     self.has_left = true;
                     break;
@@ -135,14 +135,15 @@ impl Link {
         self.rings.is_some() && next.is_some_and(|record| is_whole(record.length))
     }
 
-    /// Returns whether the link can be removed: nothing comes any more, or nothing takes it.
+    /// Returns whether the link can be removed: its pipe has ended, and all received records are delivered, or the
+    /// endpoint has left.
     pub(super) fn is_over(&self, endpoint: &Mutex<Endpoint>) -> bool {
         let is_read =
             || lock(endpoint).peek(self.pipe).is_none_or(|pipe| pipe.readable().is_empty());
         self.has_ended && (self.has_left || (!self.is_blocked() && is_read()))
     }
 
-    /// Requests wake-ups for what can be copied; returns false if there is something already.
+    /// Requests wake-ups for copying in both directions; returns `false` if there is work already.
     pub(super) fn park(&mut self, endpoint: &Mutex<Endpoint>) -> bool {
         let is_blocked = self.is_blocked();
         let Some(rings) = &mut self.rings else { return true };

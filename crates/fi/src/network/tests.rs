@@ -42,7 +42,7 @@ impl Side {
         let post = Post {
             to: 0,
             transfer: Transfer::Message(Message { kind: Kind::Tagged, tag }),
-            buffer: lent(bytes),
+            buffer: borrowed(bytes),
             data: None,
             context: 1,
             reports: true,
@@ -65,7 +65,7 @@ impl Side {
 }
 
 #[expect(unsafe_code, reason = "lends bytes that the test keeps")]
-fn lent(bytes: &[u8]) -> Buffer {
+fn borrowed(bytes: &[u8]) -> Buffer {
     // SAFETY: each test keeps its bytes until the completion.
     unsafe { Buffer::new(bytes.as_ptr() as usize, bytes.len()) }
 }
@@ -73,8 +73,8 @@ fn lent(bytes: &[u8]) -> Buffer {
 fn sides() -> [Side; 2] {
     let mut sides = [1, 2].map(Side::open);
     let addresses = sides.each_ref().map(|side| side.endpoint.address);
-    sides[0].endpoint.learn(0, Some(addresses[1]));
-    sides[1].endpoint.learn(0, Some(addresses[0]));
+    sides[0].endpoint.set_route(0, Some(addresses[1]));
+    sides[1].endpoint.set_route(0, Some(addresses[0]));
     sides
 }
 

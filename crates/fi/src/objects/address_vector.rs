@@ -64,7 +64,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
-/// Inserts addresses; returns how many.
+/// Inserts addresses; returns their number.
 unsafe extern "C" fn insert(
     av: *mut FidAv,
     addresses: *const c_void,
@@ -79,7 +79,7 @@ unsafe extern "C" fn insert(
         let mut core = av.shared.lock();
         let mut inserted = 0;
         for at in 0..count {
-            // SAFETY: the caller passes so many addresses, and space for as many numbers or null.
+            // SAFETY: the caller passes this many addresses, and space for as many numbers or null.
             let bytes = unsafe {
                 std::slice::from_raw_parts(addresses.cast::<u8>().add(at * BYTES), BYTES)
             };
@@ -90,7 +90,7 @@ unsafe extern "C" fn insert(
                 number = vector.insert(address);
                 inserted += 1;
                 for endpoint in vector.endpoints.clone() {
-                    core.endpoints[endpoint].learn(number, Some(address));
+                    core.endpoints[endpoint].set_route(number, Some(address));
                 }
             }
             if !out.is_null() {
@@ -108,14 +108,14 @@ unsafe extern "C" fn remove(av: *mut FidAv, numbers: *mut u64, count: usize, _: 
         let av = unsafe { &*av.cast::<AddressVector>() };
         let mut core = av.shared.lock();
         for at in 0..count {
-            // SAFETY: the caller passes so many numbers.
+            // SAFETY: the caller passes this many numbers.
             let number = unsafe { *numbers.add(at) };
             let vector = core.vectors.get_mut(av.key).ok_or(EINVAL)?;
             if !vector.remove(number).ok_or(EINVAL)? {
                 continue;
             }
             for endpoint in vector.endpoints.clone() {
-                core.endpoints[endpoint].learn(number, None);
+                core.endpoints[endpoint].set_route(number, None);
             }
         }
         Ok(())
@@ -140,7 +140,8 @@ unsafe extern "C" fn lookup(
     })
 }
 
-/// Copies as much of an address as `out` has space for, and sets `length` to the bytes of all. Returns whether it fits.
+/// Copies as much of an address as `out` has space for, and sets `length` to the bytes of the whole address. Returns
+/// whether it fits.
 ///
 /// # Safety
 /// `out` has as many bytes as `length` says.
@@ -158,7 +159,7 @@ pub(super) unsafe fn copy_address(address: &Address, out: *mut c_void, length: *
     }
 }
 
-/// Writes an address as text, and sets `length` to the bytes of all of it.
+/// Writes an address as text, and sets `length` to the bytes of the whole text.
 unsafe extern "C" fn straddr(
     _: *mut FidAv,
     address: *const c_void,

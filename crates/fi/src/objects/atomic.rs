@@ -37,34 +37,34 @@ type Ptr = *mut c_void;
 type Bytes = *const c_void;
 type Desc = *mut Ptr;
 
-/// Elements of a caller: vectors, of which there are so many.
+/// A caller's vectors of elements, and the number of vectors.
 type Elements = (*const Ioc, usize);
 
-/// Returns the vector of elements that are in one place.
+/// Returns a vector of contiguous elements.
 const fn ioc(bytes: Bytes, count: usize) -> Ioc {
     Ioc { addr: bytes.cast_mut(), count }
 }
 
-/// The operands, the comparands and the places of results, as far as a form has them.
+/// The operands, the comparands and the memory for results; the last two only if the form has them.
 struct Operands {
     operands: Elements,
     comparands: Option<Elements>,
     results: Option<Elements>,
 }
 
-/// The memory of the peer that an operation is on, and its numbers of libfabric.
+/// The peer's memory that an operation changes, and libfabric's numbers of operation and type.
 struct Target {
     to: u64,
     address: u64,
     key: u64,
-    /// Elements; without a number, as many as operands.
+    /// Number of elements; `None` if it equals the number of operands.
     count: Option<usize>,
     datatype: c_int,
     operation: c_int,
 }
 
 impl Target {
-    /// Reads the target of a message; `None` if it is not one range, or has data for the peer's queue.
+    /// Returns the target of a message; `None` if it is not one range, or has data for the peer's queue.
     ///
     /// # Safety
     /// The message is the caller's.
@@ -86,7 +86,7 @@ impl Target {
     }
 }
 
-/// Wraps elements of a caller, `bytes` each; returns also how many they are.
+/// Wraps the caller's elements of `bytes` each; also returns their number.
 ///
 /// # Safety
 /// The vectors are the caller's; their memory stays valid until the operation's completion.
@@ -127,7 +127,7 @@ unsafe fn start(
             (None, Some(_)) => Form::Fetch,
             (None, None) => Form::Base,
         };
-        // The operand of a read may be null, whatever its count.
+        // The operand of a read may be null.
         let is_read = operation == Operation::Read;
         let given = if is_read { operands.results } else { Some(operands.operands) };
         let or_none = |elements: Option<Elements>| elements.unwrap_or((null(), 0));
@@ -163,7 +163,7 @@ unsafe fn start(
     })
 }
 
-/// Tells how many elements one call takes.
+/// Returns the most elements of one call.
 ///
 /// # Safety
 /// `count` is the caller's, or null.
@@ -188,7 +188,7 @@ unsafe extern "C" fn writevalid(
     op: c_int,
     out: *mut usize,
 ) -> c_int {
-    // SAFETY: what `fi_atomicvalid` demands of its caller; so in the two functions below.
+    // SAFETY: the caller keeps the contract of `fi_atomicvalid`, also in the two functions below.
     unsafe { valid(datatype, op, Form::Base, out) }
 }
 
@@ -212,7 +212,7 @@ unsafe extern "C" fn compwritevalid(
     unsafe { valid(datatype, op, Form::Compare, out) }
 }
 
-/// Describes an operation of the calls that `flags` name.
+/// Describes an operation; `flags` select the form.
 pub(super) unsafe extern "C" fn query(
     _: *mut FidDomain,
     datatype: c_int,
@@ -247,7 +247,7 @@ const fn comparing(operands: Elements, comparands: Elements, results: Elements) 
     Operands { operands, comparands: Some(comparands), results: Some(results) }
 }
 
-/// Makes the target of a call that names as many elements as it has operands.
+/// Creates the target of a call with as many elements as operands.
 const fn at(to: u64, address: u64, key: u64, datatype: c_int, operation: c_int) -> Option<Target> {
     Some(Target { to, address, key, count: None, datatype, operation })
 }

@@ -48,7 +48,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
-/// Calls a function with a counter, after some progress.
+/// Runs one progress, and calls a function with a counter.
 ///
 /// # Safety
 /// The counter is the caller's.
@@ -65,7 +65,7 @@ unsafe fn with<T>(counter: *mut FidCntr, call: impl FnOnce(&mut Counter) -> T) -
     result
 }
 
-/// Changes a counter.
+/// Calls a function that changes a counter.
 ///
 /// # Safety
 /// The counter is the caller's.
@@ -109,7 +109,7 @@ unsafe extern "C" fn seterr(counter: *mut FidCntr, value: u64) -> c_int {
     unsafe { change(counter, |counter| counter.errors = value) }
 }
 
-/// Waits until a counter is at least `threshold`; `-FI_EAVAIL` if an operation fails meanwhile.
+/// Waits until a counter reaches `threshold`; `-FI_EAVAIL` if an operation fails meanwhile.
 unsafe extern "C" fn wait(counter: *mut FidCntr, threshold: u64, milliseconds: c_int) -> c_int {
     code(|| {
         // SAFETY: as of `read`.

@@ -15,14 +15,14 @@ use crate::abi::tables::{DomainOps, FidOps, missing};
 use crate::abi::{Fid, FidDomain, FidFabric, Info};
 use crate::domain::{Driver, Shared};
 
-/// A domain.
+/// A domain, as the caller holds it.
 #[repr(C)]
 pub(super) struct Domain {
     fid: FidDomain,
     pub(super) shared: Arc<Shared>,
-    /// Moves messages while the application does not, if it asks for that.
+    /// Moves messages while the application does not poll, if the application requests that.
     _driver: Option<Driver>,
-    /// True if peers name bytes of regions by their addresses, and not from 0 on.
+    /// True if peers address the bytes of regions by their virtual addresses, and not from 0.
     pub(super) has_addresses: bool,
     /// True if the provider chooses the keys of regions.
     pub(super) chooses_keys: bool,
@@ -89,7 +89,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
-/// Returns the state of a domain that a caller passes.
+/// Returns the state of a caller's domain.
 ///
 /// # Safety
 /// It was handed out by `open`, and is not closed.

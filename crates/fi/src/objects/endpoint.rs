@@ -19,13 +19,13 @@ use crate::domain::{Core, Shared};
 use crate::endpoint::Endpoint;
 use crate::network::Terms;
 
-/// An endpoint.
+/// An endpoint, as the caller holds it.
 #[repr(C)]
 pub(super) struct EndpointObject {
     fid: FidEp,
     pub(super) shared: Arc<Shared>,
     pub(super) key: usize,
-    /// Flags of the operations that are started without flags.
+    /// Flags of operations that are started without flags.
     pub(super) transmit_flags: u64,
     pub(super) receive_flags: u64,
     vector: Option<usize>,
@@ -72,7 +72,7 @@ pub(super) unsafe extern "C" fn open(
         let opened = Terms::from_environment()
             .and_then(|terms| Endpoint::open(info.caps & DIRECTED_RECV != 0, terms.as_ref()));
         let endpoint = opened.map_err(|error| {
-            // The only way to tell the user what to change.
+            // Standard error is the only way to inform the user.
             eprintln!("midplane: {error}");
             error.raw_os_error().unwrap_or(EINVAL)
         })?;
@@ -175,11 +175,11 @@ fn bind_vector(core: &mut Core, key: usize, vector: usize) {
     let Some(vector) = core.vectors.get_mut(vector) else { return };
     vector.endpoints.push(key);
     for (number, address) in vector.iter() {
-        core.endpoints[key].learn(number, Some(address));
+        core.endpoints[key].set_route(number, Some(address));
     }
 }
 
-/// Enables an endpoint: it must have an address vector.
+/// Enables an endpoint, which must have an address vector.
 unsafe extern "C" fn control(fid: *mut Fid, command: c_int, _: *mut c_void) -> c_int {
     code(|| {
         // SAFETY: the endpoint is the caller's.
@@ -251,7 +251,7 @@ unsafe extern "C" fn setopt(
     })
 }
 
-/// Returns the address of an endpoint, or `-FI_ETOOSMALL` with its length.
+/// Returns the address of an endpoint, or `-FI_ETOOSMALL` with the address's length.
 unsafe extern "C" fn getname(fid: *mut Fid, out: *mut c_void, length: *mut usize) -> c_int {
     code(|| {
         // SAFETY: the endpoint is the caller's, and `out` has as many bytes as `length` says.

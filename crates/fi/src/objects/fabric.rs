@@ -1,4 +1,4 @@
-//! Fabrics, and event queues, on which nothing ever happens: all that could be reported there is done at once.
+//! Fabrics, and event queues, which never have an event: all operations that could report one complete at once.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::size_of;
@@ -74,7 +74,7 @@ unsafe extern "C" fn close_eq(fid: *mut Fid) -> c_int {
     })
 }
 
-/// Finds no event; it takes no arguments, like [`missing`].
+/// Returns no event. It takes no arguments, like [`missing`].
 extern "C" fn no_event() -> isize {
     -(EAGAIN as isize)
 }
@@ -83,11 +83,11 @@ extern "C" fn no_text() -> *const c_char {
     null()
 }
 
-/// Returns whether a caller may wait for the descriptors of all objects: `-FI_EAGAIN` if one of them has something.
+/// Returns whether a caller may wait for the descriptors of all objects; `-FI_EAGAIN` if one of them has entries.
 unsafe extern "C" fn trywait(_: *mut FidFabric, fids: *mut *mut Fid, count: c_int) -> c_int {
     guard(-EOTHER, || {
         for at in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: the caller passes so many objects of this provider.
+            // SAFETY: the caller passes this many objects of this provider.
             let (fid, class) = unsafe { (*fids.add(at), (**fids.add(at)).class) };
             // SAFETY: the class says what it is.
             if class == CLASS_CQ && !unsafe { queue::may_wait(fid.cast()) } {

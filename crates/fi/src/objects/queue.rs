@@ -11,7 +11,7 @@ use crate::abi::{CqAttr, CqErrEntry, CqTaggedEntry, Fid, FidCq, FidDomain};
 use crate::completion::{Entry, Queue};
 use crate::domain::{Core, Shared};
 
-/// Entries of a queue whose opener leaves it to the provider.
+/// Default number of entries of a queue.
 const DEFAULT_SIZE: usize = 4096;
 
 #[repr(C)]
@@ -90,7 +90,7 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, arg: *mut c_void) ->
     })
 }
 
-/// Moves entries of a queue to a caller; returns how many, or what [`read`] returns if there is none.
+/// Moves entries of a queue to the caller; returns their number, or the result of [`read`] if there is none.
 ///
 /// # Safety
 /// `out` has space for `count` entries, and `sources` for as many numbers or is null.
@@ -110,7 +110,7 @@ unsafe fn take(
         match entries.entries.front() {
             Some(entry) if entry.error == 0 => {
                 let formatted = format(entry);
-                // SAFETY: promised by the caller; a shorter format is a beginning of the longest.
+                // SAFETY: promised by the caller; a shorter format is a prefix of the longest.
                 unsafe {
                     let to = out.cast::<u8>().add(taken * queue.entry);
                     std::ptr::copy_nonoverlapping((&raw const formatted).cast(), to, queue.entry);
@@ -141,8 +141,8 @@ const fn format(entry: &Entry) -> CqTaggedEntry {
     }
 }
 
-/// Takes entries after some progress: returns how many, `-FI_EAGAIN` if there is none, or `-FI_EAVAIL` if the next one is
-/// an error.
+/// Runs one progress, and takes entries. Returns their number, `-FI_EAGAIN` if there is none, or `-FI_EAVAIL` if the
+/// next one is an error.
 unsafe extern "C" fn read(queue: *mut FidCq, out: *mut c_void, count: usize) -> isize {
     // SAFETY: the same promises.
     unsafe { readfrom(queue, out, count, std::ptr::null_mut()) }
@@ -155,7 +155,7 @@ unsafe extern "C" fn readfrom(
     sources: *mut u64,
 ) -> isize {
     guard(-(EOTHER as isize), || {
-        // SAFETY: the queue and what it is read into are the caller's.
+        // SAFETY: the queue and the memory for entries are the caller's.
         let queue = unsafe { &*queue.cast::<QueueObject>() };
         let mut core = queue.shared.lock();
         let should_yield = core.progress();
@@ -169,7 +169,7 @@ unsafe extern "C" fn readfrom(
     })
 }
 
-/// Takes an error: returns 1, or `-FI_EAGAIN` if the next entry is none.
+/// Takes an error; returns 1, or `-FI_EAGAIN` if the next entry is not an error.
 unsafe extern "C" fn readerr(queue: *mut FidCq, out: *mut CqErrEntry, _flags: u64) -> isize {
     guard(-(EOTHER as isize), || {
         // SAFETY: the queue is the caller's.
@@ -216,7 +216,7 @@ unsafe extern "C" fn sreadfrom(
     milliseconds: c_int,
 ) -> isize {
     guard(-(EOTHER as isize), || {
-        // SAFETY: the queue and what it is read into are the caller's.
+        // SAFETY: the queue and the memory for entries are the caller's.
         let queue = unsafe { &*queue.cast::<QueueObject>() };
         let taken = queue.shared.wait(timeout(milliseconds), |core| {
             let is_signalled = core
@@ -246,7 +246,7 @@ unsafe extern "C" fn signal(queue: *mut FidCq) -> c_int {
     })
 }
 
-/// Returns whether a caller may wait for the queue's descriptor: there is no entry, and a wake-up is requested.
+/// Returns whether a caller may wait for the queue's descriptor: there is no entry, and a wake-up was requested.
 ///
 /// # Safety
 /// The queue is the caller's.

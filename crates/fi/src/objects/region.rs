@@ -28,7 +28,7 @@ struct Registration {
 static FID: FidOps = fid_ops(close, bind, control);
 pub(super) static OPS: MrOps = MrOps { size: size_of::<MrOps>(), reg, regv, regattr };
 
-/// Registers memory.
+/// Registers memory in the caller's domain.
 ///
 /// # Safety
 /// `domain` is the caller's; the memory stays valid until the registration is closed; `out` is the caller's.
@@ -70,7 +70,7 @@ unsafe extern "C" fn reg(
     context: *mut c_void,
 ) -> c_int {
     let vector = libc::iovec { iov_base: bytes.cast_mut(), iov_len: length };
-    // SAFETY: what `fi_mr_reg` demands of its caller.
+    // SAFETY: the caller keeps the contract of `fi_mr_reg`.
     code(|| unsafe { register(domain, vector, (access, offset, key), out, context) })
 }
 
@@ -89,7 +89,7 @@ unsafe extern "C" fn regv(
         if count != 1 {
             return Err(EINVAL);
         }
-        // SAFETY: what `fi_mr_regv` demands of its caller.
+        // SAFETY: the caller keeps the contract of `fi_mr_regv`.
         unsafe { register(domain, *vectors, (access, offset, key), out, context) }
     })
 }
@@ -101,7 +101,7 @@ unsafe extern "C" fn regattr(
     out: *mut *mut FidMr,
 ) -> c_int {
     code(|| {
-        // SAFETY: what `fi_mr_regattr` demands of its caller.
+        // SAFETY: the caller keeps the contract of `fi_mr_regattr`.
         unsafe {
             let attr = &*attr;
             if attr.iov_count != 1 {
@@ -122,7 +122,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
-/// Binds a region to a counter of peers' reads or writes, or to an endpoint, which changes nothing.
+/// Binds a region to a counter of peers' reads or writes. Binding it to an endpoint changes nothing.
 unsafe extern "C" fn bind(fid: *mut Fid, bound: *mut Fid, flags: u64) -> c_int {
     code(|| {
         // SAFETY: the region is the caller's, and so is the other object, whose class says what it is.

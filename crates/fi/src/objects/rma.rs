@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::mem::size_of;
 use std::ptr::null_mut;
 
-use super::transfer::{INJECTED, calls, data_of, lent, start};
+use super::transfer::{INJECTED, borrowed, calls, data_of, start};
 use crate::abi::MsgRma;
 use crate::abi::constants::EINVAL;
 use crate::abi::tables::RmaOps;
@@ -39,7 +39,7 @@ const fn writes(key: u64, address: u64) -> Transfer {
 
 calls! {
     fn read(ep, bytes: Ptr, length: usize, _desc: Ptr, from: u64, address: u64, key: u64, with: Ptr) {
-        start(ep, (from, reads(key, address)), lent(bytes, length), None, (with, None))
+        start(ep, (from, reads(key, address)), borrowed(bytes, length), None, (with, None))
     }
     fn readv(ep, iov: Iov, _desc: Desc, count: usize, from: u64, address: u64, key: u64, with: Ptr) {
         start(ep, (from, reads(key, address)), Buffer::of_vectors(iov, count), None, (with, None))
@@ -54,7 +54,7 @@ calls! {
         start(ep, (msg.addr, transfer), buffer, None, (msg.context, Some(flags)))
     }
     fn write(ep, bytes: Bytes, length: usize, _desc: Ptr, to: u64, address: u64, key: u64, with: Ptr) {
-        start(ep, (to, writes(key, address)), lent(bytes, length), None, (with, None))
+        start(ep, (to, writes(key, address)), borrowed(bytes, length), None, (with, None))
     }
     fn writev(ep, iov: Iov, _desc: Desc, count: usize, to: u64, address: u64, key: u64, with: Ptr) {
         start(ep, (to, writes(key, address)), Buffer::of_vectors(iov, count), None, (with, None))
@@ -69,12 +69,12 @@ calls! {
         start(ep, (msg.addr, transfer), buffer, data_of(flags, msg.data), (msg.context, Some(flags)))
     }
     fn inject(ep, bytes: Bytes, length: usize, to: u64, address: u64, key: u64) {
-        start(ep, (to, writes(key, address)), lent(bytes, length), None, (null_mut(), INJECTED))
+        start(ep, (to, writes(key, address)), borrowed(bytes, length), None, (null_mut(), INJECTED))
     }
     fn writedata(ep, bytes: Bytes, length: usize, _desc: Ptr, data: u64, to: u64, address: u64, key: u64, with: Ptr) {
-        start(ep, (to, writes(key, address)), lent(bytes, length), Some(data), (with, None))
+        start(ep, (to, writes(key, address)), borrowed(bytes, length), Some(data), (with, None))
     }
     fn injectdata(ep, bytes: Bytes, length: usize, data: u64, to: u64, address: u64, key: u64) {
-        start(ep, (to, writes(key, address)), lent(bytes, length), Some(data), (null_mut(), INJECTED))
+        start(ep, (to, writes(key, address)), borrowed(bytes, length), Some(data), (null_mut(), INJECTED))
     }
 }

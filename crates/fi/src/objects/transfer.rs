@@ -58,7 +58,7 @@ const fn tagged_from(source: u64, tag: u64, ignore: u64) -> Pattern {
     Pattern { kind: Kind::Tagged, source, tag, ignore }
 }
 
-/// A caller's context and flags; no flags means those of the endpoint.
+/// A caller's context and flags; without flags, the endpoint's apply.
 struct Options {
     context: Ptr,
     flags: Option<u64>,
@@ -72,15 +72,15 @@ const fn with_flags(context: Ptr, flags: u64) -> Options {
     Options { context, flags: Some(flags) }
 }
 
-/// Of a message whose bytes may change when the call returns, and which has no completion.
+/// The options of a message whose bytes may change when the call returns, and which has no completion.
 const NO_OPTIONS: Options = Options { context: std::ptr::null_mut(), flags: INJECTED };
 
-/// Defines functions that libfabric calls as it documents them. The endpoint, and what a function is given, is valid,
-/// and buffers stay so until the operation's completion.
+/// Defines functions that libfabric calls as documented: the endpoint and all arguments are valid, and buffers stay
+/// valid until the operation's completion.
 macro_rules! calls {
     ($(fn $name:ident($ep:ident $(, $argument:ident: $kind:ty)*) $body:block)*) => {
         $(unsafe extern "C" fn $name($ep: *mut $crate::abi::FidEp $(, $argument: $kind)*) -> isize {
-            // SAFETY: what the macro's comment says.
+            // SAFETY: guaranteed by the contract in the macro's comment.
             unsafe { $body }
         })*
     };
@@ -91,12 +91,12 @@ pub(super) use calls;
 ///
 /// # Safety
 /// They stay valid until the operation's completion.
-pub(super) unsafe fn lent(bytes: Bytes, length: usize) -> Option<Buffer> {
+pub(super) unsafe fn borrowed(bytes: Bytes, length: usize) -> Option<Buffer> {
     // SAFETY: promised by the caller.
     Some(unsafe { Buffer::new(bytes as usize, length) })
 }
 
-/// Starts a send or a transfer to or from remote memory.
+/// Starts a send, or a transfer to or from remote memory.
 ///
 /// # Safety
 /// The endpoint is the caller's.
@@ -139,7 +139,7 @@ pub(super) unsafe fn start(
     })
 }
 
-/// Flag of this module: the call has no completion. It is no flag of libfabric's.
+/// A flag of this module, not of libfabric: the call has no completion.
 pub(super) const NO_COMPLETION: u64 = 1 << 63;
 /// The flags of calls whose bytes may change when they return, and which have no completion.
 pub(super) const INJECTED: Option<u64> = Some(INJECT | NO_COMPLETION);
@@ -161,7 +161,7 @@ unsafe fn send_message(
     unsafe { start(endpoint, (to, transfer), buffer, data, (options.context, options.flags)) }
 }
 
-/// Posts a receive, peeks, or receives what was claimed.
+/// Posts a receive, peeks, or receives a claimed message.
 ///
 /// # Safety
 /// The endpoint is the caller's.
@@ -203,7 +203,7 @@ pub(super) const fn data_of(flags: u64, data: u64) -> Option<u64> {
 
 calls! {
     fn recv(ep, bytes: Ptr, length: usize, _desc: Ptr, from: u64, with: Ptr) {
-        receive(ep, plain_from(from), lent(bytes, length), context(with))
+        receive(ep, plain_from(from), borrowed(bytes, length), context(with))
     }
     fn recvv(ep, iov: Iov, _desc: Desc, count: usize, from: u64, with: Ptr) {
         receive(ep, plain_from(from), Buffer::of_vectors(iov, count), context(with))
@@ -213,7 +213,7 @@ calls! {
         receive(ep, plain_from((*msg).addr), buffer, with_flags((*msg).context, flags))
     }
     fn send(ep, bytes: Bytes, length: usize, _desc: Ptr, to: u64, with: Ptr) {
-        send_message(ep, (to, PLAIN), lent(bytes, length), None, context(with))
+        send_message(ep, (to, PLAIN), borrowed(bytes, length), None, context(with))
     }
     fn sendv(ep, iov: Iov, _desc: Desc, count: usize, to: u64, with: Ptr) {
         send_message(ep, (to, PLAIN), Buffer::of_vectors(iov, count), None, context(with))
@@ -224,16 +224,16 @@ calls! {
         send_message(ep, ((*msg).addr, PLAIN), buffer, data, options)
     }
     fn inject(ep, bytes: Bytes, length: usize, to: u64) {
-        send_message(ep, (to, PLAIN), lent(bytes, length), None, NO_OPTIONS)
+        send_message(ep, (to, PLAIN), borrowed(bytes, length), None, NO_OPTIONS)
     }
     fn senddata(ep, bytes: Bytes, length: usize, _desc: Ptr, data: u64, to: u64, with: Ptr) {
-        send_message(ep, (to, PLAIN), lent(bytes, length), Some(data), context(with))
+        send_message(ep, (to, PLAIN), borrowed(bytes, length), Some(data), context(with))
     }
     fn injectdata(ep, bytes: Bytes, length: usize, data: u64, to: u64) {
-        send_message(ep, (to, PLAIN), lent(bytes, length), Some(data), NO_OPTIONS)
+        send_message(ep, (to, PLAIN), borrowed(bytes, length), Some(data), NO_OPTIONS)
     }
     fn tagged_recv(ep, bytes: Ptr, length: usize, _desc: Ptr, from: u64, tag: u64, ignore: u64, with: Ptr) {
-        receive(ep, tagged_from(from, tag, ignore), lent(bytes, length), context(with))
+        receive(ep, tagged_from(from, tag, ignore), borrowed(bytes, length), context(with))
     }
     fn tagged_recvv(ep, iov: Iov, _desc: Desc, count: usize, from: u64, tag: u64, ignore: u64, with: Ptr) {
         receive(ep, tagged_from(from, tag, ignore), Buffer::of_vectors(iov, count), context(with))
@@ -244,7 +244,7 @@ calls! {
         receive(ep, tagged_from(msg.addr, msg.tag, msg.ignore), buffer, with_flags(msg.context, flags))
     }
     fn tagged_send(ep, bytes: Bytes, length: usize, _desc: Ptr, to: u64, tag: u64, with: Ptr) {
-        send_message(ep, (to, tagged(tag)), lent(bytes, length), None, context(with))
+        send_message(ep, (to, tagged(tag)), borrowed(bytes, length), None, context(with))
     }
     fn tagged_sendv(ep, iov: Iov, _desc: Desc, count: usize, to: u64, tag: u64, with: Ptr) {
         send_message(ep, (to, tagged(tag)), Buffer::of_vectors(iov, count), None, context(with))
@@ -256,12 +256,12 @@ calls! {
         send_message(ep, (msg.addr, tagged(msg.tag)), buffer, data, options)
     }
     fn tagged_inject(ep, bytes: Bytes, length: usize, to: u64, tag: u64) {
-        send_message(ep, (to, tagged(tag)), lent(bytes, length), None, NO_OPTIONS)
+        send_message(ep, (to, tagged(tag)), borrowed(bytes, length), None, NO_OPTIONS)
     }
     fn tagged_senddata(ep, bytes: Bytes, length: usize, _desc: Ptr, data: u64, to: u64, tag: u64, with: Ptr) {
-        send_message(ep, (to, tagged(tag)), lent(bytes, length), Some(data), context(with))
+        send_message(ep, (to, tagged(tag)), borrowed(bytes, length), Some(data), context(with))
     }
     fn tagged_injectdata(ep, bytes: Bytes, length: usize, data: u64, to: u64, tag: u64) {
-        send_message(ep, (to, tagged(tag)), lent(bytes, length), Some(data), NO_OPTIONS)
+        send_message(ep, (to, tagged(tag)), borrowed(bytes, length), Some(data), NO_OPTIONS)
     }
 }

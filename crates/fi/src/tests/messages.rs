@@ -91,7 +91,7 @@ fn messages_of_one_sender_do_not_overtake_each_other() {
 #[test]
 fn an_endpoint_sends_to_itself() {
     let side = Side::open();
-    let to = side.learn(&side.name());
+    let to = side.set_route(&side.name());
     let (sent, mut got) = (bytes(100_000), vec![0; 100_000]);
     assert_eq!(side.send(to, 3, &sent, 0, 1), 0);
     side.receive(to, (3, 0), &mut got, 2);

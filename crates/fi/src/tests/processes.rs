@@ -32,13 +32,13 @@ fn meet(side: &Side, child: &mut Child) -> u64 {
         .find_map(|line| line.split_once("name ").map(|(_, name)| name.to_owned()));
     let line = line.expect("the peer prints its name");
     let name: Vec<_> = line.split(' ').map(|byte| byte.parse().unwrap()).collect();
-    side.learn(&name.try_into().unwrap())
+    side.set_route(&name.try_into().unwrap())
 }
 
 fn answer(side: &Side) -> u64 {
     let mut name = [0; BYTES];
     std::io::stdin().read_exact(&mut name).unwrap();
-    let to = side.learn(&name);
+    let to = side.set_route(&name);
     let mine = side.name().map(|byte| byte.to_string()).join(" ");
     println!("name {mine}");
     to

@@ -12,7 +12,7 @@ use crate::abi::{
 use crate::address::BYTES;
 
 /// Polls before a test gives up: some seconds.
-const PATIENCE: usize = 20_000_000;
+const TAKEOVER: usize = 20_000_000;
 pub(super) const ANY: u64 = ADDR_UNSPEC;
 
 /// An endpoint. Nothing is freed in the order of C programs that crash: the process ends with the test.
@@ -100,7 +100,7 @@ impl Side {
     }
 
     /// Learns the name of a peer; returns its address.
-    pub(super) fn learn(&self, name: &[u8; BYTES]) -> u64 {
+    pub(super) fn set_route(&self, name: &[u8; BYTES]) -> u64 {
         let mut address = 0;
         // SAFETY: one address, and space for one number.
         let count = unsafe {
@@ -306,7 +306,7 @@ impl Pair {
     }
 
     pub(super) fn of(one: Side, other: Side) -> Self {
-        let (to_other, to_one) = (one.learn(&other.name()), other.learn(&one.name()));
+        let (to_other, to_one) = (one.set_route(&other.name()), other.set_route(&one.name()));
         Self { one, other, to_other, to_one }
     }
 
@@ -314,7 +314,7 @@ impl Pair {
     #[track_caller]
     pub(super) fn drive(&self, completions: usize) -> [Vec<(CqTaggedEntry, c_int, u64)>; 2] {
         let mut all = [vec![], vec![]];
-        for _ in 0..PATIENCE {
+        for _ in 0..TAKEOVER {
             for (side, taken) in [&self.one, &self.other].into_iter().zip(&mut all) {
                 taken.extend(side.poll());
             }
@@ -329,7 +329,7 @@ impl Pair {
 /// Returns the next completion of a side that is polled alone.
 #[track_caller]
 pub(super) fn next(side: &Side) -> (CqTaggedEntry, c_int, u64) {
-    (0..PATIENCE).find_map(|_| side.poll()).expect("a completion in time")
+    (0..TAKEOVER).find_map(|_| side.poll()).expect("a completion in time")
 }
 
 const _: () = assert!(size_of::<CqTaggedEntry>() == 48);

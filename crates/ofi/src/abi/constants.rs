@@ -21,29 +21,29 @@ pub const DELIVERY_COMPLETE: u64 = 1 << 28;
 pub const MATCH_COMPLETE: u64 = 1 << 31;
 pub const LOCAL_COMM: u64 = 1 << 51;
 pub const REMOTE_COMM: u64 = 1 << 52;
-/// Of capabilities: peers' operations on memory are counted.
+/// Capability: peers' operations on memory are counted.
 pub const RMA_EVENT: u64 = 1 << 56;
 pub const SOURCE: u64 = 1 << 57;
-/// Of messages: discard the message that a peek finds.
+/// Message flag: discard the message that a peek finds.
 pub const DISCARD: u64 = 1 << 58;
-/// Of capabilities: receives can name a source.
+/// Capability: receives can name a source.
 pub const DIRECTED_RECV: u64 = 1 << 59;
-/// Of messages: reserve the message that a peek finds, or receive the reserved one.
+/// Message flag: reserve the message that a peek finds, or receive the reserved one.
 pub const CLAIM: u64 = 1 << 59;
-/// Of binding a completion queue: operations complete in it only if they ask for it.
+/// Flag for binding a completion queue: only operations that request an entry have one.
 pub const SELECTIVE_COMPLETION: u64 = 1 << 59;
 
-/// Formats of addresses, of the system's sockets.
+/// Formats of socket addresses.
 pub const SOCKADDR: u32 = 1;
 pub const SOCKADDR_IN: u32 = 2;
 pub const SOCKADDR_IN6: u32 = 3;
-/// Text that ends with a zero.
+/// Format of addresses: text that ends with a zero.
 pub const ADDR_STR: u32 = 9;
 pub const ADDR_UNSPEC: u64 = u64::MAX;
 
-/// Of modes: an operation's context points to memory that the provider may use.
+/// Mode: an operation's context points to memory that the provider may use.
 pub const CONTEXT: u64 = 1 << 59;
-/// The same, with twice the memory.
+/// Mode: as [`CONTEXT`], with twice the memory.
 pub const CONTEXT2: u64 = 1 << 52;
 
 pub const AV_TABLE: c_int = 2;
@@ -60,7 +60,7 @@ pub const THREAD_SAFE: c_int = 1;
 pub const THREAD_DOMAIN: c_int = 3;
 pub const RM_ENABLED: c_int = 2;
 pub const EP_RDM: c_int = 3;
-/// The high bit marks what is a provider's own.
+/// The high bit marks a provider's own formats.
 pub const PROV_SPECIFIC: u32 = 1 << 31;
 /// A tag of 64 bits without fields.
 pub const TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
@@ -79,9 +79,9 @@ pub const ORDER_ATOMIC_RAW: u64 = 1 << 37;
 pub const ORDER_ATOMIC_WAR: u64 = 1 << 38;
 pub const ORDER_ATOMIC_WAW: u64 = 1 << 39;
 
-/// Of a query: the calls that return the values from before.
+/// Flag of a query: for the calls that return the previous values.
 pub const FETCH_ATOMIC: u64 = 1 << 58;
-/// Of a query: the calls that compare.
+/// Flag of a query: for the calls that compare.
 pub const COMPARE_ATOMIC: u64 = 1 << 59;
 
 pub const CLASS_FABRIC: usize = 1;

@@ -1,7 +1,7 @@
 //! The tables of functions through which a caller reaches the provider's objects.
 //!
-//! A function that the provider lacks is [`Missing`]: it takes no arguments, which C's calling convention allows
-//! whatever a caller passes, and returns `-FI_ENOSYS`.
+//! A function that the provider lacks is [`Missing`]. It takes no arguments, which C's calling convention allows for
+//! any arguments of the caller, and returns `-FI_ENOSYS`.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -12,7 +12,7 @@ use super::{
 
 pub type Missing = extern "C" fn() -> isize;
 
-/// Refuses a call of a function that the provider lacks.
+/// Refuses the call of a function that the provider lacks.
 pub extern "C" fn missing() -> isize {
     -(super::constants::ENOSYS as isize)
 }

@@ -1,4 +1,5 @@
-//! A reliable datagram endpoint, and all that it needs: fabric, domain, address vector, completion queue, memory.
+//! A reliable datagram endpoint, and the objects that it needs: fabric, domain, address vector, completion queue,
+//! memory.
 
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -17,15 +18,15 @@ use crate::abi::{
     FidFabric, FidMr,
 };
 
-/// Completions of one call.
+/// Most completions of one call.
 const BATCH: usize = 16;
 /// Most bytes of an endpoint's name.
 pub(crate) const MAX_NAME: usize = 512;
 
-/// The end of an operation.
+/// The completion of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
-    /// The slot that is returned; `None` for a send without one.
+    /// The returned slot; `None` for a send without a slot.
     pub(crate) slot: Option<usize>,
     /// Length of the received message in bytes.
     pub(crate) length: usize,
@@ -34,7 +35,7 @@ pub(crate) struct Completion {
     pub(crate) error: Option<CallError>,
 }
 
-/// An endpoint. Its objects are null until they are open; dropping it closes those that are.
+/// An endpoint. Its objects are null until they are open; dropping it closes the open ones.
 pub(crate) struct RawEndpoint {
     info: OwnedInfo,
     fabric: *mut FidFabric,
@@ -60,7 +61,7 @@ struct PaddedError {
 }
 
 impl RawEndpoint {
-    /// Opens an endpoint with so many slots.
+    /// Opens an endpoint with this many slots.
     pub(crate) fn open(
         info: OwnedInfo,
         slots: usize,
@@ -112,7 +113,7 @@ impl RawEndpoint {
         let mut attr = AvAttr {
             kind: if offered == 0 { AV_TABLE } else { offered },
             rx_ctx_bits: 0,
-            // The provider's default; it grows.
+            // The provider's default; the vector grows.
             count: 0,
             ep_per_node: 0,
             name: null(),
@@ -166,14 +167,14 @@ impl RawEndpoint {
         let duplicate = got.is_ok().then(|| unsafe { BorrowedFd::borrow_raw(number) });
         let owned = duplicate.and_then(|fd| fd.try_clone_to_owned().ok());
         if owned.is_none() {
-            // A queue that can't be awaited: the caller opens one that needs not.
+            // The queue can't be awaited: the caller opens one without a descriptor.
             close(&mut self.cq);
             return Err(CallError { call: "fi_control(FI_GETWAIT)", code: libc::ENOSYS });
         }
         Ok(owned)
     }
 
-    /// Registers the memory, if the provider demands that.
+    /// Registers the memory, if the provider requires that.
     ///
     /// # Safety
     /// The endpoint is enabled.
@@ -210,12 +211,12 @@ impl RawEndpoint {
         self.wait.take()
     }
 
-    /// Returns the endpoint's name, by which peers reach it.
+    /// Returns the endpoint's name, by which peers send to it.
     pub(crate) fn name(&self) -> Result<Vec<u8>, CallError> {
         let mut name = vec![0; MAX_NAME];
         let mut bytes = name.len();
         let ep = self.ep;
-        // SAFETY: the endpoint is enabled; the call writes at most so many bytes.
+        // SAFETY: the endpoint is enabled; the call writes at most `bytes` bytes.
         let code =
             unsafe { ((*(*ep).cm).getname)(ep.cast(), name.as_mut_ptr().cast(), &raw mut bytes) };
         check("fi_getname", code as isize)?;
@@ -223,9 +224,9 @@ impl RawEndpoint {
         Ok(name)
     }
 
-    /// Learns a name; returns the address of the peer. The caller has checked the length of the name.
+    /// Inserts a name; returns the address of the peer. The caller has checked the length of the name.
     pub(crate) fn insert(&mut self, name: &[u8]) -> Result<u64, CallError> {
-        // Whatever a provider takes for the length of a name, it reads within this.
+        // The padding bounds the bytes that a provider may read as a name.
         let mut padded = [0_u8; 2 * MAX_NAME];
         padded[..name.len()].copy_from_slice(name);
         let mut address = ADDR_UNSPEC;
@@ -250,7 +251,7 @@ impl RawEndpoint {
         check("fi_av_remove", code as isize).map(drop)
     }
 
-    /// Posts a slot for the next message; `false` if the provider can take it later only.
+    /// Posts a slot for the next message; `false` if the provider can accept it only later.
     pub(crate) fn post_receive(&mut self, slot: usize) -> Result<bool, CallError> {
         let bytes = self.memory.slot_bytes();
         let (buffer, context) = self.memory.pass(slot);
@@ -261,7 +262,7 @@ impl RawEndpoint {
         self.posted("fi_recv", code, slot)
     }
 
-    /// Sends the first bytes of a slot; `false` if the provider can take them later only.
+    /// Sends the first bytes of a slot; `false` if the provider can accept them only later.
     ///
     /// # Panics
     /// If a slot has fewer bytes.
@@ -289,8 +290,7 @@ impl RawEndpoint {
         }
     }
 
-    /// Sends bytes that the provider copies, and of which it reports no completion; `false` if it can take them later
-    /// only.
+    /// Sends bytes that the provider copies, without a completion; `false` if the provider can accept them only later.
     pub(crate) fn inject(&self, bytes: &[u8], to: u64) -> Result<bool, CallError> {
         let ep = self.ep;
         // SAFETY: the call copies the bytes before it returns.
@@ -302,12 +302,12 @@ impl RawEndpoint {
         }
     }
 
-    /// Lets the provider work, and visits completions. Returns whether there were any.
+    /// Lets the provider progress, and calls `each` with its completions. Returns whether there were any.
     pub(crate) fn poll(&mut self, each: &mut dyn FnMut(Completion)) -> Result<bool, CallError> {
         let empty = CqMsgEntry { op_context: null_mut(), flags: 0, len: 0 };
         let (mut entries, mut sources) = ([empty; BATCH], [ADDR_UNSPEC; BATCH]);
         let (cq, buffer) = (self.cq, entries.as_mut_ptr().cast());
-        // SAFETY: the queue is open, with entries of this format; the call writes at most so many.
+        // SAFETY: the queue is open, with entries of this format; the call writes at most `BATCH` of them.
         let count = unsafe {
             match self.info.get().caps() & SOURCE {
                 0 => ((*(*cq).ops).read)(cq, buffer, BATCH),
@@ -331,7 +331,7 @@ impl RawEndpoint {
         Ok(count > 0)
     }
 
-    /// Visits the completion of an operation that has failed.
+    /// Calls `each` with the completion of a failed operation.
     fn poll_error(&mut self, each: &mut dyn FnMut(Completion)) -> Result<bool, CallError> {
         let entry = CqTaggedEntry {
             op_context: null_mut(),
@@ -368,7 +368,7 @@ impl RawEndpoint {
         Ok(true)
     }
 
-    /// Returns whether the wait descriptor may be awaited now: otherwise there are completions, or work.
+    /// Returns whether the caller may wait for the descriptor now. If not, there are completions or work.
     pub(crate) fn may_wait(&self) -> bool {
         let mut fids = [self.cq.cast::<Fid>()];
         let fabric = self.fabric;
@@ -381,7 +381,7 @@ impl RawEndpoint {
         self.memory.slot(slot)
     }
 
-    /// Returns the bytes of a slot, to be written. See [`Memory::slot_mut`].
+    /// Returns the bytes of a slot for writing. See [`Memory::slot_mut`].
     pub(crate) fn slot_mut(&mut self, slot: usize) -> &mut [u8] {
         self.memory.slot_mut(slot)
     }
@@ -389,9 +389,9 @@ impl RawEndpoint {
 
 impl Drop for RawEndpoint {
     fn drop(&mut self) {
-        // The order that libfabric asks for: an object after those that use it.
+        // libfabric requires this order: an object is closed after those that use it.
         if !close(&mut self.ep) {
-            // The provider still uses the memory and the other objects: they stay.
+            // The provider still uses the memory and the other objects, so they are leaked.
             return;
         }
         let is_free = close(&mut self.mr);
@@ -400,7 +400,7 @@ impl Drop for RawEndpoint {
         close(&mut self.domain);
         close(&mut self.fabric);
         if is_free {
-            // SAFETY: it is dropped here alone, and no provider uses it any more.
+            // SAFETY: it is dropped only here, and no provider uses it any more.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
     }

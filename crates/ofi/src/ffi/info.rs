@@ -1,4 +1,4 @@
-//! Descriptions of what providers offer, as `fi_getinfo` returns them.
+//! Descriptions of providers' offers, as `fi_getinfo` returns them.
 
 use std::ffi::CString;
 use std::ptr::{NonNull, null, null_mut};
@@ -11,25 +11,25 @@ use crate::abi::constants::{
 };
 use crate::abi::{DomainAttr, EpAttr, FabricAttr, Info, RxAttr, TxAttr};
 
-/// Limits which offers are listed.
+/// Selects the offers that are listed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Filter<'a> {
     pub(crate) provider: Option<&'a str>,
     pub(crate) domain: Option<&'a str>,
     /// The local address to use.
     pub(crate) source: Option<&'a str>,
-    /// Messages come with the address of their sender.
+    /// True if messages must come with the address of their sender.
     pub(crate) has_source: bool,
 }
 
-/// A list of offers, the one that libfabric prefers first.
+/// A list of offers, in libfabric's order of preference.
 #[derive(Debug)]
 pub(crate) struct Infos {
     library: &'static Library,
     first: *mut Info,
 }
 
-/// One offer, which this process may change.
+/// A copy of one offer, which this process may change.
 #[derive(Debug)]
 pub(crate) struct OwnedInfo(Infos);
 
@@ -37,7 +37,7 @@ pub(crate) struct OwnedInfo(Infos);
 unsafe impl Send for Infos {}
 
 impl Infos {
-    /// Asks for reliable datagram endpoints that carry messages in order.
+    /// Requests offers of reliable datagram endpoints that keep messages in order.
     pub(crate) fn find(library: &'static Library, filter: &Filter<'_>) -> Result<Self, CallError> {
         let hints = Self::hints(library, filter)?;
         let source = filter.source.map(c_string).transpose()?;
@@ -50,13 +50,13 @@ impl Infos {
         Ok(Self { library, first })
     }
 
-    /// Makes the hints. Names are allocated as libfabric frees them.
+    /// Creates the hints. Names are allocated so that libfabric can free them.
     fn hints(library: &'static Library, filter: &Filter<'_>) -> Result<Self, CallError> {
         // SAFETY: without an argument, it allocates an empty description with all attributes.
         let first = unsafe { (library.dupinfo)(null()) };
         assert!(!first.is_null(), "out of memory");
         let this = Self { library, first };
-        // SAFETY: the list is this call's own, and its attributes were allocated with it.
+        // SAFETY: the list belongs to this call, and its attributes were allocated with it.
         unsafe {
             let info = &mut *first;
             info.caps = MSG | if filter.has_source { SOURCE } else { 0 };
@@ -80,7 +80,7 @@ impl Infos {
         Ok(this)
     }
 
-    /// Visits all offers, in their order.
+    /// Iterates over all offers, in their order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = InfoRef<'_>> {
         // SAFETY: each member of the list is null or valid as long as the list is borrowed.
         let mut next = unsafe { self.first.as_ref() };
@@ -92,7 +92,7 @@ impl Infos {
         })
     }
 
-    /// Copies the first offer that fits.
+    /// Copies the first offer for which `is_fit` returns `true`.
     pub(crate) fn choose(&self, is_fit: impl Fn(InfoRef<'_>) -> bool) -> Option<OwnedInfo> {
         let InfoRef(info) = self.iter().find(|info| is_fit(*info))?;
         // SAFETY: it copies one valid description.
@@ -137,7 +137,7 @@ impl<'a> InfoRef<'a> {
     }
 
     pub(crate) fn transmit(self) -> &'a TxAttr {
-        // SAFETY: libfabric sets all attributes of what it returns; so below.
+        // SAFETY: libfabric sets all attributes of its results, also for the functions below.
         unsafe { &*self.0.tx_attr }
     }
 
@@ -162,7 +162,7 @@ impl<'a> InfoRef<'a> {
     }
 
     pub(crate) fn provider_name(self) -> String {
-        // SAFETY: names are null or strings, as long as the list stays; so below.
+        // SAFETY: names are null or strings, as long as the list exists, also for the functions below.
         unsafe { string(self.fabric().prov_name) }.unwrap_or_default()
     }
 

@@ -11,12 +11,12 @@ use crate::abi::{FabricAttr, FidFabric, Info};
 
 /// The environment variable that names the library's file.
 const VARIABLE: &str = "MIDPLANE_LIBFABRIC";
-/// The name by which the system's loader finds it.
+/// The name by which the system's loader finds the library.
 const NAME: &str = "libfabric.so.1";
-/// The oldest version that is used, and the version of the interface that is asked for: 1.17.
+/// The oldest supported version, and the version of the interface that is requested: 1.17.
 pub(super) const VERSION: u32 = 1 << 16 | 17;
 
-/// Why libfabric can't be used.
+/// The reason why libfabric can't be used.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum Unavailable {
@@ -55,7 +55,7 @@ pub(crate) struct Library {
     version: u32,
 }
 
-/// Returns the library; loads it first if no call has. It is never unloaded.
+/// Returns the library; the first call loads it. It is never unloaded.
 pub(crate) fn library() -> Result<&'static Library, Unavailable> {
     static LIBRARY: OnceLock<Result<Library, Unavailable>> = OnceLock::new();
     LIBRARY.get_or_init(Library::load).as_ref().map_err(Clone::clone)
@@ -73,7 +73,7 @@ impl Library {
             return Err(Unavailable::Missing(load_error()));
         }
         let symbols = Symbols { handle, name };
-        // SAFETY: libfabric declares each of them so, in rdma/fabric.h and rdma/fi_errno.h.
+        // SAFETY: libfabric declares each of them with this type, in rdma/fabric.h and rdma/fi_errno.h.
         let this = unsafe {
             let version: unsafe extern "C" fn() -> u32 = symbols.find(c"fi_version")?;
             Self {
@@ -103,17 +103,17 @@ impl Library {
     }
 }
 
-/// A loaded library, and how it was named.
+/// A loaded library, and the name of its file.
 struct Symbols {
     handle: *mut c_void,
     name: String,
 }
 
 impl Symbols {
-    /// Returns the function of a name.
+    /// Returns the function with this name.
     ///
     /// # Safety
-    /// `F` is a type of function pointers, and that of this function.
+    /// `F` is a type of function pointers, and matches this function.
     unsafe fn find<F>(&self, name: &'static CStr) -> Result<F, Unavailable> {
         assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
         // SAFETY: the library stays loaded, and the name ends with a zero.
@@ -127,7 +127,7 @@ impl Symbols {
     }
 }
 
-/// Returns what the loader says about its last failure.
+/// Returns the loader's description of its last failure.
 fn load_error() -> String {
     // SAFETY: it returns null, or a string that stays until this thread's next call of the loader.
     unsafe { string(libc::dlerror()) }.unwrap_or_else(|| "unknown error".into())

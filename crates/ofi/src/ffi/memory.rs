@@ -1,4 +1,4 @@
-//! The memory of an endpoint: slots of one size, each the provider's while an operation uses it.
+//! The memory of an endpoint: slots of one size. The provider owns a slot while an operation uses it.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::UnsafeCell;
@@ -8,14 +8,14 @@ use std::slice;
 
 /// Slots begin at multiples of a page: registration pins whole pages.
 const PAGE: usize = 4096;
-/// Bytes between slots are multiples of a cache line.
+/// Bytes of a cache line: the slots' sizes are multiples of it.
 const LINE: usize = 64;
 
-/// Memory of `struct fi_context2`, which a provider may use while an operation is under way.
+/// Memory of `struct fi_context2`, which a provider may use while an operation is in progress.
 #[repr(C, align(64))]
 struct Context(UnsafeCell<[*mut c_void; 8]>);
 
-/// Slots of memory, of which the provider has some.
+/// Slots of memory, some of which the provider owns.
 pub(super) struct Memory {
     base: NonNull<u8>,
     layout: Layout,
@@ -24,7 +24,7 @@ pub(super) struct Memory {
     is_passed: Box<[bool]>,
 }
 
-// SAFETY: it owns its memory, as a `Vec` does. What the provider may touch is not touched here until it is returned.
+// SAFETY: it owns its memory, as a `Vec` does. Memory that the provider may access is not accessed here until it is returned.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -45,7 +45,7 @@ impl Memory {
         self.slot_bytes
     }
 
-    /// Returns all of the memory, to be registered.
+    /// Returns the whole memory, for registration.
     pub(super) const fn whole(&self) -> (*mut c_void, usize) {
         (self.base.as_ptr().cast(), self.layout.size())
     }
@@ -53,27 +53,27 @@ impl Memory {
     /// Returns the bytes of a slot.
     ///
     /// # Panics
-    /// If the provider has it.
+    /// If the provider owns it.
     pub(super) fn slot(&self, slot: usize) -> &[u8] {
         assert!(!self.is_passed[slot], "the provider has the slot");
         // SAFETY: the slot is within the allocation, was zeroed, and the provider does not have it.
         unsafe { slice::from_raw_parts(self.pointer(slot).cast(), self.slot_bytes) }
     }
 
-    /// Returns the bytes of a slot, to be written.
+    /// Returns the bytes of a slot for writing.
     ///
     /// # Panics
-    /// If the provider has it.
+    /// If the provider owns it.
     pub(super) fn slot_mut(&mut self, slot: usize) -> &mut [u8] {
         assert!(!self.is_passed[slot], "the provider has the slot");
         // SAFETY: as in `slot`; `self` is borrowed mutably.
         unsafe { slice::from_raw_parts_mut(self.pointer(slot).cast(), self.slot_bytes) }
     }
 
-    /// Passes a slot to the provider: returns its memory and the context of its operation.
+    /// Passes a slot to the provider; returns its memory and the context of its operation.
     ///
     /// # Panics
-    /// If the provider has it already.
+    /// If the provider owns it already.
     pub(super) fn pass(&mut self, slot: usize) -> (*mut c_void, *mut c_void) {
         assert!(!std::mem::replace(&mut self.is_passed[slot], true), "the provider has the slot");
         (self.pointer(slot), self.contexts[slot].0.get().cast())
@@ -84,7 +84,7 @@ impl Memory {
         self.is_passed[slot] = false;
     }
 
-    /// Reclaims the slot of an operation's context; `None` if the provider has no slot with this context.
+    /// Reclaims the slot of an operation's context; `None` if the provider owns no slot with this context.
     pub(super) fn reclaim_by(&mut self, context: *mut c_void) -> Option<usize> {
         let offset = (context as usize).checked_sub(self.contexts.as_ptr() as usize)?;
         let slot = offset / size_of::<Context>();
@@ -101,7 +101,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it was allocated with this layout. The endpoint is closed: the provider touches it no longer.
+        // SAFETY: it was allocated with this layout. The endpoint is closed: the provider no longer accesses it.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }

@@ -14,7 +14,7 @@ use crate::order::Order;
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: PeerId,
-    /// The peer's number of the stream; `None` until it has accepted it.
+    /// The peer's number of the stream; `None` until the peer has accepted it.
     pub(super) remote: Option<u64>,
     /// The number of the next frame to the peer.
     next: u32,
@@ -24,11 +24,11 @@ pub(super) struct Connection {
     /// Received bytes, of which the first `read` were read.
     incoming: Vec<u8>,
     read: usize,
-    /// Bytes read whose credit was not returned.
+    /// Number of bytes read whose credit was not returned.
     pub(super) owed: usize,
-    /// The peer has ended its side.
+    /// True if the peer has ended its side.
     pub(super) is_ended: bool,
-    /// This end has ended its side.
+    /// True if this end has ended its side.
     pub(super) is_finished: bool,
     pub(super) failed: Option<io::ErrorKind>,
     pub(super) reader: Option<Waker>,
@@ -36,10 +36,10 @@ pub(super) struct Connection {
     pub(super) heard_at: Instant,
 }
 
-/// Wakers to be woken once no lock is held.
+/// Wakers to be woken when no lock is held.
 pub(super) type Wakes = Vec<Waker>;
 
-/// Replaces the waker of a task that waits.
+/// Replaces the waker of a waiting task.
 pub(super) fn register(slot: &mut Option<Waker>, waker: &Waker, wakes: &mut Wakes) {
     if slot.as_ref().is_none_or(|known| !known.will_wake(waker)) {
         wakes.extend(slot.replace(waker.clone()));
@@ -73,7 +73,7 @@ impl Connection {
         }
     }
 
-    /// Handles frames whose order counts, as far as they are next.
+    /// Handles frames with numbers, as far as they are next in order.
     pub(super) fn on_ordered(
         &mut self,
         frame: Frame,
@@ -102,7 +102,7 @@ impl Connection {
         wakes.extend(self.reader.take());
     }
 
-    /// Takes bytes; `false` if the peer had no credit for them, or has ended before.
+    /// Stores received bytes; returns `false` if the peer had no credit for them, or had ended its side.
     fn on_data(&mut self, bytes: &[u8]) -> bool {
         let is_within = self.readable().len() + self.owed + bytes.len() <= WINDOW;
         let is_right = is_within && !self.is_ended && bytes.len() <= PIECE;
@@ -141,12 +141,12 @@ impl Connection {
         if self.remote.is_some() { self.credit.min(PIECE) } else { 0 }
     }
 
-    /// Makes the next frame whose order counts; [`Connection::on_sent`] says that it was sent.
+    /// Creates the next numbered frame; call [`Connection::on_sent`] once it was sent.
     pub(super) fn frame(&self, kind: Kind, value: u64) -> Option<Frame> {
         Some(Frame { to: self.remote?, number: self.next, kind, value })
     }
 
-    /// Notes that the next frame was sent, with so many bytes of data.
+    /// Records that the next frame was sent, with this many bytes of data.
     pub(super) fn on_sent(&mut self, bytes: usize) {
         self.next = self.next.wrapping_add(1);
         self.credit -= bytes;

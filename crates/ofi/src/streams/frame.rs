@@ -1,26 +1,26 @@
-//! The frames of streams: 24 bytes, then a payload. Little-endian.
+//! The frames of streams: 24 bytes, then a payload. Numbers are little-endian.
 
 /// Bytes before the payload.
 pub(super) const HEAD: usize = 24;
 
-/// What a frame does.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
-    /// Opens a stream: the value is the sender's number, the payload its endpoint's name.
+    /// Opens a stream: the value is the sender's number of the stream, the payload its endpoint's name.
     Open = 1,
-    /// Accepts it: the value is the sender's number.
+    /// Accepts a stream: the value is the sender's number of the stream.
     Accept = 2,
-    /// Carries bytes.
+    /// Carries bytes of the stream.
     Data = 3,
     /// Returns credit: the value is the number of bytes consumed.
     Credit = 4,
-    /// Ends the sender's side, behind all of its bytes.
+    /// Ends the sender's side, after all of its bytes.
     End = 5,
     /// Fails the stream.
     Reset = 6,
     /// Asks whether the receiver lives.
     Ask = 7,
-    /// Answers that.
+    /// Answers [`Kind::Ask`].
     Alive = 8,
 }
 
@@ -40,16 +40,16 @@ impl Kind {
 /// The head of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Frame {
-    /// The receiver's number of the stream; 0 to open one.
+    /// The receiver's number of the stream; 0 in [`Kind::Open`].
     pub(super) to: u64,
-    /// Counts the data, credit and ends of one sender.
+    /// The sequence number among the data, credit and ends of one sender.
     pub(super) number: u32,
     pub(super) kind: Kind,
     pub(super) value: u64,
 }
 
 impl Frame {
-    /// Reads a head; `None` if the bytes begin with none.
+    /// Parses a head; `None` if it is invalid.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let (to, rest) = bytes.split_first_chunk()?;
         let (number, rest) = rest.split_first_chunk()?;

@@ -11,7 +11,7 @@ use super::connection::{Connection, Wakes, register};
 use super::frame::{Frame, Kind};
 use super::{Shared, State};
 
-/// A byte stream. Dropping it before both sides have ended fails it for the peer.
+/// A byte stream. Dropping it before both sides have ended makes it fail for the peer.
 #[derive(Debug)]
 pub struct Stream {
     shared: Arc<Shared>,
@@ -25,13 +25,13 @@ impl Stream {
 }
 
 impl State {
-    /// Returns a stream, and the wakers to be woken later.
+    /// Returns a stream's connection, and the list of wakers to wake later.
     fn connection(&mut self, id: u64) -> io::Result<(&mut Connection, &mut Wakes)> {
         let connection = self.connections.get_mut(&id).ok_or(io::ErrorKind::NotConnected)?;
         Ok((connection, &mut self.wakes))
     }
 
-    /// Sends the next frame of a stream; `false` without room for it.
+    /// Sends the next frame of a stream; `false` if there is no space for it.
     fn send_next(&mut self, id: u64, kind: Kind, value: u64, bytes: &[u8]) -> io::Result<bool> {
         let (connection, _) = self.connection(id)?;
         let (peer, frame) = (connection.peer, connection.frame(kind, value));
@@ -49,7 +49,7 @@ impl State {
         Ok(true)
     }
 
-    /// Returns the credit that a stream owes its peer, if there is room. The task that receives tries again.
+    /// Returns the credit that a stream owes its peer, if there is space; otherwise the receiving task retries.
     pub(super) fn return_credit(&mut self, id: u64) {
         let Ok((connection, _)) = self.connection(id) else { return };
         let owed = connection.owed;
@@ -156,13 +156,13 @@ impl Drop for Stream {
             let connection = state.connections.remove(&self.id)?;
             let is_over = connection.is_ended && connection.is_finished;
             if let Some(remote) = connection.remote.filter(|_| !is_over) {
-                // Without room, the peer notices the silence.
+                // If there is no space, the peer detects the silence.
                 let reset = Frame { to: remote, number: 0, kind: Kind::Reset, value: 0 };
                 let _ = state.send(connection.peer, reset, &[]);
             }
             Some(connection)
         });
-        // Its wakers are dropped without the lock.
+        // The wakers in it are dropped without the lock.
         drop(removed);
     }
 }

@@ -27,7 +27,7 @@ impl Network {
         self.copy(key, outputs, |network, copy, output| {
             let pieces = network.frames.at(copy).pieces;
             for index in 0..pieces {
-                match way {
+                match output {
                     Some(out) => network.enqueue(queue, now, out, copy, index, index + 1 == pieces),
                     None => network.drop_piece(copy, DropCause::NoRoute),
                 }
@@ -83,12 +83,12 @@ impl Network {
         mut send: impl FnMut(&mut Self, u32, W),
     ) {
         let origin = self.frames.at(key).origin;
-        for (node, way) in nodes.into_iter().filter(|(node, _)| *node != origin) {
+        for (node, output) in nodes.into_iter().filter(|(node, _)| *node != origin) {
             let copy = self.frames.duplicate(key);
             self.frames.at(copy).header.destination = node;
             self.watch.sent(self.frames.at(copy));
             self.traffic.sent += 1;
-            send(self, copy, way);
+            send(self, copy, output);
         }
         // Only the copies count as sent, because the frame itself reaches no node.
         self.traffic.sent -= 1;

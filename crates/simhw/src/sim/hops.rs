@@ -40,9 +40,9 @@ impl Network {
         self.watch.sent(frame);
         self.traffic.sent += 1;
         let route = &self.routes[usize::from(switch.0)];
-        let way = route.get(back.destination.index()).copied().flatten();
+        let output = route.get(back.destination.index()).copied().flatten();
         for index in 0..pieces {
-            match way {
+            match output {
                 Some(out) => self.enqueue(queue, now, out, key, index, index + 1 == pieces),
                 None => self.drop_piece(key, DropCause::NoRoute),
             }

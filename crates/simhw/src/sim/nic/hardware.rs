@@ -406,8 +406,8 @@ impl Hardware for SimHardware<'_> {
     fn commit(&mut self) {
         let at = self.reached();
         let mut frames = std::mem::take(&mut self.nic.staged.frames);
-        for (key, way) in frames.drain(..) {
-            self.launch(key, way);
+        for (key, route) in frames.drain(..) {
+            self.launch(key, route);
         }
         self.nic.staged.frames = frames;
         let mut effects = std::mem::take(&mut self.nic.staged.effects);
