@@ -11,16 +11,16 @@ use midplane::simhw::time::LineRate;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// Frames that may be under way from one node to another.
+/// Most frames in flight from one node to another.
 const DEPTH: usize = 64;
 
-/// One node's ends of a channel to each other node, and from each.
+/// One node's ends of the channels to and from each other node.
 pub(crate) struct ChannelLink {
-    /// By node; the own one is never used.
+    /// By node; this node's own entry is never used.
     to: Vec<Sender<Vec<u8>>>,
-    /// By node; `None` once the node is gone.
+    /// By node; `None` once the node has ended.
     from: Vec<Option<Receiver<Vec<u8>>>>,
-    /// The node whose channel is polled first, so that no node waits for another's frames for ever.
+    /// The node whose channel is polled first, so that no node waits forever behind another's frames.
     turn: usize,
 }
 
@@ -31,7 +31,7 @@ impl ChannelLink {
             (0..nodes).map(|_| Self { to: Vec::new(), from: Vec::new(), turn: 0 }).collect();
         for sender in 0..links.len() {
             for receiver in 0..links.len() {
-                // A bounded channel for each pair: what a node has not received stays with its sender.
+                // A bounded channel for each pair: frames that a node has not received stay at their sender.
                 let (to, from) = channel(DEPTH);
                 links[sender].to.push(to);
                 links[receiver].from.push(Some(from));
@@ -52,7 +52,7 @@ impl FrameLink for ChannelLink {
 
     fn has_room(&mut self, to: NodeId, staged: usize) -> bool {
         let channel = &self.to[to.index()];
-        // A frame to a node that is gone is accepted, and dropped when it is sent: the firmware need not try again.
+        // A frame to a node that has ended is accepted, and dropped when it is sent: the firmware need not try again.
         channel.capacity() > staged || channel.is_closed()
     }
 
@@ -74,7 +74,7 @@ impl FrameLink for ChannelLink {
                     let node = u16::try_from(at).expect("fewer than 65,536 nodes");
                     return Poll::Ready((NodeId(node), frame));
                 }
-                // Its sender is dropped, and so nothing would wake this task.
+                // The sender was dropped, so nothing would wake this task.
                 Poll::Ready(None) => self.from[at] = None,
                 // The channel wakes the task.
                 Poll::Pending => {}
@@ -103,7 +103,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut inbox = near.host().open_port()?;
         let memory = inbox.register(100)?;
         inbox.submit(&messages::receive(memory.whole(), 0))?;
-        // Until the NIC has taken the receive: without one, it drops the message.
+        // Waits until the NIC has taken the receive: without one, it drops the message.
         tokio::time::sleep(Duration::from_millis(20)).await;
 
         let mut port = far.host().open_port()?;
