@@ -1,4 +1,4 @@
-//! Input that can't be: each has an error of its own, and disturbs nothing else.
+//! Tests invalid input: each kind has an error of its own, and disturbs nothing else.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ async fn a_peer_of_another_version_is_an_error_that_names_both_and_disturbs_no_o
 }
 
 #[tokio::test]
-async fn a_service_that_nobody_offers_is_an_error_at_once_or_after_a_deadline_by_choice() {
+async fn a_service_that_no_node_offers_is_an_error_at_once_or_after_a_deadline_by_choice() {
     for within in [Duration::ZERO, Duration::from_millis(400)] {
         let (_, client) = nodes("deadline", Over::Shm);
         let client = client.connect_timeout(within).start().await.unwrap();
@@ -89,7 +89,7 @@ over_each! {
             match client.connect("kv").await {
                 Ok(stream) => streams.push(stream),
                 Err(error) if error.kind() == ErrorKind::Busy => break error,
-                // The first searches may have found nothing yet.
+                // The first searches may have found no node yet.
                 Err(error) => assert!(streams.is_empty(), "{error}"),
             }
             assert!(streams.len() <= 1_024);

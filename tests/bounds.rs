@@ -1,4 +1,4 @@
-//! What services move between tasks is `Send`, and so are the futures that it makes.
+//! Checks that types that services move between tasks are `Send`, and so are the futures that they make.
 
 use bytes::Bytes;
 use midplane::gang::channel::Channel;
@@ -22,7 +22,7 @@ const fn send<T: Send>() {}
 const fn shared<T: Send + Sync>() {}
 
 #[test]
-fn what_services_keep_can_move_between_threads() {
+fn types_that_services_keep_can_move_between_threads() {
     const {
         send::<Port>();
         send::<Unit>();
@@ -40,7 +40,7 @@ fn what_services_keep_can_move_between_threads() {
     }
 }
 
-/// Only for its types: each future is one that a runtime of several threads may run.
+/// Checks types only: a multi-threaded runtime can run each of these futures.
 #[expect(dead_code, reason = "it is compiled, never run")]
 fn futures_of_services_can(
     host: impl Host,

@@ -1,4 +1,4 @@
-//! Calls over each transport: answers, errors, deadlines, cancellation, limits, and peers that end.
+//! Tests calls over each transport: answers, errors, deadlines, cancellation, limits, and peers that end.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -26,7 +26,7 @@ enum KvError {
     NotFound { key: String },
 }
 
-/// The error of services that have none.
+/// The error type of services that have no errors.
 #[derive(Debug, Deserialize, Serialize, thiserror::Error)]
 enum Never {}
 
@@ -35,7 +35,7 @@ async fn both(service: NodeBuilder, client: NodeBuilder) -> (Node, Node) {
     (service, client.name("client").start().await.unwrap())
 }
 
-/// A service that says that it was called, and waits until it may answer with the request.
+/// A service that reports each call, and answers with the request once it is opened.
 #[derive(Clone, Default)]
 struct Gate {
     called: Arc<Notify>,
@@ -77,7 +77,7 @@ impl Gate {
     }
 }
 
-/// A service that answers with its number.
+/// Serves a service that answers with its number.
 fn numbered(node: &Node, number: u32) -> Serving {
     let service = service_fn(move |_: u32| async move { Ok::<_, Never>(number) });
     node.serve("gate", service).unwrap()
@@ -158,7 +158,7 @@ over_each! {
             }
             drop(call);
         }
-        // One that the service has certainly begun.
+        // A call that the service has certainly begun.
         let call = tokio::spawn({ let client = client.clone(); async move { client.call(7).await } });
         while gate.inside.load(Ordering::SeqCst) == 0 {
             gate.called.notified().await;
@@ -168,7 +168,7 @@ over_each! {
         while serving.calls() > 0 {
             tokio::task::yield_now().await;
         }
-        // The one permit of the client is free again.
+        // The client's only permit is free again.
         let mut call = pin!(client.call(9));
         loop {
             tokio::select! {
@@ -187,11 +187,11 @@ over_each! {
         let short = client.clone().timeout(Duration::from_millis(100));
         assert!(matches!(short.call(1).await, Err(CallError::Deadline)));
         gate.is_empty().await;
-        // The sooner of two counts.
+        // The earlier of the two deadlines applies.
         let context = Context::new().with_timeout(Duration::from_millis(100));
         assert!(matches!(context.scope(client.call(1)).await, Err(CallError::Deadline)));
         gate.is_empty().await;
-        // A call that waits for its turn has a deadline as well.
+        // A call that waits for a permit has a deadline as well.
         let one = short.limits(Limits::default().concurrency(1));
         let (a, b) = tokio::join!(one.call(1), one.call(2));
         assert!(matches!((a, b), (Err(CallError::Deadline), Err(CallError::Deadline))));
@@ -226,7 +226,7 @@ over_each! {
         let arrived = saw.recv().await.unwrap();
         assert_eq!((arrived.traceparent(), arrived.tracestate()), (Some(PARENT), "vendor=1"));
         assert_eq!(arrived.peer().unwrap().name, "service");
-        // Behind two hops, each of which counts what remains in microseconds and adds the time on its way.
+        // After two hops. Each sends the remaining time in microseconds, and the time on the way extends the deadline.
         let slip = arrived.deadline().unwrap().duration_since(context.deadline().unwrap());
         assert!(slip < Duration::from_secs(5), "{slip:?}");
     }
@@ -288,7 +288,7 @@ over_each! {
         gate.is_empty().await;
     }
 
-    async fn what_is_too_large_or_of_another_type_is_an_error_that_says_so(over) {
+    async fn messages_that_are_too_large_or_of_another_type_are_errors_that_say_so(over) {
         let (service, client) = nodes("large", over);
         let (service, client) = both(service, client).await;
         let limits = Limits::default().max_message(10_000);
@@ -300,7 +300,7 @@ over_each! {
         let is_large = |result: Result<String, CallError<Never>>, of, most| {
             matches!(result, Err(CallError::TooLarge { what, limit }) if what == of && limit == most)
         };
-        // One that fits into the wire's room, and one that does not.
+        // One request that fits into the transport's buffer, and one that does not.
         for length in [20_000, 900_000] {
             assert!(is_large(grow.call((1, "y".repeat(length))).await, "request", 10_000));
         }

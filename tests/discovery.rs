@@ -1,4 +1,4 @@
-//! Discovery by lists, names, files and jobs; clusters and keys that keep nodes apart.
+//! Tests discovery by lists, names, files and jobs, and clusters and keys that keep nodes apart.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, UdpSocket};
@@ -12,12 +12,12 @@ use midplane::discovery::{Discovery, DiscoveryError, File, Job, Place};
 use midplane::simhw::seal::Key;
 use midplane::{ErrorKind, Listener, Node, NodeBuilder};
 
-/// Nodes of a cluster of the test's own, over UDP.
+/// Returns a builder of nodes of the test's own cluster, over UDP.
 fn builder(test: &str) -> NodeBuilder {
     Node::builder().cluster(format!("{test}-{}", std::process::id())).transports("udp")
 }
 
-/// A node that listens at a port of the system's choice.
+/// Starts a node that listens at a port of the system's choice.
 async fn service(builder: NodeBuilder, service: &str) -> (Node, Listener, SocketAddr) {
     let node = builder.bind("127.0.0.1:0".parse().unwrap()).start().await.unwrap();
     let listener = node.listen(service).await.unwrap();
@@ -25,7 +25,7 @@ async fn service(builder: NodeBuilder, service: &str) -> (Node, Listener, Socket
     (node, listener, address)
 }
 
-/// Replaces a file at once, as its readers see it.
+/// Replaces a file atomically.
 fn replace(path: &Path, text: &str) {
     let mut file = tempfile::NamedTempFile::new_in(path.parent().unwrap()).unwrap();
     file.write_all(text.as_bytes()).unwrap();
@@ -84,7 +84,7 @@ async fn a_bad_file_is_an_error_at_the_start_and_later_leaves_the_last_places() 
 async fn names_are_resolved() {
     let (_node, _listener, address) = service(builder("names"), "orders").await;
     let place = format!("localhost:{}", address.port());
-    // No name server is asked for a name with so long a part.
+    // No name server receives a query for a name with so long a label.
     let nowhere = format!("{}.invalid:1", "a".repeat(64));
     let client = builder("names").discover(format!("{place}, {nowhere}"));
     let error = client.clone().start().await.unwrap_err();
@@ -116,7 +116,7 @@ async fn a_place_on_another_host_needs_a_key_or_trust_and_binds_an_open_address(
     }
     let near = builder("far").discover("127.0.0.1:4700").key(key.clone()).start().await.unwrap();
     assert!(near.address().unwrap().ip().is_loopback(), "all places are on this host");
-    // Bound to loopback by hand, it says whom it can't reach.
+    // A node that was explicitly bound to loopback reports places that it can't reach.
     let bound = far.key(key).bind("127.0.0.1:0".parse().unwrap()).start().await.unwrap();
     let error = bound.connect("orders").await.unwrap_err().to_string();
     assert!(error.contains("192.0.2.1:4700 (it is on another host"), "{error}");
@@ -135,7 +135,7 @@ async fn a_node_at_all_addresses_of_ipv6_reaches_places_of_both_versions() {
     let client = client.discover(&places).start().await.unwrap();
     client.connect("orders").await.unwrap();
     client.connect("stock").await.unwrap();
-    // Told no address, a node takes the version of IP that the places have.
+    // A node without an address takes the IP version of its places.
     let client = builder("versions").discover(new.address().unwrap().to_string());
     client.start().await.unwrap().connect("stock").await.unwrap();
     let client = builder("versions").discover(&places).connect_timeout(Duration::ZERO);
@@ -150,7 +150,7 @@ async fn nodes_of_other_clusters_are_refused_by_name() {
     let stranger = stranger.start().await.unwrap();
     let pid = std::process::id();
     let expected = format!("{address} (is of cluster \"one-{pid}\", this node of \"other-{pid}\")");
-    // The node may describe itself after the first search.
+    // The node may describe itself only after the first search.
     let error = loop {
         let error = stranger.connect("orders").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoService);
@@ -185,17 +185,17 @@ async fn nodes_with_one_key_file_meet_and_with_another_do_not() {
     assert!(error.to_string().contains("chmod 600"), "{error}");
 }
 
-/// Tells what a test says.
+/// A discovery that reports places set by a test.
 #[derive(Debug, Default)]
-struct Told(Mutex<Vec<Place>>);
+struct Settable(Mutex<Vec<Place>>);
 
-impl Discovery for &'static Told {
+impl Discovery for &'static Settable {
     async fn places(&self) -> Result<Vec<Place>, DiscoveryError> {
         Ok(self.0.lock().unwrap().clone())
     }
 }
 
-/// Never answers, as a registry that is down.
+/// A discovery that never answers, like that of a registry that is down.
 #[derive(Debug)]
 struct Silent;
 
@@ -208,18 +208,19 @@ impl Discovery for Silent {
 #[tokio::test]
 async fn a_discovery_of_the_users_own_may_change_and_a_silent_one_stops_no_other() {
     let (_node, _listener, address) = service(builder("own"), "orders").await;
-    let told: &Told = Box::leak(Box::default());
-    let client = builder("own").discover_with(told).discover_with(Silent).start().await.unwrap();
+    let settable: &Settable = Box::leak(Box::default());
+    let client =
+        builder("own").discover_with(settable).discover_with(Silent).start().await.unwrap();
     let waiting = tokio::spawn(async move { client.connect("orders").await.map(drop) });
     tokio::task::yield_now().await;
-    told.0.lock().unwrap().push(address.into());
+    settable.0.lock().unwrap().push(address.into());
     waiting.await.unwrap().unwrap();
 }
 
-/// Has the port of a job's first process.
+/// Environment variable with the port of a job's first process.
 const PORT: &str = "MIDPLANE_TEST_JOB_PORT";
 
-/// A process of a job, which [`processes_of_a_job_find_each_other`] starts: rank 0 serves until its input ends.
+/// Runs as a process of a job, which [`processes_of_a_job_find_each_other`] starts: rank 0 serves until its input ends.
 #[tokio::test]
 async fn process_of_a_job() {
     let Ok(port) = std::env::var(PORT) else { return };
@@ -238,7 +239,7 @@ async fn process_of_a_job() {
     }
 }
 
-/// Two ports in a row that were free a moment ago.
+/// Returns the first of two consecutive ports that were free a moment ago.
 fn free_ports() -> u16 {
     loop {
         let first = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -1,5 +1,5 @@
-//! The dissector's tables are those of the protocol: kinds of frames, and who they are for. What is a crate's own is compared
-//! in that crate.
+//! Tests that the dissector's tables are those of the protocol: kinds of frames, and the extensions that they are for.
+//! Tables of one crate are compared in that crate.
 
 #[path = "../docs/wireshark/tables.rs"]
 mod tables;

@@ -1,4 +1,4 @@
-//! Nodes that were told of one other find each service of the cluster by gossip.
+//! Tests that nodes that each know one other node find each service of the cluster by gossip.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use midplane::{ErrorKind, Key, Listener, Node, NodeBuilder};
 
-/// Nodes of a cluster of the test's own, which gossip over loopback.
+/// Returns a builder of nodes of the test's own cluster, which gossip over loopback.
 fn builder(test: &str, key: Option<&Key>) -> NodeBuilder {
     let builder = Node::builder().cluster(format!("{test}-{}", std::process::id()));
     let builder = builder.transports("udp").gossip();
     key.iter().fold(builder, |builder, key| builder.key((*key).clone()))
 }
 
-/// A node that offers the service of its name, and what it was told of: one place at most.
+/// Starts a node that offers a service of its own name, and knows `seed` at most.
 async fn node(builder: &NodeBuilder, name: &str, seed: Option<SocketAddr>) -> (Node, Listener) {
     let builder = builder.clone().name(name);
     let builder = seed.iter().fold(builder, |builder, seed| builder.discover(seed.to_string()));
@@ -26,7 +26,7 @@ fn address(node: &Node) -> SocketAddr {
     node.address().unwrap()
 }
 
-/// Waits until gossip names these nodes to another one, and no others.
+/// Waits until gossip has given a node the addresses of these nodes, and no others.
 async fn names(node: &Node, others: &[&Node]) {
     let others: BTreeSet<_> = others.iter().map(|other| address(other)).collect();
     let named = async {
@@ -44,7 +44,7 @@ async fn nodes_find_each_service(key: Option<Key>) {
     let (one, _one) = node(&builder, "one", None).await;
     let (two, _two) = node(&builder, "two", Some(address(&one))).await;
     let (three, _three) = node(&builder, "three", Some(address(&two))).await;
-    // Another one comes late, and knows any of them.
+    // Another node joins late, and knows any of them.
     let (late, _late) = node(&builder, "late", Some(address(&three))).await;
     late.connect("one").await.unwrap();
     let met: BTreeSet<_> = late.peers().into_iter().map(|peer| peer.name).collect();
@@ -60,7 +60,7 @@ async fn nodes_find_each_service(key: Option<Key>) {
 }
 
 #[tokio::test]
-async fn nodes_that_were_told_of_one_other_find_each_service() {
+async fn nodes_that_know_one_other_find_each_service() {
     nodes_find_each_service(None).await;
 }
 
@@ -70,13 +70,13 @@ async fn nodes_with_a_key_find_each_service() {
 }
 
 #[tokio::test]
-async fn a_thief_without_the_key_is_told_nothing_and_named_to_nobody() {
+async fn a_thief_without_the_key_learns_nothing_and_is_named_to_no_node() {
     let honest = builder("thief", Some(&Key::new(1, [5; 32])));
     let (one, _one) = node(&honest, "one", None).await;
     let (bare, _bare) = node(&builder("thief", None), "bare", Some(address(&one))).await;
     let other_key = builder("thief", Some(&Key::new(1, [6; 32])));
     let (thief, _thief) = node(&other_key, "thief", Some(address(&one))).await;
-    // Those who came after them are named.
+    // The nodes that join after the thieves are named.
     let (two, _two) = node(&honest, "two", Some(address(&one))).await;
     names(&one, &[&two]).await;
     names(&two, &[&one]).await;
@@ -86,7 +86,7 @@ async fn a_thief_without_the_key_is_told_nothing_and_named_to_nobody() {
 }
 
 #[tokio::test]
-async fn a_node_that_ended_is_named_no_longer_and_again_once_it_is_back() {
+async fn a_node_that_ended_is_no_longer_named_until_it_restarts() {
     let builder = builder("crash", None);
     let (one, _one) = node(&builder, "one", None).await;
     let (two, _two) = node(&builder, "two", Some(address(&one))).await;
@@ -104,14 +104,14 @@ async fn a_node_that_ended_is_named_no_longer_and_again_once_it_is_back() {
     let (back, _back) = node(&again, "back", Some(address(&two))).await;
     one.connect("back").await.unwrap();
     names(&one, &[&two, &back]).await;
-    // News of services that are offered later, or no longer, spreads.
+    // Gossip spreads services that are offered later or withdrawn.
     let more = back.listen("more").await.unwrap();
     one.connect("more").await.unwrap();
     drop(more);
 }
 
 #[tokio::test]
-async fn a_node_at_all_addresses_tells_the_one_that_its_seed_is_reached_from() {
+async fn a_node_at_all_addresses_gossips_the_one_that_reaches_its_seed() {
     let builder = builder("everywhere", None).trusted_network();
     let (one, _one) = node(&builder, "one", None).await;
     let everywhere = builder.clone().bind("0.0.0.0:0".parse().unwrap());

@@ -1,4 +1,4 @@
-//! Names that are pinned to nodes' own keys: thieves, restarts, and lists of keys.
+//! Tests names pinned to nodes' own keys: thieves, restarts, and lists of keys.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::node::free_address;
 
-/// Virtual time asserts 1 s; this leaves room for a machine with other work.
+/// Limit of 3 s where virtual time asserts 1 s: allows for a busy machine.
 const SOON: Duration = Duration::from_secs(3);
 
 fn builder(test: &str, transports: &str) -> NodeBuilder {
@@ -18,13 +18,13 @@ fn builder(test: &str, transports: &str) -> NodeBuilder {
     builder.transports(transports).key(Key::new(1, [7; 32])).connect_timeout(Duration::from_secs(2))
 }
 
-/// A builder of nodes that reach this client, and give up soon where they are refused.
+/// Returns a builder of nodes that reach this client, and that time out soon if it refuses them.
 fn reaching(client: &Node, builder: &NodeBuilder) -> NodeBuilder {
     let builder = builder.clone().discover(client.address().unwrap().to_string());
     builder.connect_timeout(Duration::from_millis(300))
 }
 
-/// Starts a node that says `greeting` to who connects to `kv`; its former self may still tell its peers that it ends.
+/// Starts a node that sends `greeting` to clients of `kv`. The former node may still be notifying its peers of its end.
 async fn serve(builder: NodeBuilder, at: SocketAddr, greeting: u8) -> Node {
     let node = loop {
         match builder.clone().name("orders").bind(at).start().await {
@@ -33,7 +33,7 @@ async fn serve(builder: NodeBuilder, at: SocketAddr, greeting: u8) -> Node {
         }
         tokio::task::yield_now().await;
     };
-    // One that was met already may be refused.
+    // A node that peers have already met may be refused.
     let Ok(mut listener) = node.listen("kv").await else { return node };
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
@@ -48,7 +48,7 @@ async fn serve(builder: NodeBuilder, at: SocketAddr, greeting: u8) -> Node {
     node
 }
 
-/// A client of the nodes at these places, which offers `inbox` itself.
+/// Starts a client of the nodes at these places, which offers `inbox` itself.
 async fn client(builder: &NodeBuilder, places: [SocketAddr; 2]) -> (Node, Listener) {
     let places = places.map(|place| place.to_string()).join(",");
     let client = builder.clone().name("client").discover(places).start().await.unwrap();
@@ -60,7 +60,7 @@ async fn greeted(client: &Node) -> u8 {
     client.connect("kv").await.unwrap().read_u8().await.unwrap()
 }
 
-/// The error of a node that is refused by the client, and may not offer anything either.
+/// Waits for the error of a node that the client refuses; checks that it may not offer a service either.
 async fn refused(node: &Node) {
     let error = loop {
         let error = node.connect("inbox").await.unwrap_err();
@@ -98,7 +98,8 @@ async fn a_thief_is_refused(transports: &str) {
     stream.write_u8(9).await.unwrap();
     assert_eq!(stream.read_u8().await.unwrap(), 9, "the stream is not disturbed");
 
-    // Restarted with its file, it is reached soon; without, it is refused though its former self is gone.
+    // Restarted with its key file, the node is reached soon; without, it is refused although the former node has
+    // exited.
     drop(orders);
     assert!(stream.read_u8().await.is_err());
     let orders = serve(kept, at, 3).await;
@@ -133,7 +134,7 @@ async fn a_thief_of_a_name_is_refused_over_tcp_and_a_restart_with_its_file_is_re
 }
 
 #[tokio::test]
-async fn a_name_without_a_file_is_its_nodes_own_while_that_lives_and_free_afterwards() {
+async fn a_name_without_a_file_belongs_to_its_node_while_that_is_alive_and_is_free_afterwards() {
     for transports in ["udp", "tcp"] {
         let builder = builder("plain", transports);
         let (at, elsewhere) = (free_address(), free_address());

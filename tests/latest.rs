@@ -1,4 +1,4 @@
-//! Maps of latest values over each transport: members that join late, leave, are slow or restarted.
+//! Tests maps of latest values over each transport: members that join late, leave, are slow or restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,7 +19,7 @@ async fn map(node: &Node) -> LatestMap<String, u32> {
     node.latest_map("map").await.unwrap()
 }
 
-/// Waits until a key has a value, or none.
+/// Waits until a key has the given value, or is removed.
 async fn until(watch: &mut Watch<String, u32>, key: &str, value: Option<u32>) {
     loop {
         let change = watch.next().await.expect("the node runs");
@@ -63,7 +63,7 @@ over_each! {
         for number in 0..2_000 {
             a.set(&format!("key {number}"), &number).unwrap();
         }
-        // It knows the first member alone, over UDP: the others' values are passed on.
+        // Over UDP, the late member knows the first member alone, which forwards the others' values.
         let late = start(&other).await;
         let c = map(&late).await;
         let mut sees_c = c.watch();
@@ -92,7 +92,7 @@ over_each! {
         assert_eq!((change.key, change.value), ((7, "disk".into()), Some(load)));
         assert!(change.age >= wait, "{:?}", change.age);
         assert!(b.snapshot()[0].age >= change.age);
-        // Another type under the same name: its entries are counted, and disturb nothing.
+        // A map with another type under the same name: its entries are counted, and disturb nothing.
         let third = start(&more).await;
         let c = third.latest_map::<String, String>("load").await.unwrap();
         c.set(&"key".into(), &"value".into()).unwrap();
@@ -116,7 +116,7 @@ over_each! {
         drop((map_of_first, first));
         let second = start(&other).await;
         let again = map(&second).await;
-        // It knows nothing of the hundred writes, and this one is later.
+        // The restarted member knows none of the hundred writes, and this write is later.
         again.set(&"load".into(), &7).unwrap();
         until(&mut sees, "load", Some(7)).await;
         kept.set(&"more".into(), &1).unwrap();
@@ -135,7 +135,7 @@ over_each! {
         }
         until(&mut eager, "x", Some(4_999)).await;
         assert_eq!(lazy.next().await.unwrap().value, Some(4_999));
-        // Nothing more is due to it.
+        // The watch has no further change.
         assert!(tokio::time::timeout(Duration::from_millis(50), lazy.next()).await.is_err());
     }
 
@@ -156,7 +156,7 @@ over_each! {
         while ended.next().await.is_some() {}
     }
 
-    async fn what_is_too_large_for_a_map_is_an_error_that_names_the_limit(over) {
+    async fn an_entry_that_is_too_large_for_a_map_is_an_error_that_names_the_limit(over) {
         let (one, _) = nodes("bounds", over);
         let one = start(&one).await;
         let map = one.latest_map::<String, String>("map").await.unwrap();

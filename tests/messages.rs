@@ -1,4 +1,4 @@
-//! Messages over each transport: order, back-pressure, cancellation, and receivers that are restarted.
+//! Tests messages over each transport: order, back-pressure, cancellation, and receivers that restart.
 
 use std::task::{Context as Task, Waker};
 use std::time::Duration;
@@ -8,14 +8,14 @@ use midplane::{ErrorKind, Node, NodeBuilder};
 
 use crate::node::{Over, nodes, over_each};
 
-/// A message that says its number and its length in each of its bytes.
+/// Returns a message whose bytes contain its number.
 fn message(number: u32, length: usize) -> Vec<u8> {
     let mut bytes = number.to_le_bytes().to_vec();
     bytes.resize(length.max(4), number as u8);
     bytes
 }
 
-/// Returns the number of a message that is whole.
+/// Checks that a message is complete; returns its number.
 #[track_caller]
 fn number(bytes: &[u8]) -> u32 {
     let number = u32::from_le_bytes(bytes[..4].try_into().unwrap());
@@ -25,7 +25,7 @@ fn number(bytes: &[u8]) -> u32 {
 
 async fn receiver(builder: &NodeBuilder) -> Node {
     loop {
-        // The address of a node that has ended is free once its driver has told its peers.
+        // A node's address is free once the node's driver has notified its peers of the end.
         match builder.clone().name("receiver").start().await {
             Ok(node) => return node,
             Err(error) => assert_eq!(error.kind(), ErrorKind::InUse),
@@ -48,7 +48,7 @@ over_each! {
                     node.send("receiver", message(number, length)).await.unwrap();
                 }
                 node.send("receiver", vec![0; MAX_MESSAGE]).await.unwrap();
-                // Ends once the messages have arrived.
+                // Shutdown waits until the messages have arrived.
                 node.shutdown().await;
             }));
         }
@@ -78,13 +78,13 @@ over_each! {
         let mut sent = 1;
         loop {
             let sending = client.send("receiver", message(sent, 100_000));
-            // Nothing but a receive ends this wait.
+            // Only a receive ends this wait.
             let Ok(done) = tokio::time::timeout(Duration::from_millis(300), sending).await else { break };
             done.unwrap();
             sent += 1;
             assert!(sent < 300, "a sender that is not received from has sent 30 MB");
         }
-        // Whether the one that was dropped was sent or not, all arrive whole and in order.
+        // Whether the dropped send has sent its message or not, all messages arrive whole and in order.
         for expected in 1..sent {
             assert_eq!(number(&receiver.receive().await.unwrap().1), expected);
         }
@@ -128,7 +128,7 @@ over_each! {
         sent.unwrap();
         let (peer, bytes) = received.unwrap();
         assert_eq!((peer.name.as_str(), &bytes[..]), ("client", &b"one"[..]));
-        // An answer to the very node that has sent.
+        // Answers the node that has sent, by its identity.
         let (answer, sent) = tokio::join!(client.receive(), first.send(&peer, "answer"));
         sent.unwrap();
         let (first_name, bytes) = answer.unwrap();
@@ -136,7 +136,7 @@ over_each! {
         drop(first);
         let second = receiver(&service).await;
         let received = tokio::spawn(async move { (second.receive().await.unwrap(), second) });
-        // The client learns of the end of the first one before, or by, this send.
+        // The client is notified of the first receiver's end before this send, or by it.
         let error = loop {
             if let Err(error) = client.send("receiver", "lost").await {
                 break error;
@@ -147,7 +147,7 @@ over_each! {
         client.send("receiver", "two").await.unwrap();
         let ((_, bytes), _second) = received.await.unwrap();
         assert_eq!(bytes, "two");
-        // The first one never comes back.
+        // The first receiver never returns.
         for _ in 0..2 {
             let error = client.send(&first_name, "three").await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Reset);
@@ -165,7 +165,7 @@ over_each! {
         let text = error.to_string();
         assert!(text.starts_with("no node is called \"nobody\"; asked "), "{text}");
         assert!(!text.contains("\"messages\""), "{text}");
-        // It never receives.
+        // The receiver has never called `receive`.
         let error = client.send("receiver", "hello").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoService);
         let receiving = tokio::spawn({ let receiver = receiver.clone(); async move { receiver.receive().await } });

@@ -1,4 +1,4 @@
-//! The metrics of nodes, scraped as Prometheus does. One test: a process has one recorder.
+//! Tests the metrics of nodes, scraped as Prometheus does. It is one test, because a process has one recorder.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn scrape(endpoint: &prometheus::Endpoint) -> String {
     body.to_owned()
 }
 
-/// The value of the line that begins with a name and has these labels.
+/// Returns the value of the line that begins with a name and has these labels.
 fn value(scraped: &str, name: &str, labels: &[&str]) -> Option<f64> {
     let line = scraped.lines().find(|line| {
         line.starts_with(&format!("{name}{{")) && labels.iter().all(|label| line.contains(label))
@@ -25,7 +25,7 @@ fn value(scraped: &str, name: &str, labels: &[&str]) -> Option<f64> {
     line.rsplit_once(' ')?.1.parse().ok()
 }
 
-/// Scrapes until it finds at least this.
+/// Scrapes until the value is at least `least`.
 async fn until(endpoint: &prometheus::Endpoint, name: &str, labels: &[&str], least: f64) {
     let found = async {
         while value(&scrape(endpoint).await, name, labels).unwrap_or(-1.0) < least {
@@ -39,7 +39,7 @@ async fn until(endpoint: &prometheus::Endpoint, name: &str, labels: &[&str], lea
 }
 
 #[tokio::test]
-async fn what_nodes_count_is_scraped() {
+async fn counters_of_nodes_are_scraped() {
     let endpoint = prometheus::serve("127.0.0.1:0").await.unwrap();
     let error = prometheus::serve("127.0.0.1:0").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse);

@@ -1,4 +1,4 @@
-//! A daemon's NIC, and processes that are stopped, killed, or lose their daemon.
+//! Tests a daemon's NIC with processes that are stopped or killed, or lose their daemon.
 #![cfg(target_os = "linux")]
 
 use std::io::{BufRead, BufReader};
@@ -16,17 +16,17 @@ use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Says to a child which daemon it is a client of.
+/// Environment variable that names the daemon of a child process.
 const DAEMON: &str = "MIDPLANE_TEST_DAEMON";
-/// Messages of a round: fewer than a port takes buffers.
+/// Messages of a round: fewer than the receive buffers that a port takes.
 const ROUND: u64 = 64;
 const BYTES: usize = 3_000;
-/// The children's port.
+/// The child's port.
 const PORT: PortId = PortId(1_100);
-/// Only what hangs takes so long.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Time after which a test fails as hung.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Not a test by itself: a client that takes rounds of messages until it is killed.
+/// Not a test by itself: a client that receives rounds of messages until it is killed.
 #[tokio::test]
 async fn child_that_takes_messages() {
     let Ok(name) = std::env::var(DAEMON) else { return };
@@ -37,13 +37,13 @@ async fn child_that_takes_messages() {
         for (cookie, buffer) in (0..).zip(&buffers) {
             port.post(&messages::receive(buffer.whole(), cookie)).unwrap();
         }
-        // A command that there is not is answered after all before it were taken.
+        // The NIC answers this unknown command only after it has taken all commands before it.
         let last = Command { extension: MESSAGES, opcode: 99, ..Command::default() };
         port.submit(&last).unwrap();
         assert_eq!(port.completion().await.unwrap().status, Status::Invalid);
         println!("\nready {round}");
         for number in 0..ROUND {
-            let taken = tokio::time::timeout(PATIENCE, port.completion()).await.unwrap().unwrap();
+            let taken = tokio::time::timeout(TIMEOUT, port.completion()).await.unwrap().unwrap();
             assert_eq!((taken.status, taken.cookie), (Status::Done, number));
             let mut bytes = [0; BYTES];
             buffers[usize::try_from(number).unwrap()].read(0, &mut bytes).unwrap();
@@ -78,7 +78,7 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits until it says so.
+    /// Waits until the process prints `what`.
     fn says(&mut self, what: &str) {
         let mut line = String::new();
         while line.trim() != what {
@@ -95,7 +95,7 @@ impl Drop for Process {
     }
 }
 
-/// One test at a time: one of them counts what this process has mapped.
+/// Lock of the tests, which run one at a time: one of them counts this process's mappings.
 static TURN: Mutex<()> = Mutex::const_new(());
 
 /// Two NICs, and a daemon's server of the second one's ports.
@@ -122,13 +122,13 @@ impl Daemon {
         Self { sender, served, server, name, _turn: turn }
     }
 
-    /// Sends a round to the child, and waits until all of it has left.
+    /// Sends a round to the child, and waits until all of it was sent.
     async fn send_round(&self, port: &mut Port) {
         for number in 0..ROUND {
             let region = port.register(BYTES).unwrap();
             region.write(0, &content(number)).unwrap();
             port.submit(&messages::send(NodeId(1), PORT, region.whole(), number)).unwrap();
-            let sent = tokio::time::timeout(PATIENCE, port.completion()).await.unwrap().unwrap();
+            let sent = tokio::time::timeout(TIMEOUT, port.completion()).await.unwrap().unwrap();
             assert_eq!(sent.status, Status::Done);
         }
     }
@@ -141,18 +141,18 @@ impl Daemon {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, free).await.expect("the port is free again");
+        tokio::time::timeout(TIMEOUT, free).await.expect("the port is free again");
     }
 }
 
-/// Bytes of what is shared with other processes and mapped here.
+/// Returns the number of this process's mappings of memory that it shares with other processes.
 fn mapped() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains("memfd:midplane")).count()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_comes_for_a_stopped_process_is_there_when_it_goes_on() {
+async fn messages_for_a_stopped_process_are_there_when_it_resumes() {
     let daemon = Daemon::start("nicd stopped").await;
     let mut port = daemon.sender.host().open_port().unwrap();
     let mut child = Process::start(&daemon.name);
@@ -180,18 +180,18 @@ async fn a_process_that_is_killed_leaves_its_port_and_its_memory() {
         drop(child);
         daemon.reclaimed().await;
     }
-    // The port is another's before the daemon's thread has let go of the last one's segment.
+    // The port's number is free before the daemon's thread has unmapped the old segment.
     let let_go = async {
         while mapped() > before {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    let let_go = tokio::time::timeout(PATIENCE, let_go).await;
+    let let_go = tokio::time::timeout(TIMEOUT, let_go).await;
     let_go.expect("segments of processes that are gone are let go");
 }
 
-/// More commands than a NIC takes at once are posted, and rung for only as the port goes.
-async fn leave_much(host: &impl Host) {
+/// Posts more commands than a NIC takes at once; the doorbell is rung only when the port is dropped.
+async fn drop_with_pending_commands(host: &impl Host) {
     let numbered = PortOptions::default().number(PORT).depth(256);
     let mut port = host.open_port_with(numbered).unwrap();
     for cookie in 0..200 {
@@ -203,17 +203,17 @@ async fn leave_much(host: &impl Host) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, free).await.expect("the port is free again");
+    tokio::time::timeout(TIMEOUT, free).await.expect("the port is free again");
 }
 
 #[tokio::test]
-async fn a_port_that_leaves_much_behind_closes() {
-    leave_much(&Daemon::start("nicd much").await.served.host()).await;
+async fn a_port_with_many_pending_commands_closes() {
+    drop_with_pending_commands(&Daemon::start("nicd much").await.served.host()).await;
     let address = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     for coprocessor in [Coprocessor::Thread, Coprocessor::Task] {
         let config = UdpConfig::new(NodeId(0), vec![address]).coprocessor(coprocessor);
         let nic = UdpNic::start(config, Unit::default()).unwrap();
-        leave_much(&nic.host()).await;
+        drop_with_pending_commands(&nic.host()).await;
         nic.shutdown().await;
     }
 }
@@ -236,7 +236,7 @@ async fn a_port_that_is_held_outlives_its_process_and_no_longer_than_that() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, gone).await.expect("the daemon hears that it is gone");
+    tokio::time::timeout(TIMEOUT, gone).await.expect("the daemon learns that it has exited");
     let options = PortOptions::default().number(PORT);
     let taken = daemon.served.host().open_port_with(options).unwrap_err();
     assert_eq!(taken, OpenError::Taken(PORT));
@@ -246,7 +246,7 @@ async fn a_port_that_is_held_outlives_its_process_and_no_longer_than_that() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_whose_daemon_ends_is_told() {
+async fn a_client_is_notified_when_its_daemon_ends() {
     let daemon = Daemon::start("nicd ended").await;
     let config = ClientConfig::new(&daemon.name, NodeId(1));
     let host = Client::connect(config.clone()).unwrap().host();
@@ -256,8 +256,9 @@ async fn a_client_whose_daemon_ends_is_told() {
     let mut other = host.open_port().unwrap();
     let waits = tokio::task::spawn_blocking(move || other.wait());
     drop(daemon.server);
-    let told = tokio::time::timeout(PATIENCE, port.completion()).await.expect("it is told");
-    assert!(told.is_err(), "nothing completes any more");
+    let ended =
+        tokio::time::timeout(TIMEOUT, port.completion()).await.expect("the client is notified");
+    assert!(ended.is_err(), "nothing completes any more");
     assert!(waits.await.unwrap().is_err(), "nor for who blocks");
     assert!(port.is_closed());
     assert_eq!(host.open_port().unwrap_err(), OpenError::Stopped(NodeId(1)));
@@ -266,15 +267,15 @@ async fn a_client_whose_daemon_ends_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_more_memory_is_lent_than_allowed() {
-    let daemon = Daemon::start("nicd lent").await;
+async fn a_client_registers_no_more_memory_than_allowed() {
+    let daemon = Daemon::start("nicd memory").await;
     drop(daemon.server);
     let config = ServerConfig::new(&daemon.name).loan(5 << 20);
     let _server = daemon.served.serve_ports(config).unwrap();
     let host = Client::connect(ClientConfig::new(&daemon.name, NodeId(1))).unwrap().host();
     let mut port = host.open_port().unwrap();
     for _ in 0..20 {
-        // What was given up the NIC lets go of a moment later.
+        // The NIC releases dropped memory a moment later.
         let again = async {
             loop {
                 match port.register(3 << 20) {
@@ -283,7 +284,7 @@ async fn no_more_memory_is_lent_than_allowed() {
                 }
             }
         };
-        let _large = tokio::time::timeout(PATIENCE, again).await.expect("it is free again");
+        let _large = tokio::time::timeout(TIMEOUT, again).await.expect("it is free again");
         assert_eq!(port.register(2 << 20).unwrap_err(), RegisterError::NoMemory(2 << 20));
         port.register(1_000).unwrap();
     }

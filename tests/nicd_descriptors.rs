@@ -1,6 +1,7 @@
-//! A daemon whose process has no file descriptor left for a client: it neither spins nor stays deaf.
+//! Tests a daemon whose process has no file descriptor left for a client: it neither spins nor ignores the client for
+//! good.
 //!
-//! The limit is the whole process's, so that this test has one of its own.
+//! The limit applies to the whole process, so this test is alone in its file.
 #![cfg(target_os = "linux")]
 
 use std::fs::File;
@@ -15,12 +16,12 @@ use midplane::simhw::shm::{ShmConfig, ShmNic};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Says to a child which daemon it is a client of.
+/// Environment variable that names the daemon of a child process.
 const DAEMON: &str = "MIDPLANE_TEST_DAEMON";
-/// Descriptors that the daemon's process may have.
+/// File descriptors that the daemon's process may open.
 const FEW: u64 = 64;
 
-/// Not a test by itself: a client that connects once it is told to.
+/// Not a test by itself: a client that connects when its input says so.
 #[test]
 fn child_that_connects() {
     let Ok(name) = std::env::var(DAEMON) else { return };
@@ -40,7 +41,7 @@ fn until(lines: &mut impl BufRead, what: &str) {
     }
 }
 
-/// Processor time of this process so far.
+/// Returns the processor time that this process has used.
 fn busy() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
@@ -67,7 +68,7 @@ async fn a_daemon_without_descriptors_waits_for_one_and_then_takes_its_client() 
     let taken: Vec<_> = (0..FEW).map_while(|_| File::open("/dev/null").ok()).collect();
     assert!((1..FEW).contains(&(taken.len() as u64)), "this process has its descriptors");
     let (time, spent) = (Duration::from_millis(500), busy());
-    // It stays open: closing it would make room.
+    // The pipe stays open: closing it would free a descriptor.
     child.stdin.as_ref().unwrap().write_all(b"go\n").unwrap();
     tokio::time::sleep(time).await;
     let spent = busy() - spent;

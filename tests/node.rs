@@ -1,4 +1,4 @@
-//! Nodes over each transport: services by name, streams, and what becomes of them when a node ends.
+//! Tests nodes over each transport: services by name, streams, and their fate when a node ends.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,20 +8,20 @@ use midplane::simhw::seal::Key;
 use midplane::{ErrorKind, Node, NodeBuilder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, split};
 
-/// What carries the streams.
+/// The transport that carries the streams.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Over {
     Shm,
     Udp,
-    /// The same, with a key.
+    /// UDP with a key.
     Sealed,
-    /// TCP alone, with a key and without.
+    /// TCP alone, without and with a key.
     Tcp,
     SealedTcp,
 }
 
-/// An address that was free a moment ago, for UDP and TCP: of a host of its own, and below the ports that the system gives
-/// to sockets of all addresses.
+/// Returns an address that was free a moment ago, for UDP and TCP. Its host address is its own, and its port is below
+/// those that the system assigns to sockets of all addresses.
 pub(crate) fn free_address() -> SocketAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let [.., high, low] = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
@@ -30,7 +30,7 @@ pub(crate) fn free_address() -> SocketAddr {
     UdpSocket::bind((host, port)).unwrap().local_addr().unwrap()
 }
 
-/// A service's node and a client's, in a cluster of the test's own.
+/// Returns builders of a service's node and a client's node, in the test's own cluster.
 pub(crate) fn nodes(test: &str, over: Over) -> (NodeBuilder, NodeBuilder) {
     let builder = Node::builder().cluster(format!("{test}-{}", std::process::id()));
     if matches!(over, Over::Shm) {
@@ -45,7 +45,7 @@ pub(crate) fn nodes(test: &str, over: Over) -> (NodeBuilder, NodeBuilder) {
     (builder.clone().bind(address), builder.discover(address.to_string()))
 }
 
-/// The same test over each transport.
+/// Makes a test of each function over each transport.
 macro_rules! over_each {
     ($($(#[$doc:meta])* async fn $name:ident($over:ident) $body:block)*) => {
         $(
@@ -105,7 +105,7 @@ async fn streams_carry_bytes_on_several_threads() {
     }
 }
 
-/// Writes and reads at once: what comes back may be more than credit allows to wait.
+/// Writes and reads at the same time: the echo may exceed the stream's window.
 async fn exchange_both(stream: &mut midplane::Stream, length: usize) {
     let bytes: Vec<u8> = (0..length).map(|at| at as u8).collect();
     let (mut from, mut to) = split(stream);
@@ -144,14 +144,14 @@ over_each! {
         }
     }
 
-    async fn a_service_that_nobody_offers_is_an_error_that_lists_who_was_asked(over) {
+    async fn a_service_that_no_node_offers_is_an_error_that_lists_the_nodes_asked(over) {
         let (service, client) = nodes("nobody", over);
         let client = client.connect_timeout(Duration::ZERO).start().await.unwrap();
         let error = client.connect("orders").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoService);
         let other = service.name("other").start().await.unwrap();
         let _listener = other.listen("kv").await.unwrap();
-        // The first dial may have met nobody; the next one follows when that was told.
+        // The first dial may have found no node. The next one follows when the node's refusal arrives.
         let error = loop {
             let error = client.connect("orders").await.unwrap_err();
             if error.to_string().contains("asked") {
@@ -164,7 +164,7 @@ over_each! {
         assert_eq!(client.connect("").await.unwrap_err().kind(), ErrorKind::Config);
     }
 
-    async fn a_service_that_comes_late_is_reached(over) {
+    async fn a_service_that_starts_late_is_reached(over) {
         let (service, client) = nodes("late", over);
         let client = client.start().await.unwrap();
         let connecting = tokio::spawn(async move { client.connect("echo").await.map(drop) });
@@ -184,7 +184,7 @@ over_each! {
         drop(first);
         let error = stream.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
-        // Its address is free once its driver has told its peers.
+        // The address is free once the node's driver has notified its peers of the end.
         let second = loop {
             match service.clone().start().await {
                 Ok(node) => break node,
@@ -226,7 +226,7 @@ over_each! {
         ending.await.unwrap();
     }
 
-    async fn writes_to_a_reader_that_is_gone_fail(over) {
+    async fn writes_to_a_dropped_reader_fail(over) {
         let (service, client) = nodes("gone", over);
         let (service, client) = (service.start().await.unwrap(), client.start().await.unwrap());
         let mut listener = service.listen("sink").await.unwrap();
@@ -243,7 +243,7 @@ over_each! {
 }
 
 #[tokio::test]
-async fn a_node_with_another_key_or_none_meets_nobody() {
+async fn a_node_with_another_key_or_none_meets_no_node() {
     let (service, client) = nodes("keys", Over::Sealed);
     let service = service.start().await.unwrap();
     let _listener = service.listen("kv").await.unwrap();
@@ -253,7 +253,7 @@ async fn a_node_with_another_key_or_none_meets_nobody() {
     let plain = plain.connect_timeout(Duration::ZERO).discover(address);
     for stranger in [client.key(Key::new(1, [8; 32])), plain] {
         let stranger = stranger.start().await.unwrap();
-        // With a key it believes the refusal once a second has passed: anybody can forge one.
+        // With a key, a node believes a refusal only after a second, because any host can forge one.
         let error = loop {
             let error = stranger.connect("kv").await.unwrap_err();
             if error.kind() == ErrorKind::Key {
@@ -267,7 +267,7 @@ async fn a_node_with_another_key_or_none_meets_nobody() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_configured_is_an_error_that_says_what_to_change() {
+async fn an_invalid_configuration_is_an_error_that_says_what_to_change() {
     let any = "0.0.0.0:0".parse().unwrap();
     let wrong = [
         (Node::builder().bind(any), "trusted_network"),

@@ -1,4 +1,4 @@
-//! Nodes that meet over UDP or TCP, and continue over libfabric. Skipped, by name, where that is missing.
+//! Tests nodes that meet over UDP or TCP and continue over libfabric. Without libfabric, they are skipped by name.
 #![cfg(target_os = "linux")]
 #![expect(clippy::print_stderr, reason = "says what is skipped")]
 
@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const PROVIDER: &str = "tcp@127.0.0.1";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Starts a node; `None` where there is no libfabric.
+/// Starts a node; returns `None` if libfabric is missing.
 async fn start(name: &str, places: &str, transports: &str, key: Option<&Key>) -> Option<Node> {
     let cluster = format!("ofi-{}-{transports}-{}", std::process::id(), key.is_some());
     let builder = Node::builder().name(name).cluster(cluster.replace(',', "-"));
@@ -47,7 +47,7 @@ async fn meet(transports: &str, key: Option<Key>) {
         }
     });
     let bytes: Vec<u8> = (0..3_000_000_u32).map(|at| (at % 251) as u8).collect();
-    // On a busy machine, the first stream may give up waiting for libfabric.
+    // On a busy machine, the first stream may time out waiting for libfabric.
     loop {
         let stream = client.connect("echo").await.unwrap();
         let transport = stream.session().transport().name();
@@ -85,7 +85,7 @@ async fn nodes_that_met_over_tcp_continue_sealed_over_libfabric() {
 }
 
 #[tokio::test]
-async fn a_provider_that_is_asked_for_and_not_there_is_an_error() {
+async fn a_configured_provider_that_is_missing_is_an_error() {
     let builder = Node::builder().libfabric("nothing").bind("127.0.0.1:0".parse().unwrap());
     let error = builder.start().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");

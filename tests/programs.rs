@@ -1,21 +1,21 @@
-//! Examples as processes of a test.
+//! Runs examples as processes of a test.
 
 use std::io::BufReader;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// A process of an example; it ends with its test.
+/// A process of an example, which ends with its test.
 pub(crate) struct Process(pub(crate) Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Process {
-    /// Starts `command`, whose standard output the test reads.
+    /// Starts `command`; the test reads its standard output.
     pub(crate) fn start(command: &mut Command) -> Self {
         Self(command.stdout(Stdio::piped()).spawn().unwrap())
     }
@@ -29,8 +29,8 @@ impl Process {
     }
 }
 
-/// Returns the command of an example. `cargo test` builds all examples before it runs tests; this builds one where only a
-/// test was asked for.
+/// Returns the command of an example. `cargo test` builds all examples before it runs tests; if only one test target
+/// was requested, this builds the example.
 pub(crate) fn program(name: &str) -> Command {
     let tests = std::env::current_exe().unwrap();
     let profile = tests.parent().and_then(|deps| deps.parent()).unwrap();

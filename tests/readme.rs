@@ -1,4 +1,5 @@
-//! The README's programs: a service that is killed and comes back; and three senders that lose no line to one receiver.
+//! Tests the README's programs: a service that is killed and restarted, and three senders whose lines all reach one
+//! receiver.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
@@ -12,10 +13,10 @@ const README: &str = include_str!("../README.md");
 const HELLO: &str = include_str!("../examples/hello.rs");
 const SENDERS: usize = 3;
 const LINES: usize = 1_000;
-/// Longest between two lines, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait between two lines, on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The programs of the front door, and their lines at most.
+/// The front page's programs, their sources, and their maximum numbers of lines.
 const FRONT_DOOR: [(&str, &str, usize); 6] = [
     ("hello", HELLO, 150),
     ("axum_service", include_str!("../examples/axum_service.rs"), 150),
@@ -26,7 +27,7 @@ const FRONT_DOOR: [(&str, &str, usize); 6] = [
 ];
 
 #[test]
-fn programs_of_the_front_door_fit_a_page_and_name_what_they_need() {
+fn programs_of_the_front_page_fit_a_page_and_name_their_dependencies() {
     let manifest = include_str!("../examples/tonic_service/Cargo.toml");
     for (name, program, most) in FRONT_DOOR {
         assert!(program.lines().count() <= most, "{name} has more than {most} lines");
@@ -42,8 +43,8 @@ fn programs_of_the_front_door_fit_a_page_and_name_what_they_need() {
     }
 }
 
-/// Returns the lines of a program between its node's start and the end of the function, without what differs between the
-/// README's programs and the example that has both.
+/// Returns a program's lines from its node's start to the end of the function. Leaves out the differences between the
+/// README's programs and the example, which contains both.
 fn body(program: &str) -> Vec<String> {
     let lines = program.lines().skip_while(|line| !line.contains("await?;")).map(str::trim);
     let lines = lines.take_while(|line| !line.starts_with("println!") && !line.starts_with("```"));
@@ -92,13 +93,13 @@ fn three_senders_lose_no_line_to_one_receiver() {
     let reader = std::thread::spawn(move || {
         let mut text = String::new();
         while output.read_line(&mut text).is_ok_and(|length| length > 0) {
-            // Nobody hears it where the test has failed.
+            // If the test has failed, no receiver is left.
             let _ = line.send(std::mem::take(&mut text));
         }
     });
     let mut next: BTreeMap<String, usize> = BTreeMap::new();
     while next.values().sum::<usize>() < SENDERS * LINES {
-        let line = lines.recv_timeout(PATIENCE);
+        let line = lines.recv_timeout(TIMEOUT);
         let line = line.unwrap_or_else(|_| panic!("nothing comes any more; so far: {next:?}"));
         let (node, said) = line.trim_end().split_once(": ").unwrap();
         let number = next.entry(node.to_owned()).or_default();
@@ -114,7 +115,7 @@ fn three_senders_lose_no_line_to_one_receiver() {
     reader.join().unwrap();
 }
 
-/// A process of the other program, in a cluster of this test's.
+/// Starts a process of the other program, in this test's own cluster.
 #[cfg(target_os = "linux")]
 fn hello(argument: &str) -> Process {
     let mut command = program("hello");
@@ -126,14 +127,14 @@ fn hello(argument: &str) -> Process {
 #[test]
 fn a_service_that_is_killed_is_reached_again_once_it_is_back() {
     for name in ["Ada", "Grace"] {
-        // The client waits for the service, which comes second.
+        // The client waits for the service, which starts second.
         let mut client = hello(name);
         let service = hello("--serve");
         let mut greeting = String::new();
         client.output().read_line(&mut greeting).unwrap();
         let expected = format!("hello {name}, of hello-");
         assert!(greeting.starts_with(&expected), "{greeting}");
-        // Dropping it kills it.
+        // Dropping the process kills it.
         drop(service);
     }
 }

@@ -1,4 +1,4 @@
-//! The solver's ranks as processes of their own, which meet at addresses that each is given.
+//! Tests the solver's ranks as separate processes, which meet at given addresses.
 
 use std::io::Read as _;
 
@@ -9,7 +9,7 @@ use crate::programs::{Process, program};
 
 const RANKS: usize = 3;
 
-/// Solves a system with `words` on the solver's command line, by three processes over UDP. Returns rank 0's report.
+/// Solves a system in three processes over UDP, with `words` on the solver's command line. Returns rank 0's report.
 fn solve(words: &str) -> Value {
     let peers: Vec<String> = (0..RANKS).map(|_| free_address().to_string()).collect();
     let folder = tempfile::tempdir().unwrap();
@@ -20,7 +20,7 @@ fn solve(words: &str) -> Value {
         command.args(["--fabric=udp", "--json", "--wait=60", "--seconds=60", "--peers"]).arg(&file);
         Process::start(command.arg(format!("--rank={rank}")).args(words.split(' ')))
     };
-    // Rank 0, which the others wait for, comes last.
+    // Rank 0, for which the others wait, starts last.
     let mut ranks: Vec<Process> = (0..RANKS).rev().map(start).collect();
     let mut texts = Vec::new();
     for rank in &mut ranks {

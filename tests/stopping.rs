@@ -1,4 +1,4 @@
-//! A NIC that is shut down hands back what others wait for.
+//! Tests that a NIC that shuts down returns tokens that other NICs wait for.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -11,9 +11,9 @@ use midplane::simhw::id::{Incarnation, NodeId, PortId};
 use midplane::simhw::port::Status;
 use midplane::simhw::udp::{UdpConfig, UdpNic};
 
-/// Long enough that nobody would get a lost token back within the test's patience.
+/// Token lease: too long for a lost token to return before the test times out.
 const LEASE: Duration = Duration::from_secs(30);
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const RECEIVER: NodeId = NodeId(0);
 
 fn unit() -> Unit {
@@ -24,12 +24,12 @@ fn unit() -> Unit {
     unit
 }
 
-/// Sends one message; ends when it has left.
+/// Sends one message; returns when it was sent.
 async fn send(host: impl Host) {
     let mut port = host.open_port().unwrap();
     let memory = port.register(1_000).unwrap();
     port.submit(&coordination::send(RECEIVER, PortId(0), memory.whole(), 0)).unwrap();
-    let sent = tokio::time::timeout(PATIENCE, port.completion()).await;
+    let sent = tokio::time::timeout(TIMEOUT, port.completion()).await;
     assert_eq!(sent.expect("the token comes").unwrap().status, Status::Done);
 }
 
@@ -43,10 +43,10 @@ fn start_all() -> [UdpNic; 4] {
     })
 }
 
-/// The senders give back what they have; the receiver has nothing to give back, and answers them.
+/// Tests that senders return their tokens to the receiver, which has none to return and answers them.
 #[expect(clippy::disallowed_methods, reason = "how long they take is what is tried")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nics_that_end_together_wait_for_each_other_no_longer_than_it_takes() {
+async fn nics_that_shut_down_together_do_not_wait_for_a_timeout() {
     let mut fastest = Duration::MAX;
     for _ in 0..5 {
         let nics = start_all();
@@ -62,9 +62,9 @@ async fn nics_that_end_together_wait_for_each_other_no_longer_than_it_takes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_token_of_a_sender_that_stops_is_there_for_the_next() {
+async fn the_token_of_a_sender_that_stops_is_free_for_the_next() {
     let [receiver, first, second, third] = start_all();
-    // The token begins at the first, and stays with the last that has sent.
+    // The token begins at the first NIC, and stays with the last sender.
     send(first.host()).await;
     send(second.host()).await;
     send(third.host()).await;

@@ -5,12 +5,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::node::{Over, nodes};
 
-/// Senders, bodies that each sends, and the bytes of one.
+/// Number of senders.
 const SENDERS: u8 = 6;
 const BODIES: usize = 3;
 const BODY: usize = 300_000;
 
-/// Sends bodies, and returns how many answers came.
+/// Sends bodies, and returns the number of answers.
 async fn send(node: Node, of: u8) -> usize {
     let mut answers = 0;
     for _ in 0..BODIES {
@@ -25,7 +25,7 @@ async fn send(node: Node, of: u8) -> usize {
 #[tokio::test]
 async fn many_nodes_send_to_one_that_grants_tokens_and_lose_nothing() {
     let (receiver, sender) = nodes("tokens", Over::Udp);
-    // The senders may grant tokens themselves.
+    // One of the senders grants tokens as well.
     let receiver = receiver.receive_tokens().start().await.unwrap();
     let mut listener = receiver.listen("sink").await.unwrap();
     let serving = tokio::spawn(async move {

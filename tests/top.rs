@@ -1,4 +1,4 @@
-//! Reports of nodes over each transport: of those that allow it alone.
+//! Tests reports of nodes over each transport: only nodes that allow it report.
 
 use std::time::Duration;
 

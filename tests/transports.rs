@@ -11,13 +11,13 @@ use tokio::net::TcpStream;
 
 use crate::node::{Over, free_address, nodes};
 
-/// The reason why a peer is not reached over a transport.
+/// Returns the reason why a peer is not reached over a transport.
 fn why_not<'a>(explanation: &'a midplane::Explanation, word: &str) -> &'a UnusedReason {
     let [peer] = &explanation.peers[..] else { panic!("{explanation}") };
     &peer.others.iter().find(|(other, _)| *other == word).unwrap().1
 }
 
-/// A service's node that receives over TCP alone, at a port where something swallows all datagrams.
+/// Starts a service's node that receives over TCP alone, at a port where a socket swallows all datagrams.
 async fn behind_a_wall(key: Option<Key>) -> (Node, UdpSocket, NodeBuilder) {
     let wall = UdpSocket::bind(free_address()).unwrap();
     let address = wall.local_addr().unwrap();
@@ -93,7 +93,7 @@ async fn places_without_an_answer_are_listed_with_their_last_error() {
 }
 
 #[tokio::test]
-async fn transports_that_are_none_are_an_error_that_lists_them() {
+async fn unknown_transports_are_an_error_that_lists_them() {
     for list in ["shm,infiniband", ""] {
         let error = Node::builder().transports(list).start().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
@@ -113,7 +113,7 @@ async fn udp_and_tcp_have_one_port_and_a_taken_one_is_an_error() {
 }
 
 #[tokio::test]
-async fn connections_that_say_nothing_hold_no_node_off() {
+async fn silent_connections_keep_no_node_out() {
     let (service, client) = nodes("mute", Over::Tcp);
     let service = service.start().await.unwrap();
     let mut listener = service.listen("kv").await.unwrap();
@@ -127,7 +127,7 @@ async fn connections_that_say_nothing_hold_no_node_off() {
     let _stream = client.connect("kv").await.unwrap();
     listener.accept().await.unwrap();
     for mut mute in mute {
-        // Each was closed, at once or after the time of a handshake.
+        // The node has closed each connection, at once or after the time of a handshake.
         assert!(matches!(mute.read(&mut [0; 8]).await, Ok(0) | Err(_)));
     }
 }
@@ -143,7 +143,7 @@ fn streams_over_tcp_are_reset_when_the_peers_runtime_ends_at_once() {
     let serving = std::thread::spawn(move || {
         let accepted = of_service.block_on(listener.accept()).unwrap();
         of_service.block_on(is_open).unwrap();
-        // Nothing of the node says goodbye: its tasks are dropped where they are.
+        // The node sends no goodbye: its tasks are dropped where they are.
         of_service.shutdown_background();
         (accepted, listener)
     });
@@ -157,7 +157,7 @@ fn streams_over_tcp_are_reset_when_the_peers_runtime_ends_at_once() {
     drop(serving.join().unwrap());
 }
 
-/// Runs an ignored test of this file in a process of its own, with these variables.
+/// Runs an ignored test of this file in its own process, with these variables.
 fn process(test: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", &format!("transports::{test}"), "--ignored", "--nocapture"]);
@@ -191,7 +191,7 @@ async fn prints_its_transports() {
     }
 }
 
-/// Kills its process once it is dropped.
+/// Kills its process when dropped.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -220,7 +220,7 @@ async fn over_tcp_a_killed_process_resets_its_streams_and_its_successor_is_reach
         let first = start();
         for mut next in [Some(first), None] {
             let mut second = next.is_none().then(start);
-            // The process may take long to start where many run.
+            // The process may start slowly on a busy machine.
             let mut stream = loop {
                 match client.connect("echo").await {
                     Ok(stream) => break stream,

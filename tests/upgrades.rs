@@ -1,4 +1,4 @@
-//! Nodes that are restarted one after the other, as an upgrade does, while clients use what they offer.
+//! Tests nodes that restart one after another, as in a rolling upgrade, while clients use their services.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -11,7 +11,7 @@ use tower::service_fn;
 
 use crate::node::free_address;
 
-/// Nodes that offer the services, and requests that each client has answered between two restarts.
+/// Number of nodes that offer the services.
 const NODES: usize = 3;
 const BETWEEN: u32 = 20;
 
@@ -32,7 +32,7 @@ impl Replica {
         let node = loop {
             match builder.clone().start().await {
                 Ok(node) => break node,
-                // Its driver tells the peers of its former self first.
+                // The former node's driver first notifies its peers of the end.
                 Err(error) => assert_eq!(error.kind(), midplane::ErrorKind::InUse, "{error}"),
             }
             tokio::task::yield_now().await;
@@ -49,7 +49,7 @@ impl Replica {
     }
 }
 
-/// A request over a stream of its own.
+/// Sends a request over its own stream; returns the answer.
 async fn ask(node: &Node, number: u32) -> Result<u32, String> {
     let mut stream = node.connect("double").await.map_err(|error| error.to_string())?;
     let exchanged = async {
@@ -59,7 +59,7 @@ async fn ask(node: &Node, number: u32) -> Result<u32, String> {
     exchanged.await.map_err(|error: std::io::Error| format!("the stream: {error}"))
 }
 
-/// Requests until it is to stop; returns how many, and the first failure.
+/// Sends and counts requests until `stop`; panics at the first failure.
 fn load<F>(
     stop: &Arc<AtomicBool>,
     count: &Arc<AtomicU32>,

@@ -1,4 +1,4 @@
-//! Ranks on nodes: messages and collective operations over each transport, and ranks that join anew.
+//! Tests ranks on nodes: messages and collective operations over each transport, and ranks that rejoin.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::node::{Over, nodes, over_each};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Messages of many sizes between two ranks, under several tags at once, and a sum.
+/// Exchanges messages of many sizes between two ranks, under several tags at once, and sums.
 async fn exchange(world: Communicator) {
     let other = Rank(1 - world.rank().0);
     let bytes = |round: u32, from: Rank| {
@@ -33,7 +33,7 @@ async fn exchange(world: Communicator) {
     assert_eq!(world.all_gather_value(&world.rank().0).await.unwrap(), [0, 1]);
 }
 
-/// Names the wire to the other rank.
+/// Returns the name of the wire to the other rank.
 fn wire(world: &Communicator) -> String {
     let wires = world.explain().wires;
     assert!(wires.iter().all(|(peer, _)| *peer == Peer(1 - world.rank().0)));
@@ -63,23 +63,23 @@ over_each! {
     async fn a_rank_that_has_ended_is_reported_and_may_be_replaced(over) {
         let (first, second) = nodes("world", over);
         let node = first.start().await.unwrap();
-        let join = async |life: u8| {
-            let node = second.clone().name(format!("life-{life}")).start().await.unwrap();
+        let join = async |restart: u8| {
+            let node = second.clone().name(format!("life-{restart}")).start().await.unwrap();
             let world = node.world("lives", 1, 2).await.unwrap();
-            world.send(Rank(0), Tag(1), vec![life]).await.unwrap();
+            world.send(Rank(0), Tag(1), vec![restart]).await.unwrap();
             let answer = world.receive(Rank(0), Tag(2)).await.unwrap();
-            assert_eq!(answer.bytes, [life]);
-            // Without a word: as a process that is killed.
+            assert_eq!(answer.bytes, [restart]);
+            // Dropped without a shutdown, as when a process is killed.
             drop((world, node));
         };
         let serve = async {
             let world = node.world("lives", 0, 2).await.unwrap();
-            let (mut lives, mut losses) = (Vec::new(), 0);
-            while lives.len() < 3 {
+            let (mut received, mut losses) = (Vec::new(), 0);
+            while received.len() < 3 {
                 match world.receive(Rank(1), Tag(1)).await {
                     Ok(message) => {
                         world.send(Rank(1), Tag(2), message.bytes.clone()).await.unwrap();
-                        lives.extend(message.bytes);
+                        received.extend(message.bytes);
                     }
                     Err(MessageError::Failed(Failure::PeerLost(_) | Failure::PeerRestarted(_))) => {
                         losses += 1;
@@ -88,15 +88,15 @@ over_each! {
                     Err(error) => panic!("{error}"),
                 }
             }
-            assert_eq!(lives, [0, 1, 2]);
+            assert_eq!(received, [0, 1, 2]);
             assert!(losses >= 2, "{losses}");
         };
-        let lives = async {
-            for life in 0..3 {
-                join(life).await;
+        let restarts = async {
+            for restart in 0..3 {
+                join(restart).await;
             }
         };
-        timeout(2 * SOON, async { tokio::join!(serve, lives) }).await.expect("it ends");
+        timeout(2 * SOON, async { tokio::join!(serve, restarts) }).await.expect("it ends");
     }
 }
 
@@ -122,7 +122,7 @@ async fn many_ranks_of_a_host_share_their_values() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_world_is_said() {
+async fn errors_of_a_world_name_the_problem() {
     let builder = Node::builder().cluster(format!("wrong-{}", std::process::id()));
     let node = builder.connect_timeout(Duration::from_millis(100)).start().await.unwrap();
     let error = node.world("x", 2, 2).await.unwrap_err();
@@ -130,7 +130,7 @@ async fn what_is_wrong_with_a_world_is_said() {
     let error = node.world("x", 1, 4).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoService);
     assert!(error.to_string().contains("0, 2, 3"), "{error}");
-    // It has left the world, and may join again.
+    // The rank has left the world, and may join again.
     let world = loop {
         match node.world("x", 0, 1).await {
             Err(error) => assert_eq!(error.kind(), ErrorKind::InUse),

@@ -1,4 +1,4 @@
-//! Peers that break the protocol of calls: each harms its own stream alone.
+//! Tests peers that break the protocol of calls: each harms its own stream alone.
 
 use std::io;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ async fn two(test: &str) -> (Node, Node) {
     (builder.clone().start().await.unwrap(), builder.start().await.unwrap())
 }
 
-/// A stream to a service of calls, without a client.
+/// Opens a stream to a service of calls, without a client.
 async fn stream(node: &Node) -> Stream {
     let service = Kind::Calls.service("kv").unwrap();
     let until = Instant::now() + Duration::from_secs(10);
@@ -43,7 +43,7 @@ async fn answer(stream: &mut Stream) -> io::Result<(Status, Vec<u8>)> {
     Ok((header.status, body))
 }
 
-/// Serves `kv`: answers at once with the number, but for 0, for which it never does. Counts the calls that run.
+/// Serves `kv`: answers each call at once with its number, except 0, which it never answers. Counts the running calls.
 fn serve(node: &Node) -> (Serving, Arc<AtomicUsize>, Arc<Notify>) {
     struct Running(Arc<AtomicUsize>, Arc<Notify>);
     impl Drop for Running {
@@ -69,7 +69,7 @@ fn serve(node: &Node) -> (Serving, Arc<AtomicUsize>, Arc<Notify>) {
 }
 
 #[tokio::test]
-async fn what_is_no_request_ends_its_stream_and_disturbs_no_other() {
+async fn an_invalid_request_ends_its_stream_and_disturbs_no_other() {
     let (service, client) = two("hostile-client").await;
     let (_serving, ..) = serve(&service);
     let good = client.client::<u32, u32, ()>("kv");
@@ -85,16 +85,16 @@ async fn what_is_no_request_ends_its_stream_and_disturbs_no_other() {
         stream.write_all(&bytes).await.unwrap();
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest).await;
-        assert!(rest.is_empty(), "it is told nothing, and its stream has ended");
+        assert!(rest.is_empty(), "its stream has ended without an answer");
         assert_eq!(good.call(5).await.unwrap(), 5);
     }
-    // The rest of a request that was begun before is served.
+    // The rest of a request that was begun before is still served.
     half.write_all(&request(1, None)[26..]).await.unwrap();
     assert_eq!(answer(&mut half).await.unwrap().0, Status::Response);
 }
 
 #[tokio::test]
-async fn a_length_that_lies_is_refused_before_it_is_read() {
+async fn a_false_length_is_refused_before_the_body_is_read() {
     let (service, client) = two("hostile-length").await;
     let (_serving, ..) = serve(&service);
     let mut stream = stream(&client).await;
@@ -130,7 +130,7 @@ async fn a_service_stops_at_the_deadline_whatever_its_caller_does() {
         stream.write_all(&request(0, Some(remaining))).await.unwrap();
         assert_eq!(answer(&mut stream).await.unwrap().0, Status::Deadline);
         ended.notified().await;
-        // The stream carries further calls; a deadline beyond all clocks is none.
+        // The stream carries further calls; a deadline too large for the clock counts as none.
         stream.write_all(&request(7, Some(Duration::from_micros(u64::MAX - 1)))).await.unwrap();
         let (status, body) = answer(&mut stream).await.unwrap();
         assert_eq!((status, decode_value::<u32>(&body)), (Status::Response, Ok(7)));
@@ -138,7 +138,7 @@ async fn a_service_stops_at_the_deadline_whatever_its_caller_does() {
     }
 }
 
-/// Answers the calls that arrive at a listener with these bytes, one stream each, and ends the stream.
+/// Answers the calls that arrive at a listener with `answers`, one stream each, and ends each stream.
 async fn answer_with(mut listener: Listener, answers: Vec<Vec<u8>>) {
     for bytes in answers {
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -150,7 +150,7 @@ async fn answer_with(mut listener: Listener, answers: Vec<Vec<u8>>) {
 }
 
 #[tokio::test]
-async fn answers_that_are_none_are_errors_of_their_calls_alone() {
+async fn invalid_answers_are_errors_of_their_calls_alone() {
     let (service, client) = two("hostile-service").await;
     let listener = service.offer(Kind::Calls.service("kv").unwrap()).unwrap();
     let head = |status, length| AnswerHeader { status, length, limit: 9 }.emit().to_vec();
@@ -162,7 +162,7 @@ async fn answers_that_are_none_are_errors_of_their_calls_alone() {
         Vec::new(),
         [head(Status::Response, 3), vec![3, 0, 0]].concat(),
         [head(Status::Error, 1), vec![1]].concat(),
-        // Bytes behind the answer: the stream is not used again.
+        // Bytes after the answer: the client does not use the stream again.
         [good.clone(), good.clone()].concat(),
         good,
     ];
@@ -193,7 +193,7 @@ async fn a_busy_service_is_passed_over() {
     let kv = client.client::<u32, u32, ()>("kv");
     let error = loop {
         match kv.call(1).await.unwrap_err() {
-            // It was not known yet.
+            // The client has not found the service yet.
             CallError::Node(_) => tokio::task::yield_now().await,
             error => break error,
         }

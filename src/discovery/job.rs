@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn each_launcher_tells_the_other_processes_and_the_own_port() {
+    fn each_launchers_environment_gives_the_other_processes_and_the_own_port() {
         let strings = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
         let slurm = [
             ("SLURM_PROCID", "1"),
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_one_line_with_a_cure_in_the_program() {
+    fn errors_are_one_line_with_a_cure_in_the_program() {
         let pod = [("JOB_COMPLETION_INDEX", "1"), ("HOSTNAME", "train-1")];
         let apart = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "1")];
         let broken = [("PMI_RANK", "2"), ("PMI_SIZE", "2")];

@@ -6,9 +6,9 @@
 //!
 //! - The name of a node that keeps its key in a file is *pinned* to the key as long as this process runs, even while
 //!   the node is away. Another key is refused, even if its node has waited for the name before.
-//! - A node whose key is valid for this start only has its name as long as it lives. A later node is *held*: it is not
-//!   used, and none of its streams is accepted. It may be the first node, restarted, so the first one is asked for a
-//!   sign of life. If the first node has ended, or is silent for [`TRIAL`], the name is free. If it lives, the later
+//! - A node whose key is valid for this start only has its name as long as it is alive. A later node is *held*: it is
+//!   not used, and none of its streams is accepted. It may be the first node, restarted, so the first one is asked for a
+//!   sign of life. If the first node has ended, or is silent for [`TRIAL`], the name is free. If it is alive, the later
 //!   node is refused.
 //! - When another node gets the name, a leaving node that had it is held: none of its further streams is accepted.
 //!
@@ -136,7 +136,7 @@ impl Members {
         self.on_namesake(now, id);
     }
 
-    /// Asks the node that has a name for a sign of life: its acknowledgement of a description.
+    /// Requests a sign of life from the node that has a name: its acknowledgement of a description.
     pub(super) fn challenge(&mut self, now: Instant, holder: u64) {
         if let Some(peer) = self.peers.get_mut(&holder)
             && peer.challenge.is_none()

@@ -37,7 +37,7 @@ impl Members {
             return gone.into_iter().for_each(|other| self.replace(now, other));
         }
         if first == id {
-            // The first node has just described itself, so it lives.
+            // The first node has just described itself, so it is alive.
             return later.iter().copied().for_each(|other| self.set_rival(other, first));
         }
         let links = self.peers[&first].links.clone();

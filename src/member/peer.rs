@@ -98,12 +98,12 @@ pub(super) struct Peer {
     pub(super) links: Vec<u64>,
     /// True if the node accepts no more streams.
     pub(super) is_leaving: bool,
-    /// When the node must have shown that it lives, if a later node has its name.
+    /// When the node must have shown that it is alive, if a later node has its name.
     pub(super) trial: Option<Instant>,
     /// The living node that had the name before, if this node is not used because of it.
     pub(super) rival: Option<u64>,
     /// The node of another key that has the name, if this node is not used because of it.
     pub(super) held_by: Option<u64>,
-    /// When the node must have shown that it lives, if others are held because of it.
+    /// When the node must have shown that it is alive, if others are held because of it.
     pub(super) challenge: Option<Instant>,
 }

@@ -1,4 +1,5 @@
-//! Up to eight nodes on four hosts, in virtual time: joins, crashes, restarts, partitions, leaving, nodes of two addresses.
+//! Tests up to eight nodes on four hosts, in virtual time: joins, crashes, restarts, partitions, leaving, nodes with
+//! two addresses.
 
 mod network;
 
@@ -10,11 +11,11 @@ use midplane_simhw::time::Instant;
 
 use super::{Choice, Effect, Load, Members, Target, choose};
 
-/// Seconds within which all is as it should be once nothing happens any more: the silence after which a peer counts as
-/// lost, what a dial waits at most, and two attempts to retire duplicates.
+/// Seconds after the last fault within which all nodes must have converged: the silence after which a peer counts as
+/// lost, the longest wait of a dial, and two attempts to retire duplicates.
 const BOUND: u64 = 45;
 
-/// A random run; panics if a property fails.
+/// Runs a random sequence of faults; panics if a property fails.
 fn check(seed: u64, has_thieves: bool) {
     let mut network = Network::new(seed, has_thieves);
     for _ in 0..12 {
@@ -30,13 +31,13 @@ fn check(seed: u64, has_thieves: bool) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(250))]
     #[test]
-    fn all_that_search_know_exactly_the_living_from_new_seeds(seed: u64) {
+    fn searching_nodes_know_exactly_the_live_nodes_from_new_seeds(seed: u64) {
         check(seed, false);
     }
 
-    // The other half of 500: both run at once.
+    // The other half of 500 cases: both tests run in parallel.
     #[test]
-    fn all_that_search_know_exactly_the_living_from_more_new_seeds(seed: u64) {
+    fn searching_nodes_know_exactly_the_live_nodes_from_more_new_seeds(seed: u64) {
         check(seed, false);
     }
 
@@ -51,13 +52,15 @@ proptest! {
     }
 }
 
-// It waited for the name of a node without a file as well, and had it once the one that keeps its key was gone.
+// Regression: a node also waited for the name of a node without a file, and got it once the node that keeps its key was
+// gone.
 #[test]
-fn who_waits_for_a_name_that_is_pinned_then_does_not_have_it() {
+fn a_node_that_waits_for_a_name_does_not_get_it_once_it_is_pinned() {
     check(10_292_366_097_890_286_991, true);
 }
 
-// The former node's session had ended; the next one had brought no description when another node came.
+// Regression: the former node's session had ended, and the next one had brought no description when another node
+// arrived.
 #[test]
 fn a_session_without_a_description_has_no_name() {
     [176, 63_360_322_455_477_687].into_iter().for_each(|seed| check(seed, true));
@@ -85,7 +88,7 @@ fn choices_take_the_best_rank_and_of_two_the_less_loaded() {
     assert_eq!(choose(&[], 7), None);
 }
 
-// The timer of the last dial before the end of a search was late: the node asked for the past time over and over.
+// Regression: the timer of the last dial before the end of a search was late, and the node kept requesting a past time.
 #[test]
 fn a_late_timer_after_the_end_of_a_search_leaves_nothing_that_is_due() {
     let target = Target::Address(([10, 0, 0, 7], 1).into());
@@ -101,7 +104,7 @@ fn a_late_timer_after_the_end_of_a_search_leaves_nothing_that_is_due() {
     assert!(members.poll_timeout().is_none_or(|at| at > late));
 }
 
-/// The links of a node's service, of a load that is the same for all.
+/// Returns the links of a node's service `kv`, with a load that is the same for all, and whether each is doubted.
 fn chosen(members: &Members) -> Vec<(u64, bool)> {
     let choices = members.choices("kv", |_| Load::default());
     choices.iter().map(|choice| (choice.peer, choice.rank.0)).collect()

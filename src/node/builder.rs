@@ -170,7 +170,7 @@ impl NodeBuilder {
     /// node creates it, readable by this user only. Each node needs a file of its own.
     ///
     /// Each node with a cluster's [key](NodeBuilder::key_file) proves a key of its own over UDP and TCP (X25519). By
-    /// default the key is drawn at each start: the name belongs to the key as long as the node lives, and is free
+    /// default the key is drawn at each start: the name belongs to the key as long as the node is alive, and is free
     /// afterwards. With a file, each node that has met this one refuses the name to any other key until its own process
     /// ends. If you lose the file, restart those nodes.
     ///

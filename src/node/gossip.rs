@@ -95,7 +95,7 @@ struct Round {
     chitchat: ChitchatHandle,
     own: SocketAddr,
     offered: BTreeSet<String>,
-    /// When each node was first heard of by gossip.
+    /// When gossip first reported each node.
     heard: BTreeMap<ChitchatId, Instant>,
     seeds: BTreeSet<SocketAddr>,
     number: u32,

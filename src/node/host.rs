@@ -27,7 +27,7 @@ pub(crate) fn random() -> io::Result<u64> {
 /// Returns the milliseconds of the host's clock. In a simulation, the clock starts with the simulation.
 #[expect(
     clippy::disallowed_methods,
-    reason = "a node's start is told from that of its former self by the clock"
+    reason = "the clock distinguishes a node from its former start"
 )]
 pub(crate) fn milliseconds() -> u64 {
     #[cfg(feature = "sim")]

@@ -1,4 +1,4 @@
-//! The cases: every node runs the function, and it says what each of them does.
+//! The cases: every node runs the function, which defines what each node does.
 
 pub(crate) mod buffers;
 pub(crate) mod coordinated;
@@ -15,7 +15,7 @@ use midplane::simhw::host::Host;
 use midplane::simhw::port::{Command, Completion, Port, Status};
 use midplane::simhw::region::{Region, RegionRef};
 
-/// A command that only asks for counters.
+/// A command that requests counters.
 pub(crate) fn ask(cookie: u64) -> Command {
     Command { extension: COORDINATION, opcode: COUNTERS, cookie, ..Command::default() }
 }
@@ -28,7 +28,7 @@ pub(crate) async fn next(port: &mut Port) -> Completion {
     port.completion().await.expect("the NIC runs")
 }
 
-/// Carries out one command, with nothing else under way.
+/// Carries out one command while no other is pending.
 pub(crate) async fn carry_out(port: &mut Port, command: &Command) -> Completion {
     port.submit(command).unwrap();
     next(port).await
@@ -40,13 +40,13 @@ pub(crate) async fn succeed(port: &mut Port, command: &Command) {
     assert_eq!((completion.status, completion.cookie), (Status::Done, command.cookie));
 }
 
-/// Waits until the NIC has taken all that was posted: it takes a port's commands in order.
+/// Waits until the NIC has taken all posted commands: it takes a port's commands in order.
 pub(crate) async fn settle(port: &mut Port) {
     succeed(port, &ask(u64::MAX)).await;
 }
 
-/// Registers `count` buffers and posts each with its place as cookie; the NIC has them on return.
-pub(crate) async fn lend(
+/// Registers `count` buffers and posts each with its index as cookie; the NIC has taken them on return.
+pub(crate) async fn post_receives(
     port: &mut Port,
     count: usize,
     bytes: usize,
@@ -60,7 +60,7 @@ pub(crate) async fn lend(
     buffers
 }
 
-/// Memory that holds `bytes`.
+/// Registers memory that holds `bytes`.
 pub(crate) fn filled(port: &mut Port, bytes: &[u8]) -> Region {
     let region = port.register(bytes.len()).unwrap();
     region.write(0, bytes).unwrap();
@@ -73,7 +73,7 @@ pub(crate) fn contents(region: &Region, length: u64) -> Vec<u8> {
     bytes
 }
 
-/// Bytes of which no two neighbourhoods are alike.
+/// Returns bytes of which no two sections are equal.
 pub(crate) fn pattern(start: u32, length: u32) -> Vec<u8> {
     (start..start + length).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }

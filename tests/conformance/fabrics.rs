@@ -36,31 +36,31 @@ use tokio::sync::Barrier;
 
 use super::guide_fabric::ChannelLink;
 
-/// Nodes of every fabric.
+/// Number of nodes of every fabric.
 pub(crate) const NODES: u16 = 3;
-/// The receiver of coordinated messages; all others send.
+/// The receiver of coordinated messages; all other nodes send.
 pub(crate) const CENTRE: NodeId = NodeId(0);
 /// Most payload bytes of one frame.
 pub(crate) const MTU: usize = 1_400;
 const SEED: u64 = 7;
-/// In virtual time: longer than any lease or patience.
+/// Limit of virtual time: longer than any lease or timeout.
 const VIRTUAL_LIMIT: Instant = Instant::from_nanos(60_000_000_000);
-/// On the machine's clock: only what hangs takes so long.
+/// Limit on the machine's clock, after which a test fails as hung.
 const REAL_LIMIT: Duration = Duration::from_secs(120);
-/// Virtual time between two looks at whether all nodes have ended.
+/// Virtual time between two checks whether all nodes have ended.
 const SLICE: Duration = Duration::from_millis(1);
 
-/// One node of a fabric, as a case sees it.
+/// One node of a fabric, as a case uses it.
 #[derive(Debug)]
 pub(crate) struct Site<H> {
     pub(crate) host: H,
     exchange: Arc<Exchange>,
 }
 
-/// A case on one node. A pointer to it and a boxed future: each fabric is compiled once, not once a case.
+/// A case on one node. A function pointer and a boxed future: each fabric is compiled once, not once a case.
 pub(crate) type Case<H> = fn(Site<H>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What nodes tell each other beside the fabric.
+/// State that nodes share outside the fabric.
 #[derive(Debug)]
 struct Exchange {
     barrier: Barrier,
@@ -84,7 +84,7 @@ impl<H: Host> Site<H> {
         self.exchange.barrier.wait().await;
     }
 
-    /// Waits for all other nodes, and learns the port that each of them says.
+    /// Waits for all other nodes; returns the port numbers that they passed.
     pub(crate) async fn learn_ports(&self, own: PortId) -> [PortId; NODES as usize] {
         self.exchange.ports.lock().unwrap()[self.host.node().index()] = own;
         self.meet().await;
@@ -136,7 +136,7 @@ pub(crate) fn delayed_udp(case: Case<LiveHost>) {
     udp_with(Some(&jitter()), case);
 }
 
-/// Faults that the cases must not notice: each frame is kept for a while, and handled in its order.
+/// Returns faults that the cases must not notice: each frame is delayed, and handled in its order.
 fn jitter() -> FaultInjector {
     let injector = FaultInjector::new(SEED);
     let jitter = Duration::from_micros(100);
@@ -267,7 +267,7 @@ pub(crate) fn ofi_midplane(case: Case<LiveHost>) {
     ofi("midplane", case);
 }
 
-/// Runs `case` on NICs whose links cross libfabric, if that and the provider are there.
+/// Runs `case` on NICs whose links cross libfabric, if libfabric and the provider are installed.
 #[cfg(target_os = "linux")]
 #[expect(clippy::print_stderr, reason = "says what is skipped")]
 fn ofi(provider: &str, case: Case<LiveHost>) {
@@ -299,7 +299,7 @@ fn ofi(provider: &str, case: Case<LiveHost>) {
     });
 }
 
-/// A name that no other fabric of this host has.
+/// Returns a name that no other fabric of this host has.
 #[cfg(target_os = "linux")]
 fn fabric_name() -> String {
     static FABRICS: AtomicUsize = AtomicUsize::new(0);
@@ -337,7 +337,7 @@ fn live(run: impl AsyncFnOnce(Arc<Exchange>)) {
     runtime.block_on(run(Exchange::new()));
 }
 
-/// Runs the tasks of all nodes to their ends.
+/// Runs the tasks of all nodes to completion.
 async fn run_all(nodes: impl Iterator<Item: Future<Output = ()> + Send + 'static>) {
     let mut tasks = tokio::task::JoinSet::new();
     for node in nodes {
@@ -355,7 +355,7 @@ async fn run_all(nodes: impl Iterator<Item: Future<Output = ()> + Send + 'static
 
 fn start_nics(faults: Option<&FaultInjector>) -> Vec<UdpNic> {
     loop {
-        // The addresses were free a moment ago: another process may have taken one since.
+        // The addresses were free a moment ago; another process may have bound one since.
         match try_start_nics(&free_addresses(), faults) {
             Ok(nics) => return nics,
             Err(StartError::PortInUse(_)) => {}

@@ -1,5 +1,5 @@
-//! Takes tokio's own tests of streams from the source of its locked release, with TCP's types swapped for those of
-//! `tests/tokio`, and without the tests that `cut.txt` lists. Takes mini-redis's server with TCP's types swapped for
+//! Takes tokio's own tests of streams from the source of its locked release, without the tests that `cut.txt` lists,
+//! and replaces TCP's types by those of `tests/tokio`. Takes mini-redis's server, and replaces TCP's types by
 //! midplane's. Generates the code of the gRPC service of the tests.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ const STD: &[(&str, &str)] =
     &[("use std::{net, thread};", "use crate::blocking as net; use std::thread;")];
 const UNIX: (&str, &str) = ("UnixStream::connect(", "crate::net::connect_path(");
 
-/// tokio's files, and what is swapped beside `tokio::net`; each must occur.
+/// tokio's files, and replacements in addition to `tokio::net`; each must occur.
 const FILES: &[(&str, &[(&str, &str)])] = &[
     ("buffered", &[("std::net::TcpStream", "crate::blocking::TcpStream")]),
     ("duplex_stream", &[("tokio::io::duplex", "crate::net::duplex")]),
@@ -80,7 +80,7 @@ fn main() {
     fs::write(out.join("tokio_tests.txt"), names).expect("room for a file");
 }
 
-/// Lists the tests of a file, for the test of their documentation.
+/// Lists the tests of a file for the test of their documentation.
 fn list(names: &mut String, name: &str, file: &syn::File) {
     let is_test = |attribute: &syn::Attribute| {
         attribute.path().segments.last().is_some_and(|last| last.ident == "test")
@@ -94,7 +94,7 @@ fn list(names: &mut String, name: &str, file: &syn::File) {
     }
 }
 
-/// mini-redis's server as a module, which listens with a node's listener.
+/// Writes mini-redis's server as a module that listens with a node's listener.
 fn mini_redis(out: &Path) {
     let source = source("mini-redis").join("src");
     let out = out.join("mini_redis");
@@ -113,7 +113,7 @@ fn mini_redis(out: &Path) {
         let into = out.join(path);
         fs::create_dir_all(into.parent().expect("a folder")).expect("room for a folder");
         let mut file = syn::parse_file(&text).expect("mini-redis parses");
-        // Its clients are used as they are.
+        // The tests use its published clients.
         let is_client = |name: &syn::Ident| {
             ["blocking_client", "buffer", "client"].iter().any(|client| name == client)
         };
@@ -148,26 +148,26 @@ fn swapped(path: &Path, swaps: &[(&str, &str)]) -> String {
     text
 }
 
-/// Returns the source of a dependency, of the release that is locked here.
+/// Returns the source folder of a dependency, in the locked release.
 fn source(name: &str) -> PathBuf {
     let cargo = env::var_os("CARGO").expect("cargo sets it");
     let target = env::var("TARGET").expect("cargo sets it");
     let arguments = ["metadata", "--format-version", "1", "--locked", "--offline"];
     let asked = Command::new(cargo)
         .args(arguments)
-        // Those of other platforms are not downloaded.
+        // Dependencies of other platforms are not downloaded.
         .args(["--filter-platform", &target])
         .output()
         .expect("cargo runs");
     assert!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
-    let told: serde_json::Value = serde_json::from_slice(&asked.stdout).expect("metadata");
-    let packages = told["packages"].as_array().expect("a list of packages");
+    let metadata: serde_json::Value = serde_json::from_slice(&asked.stdout).expect("metadata");
+    let packages = metadata["packages"].as_array().expect("a list of packages");
     let package = packages.iter().find(|package| package["name"] == name);
     let manifest = package.and_then(|package| package["manifest_path"].as_str());
     Path::new(manifest.expect("it is a dependency")).parent().expect("a folder").to_owned()
 }
 
-/// A service with each kind of method; its messages are in `src/grpc.rs`.
+/// Generates a service with each kind of method; its messages are in `src/grpc.rs`.
 fn service() {
     use tonic_build::manual::{Builder, Method, Service};
     let method = |name: &str, route: &str| {

@@ -1,4 +1,4 @@
-//! Echo servers over TCP, of which all but two crash, and clients that then connect to another one.
+//! Tests TCP echo servers, of which all but two crash, and clients that then connect to another one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use midplane::time::{Instant, sleep, timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, split};
 
 const SERVERS: u64 = 6;
-const PATIENCE: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_millis(200);
 const END: Duration = Duration::from_secs(10);
 
 async fn serve() -> Result {
@@ -25,14 +25,14 @@ async fn serve() -> Result {
     }
 }
 
-/// Sends a message each 10 ms over one connection, until the time is over or an echo takes too long.
+/// Sends a message each 10 ms over one connection, until `END` or an echo's timeout.
 async fn use_server(server: u64, began: Instant, echoed: &AtomicU64) -> Result {
     let address = format!("server-{server}:8080");
-    let mut stream = timeout(PATIENCE, TcpStream::connect(address)).await??;
+    let mut stream = timeout(TIMEOUT, TcpStream::connect(address)).await??;
     while began.elapsed() < END {
         let (sent, mut answer) = (*b"hello", [0; 5]);
         stream.write_all(&sent).await?;
-        timeout(PATIENCE, stream.read_exact(&mut answer)).await??;
+        timeout(TIMEOUT, stream.read_exact(&mut answer)).await??;
         assert_eq!(answer, sent);
         echoed.fetch_add(1, Ordering::Relaxed);
         sleep(Duration::from_millis(10)).await;
@@ -58,7 +58,7 @@ fn clients_move_on_while_servers_crash_one_by_one() {
                     let _ = use_server(server % SERVERS, began, &echoed).await;
                     server += 1;
                 }
-                // Each server that crashes costs a client less than a second of the ten.
+                // Each crashed server costs a client less than a second of the ten.
                 let echoed = echoed.load(Ordering::Relaxed);
                 assert!(echoed > 400, "{echoed}");
                 Ok(())

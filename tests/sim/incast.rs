@@ -1,5 +1,5 @@
-//! Many servers that answer one client at once, through a switch port with a small buffer: TCP, and nodes with and without
-//! tokens.
+//! Tests incast: many servers answer one client at once, through a switch port with a small buffer, over TCP, and over
+//! nodes with and without tokens.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result {
     Ok(())
 }
 
-/// Asks all servers for a block at once, and waits for all blocks before it asks again.
+/// Requests a block from all servers at once, and waits for all blocks before the next round.
 async fn ask(mut streams: Vec<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>) -> Result {
     for _ in 0..BLOCKS {
         let mut asked = JoinSet::new();
@@ -70,8 +70,8 @@ async fn node_client(node: Node) -> Result {
     ask(streams).await
 }
 
-/// Returns the part of the line's rate that the client receives, and the packets that the switch drops. The client grants
-/// tokens for the switch's buffer if `has_tokens`.
+/// Returns the goodput at the client as a fraction of the line's rate, and the packets that the switch drops. If
+/// `has_tokens`, the client grants tokens for the switch's buffer.
 fn goodput(buffer: u32, has_tokens: bool, add: impl Fn(&mut Sim)) -> (f64, u64) {
     let sims = Sim::builder().port_buffer(buffer).limit(Duration::from_secs(600));
     let mut sim = sims

@@ -1,4 +1,4 @@
-//! Whole services in virtual time: restarts, crashes, partitions, and what a run reports.
+//! Tests whole services in virtual time: restarts, crashes, partitions, and a run's report.
 #![cfg(target_os = "linux")]
 
 mod attrition;
@@ -24,7 +24,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Answers each stream with what it has sent.
+/// Echoes the bytes of each stream.
 async fn echo(node: Node) -> Result {
     let mut listener = node.listen("echo").await?;
     loop {
@@ -36,7 +36,7 @@ async fn echo(node: Node) -> Result {
     }
 }
 
-/// Sends bytes and reads them back.
+/// Sends bytes and reads the echo.
 async fn ask(node: &Node, bytes: &[u8]) -> Result {
     let mut stream = node.connect("echo").await?;
     stream.write_all(bytes).await?;
@@ -82,7 +82,7 @@ fn a_restarted_service_is_reached_within_a_second_and_a_crash_is_noticed_within_
             let mut answer = [0; 6];
             stream.read_exact(&mut answer).await?;
             let start = time::Instant::now();
-            // The host crashes at 100 ms, and is back at 300 ms.
+            // The host crashes at 100 ms, and restarts at 300 ms.
             assert!(stream.read_exact(&mut answer).await.is_err());
             out.lock().unwrap().push(start.elapsed());
             ask(&node, b"after").await?;
@@ -141,7 +141,7 @@ fn sleeps_are_exact_and_so_are_timeouts_and_intervals() {
 }
 
 #[test]
-fn what_fails_is_named_with_its_host_and_time() {
+fn a_failure_is_reported_with_its_host_and_time() {
     let fails = |code: fn() -> Result| {
         let mut sim = Sim::builder().build();
         sim.client(move |_| async move {
@@ -214,7 +214,7 @@ fn a_run_that_depends_on_more_than_its_seed_is_an_error() {
 #[test]
 fn a_path_is_as_long_as_the_topology_and_its_costs_say() {
     const LINK: Duration = Duration::from_micros(10);
-    // 8 bytes take 74 on the wire: 592 ns at 1 Gb/s, 5,920 at 100 Mb/s.
+    // 8 bytes occupy 74 on the wire: 592 ns at 1 Gb/s, 5,920 ns at 100 Mb/s.
     let round_trip = |builder: midplane::sim::SimBuilder| {
         let took = Arc::new(Mutex::new(Duration::ZERO));
         let out = Arc::clone(&took);
@@ -285,7 +285,7 @@ fn a_switch_whose_buffer_is_full_drops_or_waits_by_its_rule() {
 }
 
 #[test]
-fn a_run_continues_where_the_last_one_ended_and_refuses_hosts_that_come_late() {
+fn a_run_continues_where_the_last_one_ended_and_refuses_late_hosts() {
     let mut sim = Sim::builder().build();
     sim.host("echo", echo);
     sim.client(|node| async move {
@@ -300,7 +300,7 @@ fn a_run_continues_where_the_last_one_ended_and_refuses_hosts_that_come_late() {
     assert!(late.contains("before the first run"), "{late}");
 }
 
-/// A counter that forgets its value when it restarts.
+/// A counter that loses its value when it restarts.
 async fn forgetful(node: Node) -> Result {
     let total = Arc::new(AtomicU32::new(0));
     let mut listener = node.listen("counter").await?;
@@ -337,7 +337,7 @@ fn a_swarm_finds_a_bug_that_only_a_restart_shows_and_leaves_one_fault() {
     assert_eq!(script.len(), 1, "{script:?}");
     let is_restart = ["Crash", "ProcessExit"].iter().any(|kind| script[0].contains(kind));
     assert!(is_restart && script[0].contains("counter"), "{script:?}");
-    // The trace is that of the failure, not of a later run that did not fail.
+    // The trace is that of the failed run, not of a later run that succeeded.
     let SimError::Host { trace: Some(path), .. } = &**error else { panic!("{error}") };
     let tracks = contents(path, ".perfetto-trace");
     assert!(["crash begins", "process-exit begins"].iter().any(|text| tracks.contains(text)));
@@ -362,7 +362,7 @@ fn calls_retry_through_a_restart_under_random_faults() {
     assert!(report.time < Duration::from_secs(60), "{report:?}");
 }
 
-/// Adds a service, and a client that logs its request; with `fails`, the client then returns an error.
+/// Adds a service and a client that logs its request. If `fails`, the client then returns an error.
 fn reports(sim: &mut Sim, fails: bool) {
     sim.host("echo", echo);
     sim.client(move |node| async move {
@@ -375,7 +375,7 @@ fn reports(sim: &mut Sim, fails: bool) {
     sim.at(Duration::from_micros(50)).loss("echo", 0.5, 200 * MS);
 }
 
-/// Returns what the file of a trace contains.
+/// Returns the contents of a trace's file with the extension.
 fn contents(path: &std::path::Path, extension: &str) -> String {
     let mut name = path.as_os_str().to_owned();
     name.push(extension);
@@ -400,7 +400,7 @@ fn a_traced_run_shows_packets_hosts_spans_logs_and_faults() {
     let frames = contents(&path, ".pcapng");
     assert!(frames.contains("client-1 > switch 0") && frames.contains("dropped:"));
 
-    // The same run without a trace.
+    // Makes the same run without a trace.
     let mut sim = Sim::builder().seed(5).build();
     reports(&mut sim, false);
     let untraced = sim.run().unwrap();
@@ -408,7 +408,7 @@ fn a_traced_run_shows_packets_hosts_spans_logs_and_faults() {
 }
 
 #[test]
-fn a_trace_shows_what_a_paused_nic_and_a_full_socket_drop() {
+fn a_trace_shows_the_drops_of_a_paused_nic_and_a_full_socket() {
     let folder = tempfile::tempdir().unwrap();
     let mut sim = Sim::builder().trace(folder.path()).build();
     sim.host("sink", |_| async {
@@ -446,7 +446,7 @@ fn a_failed_check_leaves_its_trace() {
     }
 }
 
-/// Answers each stream; a stream that asks for it after one of its own to the other host.
+/// Answers each stream. If a stream requests it, sends a request to the other host first.
 async fn relay(node: Node) -> Result {
     let other = if node.name() == "left" { "right" } else { "left" };
     let mut listener = node.listen(node.name()).await?;
@@ -466,7 +466,7 @@ async fn relay(node: Node) -> Result {
 
 #[test]
 fn a_host_that_restarts_at_once_draws_other_numbers_and_is_reached() {
-    // With the numbers of its former life, its session with one host had the number of the other's.
+    // With random numbers as before the restart, its session with one host would have the number of the other host's.
     for down in [0, 5, 11, 20] {
         let mut sim = Sim::builder().build();
         sim.host("left", relay).host("right", relay);
@@ -493,7 +493,7 @@ fn a_host_that_restarts_at_once_draws_other_numbers_and_is_reached() {
 }
 
 #[test]
-fn a_report_counts_what_finds_its_socket_full() {
+fn a_report_counts_drops_at_a_full_socket() {
     let mut sim = Sim::builder().build();
     sim.host("deaf", |_| async {
         let _socket = UdpSocket::bind("0.0.0.0:7".parse()?)?;

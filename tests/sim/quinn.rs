@@ -1,4 +1,4 @@
-//! quinn in virtual time: every byte arrives, at the rate of the link, and every run is the same.
+//! Tests quinn in virtual time: every byte arrives at the link's rate, and every run is the same.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use quinn::rustls::RootCertStore;
 use quinn::rustls::pki_types::PrivatePkcs8KeyDer;
 use quinn::{ClientConfig, EndpointConfig, ServerConfig};
 
-/// The configurations of a server and of a client that trusts it. The key is always the same and of Ed25519, whose
-/// signatures have one length; the certificate is valid at any time. Each run needs its own: a client's keeps sessions and
-/// tokens for its next connections.
+/// Returns the configurations of a server and of a client that trusts it. The key is always the same and an Ed25519
+/// one, whose signatures have one length; the certificate is valid at any time. Each run needs its own configurations:
+/// a client's keeps sessions and tokens for its next connections.
 fn configs() -> (ServerConfig, ClientConfig) {
     // PKCS #8 without the key's own 32 bytes.
     let mut key = b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20".to_vec();
@@ -33,7 +33,7 @@ fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect()
 }
 
-/// Answers each stream with the bytes that it has sent.
+/// Echoes the bytes of each stream.
 async fn echo(server: ServerConfig) -> Result {
     let endpoint =
         QuinnRuntime::endpoint(EndpointConfig::default(), Some(server), "0.0.0.0:443".parse()?)?;
@@ -53,7 +53,7 @@ async fn echo(server: ServerConfig) -> Result {
     Ok(())
 }
 
-/// Sends so many bytes to the server and reads them back.
+/// Sends `length` bytes to the server and reads the echo.
 async fn ask(client: ClientConfig, length: usize) -> Result {
     let endpoint = QuinnRuntime::endpoint(EndpointConfig::default(), None, "0.0.0.0:0".parse()?)?;
     let connection = endpoint.connect_with(client, "10.0.0.1:443".parse()?, "server")?.await?;
@@ -70,7 +70,7 @@ async fn ask(client: ClientConfig, length: usize) -> Result {
     Ok(())
 }
 
-/// Runs a server and a client that sends and receives so many bytes, twice.
+/// Checks twice a run of a server and a client that sends and receives `length` bytes.
 fn transfer(sim: SimBuilder, length: usize) -> Report {
     let report = sim.check(|sim| {
         let (server, client) = configs();
@@ -83,7 +83,7 @@ fn transfer(sim: SimBuilder, length: usize) -> Report {
 #[test]
 fn ten_megabytes_there_and_back_take_the_time_of_their_packets_at_a_gigabit() {
     let report = transfer(Sim::builder(), 10_000_000);
-    // 1,452 of 1,538 bytes are payload of UDP: 85 ms in each direction, one after the other.
+    // 1,452 of 1,538 bytes are UDP payload: 85 ms in each direction, one after the other.
     let line = Duration::from_millis(170);
     assert!(report.time > line && report.time < 2 * line, "{report:?}");
     assert_eq!(report.drops.total(), 0, "{report:?}");
@@ -116,7 +116,7 @@ fn a_peer_that_has_crashed_is_given_up_after_the_idle_timeout() {
             let connection = endpoint.connect_with(client, to, "server")?.await?;
             let start = time::Instant::now();
             assert_eq!(connection.closed().await, quinn::ConnectionError::TimedOut);
-            // The default of both sides is 30 s without a packet.
+            // The default idle timeout of both sides is 30 s.
             assert!((29..31).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
             Ok(())
         }

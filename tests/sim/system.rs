@@ -1,4 +1,4 @@
-//! Tests that what code asks of the system comes from the seed with the feature `deterministic`.
+//! Tests that with the feature `deterministic`, all that code reads from the system derives from the seed.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -13,8 +13,8 @@ use midplane::{Node, Sim, time};
 
 use super::{ask, echo};
 
-/// Sends in the order of a `HashMap`, as many bytes as the system's random numbers say, at a time that the wall
-/// clock says.
+/// Sends in the order of a `HashMap`. The system's random numbers determine the number of bytes, and the wall clock the
+/// time.
 async fn ask_what_differs(node: Node) -> Result {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     assert!(since.as_secs() == 1_000_000_000, "{since:?}");

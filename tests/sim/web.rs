@@ -1,4 +1,4 @@
-//! An axum service over TCP between simulated hosts.
+//! Tests an axum service over TCP between simulated hosts.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use midplane::sim::Result;
 use midplane::simhw::drops::DropCause;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Answers with the address of the peer and the length and sum of the body.
+/// Answers with the peer's address, and the body's length and sum.
 async fn sum(ConnectInfo(PeerAddress(peer)): ConnectInfo<PeerAddress>, body: Bytes) -> String {
     let sum: u64 = body.iter().map(|byte| u64::from(*byte)).sum();
     format!("{} {} {sum}", peer.ip(), body.len())
@@ -25,7 +25,7 @@ async fn serve() -> Result {
     Ok(())
 }
 
-/// Posts a body over a connection of its own, and returns the body of the response.
+/// Posts a body over its own connection, and returns the response's body.
 async fn ask(body: &[u8]) -> Result<String> {
     let mut stream = TcpStream::connect("web:80").await?;
     let length = body.len();

@@ -1,4 +1,4 @@
-//! Ranks on simulated hosts: connections that break, processes that restart.
+//! Tests ranks on simulated hosts: connections that break, processes that restart.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ async fn member(node: Node, rank: u32) -> sim::Result {
     Ok(())
 }
 
-/// Runs the sums while pairs of hosts can't reach each other for some time.
+/// Runs the sums while pairs of hosts are partitioned for some time.
 fn partitioned(seed: u64, partition: Duration) -> Result<sim::Report, sim::SimError> {
     Sim::builder().seed(seed).loss(0.01).check(|sim| {
         for rank in 0..RANKS {
@@ -54,7 +54,7 @@ fn partitioned(seed: u64, partition: Duration) -> Result<sim::Report, sim::SimEr
 
 #[test]
 fn a_partition_that_heals_in_time_loses_no_message() {
-    // After 30 s of silence a connection ends; within 2 s, another one takes over what was under way.
+    // After 30 s of silence a connection ends; within 2 s, another one continues its transfers.
     for (seed, partition) in [(1, 2_000), (2, 31_000)] {
         let report = partitioned(seed, partition * MS).unwrap();
         assert!(report.time >= partition * MS, "{report:?}");
@@ -67,7 +67,7 @@ fn a_longer_partition_is_reported_as_a_loss() {
     assert!(error.to_string().contains("is gone"), "{error}");
 }
 
-/// Sends what it receives back to the first rank, until that says that all is over.
+/// Echoes messages to the first rank, until an empty message ends the run.
 async fn echoes(node: Node) -> sim::Result {
     let world = node.world("echo", 1, 2).await?;
     loop {
@@ -75,7 +75,7 @@ async fn echoes(node: Node) -> sim::Result {
         if message.bytes.is_empty() {
             return Ok(());
         }
-        // If the receiver is lost, the next receive says so.
+        // If the receiver is lost, the next receive fails.
         let _ = world.send(Rank(0), Tag(2), message.bytes).await;
     }
 }

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_stand_where_their_numbers_say() {
+    fn kinds_are_indexed_by_their_numbers() {
         for kind in Kind::ALL {
             let head = Head::new(kind, HAS_DATA, 5, 7);
             assert_eq!(parse(head.words[0]), Some((kind, HAS_DATA, 5)));

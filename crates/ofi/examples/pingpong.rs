@@ -1,4 +1,4 @@
-//! Half round trips between two processes over a provider of libfabric.
+//! Measures half round trips between two processes over a provider of libfabric.
 //!
 //! ```text
 //! cargo run --release -p midplane-ofi --example pingpong -- tcp@127.0.0.1 --layer nic
@@ -39,19 +39,19 @@ Prints one JSON document: mean and median of the half round trips, in microsecon
 struct Arguments {
     /// Provider: PROVIDER[/DOMAIN][@ADDRESS]
     provider: Choice,
-    /// What the messages cross
+    /// Layer that carries the messages
     #[arg(long, value_enum, default_value = "endpoint")]
     layer: Layer,
     /// Bytes of a message, from 1 to 1048576
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     bytes: u32,
-    /// Round trips that are timed, from 1 to 10000000; a tenth as many come before them
+    /// Timed round trips, from 1 to 10000000; a tenth as many warm-up rounds come before them
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     rounds: u32,
     /// Rank of this process, 0 or 1; default: it starts the other one
     #[arg(long, requires = "meet", value_parser = clap::value_parser!(u16).range(0..=1))]
     rank: Option<u16>,
-    /// Address at which rank 0 tells rank 1 the name of its endpoint
+    /// Address at which rank 0 sends rank 1 the name of its endpoint
     #[arg(long, value_name = "ADDRESS:PORT")]
     meet: Option<SocketAddr>,
 }
@@ -64,7 +64,7 @@ enum Layer {
     Nic,
 }
 
-/// Ends with its owner.
+/// A child process that is killed when its owner drops it.
 struct Process(Child);
 
 impl Drop for Process {
@@ -91,7 +91,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     let (rank, meet) = match (arguments.rank, arguments.meet) {
         (Some(rank), Some(meet)) => (rank, meet),
         _ => {
-            // The port is free again, and nothing else is likely to take it meanwhile.
+            // The port is free again; no other process is likely to take it meanwhile.
             let meet = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
             let mut command = Command::new(std::env::current_exe()?);
             command.args(std::env::args_os().skip(1));
@@ -118,7 +118,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     Ok(())
 }
 
-/// Half round trips of a run.
+/// Half round trip times of a run.
 struct Times {
     mean_us: f64,
     median_us: f64,
@@ -175,7 +175,7 @@ async fn receive(endpoint: &mut Endpoint) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lets the last frame leave.
+/// Polls until the endpoint has sent its last frame.
 async fn flush(endpoint: &mut Endpoint, peer: PeerId) {
     for _ in 0..100 {
         if endpoint.outstanding(peer) == 0 {
@@ -201,7 +201,7 @@ async fn nics(arguments: &Arguments, rank: u16, meet: SocketAddr) -> Result<Time
     let send = messages::send(NodeId(1 - rank), PortId(0), outbox.whole(), 1);
     let receive = messages::receive(inbox.whole(), 2);
     port.submit(&receive)?;
-    // Until the other NIC has taken its receive: without one, it drops the message.
+    // Waits until the other NIC has taken its receive command: without one, that NIC drops the message.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let warm = arguments.rounds / 10;
     let mut times = Vec::new();

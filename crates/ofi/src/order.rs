@@ -112,7 +112,7 @@ mod tests {
         }
 
         #[test]
-        fn what_a_sender_can_make_its_receiver_keep_is_bounded(numbers: Vec<u32>) {
+        fn a_receivers_memory_for_one_sender_is_bounded(numbers: Vec<u32>) {
             let now = now();
             let mut frames = Order::default();
             for number in numbers {

@@ -37,7 +37,7 @@ const MOST: usize = 4_096;
 const BACKLOG: usize = 64;
 /// Most events that are handled before the lock is released for a moment.
 const TURN: usize = 64;
-/// Period of the search for silent peers; the silence after which a peer is asked whether it lives; and the silence
+/// Period of the search for silent peers; the silence after which a peer is asked whether it is alive; and the silence
 /// after which it counts as lost.
 const PERIOD: Duration = Duration::from_millis(250);
 const ASK: Duration = Duration::from_millis(700);
@@ -244,7 +244,7 @@ impl State {
                 if let Some(remote) = connection.remote {
                     let answer = Frame { to: remote, number: 0, kind: Kind::Alive, value: 0 };
                     let peer = connection.peer;
-                    // If there is no space, the frames in flight show that this process lives.
+                    // If there is no space, the frames in flight show that this process is alive.
                     let _ = self.send(peer, answer, &[]);
                 }
             }

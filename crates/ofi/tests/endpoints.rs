@@ -1,4 +1,4 @@
-//! Two endpoints of one process.
+//! Tests two endpoints of one process.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use midplane_ofi::provider::{Choice, providers};
 
 use crate::over_each;
 
-/// Only what hangs takes so long.
+/// Time after which a test fails as hung.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn pair(choice: &Choice, config: &Config) -> [(Endpoint, PeerId); 2] {
@@ -19,7 +19,7 @@ fn pair(choice: &Choice, config: &Config) -> [(Endpoint, PeerId); 2] {
     [(a, to_b), (b, to_a)]
 }
 
-/// Receives the next frame, while the other endpoint works as well.
+/// Receives the next frame, and polls the other endpoint as well.
 async fn next(endpoint: &mut Endpoint, other: &mut Endpoint) -> (Option<PeerId>, Vec<u8>) {
     let received = poll_fn(|context| {
         other.progress();
@@ -35,24 +35,24 @@ async fn next(endpoint: &mut Endpoint, other: &mut Endpoint) -> (Option<PeerId>,
 fn frames_of_all_lengths_arrive_both_ways() {
     over_each(async |choice| {
         let [(mut a, to_b), (mut b, to_a)] = pair(choice, &Config::new(70_000));
-        let told = a.provider().has_source;
+        let has_source = a.provider().has_source;
         for length in [0, 1, 63, 64, 4_096, 4_097, 16_384, 70_000] {
             let sent: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
             a.send(to_b, &[&sent[..length / 2], &sent[length / 2..]]).unwrap();
             assert_eq!(
                 next(&mut b, &mut a).await,
-                (told.then_some(to_a), sent.clone()),
+                (has_source.then_some(to_a), sent.clone()),
                 "{choice}"
             );
             b.send(to_a, &[&sent]).unwrap();
-            assert_eq!(next(&mut a, &mut b).await, (told.then_some(to_b), sent), "{choice}");
+            assert_eq!(next(&mut a, &mut b).await, (has_source.then_some(to_b), sent), "{choice}");
         }
         assert!(matches!(a.send(to_b, &[&[0; 70_001]]), Err(SendError::TooLong(70_000))));
     });
 }
 
 #[test]
-fn a_sender_that_is_too_fast_is_told_and_nothing_is_lost() {
+fn a_sender_that_is_too_fast_gets_an_error_and_nothing_is_lost() {
     over_each(async |choice| {
         let config = Config::new(10_000).sends(16).receives(8);
         let [(mut a, to_b), (mut b, _)] = pair(choice, &config);
@@ -80,7 +80,7 @@ fn a_sender_that_is_too_fast_is_told_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_task_that_waits_is_woken_and_an_idle_one_uses_no_processor() {
+fn a_waiting_task_is_woken_and_an_idle_one_uses_no_processor() {
     over_each(async |choice| {
         let [(mut a, to_b), (mut b, _)] = pair(choice, &Config::new(64));
         a.send(to_b, &[b"connect"]).unwrap();
@@ -106,13 +106,13 @@ fn a_task_that_waits_is_woken_and_an_idle_one_uses_no_processor() {
         assert!(waits.is_finished(), "{choice}: the task was not woken");
         let (bytes, polls, has_descriptor) = waits.await.unwrap();
         assert_eq!(bytes, b"wake");
-        // At most 200 us of them are busy, which makes a million a second.
+        // The task busy-polls for at most 200 us of these 300 ms. Busy-polling makes about a million polls a second.
         assert!(polls < 20_000, "{choice}: {polls} polls in 300 ms, {has_descriptor}");
     });
 }
 
 #[test]
-fn a_name_that_is_none_of_the_providers_is_refused_or_harmless() {
+fn an_invalid_name_is_refused_or_harmless() {
     over_each(async |choice| {
         let mut endpoint = Endpoint::open(choice, &Config::new(64)).unwrap();
         for name in [vec![], vec![0; 512], vec![0xff; 513], vec![b'x'; 4_000]] {
@@ -127,7 +127,7 @@ fn a_name_that_is_none_of_the_providers_is_refused_or_harmless() {
 }
 
 #[test]
-fn a_provider_that_is_not_there_is_named() {
+fn a_missing_provider_is_named() {
     match Endpoint::open(&Choice::any().provider("nothing"), &Config::new(64)) {
         Err(error) => eprintln!("{error}"),
         Ok(_) => panic!("there is a provider called `nothing`"),

@@ -1,4 +1,4 @@
-//! Links of three nodes of one process.
+//! Tests links of three nodes of one process.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -16,7 +16,7 @@ use crate::over_each;
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
-fn links_tell_their_nodes_apart_and_keep_the_order_of_each() {
+fn links_distinguish_nodes_and_keep_the_order_of_each() {
     const FRAMES: u16 = 200;
     over_each(async |choice| {
         let config = Config::new(frame_bytes(20_000)).sends(16);
@@ -31,7 +31,7 @@ fn links_tell_their_nodes_apart_and_keep_the_order_of_each() {
                 for to in (0..3).filter(|to| *to != at) {
                     let count = &mut sent[node][usize::from(to)];
                     while *count < FRAMES && link.has_room(NodeId(to), 0) {
-                        // Long ones may complete after the short ones behind them.
+                        // Long frames may complete after short ones sent later.
                         let length = if *count % 3 == 0 { 20_000 } else { 40 };
                         let mut frame = vec![at as u8; length];
                         frame[..2].copy_from_slice(&count.to_le_bytes());
@@ -61,7 +61,7 @@ fn frames_that_no_link_sends_are_dropped() {
         let mut stranger = Endpoint::open(choice, &config).unwrap();
         let endpoints: Vec<_> = (0..2).map(|_| Endpoint::open(choice, &config).unwrap()).collect();
         let names: Vec<_> = endpoints.iter().map(|endpoint| endpoint.name().to_vec()).collect();
-        // The shm of 1.17 takes a sender that it does not know for the first one that it does.
+        // libfabric 1.17's shm reports an unknown sender as the first one it knows.
         let has_source = stranger.provider().has_source && stranger.provider().name != "shm";
         let mut endpoints = endpoints.into_iter();
         let (first, mut second) = (endpoints.next().unwrap(), endpoints.next().unwrap());
@@ -70,7 +70,7 @@ fn frames_that_no_link_sends_are_dropped() {
         if has_source {
             stranger.send(own, &[&[1, 0, 0, 0, 0, 0, 0, 0], b"in the name of node 1"]).unwrap();
         }
-        // Nothing, too short, another node, the receiver, no node, a reserved byte.
+        // Empty, too short, another node, the receiver itself, no node, a reserved byte that is set.
         for frame in [
             &[][..],
             &[1, 0, 0, 0, 0, 0, 0],
@@ -96,7 +96,7 @@ fn frames_that_no_link_sends_are_dropped() {
 fn a_list_of_names_that_fits_no_fabric_is_refused() {
     over_each(async |choice| {
         let open = || Endpoint::open(choice, &Config::new(100)).unwrap();
-        // The shm of 1.17 crashes if it learns the name of an endpoint that is closed.
+        // libfabric 1.17's shm crashes when it inserts the name of a closed endpoint.
         let other = open();
         let name = other.name();
         let none = OfiLink::new(open(), NodeId(2), &[name, name]);
@@ -109,7 +109,7 @@ fn a_list_of_names_that_fits_no_fabric_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_exchange_names_whatever_else_connects() {
+async fn nodes_exchange_names_although_strangers_connect() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let addresses = [free; 3];
     let name = |node: u16| vec![node as u8; usize::from(node) * 100];
@@ -119,7 +119,7 @@ async fn nodes_exchange_names_whatever_else_connects() {
         let numbers = [node, nodes, length].map(u16::to_le_bytes).concat();
         [b"mpofi\0\0\x01".to_vec(), numbers].concat()
     };
-    // No greeting, another program, other fabrics, no such nodes, too long a name.
+    // No greeting, another program, other fabrics, unknown nodes, too long a name.
     for greeting in [
         Vec::new(),
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
@@ -139,7 +139,7 @@ async fn nodes_exchange_names_whatever_else_connects() {
         let answer = tokio::time::timeout(LIMIT, stranger.read_to_end(&mut Vec::new())).await;
         assert!(matches!(answer, Ok(Ok(0) | Err(_))), "no stranger learns the names");
     }
-    // One that comes again counts once.
+    // A node that connects twice counts once.
     let lost = tokio::time::timeout(Duration::from_millis(100), exchanges(2)).await;
     assert!(lost.is_err(), "node 1 is missing");
     let others = [tokio::spawn(exchanges(2)), tokio::spawn(exchanges(1))];

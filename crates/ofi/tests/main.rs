@@ -1,4 +1,4 @@
-//! Endpoints over the providers of the system's libfabric. What is not there is skipped, by name.
+//! Tests endpoints over the providers of the system's libfabric. Missing providers are skipped, by name.
 #![cfg(target_os = "linux")]
 #![expect(clippy::print_stderr, reason = "says what is skipped")]
 
@@ -9,7 +9,7 @@ mod streams;
 use midplane_ofi::endpoint::{Config, Endpoint};
 use midplane_ofi::provider::{Choice, OpenError};
 
-/// Providers without hardware. The own one is there if `FI_PROVIDER_PATH` names its folder.
+/// Providers that need no hardware. `midplane` is available if `FI_PROVIDER_PATH` names its folder.
 const PROVIDERS: [&str; 7] = [
     "tcp@127.0.0.1",
     "tcp;ofi_rxm@127.0.0.1",
@@ -20,7 +20,7 @@ const PROVIDERS: [&str; 7] = [
     "midplane",
 ];
 
-/// Runs a test over each provider that is there, on a runtime of its own.
+/// Runs a test over each available provider, on a runtime of its own.
 fn over_each(test: impl AsyncFn(&Choice)) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

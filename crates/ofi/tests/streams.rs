@@ -1,4 +1,4 @@
-//! Byte streams between two ends of one process.
+//! Tests byte streams between two hubs of one process.
 
 use std::future::poll_fn;
 use std::io::ErrorKind;
@@ -12,8 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::over_each;
 
-/// Over each provider but shm: that of 1.17 crashes if an endpoint is closed while another one of the same process still has
-/// something for it.
+/// Runs a test over each available provider except shm: that of 1.17 crashes if an endpoint closes while another one of
+/// the same process still has data for it.
 fn over_most(test: impl AsyncFn(&Choice)) {
     over_each(async |choice| {
         if choice.to_string() != "shm" {
@@ -95,7 +95,8 @@ fn a_dropped_stream_fails_the_other_end_and_a_dropped_hub_none() {
         within(choice, async {
             let ([first, second], [one, mut other]) = pair(choice).await;
             drop(one);
-            // If it was not accepted yet, and the provider does not name senders, by silence.
+            // If the stream was not accepted yet and the provider doesn't name senders, the end learns of it by a
+            // timeout.
             let error = other.read_u8().await.unwrap_err().kind();
             let kinds = [ErrorKind::ConnectionReset, ErrorKind::TimedOut];
             assert!(kinds.contains(&error), "{choice}: {error}");
@@ -130,7 +131,7 @@ fn a_peer_that_falls_silent_or_breaks_the_rules_fails_its_stream_alone() {
                 parts.concat()
             };
             let name = peer.name().to_vec();
-            // No frames, unknown streams, names that are none.
+            // An empty frame, unknown streams, invalid names.
             for wrong in [vec![], vec![9; 24], frame(77, 0, 3, 0), frame(0, 0, 1, 5)] {
                 peer.send(to, &[&wrong]).unwrap();
             }
@@ -143,7 +144,7 @@ fn a_peer_that_falls_silent_or_breaks_the_rules_fails_its_stream_alone() {
                 accepted.push((number, end.accept().await.unwrap()));
             }
             let (silent, mut wrong) = (accepted.remove(0).1, accepted.remove(0));
-            // More credit than there is.
+            // Grants more credit than the window allows.
             peer.send(to, &[&frame(wrong.0, 0, 4, u64::MAX)]).unwrap();
             let waits = poll_fn(|context| {
                 let _ = peer.poll_event(context, true, |_| ());
@@ -165,7 +166,7 @@ fn peers_without_a_stream_are_forgotten_and_their_streams_end_first() {
             let (ends, [mut first, mut second]) = pair(choice).await;
             let mut peer = Endpoint::open(choice, &Config::new(1_000)).unwrap();
             let to = peer.insert(ends[1].name()).unwrap();
-            // Its text shows no state while another task has it.
+            // The debug text shows no state while another task has locked it.
             let known = |end: &Streams| loop {
                 let text = format!("{end:?}");
                 let Some((_, rest)) = text.split_once("peers: ") else { continue };
@@ -184,7 +185,7 @@ fn peers_without_a_stream_are_forgotten_and_their_streams_end_first() {
             while known(&ends[1]) > before {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
-            // The peer that has a stream is not forgotten.
+            // A peer with an open stream is not removed.
             first.write_all(b"still").await.unwrap();
             let mut received = [0; 5];
             second.read_exact(&mut received).await.unwrap();
@@ -193,7 +194,7 @@ fn peers_without_a_stream_are_forgotten_and_their_streams_end_first() {
     });
 }
 
-/// Waits until the other end has accepted a stream; returns its number, and the number that it was opened with.
+/// Waits until the peer has accepted a stream; returns its number, and the number that this side opened it with.
 async fn accept(peer: &mut Endpoint) -> (u64, u64) {
     loop {
         let frame = poll_fn(|context| {

@@ -74,7 +74,7 @@ impl Faults {
     }
 }
 
-/// What happens to a frame that is not lost.
+/// Effect of a fault on a frame that is not lost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drawn {
     /// True if the frame is damaged.

@@ -1,4 +1,4 @@
-//! On the steady path nothing is allocated: not by frames, commands, completions, alarms or sleeps.
+//! Tests that the steady path allocates nothing: no frame, command, completion, alarm or sleep does.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use midplane_simhw::topology::Topology;
 
 const TO: NodeId = NodeId(0);
 
-/// Sends a region for each command without a cookie, and fills those with one.
+/// Sends the region of each command without a cookie, and fills the regions of those with one.
 #[derive(Default)]
 struct Messenger {
     buffers: VecDeque<(PortId, RegionRef)>,
@@ -51,7 +51,7 @@ impl Firmware for Messenger {
         }
     }
 
-    /// Sends a frame of its own, which waits for no buffer.
+    /// Sends a frame of its own, which needs no buffer.
     fn on_timer(&mut self, hw: &mut impl Hardware, timer: TimerId) {
         let header = Header { source: hw.node(), destination: NodeId(1), ..Header::default() };
         let _ = hw.transmit(&header, Source::Bytes(midplane_simhw::region::Payload::EMPTY));
@@ -62,7 +62,7 @@ impl Firmware for Messenger {
     fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
 }
 
-/// Allocations and frames of a stretch of time after the first.
+/// Returns the allocations and frames of a stretch of time after the start.
 fn steady(link: LinkProfile, discard: DiscardPolicy) -> (u64, u64) {
     let switch = SwitchProfile { discard, ..SwitchProfile::new(Buffer::Bytes(20_000)) };
     let topology = Topology::star(5, link, switch);

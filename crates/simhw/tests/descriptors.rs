@@ -1,4 +1,4 @@
-//! A NIC whose process has no file descriptor left for a peer: it neither spins nor stays deaf.
+//! Tests a NIC whose process has no file descriptor left for a peer: it neither spins nor ignores the peer for good.
 #![cfg(target_os = "linux")]
 
 use std::fs::File;
@@ -13,12 +13,12 @@ use midplane_simhw::shm::{ShmConfig, ShmNic};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Says to a child which fabric it joins.
+/// Environment variable that names the fabric that a child process joins.
 const FABRIC: &str = "MIDPLANE_TEST_FABRIC_WITHOUT_DESCRIPTORS";
-/// Descriptors that the child may have.
+/// File descriptors that the child may open.
 const FEW: u64 = 64;
-/// Only what hangs takes so long.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Time after which a test fails as hung.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 struct Nothing;
 
@@ -40,13 +40,13 @@ fn run<T>(test: impl Future<Output = T>) -> T {
     runtime.block_on(test)
 }
 
-/// Processor time of this process so far.
+/// Returns the processor time that this process has used.
 fn busy() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Not a test by itself: a NIC that has no descriptors while its peer knocks.
+/// Not a test by itself: a NIC that has no descriptors while its peer connects.
 #[test]
 fn child_without_descriptors() {
     let Ok(fabric) = std::env::var(FABRIC) else { return };
@@ -62,21 +62,21 @@ fn child_without_descriptors() {
         let spent = busy() - spent;
         println!("\n{}", spent.as_micros());
         drop(taken);
-        tokio::time::timeout(PATIENCE, nic.meet()).await.expect("its peer is taken in");
+        tokio::time::timeout(TIMEOUT, nic.meet()).await.expect("its peer is taken in");
         println!("\nmet");
-        // Its peer may not have noticed yet that the two have met.
+        // Its peer may not have noticed yet that they are connected.
         std::io::stdin().read_line(&mut String::new()).unwrap();
         nic.shutdown().await;
     });
 }
 
 #[test]
-fn a_nic_without_descriptors_rests_and_then_takes_its_peer() {
+fn a_nic_without_descriptors_sleeps_and_then_accepts_its_peer() {
     if std::env::var(FABRIC).is_ok() {
         return;
     }
     let fabric = format!("without descriptors {}", std::process::id());
-    // The path of this module within its binary, which the harness names tests by.
+    // The path of this module within its binary, which prefixes test names in the harness.
     let module = module_path!().split_once("::").map(|(_, path)| format!("{path}::"));
     let child = format!("{}child_without_descriptors", module.unwrap_or_default());
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -94,7 +94,7 @@ fn a_nic_without_descriptors_rests_and_then_takes_its_peer() {
         let nic = start(&fabric, 1);
         child.stdin.as_ref().unwrap().write_all(b"go\n").unwrap();
         let spent = until(&|line| line.parse::<u64>().is_ok());
-        tokio::time::timeout(PATIENCE, nic.meet()).await.expect("its peer takes it in");
+        tokio::time::timeout(TIMEOUT, nic.meet()).await.expect("its peer takes it in");
         until(&|line| line == "met");
         child.stdin.as_ref().unwrap().write_all(b"end\n").unwrap();
         nic.shutdown().await;

@@ -1,4 +1,4 @@
-//! What always holds on a shared medium, for every load and number of stations.
+//! Tests properties of a shared medium, for every load and number of stations.
 
 use std::collections::BTreeMap;
 
@@ -28,12 +28,12 @@ fn medium(stations: usize, seed: u64) -> Medium {
     Medium::new(ETHERNET, stations, seed, "cable")
 }
 
-/// Everything that happens by `until`.
+/// Returns all outcomes by `until`.
 fn run(medium: &mut Medium, until: Instant) -> Vec<Outcome> {
     std::iter::from_fn(|| medium.poll(until)).collect()
 }
 
-/// The interval that a piece was on the cable, seen where it was sent.
+/// Returns the interval in which a piece was on the cable, at its sender's position.
 fn on_cable(outcome: &Outcome) -> Option<(u64, u64)> {
     let Outcome::Passed { piece, sent, .. } = outcome else { return None };
     let bytes = u64::from(piece.bytes.saturating_sub(12).max(72));
@@ -56,7 +56,7 @@ fn a_lone_station_sends_at_once_and_a_gap_apart() {
 }
 
 #[test]
-fn who_hears_another_waits_for_its_end_and_a_gap() {
+fn a_station_that_senses_another_waits_for_its_end_and_a_gap() {
     let mut medium = medium(2, 1);
     medium.submit(at(0), 0, at(0), piece(0, FULL), false);
     medium.submit(at(PROPAGATION), 1, at(PROPAGATION), piece(1, FULL), false);
@@ -67,14 +67,14 @@ fn who_hears_another_waits_for_its_end_and_a_gap() {
 }
 
 #[test]
-fn who_begins_before_the_others_first_bit_has_come_collides_and_both_come_through_later() {
+fn stations_that_begin_within_the_propagation_delay_collide_and_both_pass_later() {
     let mut medium = medium(2, 1);
     medium.submit(at(0), 0, at(0), piece(0, FULL), false);
     medium.submit(at(1_999), 1, at(1_999), piece(1, FULL), false);
     let outcomes = run(&mut medium, Instant::FAR_FUTURE);
     assert_eq!(outcomes.iter().filter_map(on_cable).count(), 2);
     assert!(medium.stats().collisions >= 2);
-    // Preamble and jam of the first: 9.6 us. Nothing passes that began before that.
+    // Preamble and jam of the first station take 9.6 us. No piece passes that began before that.
     assert!(on_cable(&outcomes[0]).unwrap().0 >= 9_600);
 }
 
@@ -88,7 +88,7 @@ fn a_short_piece_is_filled_up_to_the_least_frame() {
 
 #[test]
 fn after_sixteen_collisions_a_piece_is_given_up() {
-    // So many stations that the backoff's range of 1,024 slots is crowded for a long time.
+    // With so many stations, the backoff's range of 1,024 slots is crowded for a long time.
     let mut medium = medium(400, 1);
     for station in 0..400 {
         for frame in 0..5 {
@@ -117,7 +117,7 @@ fn urgent_pieces_pass_those_that_have_not_begun() {
     assert_eq!(order, [0, 9, 1, 2]);
 }
 
-/// The share of its time that a medium carries frames, with stations that always have one to send.
+/// Returns the fraction of time that a medium carries frames, with stations that always have one to send.
 fn utilisation(stations: usize, bytes: u32) -> f64 {
     let mut medium = medium(stations, 1);
     for station in 0..stations {
@@ -130,10 +130,10 @@ fn utilisation(stations: usize, bytes: u32) -> f64 {
     medium.stats().busy_ns as f64 / until as f64
 }
 
-/// Boggs, Mogul and Kent ("Measured capacity of an Ethernet: myths and reality", 1988) found more
-/// than 90 % with long frames however many stations there are, and less with short ones.
+/// Boggs, Mogul and Kent ("Measured capacity of an Ethernet: myths and reality", 1988) measured more than 90 % with
+/// long frames for any number of stations, and less with short ones.
 #[test]
-fn a_saturated_ethernet_carries_what_the_literature_says() {
+fn a_saturated_ethernet_carries_the_measured_share() {
     for stations in [2, 5, 24] {
         let (long, short) = (utilisation(stations, FULL), utilisation(stations, 84));
         assert!((0.9..0.995).contains(&long), "{stations}: {long}");
@@ -152,7 +152,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn no_two_pieces_that_pass_are_heard_at_once_and_none_is_lost(
+    fn pieces_that_pass_never_overlap_and_none_is_lost(
         (stations, load) in any_load(), seed: u64,
     ) {
         let mut medium = medium(stations, seed);
@@ -169,7 +169,7 @@ proptest! {
         let mut passed: Vec<_> = outcomes.iter().filter_map(on_cable).collect();
         passed.sort_unstable();
         for pair in passed.windows(2) {
-            // Two of one station are a gap apart; those of two, a gap more at each other's place.
+            // Two pieces of one station are a gap apart; those of two stations, a gap apart at each other's position.
             prop_assert!(pair[1].0 >= pair[0].1 + GAP, "{:?}", pair);
         }
         prop_assert_eq!(medium.stats().passed, passed.len() as u64);
@@ -194,14 +194,14 @@ proptest! {
     }
 
     #[test]
-    fn two_stations_share_a_collision_out_within_its_slots(seed: u64, lead in 0..PROPAGATION) {
+    fn two_stations_resolve_a_collision_within_its_slots(seed: u64, lead in 0..PROPAGATION) {
         let mut medium = medium(2, seed);
         medium.submit(at(0), 0, at(0), piece(0, FULL), false);
         medium.submit(at(lead), 1, at(lead), piece(1, FULL), false);
         let outcomes = run(&mut medium, Instant::FAR_FUTURE);
         let collisions = medium.stats().collisions / 2;
         prop_assert!(collisions >= 1);
-        // Each collision takes less than a slot, and as much again as its backoff.
+        // Each collision takes less than a slot, and its backoff at most `SLOT << n`.
         let bound: u64 = (1..=collisions).map(|n| SLOT << n.min(10)).sum::<u64>() + collisions * SLOT;
         prop_assert!(on_cable(&outcomes[0]).unwrap().0 <= bound);
     }

@@ -1,4 +1,4 @@
-//! What always holds at a switch output, for every queue bound, discard rule and load.
+//! Tests properties of a switch output, for every queue bound, discard policy and load.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use proptest::prelude::*;
 
 const RATE: LineRate = LineRate::mbps(155);
 
-/// An output, and everything that it has done.
+/// An output, and all that it has sent and dropped.
 struct Bench {
     output: Output,
     capacity: u32,
-    /// The piece on the line.
+    /// The piece being sent.
     sending: Option<Departure>,
     departures: Vec<Departure>,
     accepted: Vec<Piece>,
@@ -42,7 +42,7 @@ impl Bench {
         self.sending = departure;
     }
 
-    /// Sends what leaves by `now`.
+    /// Sends the pieces that have left by `now`.
     fn run_until(&mut self, now: Instant) {
         while let Some(ends) = self.sending.map(|departure| departure.ends)
             && ends <= now
@@ -89,7 +89,7 @@ impl Bench {
         assert_eq!(self.output.used() == 0, inside == 0);
     }
 
-    /// Pieces that left of each frame.
+    /// Returns the number of pieces of each frame that left.
     fn passed(&self) -> BTreeMap<u32, u32> {
         let mut passed = BTreeMap::new();
         for departure in &self.departures {
@@ -99,11 +99,11 @@ impl Bench {
     }
 }
 
-/// One frame of a sender: how long after the one before it, and bytes.
+/// One frame of a sender: nanoseconds after the frame before it, and bytes.
 type Sent = (u64, u32);
 
-/// Senders whose pieces mix: all pieces of all frames, in the order in which they arrive. Frame
-/// numbers count up over all senders.
+/// Returns all pieces of all senders' frames, interleaved in the order in which they arrive. Frame numbers count up
+/// over all senders.
 fn arrivals(senders: &[Vec<Sent>], framing: Framing) -> Vec<(Instant, Piece)> {
     let mut pieces = Vec::new();
     let mut frame = 0;
@@ -162,13 +162,13 @@ proptest! {
         bench.finish();
         let left: Vec<Piece> = bench.departures.iter().map(|departure| departure.piece).collect();
         prop_assert_eq!(&left, &bench.accepted, "first come, first served");
-        // Whichever piece a window begins with: what has left by its end is no more than the rate.
+        // Whichever piece a window begins with, no more has left by the window's end than the rate allows.
         for first in 0..bench.departures.len() {
             let mut bytes = 0;
             for departure in bench.departures[first..].iter().take(64) {
                 bytes += u64::from(departure.piece.bytes);
                 let window = departure.ends.nanos_since(bench.departures[first].begins);
-                // A fraction of a nanosecond may have begun the window.
+                // A fraction of a nanosecond may precede the window.
                 prop_assert!(RATE.bytes_in(window + 1) >= bytes);
             }
         }
@@ -178,7 +178,7 @@ proptest! {
     fn after_early_discard_with_enough_slack_no_partial_frame_leaves(
         senders in any_senders(), early in 1_u16..700,
     ) {
-        // Above the threshold there is room for what every sender may have begun, and one piece.
+        // Above the threshold there is space for a frame begun by each sender, and one piece.
         let slack = 4 * Framing::Cells.pieces(10_000) + 1;
         let capacity = slack * 1_000 / (1_000 - u32::from(early)) + 2;
         let discard = DiscardPolicy::Early { threshold: early };
@@ -215,7 +215,7 @@ proptest! {
             let before_the_loss = broken_at.get(&piece.frame).is_none_or(|at| piece.index < *at);
             prop_assert!(before_the_loss || piece.last, "{:?}", piece);
         }
-        // A last piece is lost for want of room only.
+        // A last piece is dropped only if the buffer is full.
         for (_, piece) in load.iter().filter(|(_, piece)| piece.last) {
             let cause = bench.dropped.get(&(piece.frame, piece.index));
             prop_assert!(matches!(cause, None | Some(DropCause::BufferFull)));
@@ -223,11 +223,11 @@ proptest! {
     }
 }
 
-/// Frames that leave whole, of `senders` hosts that send 40 frames of 100 cells each, all at once
-/// and at the output's own rate, through a buffer of 500 cells.
+/// Returns the number of complete frames delivered. `senders` hosts each send 40 frames of 100 cells, all at once and
+/// at the output's own rate, through a buffer of 500 cells.
 fn goodput(senders: u64, discard: DiscardPolicy) -> usize {
     let bytes = 100 * 48 - 8;
-    // A little apart, so that the senders' cells do not take turns in one order for ever.
+    // Slightly offset, so that the senders' cells do not alternate in one order forever.
     let load: Vec<Vec<Sent>> =
         (0..senders).map(|sender| vec![(sender * 37_003 + 1, bytes); 40]).collect();
     let mut bench = Bench::new(Buffer::Cells(500), discard);
@@ -249,8 +249,8 @@ fn early_discard_carries_more_than_partial_and_that_more_than_tail_drop() {
     }
 }
 
-/// A buffer of two cells, filled by frame 9; then the cells of frame 1, of which all but the first
-/// and those in `gaps` come when it is full.
+/// Fills a buffer of two cells by frame 9, and then sends the cells of frame 1. All but the first and those in `gaps`
+/// arrive when it is full.
 fn squeeze(discard: DiscardPolicy, cells: u16, gaps: &[u16]) -> Bench {
     let mut bench = Bench::new(Buffer::Cells(2), discard);
     let cell = RATE.nanos_for(u64::from(CELL_BYTES)) + 1;
@@ -271,14 +271,14 @@ fn squeeze(discard: DiscardPolicy, cells: u16, gaps: &[u16]) -> Bench {
 #[test]
 fn tail_drop_loses_a_last_cell_that_does_not_fit() {
     let bench = squeeze(DiscardPolicy::Tail, 4, &[1]);
-    // Cells 1 and 2 found room, the last did not.
+    // Cells 1 and 2 found space, the last did not.
     assert_eq!(bench.dropped, BTreeMap::from([((1, 3), DropCause::BufferFull)]));
 }
 
 #[test]
 fn partial_discard_drops_the_rest_of_a_broken_frame_and_keeps_its_last_cell() {
     let bench = squeeze(DiscardPolicy::Partial, 4, &[2]);
-    // Cell 1 is lost; then there is room: cell 2 is of no use, the last ends the packet.
+    // Cell 1 is dropped. Then there is space: cell 2 is useless, the last ends the packet.
     let lost = [((1, 1), DropCause::BufferFull), ((1, 2), DropCause::PartialDiscard)];
     assert_eq!(bench.dropped, BTreeMap::from(lost));
     let tail = squeeze(DiscardPolicy::Tail, 4, &[2]);

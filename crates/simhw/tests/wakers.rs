@@ -1,4 +1,4 @@
-//! Wakers that run code of their own when a NIC wakes them: they use the NIC, or end what drives it.
+//! Tests wakers that run code of their own when a NIC wakes them: they use the NIC, or end what drives it.
 #![cfg(target_os = "linux")]
 
 use std::net::{Ipv4Addr, UdpSocket};
@@ -18,7 +18,7 @@ use midplane_simhw::shm::{ShmConfig, ShmNic};
 use midplane_simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 use tokio::runtime::Runtime;
 
-/// Completes each command.
+/// A firmware that completes each command.
 struct Done;
 
 impl Firmware for Done {
@@ -50,22 +50,22 @@ impl<T: Send> Wake for Owner<T> {
     }
 }
 
-/// Runs `work` on a thread: what deadlocks is given up after a minute.
+/// Runs `work` on a thread, and fails if it has not ended after a minute.
 #[track_caller]
 fn ends(work: impl FnOnce() + Send + 'static) {
-    let (tell, told) = channel();
+    let (done, ended) = channel();
     std::thread::spawn(move || {
         work();
-        tell.send(()).expect("it is waited for");
+        done.send(()).expect("it is waited for");
     });
-    told.recv_timeout(Duration::from_secs(60)).expect("it neither hangs nor panics");
+    ended.recv_timeout(Duration::from_secs(60)).expect("it neither hangs nor panics");
 }
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Has `port` wake what owns `owned`, by a command that its application rings for.
+/// Has `port` wake a waker that owns `owned`, by a command whose doorbell the application rings.
 fn wake_owner_of<T: Send + 'static>(port: &mut Port, owned: T) {
     let woken = Arc::new(AtomicUsize::new(0));
     let owner = Owner { owned: Mutex::new(Some(owned)), woken: Arc::clone(&woken) };
@@ -102,7 +102,7 @@ fn a_waker_may_drop_the_runtime_of_the_nic_over_udp_that_wakes_it() {
         let mut port = runtime.block_on(async {
             let nic = UdpNic::start(config, Done).unwrap();
             let mut port = nic.host().open_port().unwrap();
-            // The driver has taken the port in.
+            // The driver has registered the port.
             port.submit(&Command::default()).unwrap();
             port.completion().await.unwrap();
             port

@@ -1,4 +1,4 @@
-//! Copies that write, exchange, lose and repeat what they send, join late and are restarted.
+//! Tests copies that write, exchange updates, lose and repeat what they send, join late and restart.
 
 use proptest::prelude::*;
 
@@ -10,13 +10,13 @@ const KEYS: u8 = 3;
 enum Op {
     Set(usize, u8),
     Remove(usize, u8),
-    /// One member sends another what is due to it.
+    /// One member sends another the updates due to it.
     Send(usize, usize),
-    /// One of the updates on their way arrives; it stays on its way, to arrive again, if the flag says so.
+    /// One of the updates in flight arrives. If the flag is set, it stays in flight and can arrive again.
     Arrive(usize, bool),
-    /// Loses the updates on their way between two members, whose connection is made anew.
+    /// Loses the updates in flight between two members, whose connection is made anew.
     Reconnect(usize, usize),
-    /// A member loses all it has, and comes back under another number.
+    /// A member loses its state and restarts under another number.
     Restart(usize),
     Read(usize),
     Pass(i64),
@@ -60,10 +60,10 @@ impl Member {
     }
 }
 
-/// Members, and updates on their way.
+/// Members, and the updates in flight between them.
 struct World {
     members: Vec<Member>,
-    ways: Vec<(usize, usize, Update)>,
+    in_flight: Vec<(usize, usize, Update)>,
     now: i64,
     writes: u32,
     next: u64,
@@ -72,9 +72,9 @@ struct World {
 impl World {
     /// The first two members are connected; the others join when they reconnect.
     fn new() -> Self {
-        // Numbers in no order of age.
+        // Numbers that are not sorted by age.
         let members = [40, 10, 30, 20].map(Member::new).into();
-        let mut world = Self { members, ways: Vec::new(), now: 0, writes: 0, next: 0 };
+        let mut world = Self { members, in_flight: Vec::new(), now: 0, writes: 0, next: 0 };
         world.reconnect(0, 1);
         world
     }
@@ -87,7 +87,8 @@ impl World {
         if one == other {
             return;
         }
-        self.ways.retain(|(from, to, _)| ![(one, other), (other, one)].contains(&(*from, *to)));
+        self.in_flight
+            .retain(|(from, to, _)| ![(one, other), (other, one)].contains(&(*from, *to)));
         for (member, peer) in [(one, self.id(other)), (other, self.id(one))] {
             self.members[member].replica.leave(Observer::Peer(peer));
             self.members[member].replica.join(Observer::Peer(peer), true);
@@ -96,12 +97,12 @@ impl World {
 
     fn restart(&mut self, member: usize) {
         let former = self.id(member);
-        self.ways.retain(|(from, to, _)| *from != member && *to != member);
+        self.in_flight.retain(|(from, to, _)| *from != member && *to != member);
         for other in &mut self.members {
             other.replica.leave(Observer::Peer(former));
         }
         self.next += 1;
-        // Above all others, or below them.
+        // Alternately above all other numbers, and below them.
         let id = if self.next.is_multiple_of(2) { 5_000 + self.next } else { 5_000 - self.next };
         self.members[member] = Member::new(id);
     }
@@ -117,18 +118,18 @@ impl World {
     fn send(&mut self, from: usize, to: usize) {
         let peer = Observer::Peer(self.id(to));
         for update in self.members[from].replica.take(self.now, peer, 60) {
-            self.ways.push((from, to, update));
+            self.in_flight.push((from, to, update));
         }
     }
 
     fn arrive(&mut self, index: usize, again: bool) {
-        if self.ways.is_empty() {
+        if self.in_flight.is_empty() {
             return;
         }
-        let index = index % self.ways.len();
-        let (from, to, update) = self.ways[index].clone();
+        let index = index % self.in_flight.len();
+        let (from, to, update) = self.in_flight[index].clone();
         if !again {
-            self.ways.swap_remove(index);
+            self.in_flight.swap_remove(index);
         }
         let from = self.id(from);
         self.members[to].replica.handle(self.now, from, update);
@@ -157,16 +158,16 @@ impl World {
         }
     }
 
-    /// Exchanges until nothing is due.
+    /// Exchanges updates until none is due.
     fn settle(&mut self) {
         for _ in 0..1_000 {
             for from in 0..self.members.len() {
                 (0..self.members.len()).for_each(|to| self.send(from, to));
             }
-            if self.ways.is_empty() {
+            if self.in_flight.is_empty() {
                 return;
             }
-            while !self.ways.is_empty() {
+            while !self.in_flight.is_empty() {
                 self.arrive(0, false);
             }
         }
@@ -185,7 +186,7 @@ impl World {
             while member.replica.has_due(READER) == Some(true) {
                 member.read(now);
             }
-            // A write that was renewed under a higher version is not news to its own reader.
+            // A write that was renewed under a higher version is not reported to its own member's reader.
             let seen = member.seen.iter().map(|(key, (_, value))| (key, value));
             let newest = first.iter().map(|(key, _, value)| (key, value));
             assert!(seen.eq(newest), "a reader sees the newest of each key");
@@ -218,7 +219,7 @@ proptest! {
         world.connect_all();
         world.settle();
         world.assert_equal();
-        // A member that knows nothing writes last; whatever versions the others have, its write is the one that stays.
+        // A member without any state writes last; whatever versions the others have, its write wins.
         world.now += 1;
         world.restart(last.0);
         let value = world.set(last.0, last.1);
@@ -238,7 +239,7 @@ proptest! {
             .into_iter()
             .map(|(key, counter, writer)| Update {
                 key: Bytes::from(vec![key]),
-                // A version has one value.
+                // One version has one value.
                 value: (counter != 3).then(|| Bytes::from(vec![counter as u8, writer as u8])),
                 version: Version { counter, writer: writer + 10 },
                 age: counter,
@@ -289,7 +290,7 @@ fn a_removal_is_forgotten_when_it_is_old_and_its_bytes_are_free() {
 }
 
 #[test]
-fn what_is_beyond_the_bounds_is_refused_and_disturbs_nothing() {
+fn updates_beyond_the_bounds_are_refused_and_disturb_nothing() {
     let mut replica = Replica::new(1);
     let value = |length| Bytes::from(vec![0; length]);
     assert_eq!(replica.set(0, value(MAX_KEY + 1), value(1)), Err(Refused::Key));

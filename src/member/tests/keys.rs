@@ -1,4 +1,4 @@
-//! Keys of the nodes: names that are pinned, and those who claim them.
+//! Tests keys of nodes: pinned names, and nodes that claim them.
 
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
@@ -13,12 +13,12 @@ fn key(byte: u8) -> PublicKey {
     PublicKey::new([byte; 32])
 }
 
-/// A description of a node with a key.
+/// Returns the description of a node with a key.
 fn keyed(id: u64, name: &str, byte: u8, is_kept: bool) -> Hello {
     Hello { key: [byte; 32], is_kept, ..hello(id, id, name) }
 }
 
-/// A node with a key, which others have dialed by these links, at ports of the same number.
+/// Returns a node with a key, which others have dialed by these links, at ports of the same numbers.
 fn members(links: &[u64]) -> Members {
     let mut members = Members::new(&keyed(90, "own", 90, false), None);
     links.iter().for_each(|link| members.handle_accepted(Instant::ZERO, *link, at(*link as u16)));
@@ -26,7 +26,7 @@ fn members(links: &[u64]) -> Members {
     members
 }
 
-/// A node describes itself over its link, and proves the key that it says.
+/// Has a node describe itself over its link and prove the key that it states.
 fn describe(members: &mut Members, link: u64, hello: Hello) -> Vec<Effect> {
     let proven = hello.key();
     members.handle_hello(Instant::ZERO, link, hello, proven);
@@ -35,14 +35,14 @@ fn describe(members: &mut Members, link: u64, hello: Hello) -> Vec<Effect> {
 
 fn refused(members: &mut Members, link: u64, hello: Hello, why: Refusal) {
     let asked = describe(members, link, hello);
-    assert_eq!(asked, [Effect::Describe(link), Effect::Wake], "it is told why");
+    assert_eq!(asked, [Effect::Describe(link), Effect::Wake], "it is notified of the reason");
     assert_eq!((members.refusal_of(link), members.peer_of(link)), (why.number(), None));
     members.handle_timeout(Instant::from_nanos(REFUSED), |_| Load::default());
     assert_eq!(effects(members), [Effect::End(link)]);
 }
 
 #[test]
-fn a_kept_key_has_its_name_while_its_node_is_gone_and_a_restart_is_used_at_once() {
+fn a_kept_key_has_its_name_while_its_node_is_down_and_a_restart_is_used_at_once() {
     let mut members = members(&[1, 2, 3]);
     describe(&mut members, 1, keyed(1, "kv", 1, true));
     refused(&mut members, 2, keyed(2, "kv", 2, true), Refusal::Name);
@@ -58,23 +58,23 @@ fn a_kept_key_has_its_name_while_its_node_is_gone_and_a_restart_is_used_at_once(
 }
 
 #[test]
-fn a_key_for_one_start_has_its_name_as_long_as_its_node_lives() {
+fn a_key_for_one_start_has_its_name_as_long_as_its_node_is_alive() {
     let mut members = members(&[1, 2]);
     describe(&mut members, 1, keyed(1, "kv", 1, false));
     let asked = describe(&mut members, 2, keyed(2, "kv", 2, false));
-    assert!(asked.contains(&Effect::Describe(1)), "the first is asked for a sign of life");
-    assert_eq!(chosen(&members), [(1, false)], "and goes on as before");
+    assert!(asked.contains(&Effect::Describe(1)), "the first node is tested");
+    assert_eq!(chosen(&members), [(1, false)], "and is used as before");
     assert_eq!((members.peer_of(2), members.rival_of(2), members.refusal_of(2)), (None, 0, 0));
     members.handle_ended(Instant::ZERO, 1);
-    assert_eq!(chosen(&members), [(2, false)], "a restart is used once its former self is gone");
+    assert_eq!(chosen(&members), [(2, false)], "a restart is used once the former node has ended");
     assert_eq!(members.peer_of(2), Some((2, "kv")));
 }
 
 #[test]
-fn who_claims_the_name_of_a_living_node_is_refused_and_tried_again_whenever_it_returns() {
+fn a_node_that_claims_a_live_nodes_name_is_refused_and_tested_again_at_each_return() {
     let mut members = members(&[1, 2, 3]);
     describe(&mut members, 1, keyed(1, "kv", 1, false));
-    // The second time it is back before its first link has ended.
+    // The second time, the node returns before its first link has ended.
     for link in [2, 3] {
         describe(&mut members, link, keyed(2, "kv", 2, true));
         members.handle_timeout(Instant::from_nanos(TRIAL), |_| Load::default());
@@ -95,7 +95,7 @@ fn a_silent_node_is_replaced_by_another_key_unless_its_own_is_kept() {
 }
 
 #[test]
-fn of_two_that_wait_for_a_name_the_first_has_it() {
+fn of_two_nodes_that_wait_for_a_name_the_first_gets_it() {
     let mut members = members(&[1, 2, 3]);
     describe(&mut members, 1, keyed(1, "kv", 1, false));
     members.handle_hello(Instant::from_nanos(1), 3, keyed(3, "kv", 3, false), Some(key(3)));
@@ -107,7 +107,7 @@ fn of_two_that_wait_for_a_name_the_first_has_it() {
 }
 
 #[test]
-fn who_waits_for_a_name_is_refused_once_it_is_pinned_to_another_key() {
+fn a_node_that_waits_for_a_name_is_refused_once_it_is_pinned_to_another_key() {
     let mut members = members(&[1, 2, 3]);
     describe(&mut members, 1, keyed(1, "kv", 1, false));
     members.handle_hello(Instant::from_nanos(1), 2, keyed(2, "kv", 2, true), Some(key(2)));
@@ -120,7 +120,7 @@ fn who_waits_for_a_name_is_refused_once_it_is_pinned_to_another_key() {
 }
 
 #[test]
-fn who_has_left_has_no_stream_accepted_once_another_key_has_its_name() {
+fn no_stream_of_a_node_that_left_is_accepted_once_another_key_has_its_name() {
     let mut members = members(&[1, 2, 3]);
     describe(&mut members, 1, keyed(1, "kv", 1, false));
     members.handle_goodbye(Instant::ZERO, 1);
@@ -135,7 +135,7 @@ fn who_has_left_has_no_stream_accepted_once_another_key_has_its_name() {
 }
 
 #[test]
-fn who_was_refused_and_is_back_before_its_link_has_ended_has_a_name_that_is_free_by_then() {
+fn a_refused_node_that_returns_before_its_link_ends_gets_a_name_freed_meanwhile() {
     let mut members = members(&[1, 2, 3]);
     describe(&mut members, 1, keyed(1, "kv", 1, false));
     describe(&mut members, 2, keyed(2, "kv", 2, false));
@@ -153,7 +153,7 @@ fn neither_number_nor_own_name_nor_an_unproven_key_make_a_node_another_one() {
     describe(&mut members, 1, keyed(1, "kv", 1, false));
     refused(&mut members, 2, keyed(1, "kv", 2, false), Refusal::Name);
     refused(&mut members, 3, keyed(3, "own", 3, false), Refusal::Name);
-    assert_eq!(members.rival(), None, "who claims this node's name does not stop it");
+    assert_eq!(members.rival(), None, "a node that claims this node's name does not stop it");
     for (link, proven) in [(4, None), (5, Some(key(9)))] {
         members.handle_hello(Instant::ZERO, link, keyed(4, "other", 4, false), proven);
         assert_eq!(members.refusal_of(link), Refusal::Unproven.number());

@@ -1,4 +1,4 @@
-//! Two nodes of one name: a restart, and two that live.
+//! Tests two nodes of one name: a restart, and two live nodes.
 
 use std::net::SocketAddr;
 
@@ -31,7 +31,7 @@ pub(super) fn at(port: u16) -> TransportKind {
     TransportKind::Udp(SocketAddr::from(([10, 0, 0, 1], port)))
 }
 
-/// A node that knows node 1 by link 1, at port 1.
+/// Returns a node that knows node 1 by link 1, at port 1.
 pub(super) fn members() -> Members {
     let mut members = Members::new(&hello(9, 50, "client"), None);
     members.handle_accepted(Instant::ZERO, 1, at(1));
@@ -56,7 +56,7 @@ fn a_restarted_node_at_the_same_address_replaces_its_former_self_at_once() {
 }
 
 #[test]
-fn a_node_that_is_silent_is_replaced_by_the_next_of_its_name() {
+fn a_silent_node_is_replaced_by_the_next_of_its_name() {
     let mut members = members();
     members.handle_accepted(Instant::ZERO, 2, at(2));
     members.handle_hello(Instant::ZERO, 2, hello(2, 20, "kv"), None);
@@ -69,11 +69,11 @@ fn a_node_that_is_silent_is_replaced_by_the_next_of_its_name() {
 }
 
 #[test]
-fn the_later_of_two_living_nodes_of_one_name_is_not_used_until_the_first_leaves() {
+fn the_later_of_two_live_nodes_of_one_name_is_not_used_until_the_first_leaves() {
     let mut members = members();
     members.handle_accepted(Instant::ZERO, 2, at(2));
     members.handle_hello(Instant::ZERO, 2, hello(2, 20, "kv"), None);
-    assert!(effects(&mut members).contains(&Effect::Describe(1)), "it is asked for a sign of life");
+    assert!(effects(&mut members).contains(&Effect::Describe(1)), "the first node is tested");
     members.handle_timeout(Instant::from_nanos(TRIAL), |_| Load::default());
     assert_eq!(effects(&mut members), [Effect::Describe(2), Effect::Wake]);
     assert_eq!((members.rival_of(1), members.rival_of(2)), (0, 1));
@@ -84,7 +84,7 @@ fn the_later_of_two_living_nodes_of_one_name_is_not_used_until_the_first_leaves(
 }
 
 #[test]
-fn a_node_learns_that_another_one_has_its_name_from_that_one_or_from_others() {
+fn a_node_learns_of_another_with_its_name_from_that_node_or_a_third() {
     let mut members = members();
     assert_eq!(members.rival(), None);
     members.handle_accepted(Instant::ZERO, 2, at(2));
@@ -101,7 +101,7 @@ fn a_node_learns_that_another_one_has_its_name_from_that_one_or_from_others() {
 }
 
 #[test]
-fn a_peer_that_changes_who_it_is_ends_its_link_alone() {
+fn a_peer_that_changes_its_identity_ends_its_link_alone() {
     let mut members = members();
     members.handle_accepted(Instant::ZERO, 2, at(2));
     members.handle_hello(Instant::ZERO, 2, hello(2, 20, "other"), None);

@@ -1,4 +1,4 @@
-//! A network of nodes in virtual time, without datagrams: links are made, carry descriptions, and end.
+//! Simulates a network of nodes in virtual time, without datagrams: links are made, carry descriptions, and end.
 
 mod checks;
 
@@ -14,7 +14,7 @@ use crate::member::{Effect, Hello, Load, Members, Target, VERSION};
 
 pub(super) const SECOND: u64 = 1_000_000_000;
 const MILLI: u64 = 1_000_000;
-/// The time between two reports of the places to nodes that search.
+/// Nanoseconds between two discovery reports to nodes that search.
 const DISCOVER: u64 = 400 * MILLI;
 const NODES: u64 = 8;
 
@@ -22,7 +22,7 @@ const NODES: u64 = 8;
 enum Event {
     Discover(u64),
     Timeout(u64),
-    /// The dialer's next attempt, and how long it waits for the one after.
+    /// The dialer's next attempt, and its wait until the following one.
     Attempt {
         conn: u64,
         wait: u64,
@@ -40,7 +40,7 @@ enum Event {
         conn: u64,
         end: usize,
     },
-    /// A node has restarted, as the n-th fault.
+    /// Checks that all nodes reach a node that joined, if no fault has occurred since fault `fault`.
     IsReached {
         node: u64,
         fault: u64,
@@ -51,36 +51,36 @@ struct Node {
     host: u64,
     addresses: Vec<SocketAddr>,
     searches: bool,
-    life: Option<Life>,
+    incarnation: Option<Incarnation>,
     timer: Option<u64>,
-    /// The key that it keeps over its lives, if it does.
+    /// The key that the node keeps over restarts, if it keeps one.
     kept: Option<[u8; 32]>,
-    /// When each of its lives dialed each place.
+    /// Times at which each incarnation dialed each place.
     dials: BTreeMap<(u64, Target), Vec<u64>>,
 }
 
-struct Life {
+struct Incarnation {
     id: u64,
     since: u64,
     members: Members,
     hello: Hello,
 }
 
-/// A link between two lives; the end 0 has dialed.
+/// A link between two incarnations; end 0 has dialed.
 struct Conn {
     ends: [Option<u64>; 2],
     ids: [u64; 2],
     target: Target,
     dialed_at: u64,
     refused_at: Option<u64>,
-    /// Since when nothing gets through.
+    /// Time from which no frame passes.
     cut_at: Option<u64>,
     has_ended: [bool; 2],
-    /// The node at an end has received the other one's description.
+    /// Whether the node at each end has received the other one's description.
     is_described: [bool; 2],
-    /// The node at an end ends it itself.
+    /// Whether the node at each end is closing the link itself.
     is_closing: [bool; 2],
-    /// The arrival of the last frame of each end.
+    /// Arrival time of the last frame at each end.
     last: [u64; 2],
     waiting: Vec<(usize, Hello)>,
 }
@@ -90,18 +90,19 @@ pub(super) struct Network {
     now: u64,
     sequence: u64,
     events: BTreeMap<(u64, u64), Event>,
-    /// Nodes have keys of their own, and some lives claim the names of other nodes.
+    /// Whether nodes have keys of their own, and some incarnations claim the names of other nodes.
     is_keyed: bool,
     has_thieves: bool,
-    /// The keys of all lives, and the lives that leave.
+    /// The keys of all incarnations, and the incarnations that leave.
     keys: BTreeMap<u64, [u8; 32]>,
     leaving: BTreeSet<u64>,
-    /// Of each life, by name: the key that it used last and the lives, and the kept key that it has met first.
+    /// For each incarnation and name: the incarnations and the key that it used last, and the first kept key that it
+    /// has met.
     used: BTreeMap<(u64, String), (BTreeSet<u64>, [u8; 32])>,
     met: BTreeMap<(u64, String), [u8; 32]>,
     nodes: BTreeMap<u64, Node>,
     conns: BTreeMap<u64, Conn>,
-    /// Hosts that do not hear the others.
+    /// Hosts on the other side of a partition.
     apart: BTreeSet<u64>,
     faults: u64,
     healed_at: Option<u64>,
@@ -123,7 +124,7 @@ impl Network {
                     host: node / 2,
                     addresses,
                     searches,
-                    life: None,
+                    incarnation: None,
                     timer: None,
                     kept: rng.chance(0.5).then(|| random_key(&mut rng)),
                     dials: BTreeMap::new(),
@@ -170,7 +171,7 @@ impl Network {
         Instant::from_nanos(self.now + 1)
     }
 
-    /// One random fault.
+    /// Makes one random fault happen.
     pub(super) fn fault(&mut self) {
         self.faults += 1;
         let count = self.nodes.len() as u64;
@@ -189,7 +190,7 @@ impl Network {
                     }
                 }
             }
-            _ if self.nodes[&node].life.is_none() => self.join(node),
+            _ if self.nodes[&node].incarnation.is_none() => self.join(node),
             2 => self.leave(node),
             3 => self.crash(node),
             _ => {
@@ -213,10 +214,10 @@ impl Network {
         for number in self.conns.keys().copied().collect::<Vec<_>>() {
             let waiting = std::mem::take(&mut self.conns.get_mut(&number).unwrap().waiting);
             waiting.into_iter().for_each(|(end, hello)| self.send(number, end, hello));
-            // What stands with a life that is gone is found out now.
+            // Links to an incarnation that is gone end now.
             for end in 0..2 {
                 let conn = &self.conns[&number];
-                let is_over = conn.has_ended[1 - end] || !self.lives(conn.ids[1 - end]);
+                let is_over = conn.has_ended[1 - end] || !self.is_alive(conn.ids[1 - end]);
                 if conn.ends[1].is_some() && is_over {
                     self.after(SECOND * 9 / 10, Event::Ended { conn: number, end });
                 }
@@ -249,10 +250,10 @@ impl Network {
             ofi: Vec::new(),
         };
         let members = Members::new(&hello, None);
-        let life = Life { id, since: self.now, members, hello };
+        let incarnation = Incarnation { id, since: self.now, members, hello };
         let state = self.nodes.get_mut(&node).unwrap();
-        (state.life, state.timer) = (Some(life), None);
-        // What a partition has left, and other nodes that have just come, take longer.
+        (state.incarnation, state.timer) = (Some(incarnation), None);
+        // After a partition, or while other nodes have just joined, reaching the node takes longer.
         if self.apart.is_empty() && self.healed_at.is_none_or(|at| self.now > at + 12 * SECOND) {
             let fault = self.faults;
             self.after(SECOND, Event::IsReached { node, fault });
@@ -260,13 +261,13 @@ impl Network {
     }
 
     fn crash(&mut self, node: u64) {
-        let id = self.nodes.get_mut(&node).unwrap().life.take().unwrap().id;
+        let id = self.nodes.get_mut(&node).unwrap().incarnation.take().unwrap().id;
         for number in self.conns.keys().copied().collect::<Vec<_>>() {
             let Some(end) = self.conns[&number].ids.iter().position(|end| *end == id) else {
                 continue;
             };
             let is_shm = matches!(self.conns[&number].target, Target::Local(_));
-            // The system tells at once, a keepalive within its period, a partition not at all.
+            // The system reports a crash at once, a keepalive within its period, a partition not at all.
             let after = if is_shm { MILLI } else { self.rng.between(MILLI, SECOND * 7 / 10) };
             if self.is_open(number) && self.conns[&number].ends[1 - end].is_some() {
                 self.after(after, Event::Ended { conn: number, end: 1 - end });
@@ -275,7 +276,7 @@ impl Network {
     }
 
     fn leave(&mut self, node: u64) {
-        let id = self.nodes[&node].life.as_ref().unwrap().id;
+        let id = self.nodes[&node].incarnation.as_ref().unwrap().id;
         self.leaving.insert(id);
         for number in self.conns.keys().copied().collect::<Vec<_>>() {
             if let Some(end) = self.conns[&number].ids.iter().position(|end| *end == id)
@@ -290,13 +291,18 @@ impl Network {
         self.crash(node);
     }
 
-    fn lives(&self, id: u64) -> bool {
-        self.nodes.values().filter_map(|node| node.life.as_ref()).any(|life| life.id == id)
+    fn is_alive(&self, id: u64) -> bool {
+        self.nodes
+            .values()
+            .filter_map(|node| node.incarnation.as_ref())
+            .any(|incarnation| incarnation.id == id)
     }
 
     fn node_of(&self, id: u64) -> Option<u64> {
         let mut nodes = self.nodes.iter();
-        nodes.find(|(_, node)| node.life.as_ref().is_some_and(|l| l.id == id)).map(|(n, _)| *n)
+        nodes
+            .find(|(_, node)| node.incarnation.as_ref().is_some_and(|l| l.id == id))
+            .map(|(n, _)| *n)
     }
 
     /// Returns whether frames pass between two hosts.
@@ -350,8 +356,10 @@ impl Network {
                 let loads = self.loads(node);
                 let load = |link: u64| loads.get(&link).copied().unwrap_or_default();
                 self.with(node, |members, now| members.handle_timeout(now, load));
-                let life = self.nodes[&node].life.as_ref();
-                let next = life.and_then(|life| life.members.poll_timeout()).map(Instant::as_nanos);
+                let incarnation = self.nodes[&node].incarnation.as_ref();
+                let next = incarnation
+                    .and_then(|incarnation| incarnation.members.poll_timeout())
+                    .map(Instant::as_nanos);
                 assert!(next.is_none_or(|at| at > self.now), "all that is due is done");
             }
             Event::Timeout(_) => {}
@@ -376,16 +384,17 @@ impl Network {
     }
 
     fn discover(&mut self, node: u64) {
-        let Node { host, searches: true, life: Some(life), .. } = &self.nodes[&node] else {
+        let Node { host, searches: true, incarnation: Some(incarnation), .. } = &self.nodes[&node]
+        else {
             return;
         };
-        let (host, cluster) = (*host, life.hello.cluster.clone());
+        let (host, cluster) = (*host, incarnation.hello.cluster.clone());
         let addresses = self.nodes.values().flat_map(|node| node.addresses.iter().copied());
         let mut places: BTreeSet<_> = addresses.map(Target::Address).collect();
         let here = self.nodes.values().filter(|node| node.host == host);
-        let lives = here.filter_map(|node| node.life.as_ref());
-        let lives = lives.filter(|life| life.hello.cluster == cluster);
-        places.extend(lives.map(|life| Target::Local(life.id)));
+        let running = here.filter_map(|node| node.incarnation.as_ref());
+        let running = running.filter(|incarnation| incarnation.hello.cluster == cluster);
+        places.extend(running.map(|incarnation| Target::Local(incarnation.id)));
         self.with(node, |members, now| {
             members.handle_places(now, &places);
             members.seek(now, now.plus_nanos(SECOND));
@@ -394,11 +403,13 @@ impl Network {
 
     fn attempt(&mut self, number: u64, wait: u64) {
         let conn = &self.conns[&number];
-        if conn.has_ended[0] || conn.ends[1].is_some() || !self.lives(conn.ids[0]) {
+        if conn.has_ended[0] || conn.ends[1].is_some() || !self.is_alive(conn.ids[0]) {
             return;
         }
         let serves = |node: &Node| match conn.target {
-            Target::Local(id) => node.life.as_ref().is_some_and(|life| life.id == id),
+            Target::Local(id) => {
+                node.incarnation.as_ref().is_some_and(|incarnation| incarnation.id == id)
+            }
             Target::Address(address) => node.addresses.contains(&address),
         };
         let from = self.node_of(conn.ids[0]).unwrap();
@@ -408,7 +419,9 @@ impl Network {
         let (to, is_joined) = (*to, self.is_joined(self.nodes[&from].host, node.host));
         let give_up = conn.dialed_at + 10 * SECOND;
         let give_up = conn.refused_at.map_or(give_up, |at| give_up.min(at + SECOND * 3 / 2));
-        let Some(id) = node.life.as_ref().map(|life| life.id).filter(|_| is_joined) else {
+        let Some(id) =
+            node.incarnation.as_ref().map(|incarnation| incarnation.id).filter(|_| is_joined)
+        else {
             if is_joined {
                 let now = self.now;
                 self.conns.get_mut(&number).unwrap().refused_at.get_or_insert(now);
@@ -444,22 +457,22 @@ impl Network {
         }
     }
 
-    /// Has a node handle something, and does what it asks for.
+    /// Has a node handle an event, and carries out its effects.
     fn with(&mut self, node: u64, handle: impl FnOnce(&mut Members, Instant)) {
         let now = self.instant();
-        let Some(life) = &mut self.nodes.get_mut(&node).unwrap().life else { return };
-        handle(&mut life.members, now);
-        let id = life.id;
+        let Some(incarnation) = &mut self.nodes.get_mut(&node).unwrap().incarnation else { return };
+        handle(&mut incarnation.members, now);
+        let id = incarnation.id;
         while let Some(effect) =
-            self.nodes.get_mut(&node).unwrap().life.as_mut().unwrap().members.poll_effect()
+            self.nodes.get_mut(&node).unwrap().incarnation.as_mut().unwrap().members.poll_effect()
         {
             match effect {
                 Effect::Dial(target) => self.dial(node, id, target),
                 Effect::Describe(link) => {
-                    let life = self.nodes[&node].life.as_ref().unwrap();
+                    let incarnation = self.nodes[&node].incarnation.as_ref().unwrap();
                     let (rival, refusal) =
-                        (life.members.rival_of(link), life.members.refusal_of(link));
-                    let hello = Hello { rival, refusal, ..life.hello.clone() };
+                        (incarnation.members.rival_of(link), incarnation.members.refusal_of(link));
+                    let hello = Hello { rival, refusal, ..incarnation.hello.clone() };
                     let end = usize::from(self.conns[&link].ids[0] != id);
                     self.send(link, end, hello);
                 }
@@ -476,7 +489,7 @@ impl Network {
             }
         }
         self.check_names(node);
-        let members = &self.nodes[&node].life.as_ref().unwrap().members;
+        let members = &self.nodes[&node].incarnation.as_ref().unwrap().members;
         if let Some(at) = members.poll_timeout() {
             // Timers round up to a millisecond.
             let late = self.rng.below(1_000_000) * self.rng.below(2);
@@ -501,7 +514,7 @@ impl Network {
         let (number, now) = (self.sequence, self.now);
         self.nodes.get_mut(&node).unwrap().dials.entry((id, target)).or_default().push(now);
         let transport = match target {
-            Target::Local(other) if !self.lives(other) => {
+            Target::Local(other) if !self.is_alive(other) => {
                 return self.with(node, |members, now| members.handle_refused(now, target));
             }
             Target::Local(_) => TransportKind::Shm,
@@ -526,16 +539,16 @@ impl Network {
         self.with(node, |members, now| members.handle_dialed(now, target, number, transport));
     }
 
-    /// The loads of a node's links: those that were cut for a second are suspected.
+    /// Returns the loads of a node's links: links that were cut for a second are suspected.
     fn loads(&self, node: u64) -> BTreeMap<u64, Load> {
-        let Some(life) = &self.nodes[&node].life else { return BTreeMap::new() };
+        let Some(incarnation) = &self.nodes[&node].incarnation else { return BTreeMap::new() };
         let load = |number: u64| {
             let conn = &self.conns[&number];
             let is_suspected = conn.cut_at.is_some_and(|at| self.now >= at + SECOND)
-                || conn.ids.iter().any(|id| !self.lives(*id));
+                || conn.ids.iter().any(|id| !self.is_alive(*id));
             (number, Load { streams: 0, is_suspected })
         };
-        life.members.links().map(load).collect()
+        incarnation.members.links().map(load).collect()
     }
 }
 

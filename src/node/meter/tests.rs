@@ -9,7 +9,7 @@ use super::named::{MAX_NAMES, OTHER};
 use super::*;
 use crate::Node;
 
-/// The words in quotes that begin with `midplane_`.
+/// Returns the words in quotes that begin with `midplane_`.
 fn quoted(text: &str, quote: char) -> BTreeSet<&str> {
     text.split(quote).filter(|word| word.starts_with("midplane_")).collect()
 }
@@ -51,7 +51,7 @@ fn two_reports_at_once_take_each_addition_once() {
     assert_eq!(taken + total.take(), 10_000);
 }
 
-/// Keeps counters by name and labels.
+/// A recorder that keeps counters by name and labels.
 #[derive(Default)]
 struct Kept(Mutex<BTreeMap<String, Arc<AtomicU64>>>);
 
@@ -84,7 +84,7 @@ impl Recorder for Kept {
 }
 
 #[test]
-fn what_was_counted_since_the_last_report_is_reported_when_a_node_ends() {
+fn counts_since_the_last_report_are_reported_when_a_node_ends() {
     let kept = Kept::default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     metrics::with_local_recorder(&kept, || {

@@ -1,10 +1,10 @@
-//! Tests reports of nodes that answer as none does.
+//! Tests reports from nodes that answer as no real node does.
 
 use tower::service_fn;
 
 use super::*;
 
-/// Reads from a node that answers by these bytes, and returns the error.
+/// Reads a report from a node that answers with `answer`, and returns the error.
 async fn answered_by<R: serde::Serialize + Clone + Send + 'static>(test: &str, answer: R) -> Error {
     let builder = Node::builder().cluster(format!("top-{test}-{}", std::process::id()));
     let hostile = builder.clone().name("hostile").start().await.unwrap();

@@ -1,4 +1,4 @@
-//! The default service's memory: buffers that are lent, regions that are sent.
+//! The default service's memory: posted receive buffers, and regions that are sent.
 
 use midplane::nicvm::messages::{receive, send};
 use midplane::simhw::host::Host;
@@ -6,7 +6,7 @@ use midplane::simhw::port::{Port, Status};
 use midplane::simhw::region::{RegionOptions, Rights};
 
 use super::messages::{open_all, send_to_centre};
-use super::{contents, filled, lend, next, open, pattern, settle, succeed};
+use super::{contents, filled, next, open, pattern, post_receives, settle, succeed};
 use crate::conformance::fabrics::Site;
 
 pub(crate) async fn buffers_are_taken_in_the_order_of_their_posts<H: Host>(site: Site<H>) {
@@ -56,7 +56,7 @@ pub(crate) async fn a_message_too_long_is_cut_and_the_next_is_not<H: Host>(site:
     let (mut port, ports) = open_all(&site).await;
     let (long, fitting) = (pattern(1, 3_000), pattern(2, 2_000));
     if site.is(0) {
-        let buffers = lend(&mut port, 2, 2_000, receive).await;
+        let buffers = post_receives(&mut port, 2, 2_000, receive).await;
         site.meet().await;
         let cut = next(&mut port).await;
         assert_eq!((cut.status, cut.length, cut.args[1]), (Status::Truncated, 2_000, 3_000));
@@ -73,13 +73,13 @@ pub(crate) async fn a_message_too_long_is_cut_and_the_next_is_not<H: Host>(site:
     }
 }
 
-pub(crate) async fn a_port_dropped_with_buffers_harms_nobody<H: Host>(site: Site<H>) {
+pub(crate) async fn a_port_dropped_with_buffers_is_harmless<H: Host>(site: Site<H>) {
     let mut going = open(&site.host);
     let gone = site.learn_ports(going.id()).await;
     let (mut port, ports) = open_all(&site).await;
     if site.is(0) {
-        let _gone = lend(&mut going, 3, 64, receive).await;
-        let buffers = lend(&mut port, 1, 64, receive).await;
+        let _gone = post_receives(&mut going, 3, 64, receive).await;
+        let buffers = post_receives(&mut port, 1, 64, receive).await;
         drop(going);
         site.meet().await;
         let completion = next(&mut port).await;
@@ -95,14 +95,14 @@ pub(crate) async fn a_port_dropped_with_buffers_harms_nobody<H: Host>(site: Site
 
 pub(crate) async fn a_port_inherits_no_buffers<H: Host>(site: Site<H>) {
     let mut other = open(&site.host);
-    // Often enough that the NIC has seen one of them go before the next is opened.
+    // Three times, so that the NIC has seen at least one port close before the next is opened.
     for _ in 0..3 {
         let mut going = open(&site.host);
-        let gone = lend(&mut going, 2, 64, receive).await;
+        let gone = post_receives(&mut going, 2, 64, receive).await;
         drop(going);
         drop(gone);
         settle(&mut other).await;
-        // The number may be the dropped port's.
+        // The new port may have the dropped port's number.
         let mut port = open(&site.host);
         let region = port.register(64).unwrap();
         port.submit(&receive(region.whole(), 1_000)).unwrap();
@@ -136,7 +136,7 @@ async fn settle_or_region(port: &mut Port) {
 
 pub(crate) async fn a_region_sent_again_is_read_again<H: Host>(site: Site<H>) {
     let (mut from, mut to) = (open(&site.host), open(&site.host));
-    let buffers = lend(&mut to, 5, 8, receive).await;
+    let buffers = post_receives(&mut to, 5, 8, receive).await;
     let region = from.register(8).unwrap();
     for round in 0..5_u64 {
         region.write(0, &round.to_le_bytes()).unwrap();
@@ -147,10 +147,10 @@ pub(crate) async fn a_region_sent_again_is_read_again<H: Host>(site: Site<H>) {
     }
 }
 
-pub(crate) async fn a_region_may_go_once_it_was_read<H: Host>(site: Site<H>) {
+pub(crate) async fn a_region_may_be_dropped_once_it_was_read<H: Host>(site: Site<H>) {
     let (mut from, mut to) = (open(&site.host), open(&site.host));
     let bytes = pattern(6, 3_000);
-    let buffers = lend(&mut to, 1, 3_000, receive).await;
+    let buffers = post_receives(&mut to, 1, 3_000, receive).await;
     let region = filled(&mut from, &bytes);
     succeed(&mut from, &send(site.host.node(), to.id(), region.whole(), 1)).await;
     drop(region);

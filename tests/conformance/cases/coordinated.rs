@@ -1,4 +1,4 @@
-//! Messages under sender coordination, towards the centre of the star.
+//! Messages under sender coordination, to the centre of the star.
 
 use midplane::nicvm::coordination::{self, receive, send};
 use midplane::nicvm::messages;
@@ -6,7 +6,7 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::port::{Command, Status};
 
-use super::{contents, filled, lend, next, open, pattern, succeed};
+use super::{contents, filled, next, open, pattern, post_receives, succeed};
 use crate::conformance::fabrics::{CENTRE, NODES, Site};
 
 const EACH: u32 = 8;
@@ -19,7 +19,7 @@ pub(crate) async fn coordinated_messages_of_two_senders_all_arrive<H: Host>(site
     let mut port = open(&site.host);
     let ports = site.learn_ports(port.id()).await;
     if site.is(0) {
-        let buffers = lend(&mut port, 2 * EACH as usize, 3_000, receive).await;
+        let buffers = post_receives(&mut port, 2 * EACH as usize, 3_000, receive).await;
         site.meet().await;
         let mut expected = [0; NODES as usize];
         for _ in 0..2 * EACH {
@@ -44,7 +44,7 @@ pub(crate) async fn coordinated_messages_of_one_sender_stay_in_order<H: Host>(si
     let mut port = open(&site.host);
     let ports = site.learn_ports(port.id()).await;
     if site.is(0) {
-        let _buffers = lend(&mut port, EACH as usize, 3_000, receive).await;
+        let _buffers = post_receives(&mut port, EACH as usize, 3_000, receive).await;
         site.meet().await;
         for number in 0..u64::from(EACH) {
             let completion = next(&mut port).await;
@@ -67,11 +67,11 @@ pub(crate) async fn coordinated_messages_of_one_sender_stay_in_order<H: Host>(si
     }
 }
 
-pub(crate) async fn a_coordinated_message_comes_with_its_tag<H: Host>(site: Site<H>) {
+pub(crate) async fn a_coordinated_message_arrives_with_its_tag<H: Host>(site: Site<H>) {
     let mut port = open(&site.host);
     let ports = site.learn_ports(port.id()).await;
     if site.is(0) {
-        let buffers = lend(&mut port, 1, 10, receive).await;
+        let buffers = post_receives(&mut port, 1, 10, receive).await;
         site.meet().await;
         let completion = next(&mut port).await;
         assert_eq!((completion.node, completion.args[0]), (NodeId(2), 0xABCD_EF01));
@@ -94,7 +94,7 @@ pub(crate) async fn without_a_route_a_coordinated_message_arrives<H: Host>(site:
     let ports = site.learn_ports(port.id()).await;
     let bytes = pattern(9, 5_000);
     if site.is(2) {
-        let buffers = lend(&mut port, 1, 5_000, receive).await;
+        let buffers = post_receives(&mut port, 1, 5_000, receive).await;
         site.meet().await;
         let completion = next(&mut port).await;
         assert_eq!((completion.status, completion.node), (Status::Done, CENTRE));
@@ -114,7 +114,7 @@ pub(crate) async fn coordinated_and_other_messages_have_buffers_of_their_own<H: 
     let mut port = open(&site.host);
     let ports = site.learn_ports(port.id()).await;
     if site.is(0) {
-        let coordinated = lend(&mut port, 1, 16, receive).await;
+        let coordinated = post_receives(&mut port, 1, 16, receive).await;
         let plain = port.register(16).unwrap();
         port.submit(&messages::receive(plain.whole(), 50)).unwrap();
         super::settle(&mut port).await;

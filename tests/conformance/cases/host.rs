@@ -42,7 +42,7 @@ pub(crate) async fn a_sleep_is_never_early<H: Host>(site: Site<H>) {
     }
 }
 
-pub(crate) async fn instants_that_have_passed_are_over_at_once<H: Host>(site: Site<H>) {
+pub(crate) async fn sleeps_until_past_instants_end_at_once<H: Host>(site: Site<H>) {
     site.host.sleep_until(site.host.now() + SHORT).await;
     for at in [Instant::ZERO, site.host.now()] {
         let sleep = pin!(site.host.sleep_until(at));
@@ -50,7 +50,7 @@ pub(crate) async fn instants_that_have_passed_are_over_at_once<H: Host>(site: Si
     }
 }
 
-pub(crate) async fn a_dropped_sleep_keeps_nobody<H: Host>(site: Site<H>) {
+pub(crate) async fn a_dropped_sleep_delays_no_task<H: Host>(site: Site<H>) {
     for _ in 0..20 {
         let sleep = pin!(site.host.sleep_until(Instant::FAR_FUTURE));
         assert!(poll_once(sleep).await.is_pending());
@@ -76,7 +76,7 @@ pub(crate) async fn random_streams_differ_by_name_and_node<H: Host>(site: Site<H
     let draw = |name: &str| site.host.rng(name).next_u64();
     assert_ne!(draw("one"), draw("two"));
     assert_ne!(draw(""), draw(" "));
-    // The number of a port says what was drawn to the others.
+    // Port numbers convey the drawn values to the other nodes.
     let own = PortId((draw("node") >> 48) as u16);
     let mut drawn = site.learn_ports(own).await;
     drawn.sort_unstable();
@@ -100,7 +100,7 @@ pub(crate) async fn spawned_tasks_run<H: Host>(site: Site<H>) {
     assert_eq!(*sum.lock().await, 45);
 }
 
-pub(crate) async fn a_spawned_task_outlives_who_spawned_it<H: Host>(site: Site<H>) {
+pub(crate) async fn a_spawned_task_outlives_the_task_that_spawned_it<H: Host>(site: Site<H>) {
     let (end, ended) = oneshot::channel();
     let host = site.host.clone();
     let parent = start(&site.host, async move {
@@ -121,7 +121,7 @@ pub(crate) async fn sleeps_end_in_the_order_of_their_instants<H: Host>(site: Sit
         .map(|place| {
             let (host, ended) = (site.host.clone(), Arc::clone(&ended));
             start(&site.host, async move {
-                // Far enough apart for hosts that are late.
+                // The instants are so far apart that late hosts keep their order.
                 host.sleep_until(begin + SHORT * 100 * place as u32).await;
                 ended.lock().await.push(place);
             })
@@ -133,7 +133,7 @@ pub(crate) async fn sleeps_end_in_the_order_of_their_instants<H: Host>(site: Sit
     assert_eq!(*ended.lock().await, [1, 2, 3]);
 }
 
-/// Spawns `task`; the result ends with it.
+/// Spawns `task`; the returned receiver ends with it.
 fn start<H: Host>(
     host: &H,
     task: impl Future<Output = ()> + Send + 'static,

@@ -9,28 +9,28 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::port::{Command, Port, PortOptions, Status, WELL_KNOWN};
 
-use super::{contents, filled, lend, next, open, pattern, poll_once, settle, succeed};
+use super::{contents, filled, next, open, pattern, poll_once, post_receives, settle, succeed};
 use crate::conformance::fabrics::{CENTRE, MTU, NODES, Site};
 
 const FIRST: NodeId = NodeId(1);
 
-/// A port of every node, and the numbers of all of them, once all are open.
+/// Opens a port on every node; returns it and the numbers of all, once all are open.
 pub(super) async fn open_all<H: Host>(site: &Site<H>) -> (Port, [PortId; NODES as usize]) {
     let port = open(&site.host);
     let ports = site.learn_ports(port.id()).await;
     (port, ports)
 }
 
-/// Sends `bytes` to the centre; returns when they have been read.
+/// Sends `bytes` to the centre; returns once they have been read.
 pub(super) async fn send_to_centre(port: &mut Port, to: PortId, bytes: &[u8]) {
     let region = filled(port, bytes);
     succeed(port, &send(CENTRE, to, region.whole(), 1)).await;
 }
 
-pub(crate) async fn a_message_to_oneself_arrives<H: Host>(site: Site<H>) {
+pub(crate) async fn a_message_to_the_own_node_arrives<H: Host>(site: Site<H>) {
     let (mut from, mut to) = (open(&site.host), open(&site.host));
     let bytes = pattern(1, 5_000);
-    let buffers = lend(&mut to, 1, 5_000, receive).await;
+    let buffers = post_receives(&mut to, 1, 5_000, receive).await;
     let region = filled(&mut from, &bytes);
     succeed(&mut from, &send(site.host.node(), to.id(), region.whole(), 3)).await;
     let completion = next(&mut to).await;
@@ -38,12 +38,14 @@ pub(crate) async fn a_message_to_oneself_arrives<H: Host>(site: Site<H>) {
     assert_eq!(contents(&buffers[0], completion.length), bytes);
 }
 
-pub(crate) async fn a_message_comes_with_its_tag_its_source_and_its_length<H: Host>(site: Site<H>) {
+pub(crate) async fn a_message_arrives_with_its_tag_its_source_and_its_length<H: Host>(
+    site: Site<H>,
+) {
     let (mut port, ports) = open_all(&site).await;
     let tag = |node: NodeId| 0xFFFF_FF00 + u64::from(node.0);
     let bytes = |node: NodeId| pattern(u32::from(node.0), 100 + u32::from(node.0));
     if site.is(CENTRE.0) {
-        let buffers = lend(&mut port, 2, 500, receive).await;
+        let buffers = post_receives(&mut port, 2, 500, receive).await;
         site.meet().await;
         let mut senders = [0; 2];
         for sender in &mut senders {
@@ -69,7 +71,7 @@ pub(crate) async fn a_message_comes_with_its_tag_its_source_and_its_length<H: Ho
 pub(crate) async fn a_message_of_no_bytes_arrives<H: Host>(site: Site<H>) {
     let (mut port, ports) = open_all(&site).await;
     if site.is(0) {
-        let buffers = lend(&mut port, 1, 16, receive).await;
+        let buffers = post_receives(&mut port, 1, 16, receive).await;
         site.meet().await;
         let completion = next(&mut port).await;
         assert_eq!((completion.status, completion.length), (Status::Done, 0));
@@ -89,7 +91,7 @@ pub(crate) async fn a_message_of_many_frames_arrives_whole<H: Host>(site: Site<H
     let (mut port, ports) = open_all(&site).await;
     let bytes = pattern(5, 20 * MTU as u32 + 1);
     if site.is(0) {
-        let buffers = lend(&mut port, 1, bytes.len() + 50, receive).await;
+        let buffers = post_receives(&mut port, 1, bytes.len() + 50, receive).await;
         site.meet().await;
         let completion = next(&mut port).await;
         assert_eq!(completion.status, Status::Done);
@@ -128,7 +130,7 @@ pub(crate) async fn messages_of_one_sender_stay_in_order<H: Host>(site: Site<H>)
     const COUNT: u64 = 40;
     let (mut port, ports) = open_all(&site).await;
     if site.is(0) {
-        let buffers = lend(&mut port, COUNT as usize, 300, receive).await;
+        let buffers = post_receives(&mut port, COUNT as usize, 300, receive).await;
         site.meet().await;
         for number in 0..COUNT {
             let completion = next(&mut port).await;
@@ -159,7 +161,7 @@ pub(crate) async fn messages_of_two_senders_do_not_mix<H: Host>(site: Site<H>) {
     let (mut port, ports) = open_all(&site).await;
     let message = |node: NodeId, number| pattern(u32::from(node.0) << 20 | number, 4_500);
     if site.is(0) {
-        let buffers = lend(&mut port, 2 * EACH as usize, 4_500, receive).await;
+        let buffers = post_receives(&mut port, 2 * EACH as usize, 4_500, receive).await;
         site.meet().await;
         let mut expected = [0; NODES as usize];
         for _ in 0..2 * EACH {
@@ -178,21 +180,21 @@ pub(crate) async fn messages_of_two_senders_do_not_mix<H: Host>(site: Site<H>) {
     }
 }
 
-/// Messages that find no buffer; `listened`: one was posted before, and used.
+/// Tests messages that find no buffer. With `listened`, one buffer was posted before and used.
 async fn lose_quietly<H: Host>(site: &Site<H>, listened: bool) {
     let (mut port, ports) = open_all(site).await;
     let mut witness = open(&site.host);
     let witnesses = site.learn_ports(witness.id()).await;
     if site.is(0) {
-        let _seen = lend(&mut witness, 2, 8, receive).await;
-        let used = lend(&mut port, usize::from(listened), 8, receive).await;
+        let _seen = post_receives(&mut witness, 2, 8, receive).await;
+        let used = post_receives(&mut port, usize::from(listened), 8, receive).await;
         site.meet().await;
         for _ in &used {
             assert_eq!(next(&mut port).await.args[0], 0);
         }
-        // What was sent before this has come by now.
+        // Messages sent before this one have arrived by now.
         assert_eq!(next(&mut witness).await.status, Status::Done);
-        let buffers = lend(&mut port, 1, 8, receive).await;
+        let buffers = post_receives(&mut port, 1, 8, receive).await;
         site.meet().await;
         let completion = next(&mut port).await;
         assert_eq!((completion.status, completion.length), (Status::Done, 5));
@@ -223,9 +225,9 @@ pub(crate) async fn a_message_without_a_buffer_is_lost_quietly<H: Host>(site: Si
     lose_quietly(&site, true).await;
 }
 
-pub(crate) async fn a_message_to_a_node_that_is_not_there_is_lost_quietly<H: Host>(site: Site<H>) {
+pub(crate) async fn a_message_to_an_absent_node_is_lost_quietly<H: Host>(site: Site<H>) {
     let mut port = open(&site.host);
-    let _buffers = lend(&mut port, 1, 8, receive).await;
+    let _buffers = post_receives(&mut port, 1, 8, receive).await;
     let region = filled(&mut port, b"nobody");
     succeed(&mut port, &send(NodeId(NODES), PortId(0), region.whole(), 1)).await;
     let own = send(site.host.node(), port.id(), region.whole(), 2);
@@ -239,7 +241,7 @@ pub(crate) async fn a_dropped_completion_future_loses_nothing<H: Host>(site: Sit
     let (mut port, ports) = open_all(&site).await;
     let mut buffers = Vec::new();
     if site.is(0) {
-        buffers = lend(&mut port, ROUNDS as usize, 8, receive).await;
+        buffers = post_receives(&mut port, ROUNDS as usize, 8, receive).await;
     }
     for round in 0..ROUNDS {
         if site.is(0) {
@@ -255,7 +257,7 @@ pub(crate) async fn a_dropped_completion_future_loses_nothing<H: Host>(site: Sit
         let mut ended = None;
         while round % 2 == 0 && ended.is_none() {
             site.host.sleep_until(site.host.now() + Duration::from_micros(50)).await;
-            // Dropped while the message is under way, as often as not.
+            // Dropped, about half of the time, while the message is in flight.
             if let Poll::Ready(completion) = poll_once(pin!(port.completion())).await {
                 ended = Some(completion.unwrap());
             }
@@ -274,8 +276,8 @@ pub(crate) async fn each_port_gets_its_own_messages<H: Host>(site: Site<H>) {
     let mut there = open(&site.host);
     let seconds = site.learn_ports(there.id()).await;
     if site.is(0) {
-        let in_first = lend(&mut here, 1, 8, receive).await;
-        let in_second = lend(&mut there, 1, 8, receive).await;
+        let in_first = post_receives(&mut here, 1, 8, receive).await;
+        let in_second = post_receives(&mut there, 1, 8, receive).await;
         site.meet().await;
         let completion = next(&mut there).await;
         assert_eq!(contents(&in_second[0], completion.length), b"second");
@@ -290,12 +292,12 @@ pub(crate) async fn each_port_gets_its_own_messages<H: Host>(site: Site<H>) {
     }
 }
 
-pub(crate) async fn answers_come_back<H: Host>(site: Site<H>) {
+pub(crate) async fn answers_arrive<H: Host>(site: Site<H>) {
     const ROUNDS: u64 = 10;
     let (mut sending, _) = open_all(&site).await;
     let mut port = open(&site.host);
     let ports = site.learn_ports(port.id()).await;
-    let buffers = lend(&mut port, 2 * ROUNDS as usize, 8, receive).await;
+    let buffers = post_receives(&mut port, 2 * ROUNDS as usize, 8, receive).await;
     site.meet().await;
     let region = sending.register(8).unwrap();
     if site.is(0) {
@@ -320,7 +322,7 @@ pub(crate) async fn a_message_finds_a_well_known_port<H: Host>(site: Site<H>) {
     const SERVICE: PortId = PortId(WELL_KNOWN.start);
     if site.is(0) {
         let mut port = site.host.open_port_with(PortOptions::default().number(SERVICE)).unwrap();
-        let buffers = lend(&mut port, 1, 16, receive).await;
+        let buffers = post_receives(&mut port, 1, 16, receive).await;
         site.meet().await;
         let completion = next(&mut port).await;
         assert_eq!(contents(&buffers[0], completion.length), b"found");
@@ -332,19 +334,19 @@ pub(crate) async fn a_message_finds_a_well_known_port<H: Host>(site: Site<H>) {
     }
 }
 
-pub(crate) async fn a_message_to_everybody_arrives_once_at_each_other_node<H: Host>(site: Site<H>) {
+pub(crate) async fn a_broadcast_arrives_once_at_each_other_node<H: Host>(site: Site<H>) {
     const SERVICE: PortId = PortId(WELL_KNOWN.start);
-    // One of a frame, one of several.
+    // One message of a frame, one of several.
     let (short, long) = (pattern(1, 100), pattern(2, 5_000));
     let mut port = site.host.open_port_with(PortOptions::default().number(SERVICE)).unwrap();
-    let buffers = lend(&mut port, 3, 5_000, receive).await;
+    let buffers = post_receives(&mut port, 3, 5_000, receive).await;
     site.meet().await;
     if site.is(CENTRE.0) {
         for bytes in [&short, &long] {
             let region = filled(&mut port, bytes);
             succeed(&mut port, &send(NodeId::BROADCAST, SERVICE, region.whole(), 7)).await;
         }
-        // ... and not at oneself.
+        // The sender itself receives none.
         site.host.sleep_until(site.host.now() + Duration::from_millis(20)).await;
         assert!(port.poll().is_none());
     } else {

@@ -101,7 +101,7 @@ pub(crate) async fn an_idle_port_has_no_completion<H: Host>(site: Site<H>) {
     assert!(!port.is_closed());
 }
 
-pub(crate) async fn cookies_come_back<H: Host>(site: Site<H>) {
+pub(crate) async fn completions_have_their_commands_cookies<H: Host>(site: Site<H>) {
     let mut port = open(&site.host);
     for cookie in [0, 1, u64::MAX, 0x0123_4567_89AB_CDEF] {
         let completion = carry_out(&mut port, &ask(cookie)).await;
@@ -153,7 +153,7 @@ pub(crate) async fn a_dropped_region_is_refused<H: Host>(site: Site<H>) {
     drop(region);
     let send = messages::send(CENTRE, PortId(0), stale, 9);
     assert_eq!(carry_out(&mut port, &send).await.status, Status::Region);
-    // Its slot has another user now.
+    // A new region uses its slot now.
     let _fresh = port.register(64).unwrap();
     assert_eq!(carry_out(&mut port, &send).await.status, Status::Region);
 }
@@ -178,7 +178,7 @@ pub(crate) async fn the_counters_answer<H: Host>(site: Site<H>) {
 
 const KNOWN: PortId = PortId(WELL_KNOWN.start + 7);
 
-pub(crate) async fn a_port_has_the_number_that_was_asked_for<H: Host>(site: Site<H>) {
+pub(crate) async fn a_port_has_the_requested_number<H: Host>(site: Site<H>) {
     for number in [KNOWN, PortId(3), PortId(40_000), PortId(u16::MAX)] {
         let port = site.host.open_port_with(PortOptions::default().number(number)).unwrap();
         assert_eq!(port.id(), number);
@@ -194,13 +194,13 @@ pub(crate) async fn a_number_that_is_open_is_refused<H: Host>(site: Site<H>) {
     }
 }
 
-pub(crate) async fn a_number_comes_back_when_its_port_is_gone<H: Host>(site: Site<H>) {
+pub(crate) async fn a_number_is_free_once_its_port_is_closed<H: Host>(site: Site<H>) {
     let options = PortOptions::default().number(KNOWN);
     for _ in 0..3 {
         let mut port = loop {
             match site.host.open_port_with(options) {
                 Ok(port) => break port,
-                // The NIC has not seen it go yet.
+                // The NIC has not seen the port close yet.
                 Err(error) => assert_eq!(error, OpenError::Taken(KNOWN)),
             }
             site.host.sleep_until(site.host.now() + Duration::from_micros(100)).await;
@@ -209,14 +209,14 @@ pub(crate) async fn a_number_comes_back_when_its_port_is_gone<H: Host>(site: Sit
     }
 }
 
-pub(crate) async fn well_known_numbers_are_only_for_who_asks<H: Host>(site: Site<H>) {
-    // A thousand ports of one node say as much as those of all.
+pub(crate) async fn well_known_numbers_are_assigned_only_on_request<H: Host>(site: Site<H>) {
+    // A thousand ports of one node suffice; the other nodes open none.
     let count = if site.is(0) { WELL_KNOWN.start + 10 } else { 0 };
     let ports: Vec<_> = (0..count).map(|_| open(&site.host)).collect();
     assert!(ports.iter().all(|port| !WELL_KNOWN.contains(&port.id().0)));
 }
 
-pub(crate) async fn a_port_is_as_deep_as_asked<H: Host>(site: Site<H>) {
+pub(crate) async fn a_port_has_the_requested_depth<H: Host>(site: Site<H>) {
     let mut port = site.host.open_port_with(PortOptions::default().depth(4)).unwrap();
     assert_eq!(port.depth(), 4);
     for _ in 0..4 {
@@ -229,14 +229,14 @@ pub(crate) async fn a_port_is_as_deep_as_asked<H: Host>(site: Site<H>) {
     }
 }
 
-pub(crate) async fn a_depth_that_no_port_has_is_refused<H: Host>(site: Site<H>) {
+pub(crate) async fn an_invalid_depth_is_refused<H: Host>(site: Site<H>) {
     for depth in [0, MAX_DEPTH + 1, usize::MAX] {
         let refused = site.host.open_port_with(PortOptions::default().depth(depth));
         assert_eq!(refused.unwrap_err(), OpenError::Depth(depth));
     }
 }
 
-pub(crate) async fn a_region_says_its_rights_and_its_tag<H: Host>(site: Site<H>) {
+pub(crate) async fn a_region_returns_its_rights_and_its_tag<H: Host>(site: Site<H>) {
     let mut port = open(&site.host);
     let plain = port.register(8).unwrap();
     assert_eq!((plain.rights(), plain.tag()), (Rights::LOCAL, ProtectionTag(0)));
@@ -255,7 +255,7 @@ pub(crate) async fn a_region_that_may_not_be_read_is_not_sent<H: Host>(site: Sit
     }
 }
 
-pub(crate) async fn a_port_goes_on_in_another_task<H: Host>(site: Site<H>) {
+pub(crate) async fn a_port_moves_to_another_task<H: Host>(site: Site<H>) {
     let mut port = open(&site.host);
     port.submit(&ask(1)).unwrap();
     let (back, came) = tokio::sync::oneshot::channel();

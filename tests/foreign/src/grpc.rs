@@ -1,7 +1,7 @@
 //! A gRPC service with each kind of method: the code that `tonic-build` generates from `build.rs`.
 #![allow(missing_docs, clippy::all)]
 
-/// The one message.
+/// The only message type.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Number {
     #[prost(uint64, tag = "1")]

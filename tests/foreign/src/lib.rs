@@ -1,3 +1,3 @@
-//! Has the generated code that the tests share: see `build.rs`.
+//! Generated code that the tests share: see `build.rs`.
 
 pub mod grpc;

@@ -1,4 +1,4 @@
-//! tonic over streams of nodes, over shared memory and over UDP: each kind of method, deadlines, cancellation.
+//! Tests tonic over streams of nodes, over shared memory and over UDP: each kind of method, deadlines, cancellation.
 
 mod nodes;
 
@@ -17,15 +17,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Request, Response, Status, Streaming};
 
-/// The value that is never answered.
+/// A value that the service never answers.
 const NEVER: u64 = u64::MAX;
 
-/// What the service's methods do.
+/// The service under test.
 #[derive(Clone)]
 struct Service {
-    /// A request that is never answered has come.
+    /// Notified when a request arrives that is never answered.
     entered: Arc<Notify>,
-    /// Dropped with the handler of such a request.
+    /// One permit, which the handler of such a request holds until it is dropped.
     running: Arc<Semaphore>,
 }
 
@@ -90,7 +90,7 @@ async fn channel(node: &Node) -> NumbersClient<Channel> {
 }
 
 over_each! {
-    async fn unary_calls_are_answered_and_errors_are_told(over) {
+    async fn unary_calls_return_answers_and_errors(over) {
         let (service, client) = nodes(over).await;
         serve(&service).await;
         let mut numbers = channel(&client).await;

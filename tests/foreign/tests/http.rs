@@ -1,4 +1,4 @@
-//! axum, hyper, tower and WebSocket over streams of nodes, over shared memory and over UDP.
+//! Tests axum, hyper, tower and WebSocket over streams of nodes, over shared memory and over UDP.
 
 mod nodes;
 
@@ -83,7 +83,7 @@ async fn ask(sender: &mut Sender, request: hyper::Request<Full<Bytes>>) -> Bytes
 }
 
 over_each! {
-    async fn axum_answers_hello_and_knows_who_asks(over) {
+    async fn axum_answers_hello_and_knows_the_client(over) {
         let (service, client) = nodes(over).await;
         serve(&service).await;
         let mut sender = http1(client.connect("web").await.unwrap()).await;
@@ -230,7 +230,7 @@ over_each! {
     }
 }
 
-/// Fails so many times before it connects.
+/// A connector that fails the given number of times before it connects.
 #[derive(Clone)]
 struct Flaky(Connector, u32);
 

@@ -1,7 +1,7 @@
-//! docs/foreign.md lists each test of tokio that is run here, or can't be.
+//! Tests that docs/foreign.md lists each test of tokio that runs here, or can't.
 
 #[test]
-fn each_test_of_tokio_stands_in_its_row() {
+fn each_test_of_tokio_is_listed_in_its_row() {
     let text = std::fs::read_to_string("../../docs/foreign.md").unwrap();
     let mut count = 0;
     for line in include_str!(concat!(env!("OUT_DIR"), "/tokio_tests.txt")).lines() {

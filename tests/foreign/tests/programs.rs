@@ -1,8 +1,8 @@
-//! Programs that speak TCP, and know nothing of nodes, reach services of nodes through the gateway: redis-benchmark,
+//! Tests that TCP programs, which know nothing of nodes, reach services of nodes through the gateway: redis-benchmark,
 //! redis-cli and mini-redis's client reach mini-redis; wrk and h2load reach axum.
 //!
-//! A test whose program is not installed tests nothing and says so, unless MIDPLANE_FOREIGN_PROGRAMS is `required`: then
-//! it fails.
+//! If a test's program is not installed, the test says so and tests nothing; with MIDPLANE_FOREIGN_PROGRAMS set to
+//! `required`, it fails.
 
 mod gateway;
 mod nodes;
@@ -33,7 +33,7 @@ struct Behind {
 }
 
 impl Behind {
-    /// mini-redis's server, whose listener is a node's.
+    /// Starts mini-redis's server with a node's listener.
     async fn redis(over: Over) -> Self {
         let (cluster, node) = service(over).await;
         let listener = node.listen("redis").await.unwrap();
@@ -44,7 +44,7 @@ impl Behind {
         Self { gateway, node, stop, serving }
     }
 
-    /// An axum service, whose listener is a node's.
+    /// Starts an axum service with a node's listener.
     async fn axum(over: Over) -> Self {
         let (cluster, node) = service(over).await;
         let listener = node.listen("web").await.unwrap();
@@ -62,7 +62,7 @@ impl Behind {
         Self { gateway, node, stop, serving }
     }
 
-    /// Ends all of it cleanly.
+    /// Stops gateway, service and node cleanly.
     async fn end(self) {
         self.gateway.stop().await;
         self.stop.send(()).unwrap();
@@ -74,7 +74,7 @@ impl Behind {
         format!("http://{}/{path}", self.gateway.address)
     }
 
-    /// Runs redis-cli, and returns what it has printed; `None` if it is not installed.
+    /// Runs redis-cli; returns its output, or `None` if it is not installed.
     async fn redis_cli(&self, arguments: &[&str], input: &[u8]) -> Option<Vec<u8>> {
         let port = self.gateway.address.port().to_string();
         let arguments = [&["-h", "127.0.0.1", "-p", &port], arguments].concat();
@@ -90,7 +90,7 @@ fn program(name: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a program to its end, and returns what it has printed; `None` if it is not installed, and need not be.
+/// Runs a program to its end; returns its output, or `None` if it is not installed and not required.
 async fn run(name: &str, package: &str, arguments: &[&str], input: &[u8]) -> Option<Vec<u8>> {
     let mut child = match program(name, arguments).spawn() {
         Ok(child) => child,
@@ -100,7 +100,7 @@ async fn run(name: &str, package: &str, arguments: &[&str], input: &[u8]) -> Opt
             let is_required =
                 std::env::var("MIDPLANE_FOREIGN_PROGRAMS").as_deref() == Ok("required");
             assert!(!is_required, "{text}");
-            // Not `eprintln`: what passing tests print so is not shown.
+            // Not `eprintln`: its output is not shown for tests that pass.
             writeln!(std::io::stderr(), "{text}").unwrap();
             return None;
         }
@@ -118,7 +118,7 @@ async fn run(name: &str, package: &str, arguments: &[&str], input: &[u8]) -> Opt
     Some(ended.stdout)
 }
 
-/// The same for a program that prints text.
+/// Runs a program that prints text, like [`run`].
 async fn run_for_text(name: &str, package: &str, arguments: &[&str]) -> Option<String> {
     run(name, package, arguments, b"").await.map(|bytes| String::from_utf8(bytes).unwrap())
 }
@@ -135,7 +135,7 @@ over_each! {
                 "-n", requests, "-c", clients, "-P", pipeline, "-d", bytes,
             ];
             let Some(said) = run_for_text("redis-benchmark", "redis-tools", &arguments).await else { return };
-            // It prints errors among the rows.
+            // The program prints errors among the rows.
             let rows: Vec<_> = said.lines().map(|line| line.split(',').next().unwrap()).collect();
             assert_eq!(rows, ["\"test\"", "\"SET\"", "\"GET\""], "{said}");
         }
@@ -171,7 +171,7 @@ over_each! {
             assert_eq!(redis.redis_cli(&["publish", "news", message], b"").await.unwrap(), b"1\n");
             assert_eq!([line().await, line().await, line().await], ["message", "news", message]);
         }
-        // Its connection is reset, or ends; no other one does.
+        // The subscriber's connection is reset or ends; no other one does.
         subscriber.kill().await.unwrap();
         while redis.redis_cli(&["publish", "news", "4"], b"").await.unwrap() != b"0\n" {}
         redis.end().await;
@@ -206,7 +206,7 @@ over_each! {
             let (requests, errors) = counted.split_once(' ').unwrap();
             assert!(requests.parse::<u64>().unwrap() > 0 && errors == "0", "{said}");
         }
-        // When its time is over it resets the connections of requests that have no answer yet, as the gateway reports.
+        // When its time is over, wrk resets the connections of unanswered requests; the gateway reports these.
         web.gateway.interrupt();
         let (status, said) = web.gateway.ended().await;
         assert!(status.success(), "{status}: {said}");
@@ -236,7 +236,7 @@ over_each! {
     }
 }
 
-/// Has wrk check each body, and print the numbers of requests and of errors.
+/// Script that makes wrk check each body, and print the numbers of requests and errors.
 const CHECK_BODY: &str = r#"
 local threads = {}
 function setup(thread) table.insert(threads, thread) end

@@ -1,4 +1,5 @@
-//! A node's runtime is dropped while tasks of another one wait: as tokio's `io_driver_drop` demands of its sockets.
+//! Tests a node's runtime that is dropped while tasks of another runtime wait, as tokio's `io_driver_drop` tests its
+//! sockets.
 
 #[allow(unused, reason = "no test here runs over each transport by the macro")]
 mod nodes;
@@ -14,7 +15,7 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-fn the_end_of_a_nodes_runtime_ends_what_others_wait_for(over: Over) {
+fn the_end_of_a_nodes_runtime_ends_waits_of_other_runtimes(over: Over) {
     let (own, other) = (runtime(), runtime());
     let (service, client) = own.block_on(nodes(over));
     other.block_on(async {
@@ -36,11 +37,11 @@ fn the_end_of_a_nodes_runtime_ends_what_others_wait_for(over: Over) {
 }
 
 #[test]
-fn the_end_of_a_nodes_runtime_ends_what_others_wait_for_over_shm() {
-    the_end_of_a_nodes_runtime_ends_what_others_wait_for(Over::Shm);
+fn the_end_of_a_nodes_runtime_ends_waits_of_other_runtimes_over_shm() {
+    the_end_of_a_nodes_runtime_ends_waits_of_other_runtimes(Over::Shm);
 }
 
 #[test]
-fn the_end_of_a_nodes_runtime_ends_what_others_wait_for_over_udp() {
-    the_end_of_a_nodes_runtime_ends_what_others_wait_for(Over::Udp);
+fn the_end_of_a_nodes_runtime_ends_waits_of_other_runtimes_over_udp() {
+    the_end_of_a_nodes_runtime_ends_waits_of_other_runtimes(Over::Udp);
 }

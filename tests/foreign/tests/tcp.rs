@@ -1,4 +1,4 @@
-//! TCP connections through the gateway: ends, resets and restarts pass it, and it stops cleanly.
+//! Tests TCP connections through the gateway: it forwards ends, resets and restarts, and stops cleanly.
 
 mod gateway;
 mod nodes;
@@ -11,7 +11,7 @@ use nodes::{Over, over_each};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Returns what each stream has sent, once that has ended.
+/// Echoes the bytes of each stream once the client has ended it.
 fn serve_echo(mut listener: Listener) {
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
@@ -24,7 +24,7 @@ fn serve_echo(mut listener: Listener) {
     });
 }
 
-/// Sends bytes, ends, and returns the answer.
+/// Sends bytes, ends the stream, and returns the answer.
 async fn echoed(address: SocketAddr, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut client = TcpStream::connect(address).await?;
     client.write_all(bytes).await?;
@@ -36,7 +36,7 @@ async fn echoed(address: SocketAddr, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
 }
 
 over_each! {
-    async fn the_end_of_what_one_side_sends_passes_alone(over) {
+    async fn the_end_of_one_direction_is_forwarded_alone(over) {
         let (cluster, node) = service(over).await;
         serve_echo(node.listen("echo").await.unwrap());
         let gateway = Gateway::start(&cluster, "echo", &node).await;
@@ -73,7 +73,7 @@ over_each! {
         client.read_exact(&mut part).await.unwrap();
         let address = node.address();
         drop(node);
-        // An end of the bytes would pass for that of the answer.
+        // A plain end of the stream would pass for the end of the answer.
         let error = tokio::time::timeout(WITHIN, client.read(&mut part)).await.unwrap().unwrap_err();
         drop((stream, listener));
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
@@ -83,7 +83,7 @@ over_each! {
         }
         let start = async {
             loop {
-                // The dropped node tells its peers of its end before it frees its address.
+                // The dropped node reports its end to its peers before it frees its address.
                 match again.clone().start().await {
                     Err(error) if error.kind() == ErrorKind::InUse => tokio::task::yield_now().await,
                     started => return started.unwrap(),
@@ -138,7 +138,7 @@ over_each! {
 }
 
 #[tokio::test]
-async fn a_client_of_a_service_that_nobody_offers_is_reset_and_others_are_not() {
+async fn a_client_of_a_service_that_no_node_offers_is_reset_and_others_are_not() {
     let (cluster, node) = service(Over::Shm).await;
     serve_echo(node.listen("echo").await.unwrap());
     let gateway = Gateway::start(&cluster, "eho", &node).await;

@@ -1,5 +1,5 @@
-//! tokio's own tests of streams over UDP, with the types swapped: see `build.rs`, and `cut.txt` for those that are
-//! left out.
+//! Runs tokio's own tests of streams over UDP, with replaced types: see `build.rs`, and `cut.txt` for the tests left
+//! out.
 
 #[path = "tokio/blocking.rs"]
 mod blocking;
@@ -8,7 +8,7 @@ mod net;
 #[path = "tokio/nodes.rs"]
 mod nodes;
 
-/// Selects UDP for all streams; else shared memory.
+/// Whether all streams use UDP instead of shared memory.
 const IS_UDP: bool = true;
 
 include!(concat!(env!("OUT_DIR"), "/tokio.rs"));

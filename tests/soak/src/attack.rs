@@ -1,4 +1,4 @@
-//! Local processes that are no nodes: they send random bytes, hold connections open, and hang up halfway.
+//! Local processes that are no nodes: they send random bytes, hold connections open, and disconnect halfway.
 #![expect(
     clippy::disallowed_methods,
     reason = "attackers live on the real clock, on a thread that may block"
@@ -17,10 +17,10 @@ use super::Fail;
 
 /// Connections of each kind that are held open at once: more than a service has descriptors.
 const HELD: usize = 96;
-/// The length of the longest datagram and of what a connection sends.
+/// Bytes of the longest datagram, and most bytes sent on a connection.
 const LONGEST: usize = 2_000;
 
-/// The next of a row of numbers that look random (xorshift64).
+/// A generator of pseudorandom numbers (xorshift64).
 struct Numbers(u64);
 
 impl Numbers {
@@ -37,7 +37,7 @@ impl Numbers {
     }
 }
 
-/// Attacks the nodes of the cluster on this host, and those at the addresses, for a time.
+/// Attacks the nodes of the cluster on this host, and those at the given addresses, for `seconds`.
 pub fn attack(seconds: &str, places: &str) -> Result<(), Fail> {
     let end = Instant::now() + Duration::from_secs(seconds.parse()?);
     let cluster = format!("/{}/", std::env::var("MIDPLANE_CLUSTER")?);

@@ -1,6 +1,6 @@
-//! `soak serve FILE ADDRESS` keeps entries in a file; `soak write SECONDS ADDRESS,...` has entries kept, and prints each that
-//! was acknowledged; `soak attack SECONDS ADDRESS,...` sends what no node sends. `MIDPLANE_CLUSTER` and `MIDPLANE_TRANSPORTS`
-//! of the environment apply. `.ci/soak` kills, stops and counts these processes.
+//! `soak serve FILE ADDRESS` stores entries in a file. `soak write SECONDS ADDRESS,...` sends entries, and prints each
+//! that was acknowledged. `soak attack SECONDS ADDRESS,...` sends what no node sends. `MIDPLANE_CLUSTER` and
+//! `MIDPLANE_TRANSPORTS` of the environment apply. `.ci/soak` kills, stops and counts these processes.
 mod attack;
 
 use std::fs::OpenOptions;
@@ -17,15 +17,14 @@ use tower::service_fn;
 
 type Fail = Box<dyn std::error::Error + Send + Sync>;
 
-/// Entries that a client has under way at once.
+/// Entries that a client sends concurrently.
 const AT_ONCE: u64 = 8;
-/// The time for which a call may wait for a service that is stopped or starts again.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// The time at the end of which each caller has to have an acknowledgement, from before the end of its work: nothing is
-/// killed or stopped then.
+/// Timeout of a call to a service that is stopped or restarting.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest time from a caller's last acknowledgement to the end of its work; no process is killed or stopped during it.
 const CALM: Duration = Duration::from_secs(4);
 
-/// Serves until Ctrl-C. An entry is in the file, where other processes read it, before it is acknowledged.
+/// Serves until Ctrl-C. An entry is in the file, visible to other processes, before it is acknowledged.
 async fn serve(path: &str, address: &str) -> Result<(), Fail> {
     let file = OpenOptions::new().create(true).append(true).open(path)?;
     let file = Arc::new(Mutex::new(file));
@@ -45,11 +44,11 @@ async fn serve(path: &str, address: &str) -> Result<(), Fail> {
     Ok(())
 }
 
-/// Has entries kept for a time. Fails if a caller ends without a recent acknowledgement.
+/// Sends entries for a time. Fails if a caller ends without a recent acknowledgement.
 async fn write(seconds: &str, places: &str) -> Result<(), Fail> {
     let end = Instant::now() + Duration::from_secs(seconds.parse()?);
     let node = Node::builder().discover(places.trim_matches('-')).start().await?;
-    let client = node.client::<String, (), String>("ledger").timeout(PATIENCE).idempotent();
+    let client = node.client::<String, (), String>("ledger").timeout(TIMEOUT).idempotent();
     let mut callers = tokio::task::JoinSet::new();
     for caller in 0..AT_ONCE {
         let client = client.clone();
@@ -67,7 +66,7 @@ async fn write(seconds: &str, places: &str) -> Result<(), Fail> {
                     Err(CallError::Service(error)) => return Err(error),
                     Err(_) => sleep(Duration::from_millis(20)).await,
                 }
-                // Leaves the processors to others.
+                // Yields the processors to other processes.
                 sleep(Duration::from_millis(2)).await;
             }
             let since = last.elapsed();

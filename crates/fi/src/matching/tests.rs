@@ -65,12 +65,12 @@ fn a_buffer_for_several_is_released_with_its_last_message_or_alone() {
     let second = matching.arrive(message(0, 0, 5), 0).unwrap();
     assert_eq!((first.context, second.context), (1, 1));
     assert_eq!(second.buffer.address() - first.buffer.address(), 4);
-    // One byte is left: less than the least.
+    // One byte is left: less than `FI_OPT_MIN_MULTI_RECV`.
     let third = matching.arrive(message(0, 0, 9), 0).unwrap();
     assert_eq!(third.context, 2);
     assert!(!matching.leave(one));
     assert!(matching.leave(one));
-    // What does not fit releases the buffer, which has no message any more.
+    // A message that does not fit releases the buffer: no message uses it any more.
     let three = post(&mut matching, 3);
     matching.arrive(message(0, 0, 4), 0).unwrap();
     assert!(!matching.leave(three));
@@ -78,7 +78,7 @@ fn a_buffer_for_several_is_released_with_its_last_message_or_alone() {
     assert_eq!(matching.released.pop().unwrap().context, 3);
 }
 
-/// Lists in which each search begins at the oldest.
+/// Model of a matching: lists in which each search begins at the oldest entry.
 #[derive(Default)]
 struct Model {
     posted: Vec<(Pattern, usize)>,
@@ -109,12 +109,12 @@ impl Model {
     }
 }
 
-/// A matching and its model, to which the same random things happen.
+/// A matching and its model, on which the same random operations run.
 struct Run {
     matching: Matching,
     model: Model,
     state: u64,
-    /// Contexts that were used.
+    /// Number of contexts used so far; the next receive's context.
     context: usize,
     masks: [u64; 12],
 }
@@ -132,7 +132,7 @@ impl Run {
         (self.state >> 33) % below
     }
 
-    /// Posts a receive, or takes or claims the message that it wants.
+    /// Posts a receive, or takes or claims the message that matches it.
     fn post(&mut self, kind: Kind, tag: u64, peer: u64) {
         self.context += 1;
         let source = [ADDR_UNSPEC, peer][self.random(2) as usize];
@@ -193,13 +193,13 @@ impl Run {
 }
 
 #[test]
-fn an_index_finds_what_lists_find() {
+fn an_index_finds_the_entries_that_lists_find() {
     for seed in 0..100 {
         let (mut run, mut most) = (Run::new(seed), [0; 2]);
         for step in 0..3000 {
             most[0] = most[0].max(run.model.posted.len());
             most[1] = most[1].max(run.model.messages.len());
-            // Receives and messages gather for some time each.
+            // Receives and messages gather in turns of 250 steps.
             let posts = if (step / 250) % 2 == 0 { 80 } else { 20 };
             let kind = if run.random(4) == 0 { Kind::Plain } else { Kind::Tagged };
             let (tag, peer) = (run.random(40), run.random(4));

@@ -1,4 +1,4 @@
-//! Two endpoints of one process that take each other for endpoints on other hosts.
+//! Tests two endpoints of one process that treat each other as endpoints on other hosts.
 
 use std::net::Ipv4Addr;
 
@@ -55,7 +55,7 @@ impl Side {
 
     fn receive(&mut self, tag: u64, bytes: &mut [u8]) {
         let pattern = Pattern { kind: Kind::Tagged, source: 0, tag, ignore: 0 };
-        #[expect(unsafe_code, reason = "lends bytes that the test keeps")]
+        #[expect(unsafe_code, reason = "posts a buffer whose bytes the test keeps")]
         // SAFETY: each test keeps its bytes until the completion.
         let buffer = unsafe { Buffer::new(bytes.as_mut_ptr() as usize, bytes.len()) };
         let receive = Receive { pattern, buffer, context: 2, reports: true, multi: None };
@@ -64,7 +64,7 @@ impl Side {
     }
 }
 
-#[expect(unsafe_code, reason = "lends bytes that the test keeps")]
+#[expect(unsafe_code, reason = "refers to bytes that the test keeps")]
 fn borrowed(bytes: &[u8]) -> Buffer {
     // SAFETY: each test keeps its bytes until the completion.
     unsafe { Buffer::new(bytes.as_ptr() as usize, bytes.len()) }
@@ -78,7 +78,7 @@ fn sides() -> [Side; 2] {
     sides
 }
 
-/// Polls both sides until they have so many completions together.
+/// Polls both sides until they have `count` completions together.
 fn drive(sides: &mut [Side; 2], count: usize) -> Vec<Entry> {
     let mut entries = Vec::new();
     while entries.len() < count {
@@ -118,7 +118,7 @@ fn messages_cross_udp_and_the_last_ones_arrive_although_their_sender_closes() {
 }
 
 #[test]
-fn what_is_sent_arrives_although_its_sender_does_not_poll() {
+fn messages_arrive_although_their_sender_does_not_poll() {
     let mut sides = sides();
     let (sent, mut got) = (vec![3; 60_000], vec![0; 60_000]);
     sides[0].send(1, &sent);
@@ -135,13 +135,13 @@ fn what_is_sent_arrives_although_its_sender_does_not_poll() {
         };
         assert_eq!((entry.error, &got), (0, &sent));
         got.fill(0);
-        // It had completed when it was in the ring.
+        // The send completed when the message was in the ring.
         assert_eq!(sides[0].poll().unwrap().error, 0);
     }
 }
 
 #[test]
-fn a_side_that_waits_is_woken_by_a_message_of_another_host() {
+fn a_waiting_side_is_woken_by_a_message_from_another_host() {
     let mut sides = sides();
     let (sent, mut got) = ([3; 8], [0; 8]);
     for round in 1..20 {

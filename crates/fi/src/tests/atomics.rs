@@ -12,7 +12,7 @@ const READ_OP: c_int = Operation::Read as c_int;
 const SWAP: c_int = Operation::CompareAndSwap as c_int;
 const U64: c_int = Datatype::U64 as c_int;
 
-/// Starts an operation on elements at `address`, of the form that the buffers tell; returns what the call does.
+/// Starts an atomic operation on elements at `address`, whose form the given buffers select; returns the call's result.
 fn start(
     pair: &Pair,
     (address, key): (u64, u64),
@@ -50,7 +50,7 @@ fn start(
     }
 }
 
-/// Waits for the one completion of the first side; returns its flags and error.
+/// Waits for the only completion of the first side; returns its flags and error.
 #[track_caller]
 fn end(pair: &Pair) -> (u64, c_int) {
     let [ends, others] = pair.drive(1);
@@ -60,7 +60,7 @@ fn end(pair: &Pair) -> (u64, c_int) {
 }
 
 #[test]
-fn operations_of_all_types_are_done_at_the_target_and_return_what_was_there() {
+fn operations_of_all_types_run_at_the_target_and_return_the_former_values() {
     let pair = Pair::new();
     let mut memory = vec![0; 256];
     pair.other.register(&mut memory, KEY);
@@ -75,7 +75,7 @@ fn operations_of_all_types_are_done_at_the_target_and_return_what_was_there() {
                 let length = 3 * datatype.bytes();
                 memory.fill_with(&mut random);
                 let mut values = || (0..length).map(|_| random()).collect::<Vec<_>>();
-                // Half of the comparands are what is there.
+                // Half of the comparands equal the present values.
                 let (operands, mut comparands) = (values(), values());
                 comparands[..datatype.bytes()].copy_from_slice(&memory[8..8 + datatype.bytes()]);
                 let (before, mut results) = (memory.clone(), vec![0; length]);
@@ -120,7 +120,7 @@ fn operations_outside_a_region_or_against_its_rights_fail_and_touch_nothing() {
     assert_eq!((memory[0], out), (3, [2; 8]));
     assert_eq!(start(&pair, (0, 43), (U64, READ_OP), &[0; 8], None, Some(&mut out)), 0);
     assert_eq!((end(&pair).1, out), (0, [1; 8]));
-    // Calls that are refused at once: no elements, too many, a number that is none of libfabric's.
+    // Calls that fail at once: no elements, too many elements, an unknown operation number.
     let many = vec![0; MAX_BYTES + 8];
     let refused = |names, operands: &[u8]| -start(&pair, (0, KEY), names, operands, None, None);
     assert_eq!(refused((U64, SUM), &[]), EINVAL as isize);
@@ -172,7 +172,7 @@ fn vectors_are_gathered_and_their_counts_must_agree() {
 }
 
 #[test]
-fn queries_tell_what_the_calls_take() {
+fn queries_return_what_the_calls_accept() {
     let pair = Pair::new();
     let ep = pair.one.ep;
     // SAFETY: the endpoint and its domain are open; the numbers have space.
@@ -193,7 +193,7 @@ fn queries_tell_what_the_calls_take() {
         assert_eq!((attr.count, attr.size), (MAX_BYTES / 8, 8));
         assert_eq!(query(domain, 9, SUM, &raw mut attr, COMPARE_ATOMIC), -EOPNOTSUPP);
         assert_eq!(query(domain, 9, SUM, &raw mut attr, 1), -EINVAL);
-        // Nothing was sent.
+        // An inject without elements fails and sends nothing.
         assert_eq!(
             (ops.inject)(ep, null(), 0, pair.to_other, 0, KEY, U64, SUM),
             -(EINVAL as isize)

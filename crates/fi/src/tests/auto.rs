@@ -8,7 +8,7 @@ fn pair() -> Pair {
     Pair::of(Side::open(), Side::open_with(PROGRESS_AUTO))
 }
 
-/// Polls the first side alone until it has so many completions.
+/// Polls the first side alone until it has `count` completions without an error.
 #[track_caller]
 fn complete(pair: &Pair, count: usize) {
     for _ in 0..count {
@@ -28,7 +28,8 @@ fn a_process_that_does_not_poll_serves_writes_and_reads() {
         read(&pair, &mut got, 1000, 42, 2);
         complete(&pair, 1);
         assert_eq!(sent, got);
-        // Each poll hands the work to the application for some time, and each other wait to the thread at once.
+        // Each poll makes the application drive the endpoint for some time; each call of `wait` returns it to the
+        // thread at once.
         if round % 3 == 0 {
             assert!(pair.other.poll().is_none());
         }
@@ -48,7 +49,7 @@ fn a_process_that_does_not_poll_receives_and_sends() {
     let (entry, error, _) = next(&pair.other);
     assert_eq!((entry.flags & (RECV | TAGGED), error, entry.len), (RECV | TAGGED, 0, 3 << 20));
     assert_eq!(sent, got);
-    // More than its ring takes, to a peer that begins to receive later.
+    // Sends more bytes than the ring holds to a peer that begins to receive later.
     for _ in 0..10 {
         assert_eq!(pair.other.send(pair.to_one, 6, &sent[..60_000], 0, 3), 0);
     }
@@ -59,7 +60,7 @@ fn a_process_that_does_not_poll_receives_and_sends() {
 }
 
 #[test]
-fn an_application_that_waits_is_woken_by_what_its_driver_receives() {
+fn a_waiting_application_is_woken_when_its_driver_receives() {
     let pair = pair();
     let mut got = [0; 4];
     for _ in 0..50 {
@@ -73,7 +74,7 @@ fn an_application_that_waits_is_woken_by_what_its_driver_receives() {
     }
 }
 
-/// Returns how many threads have the driver's name, and their processor time in ticks.
+/// Returns the number of threads with the driver's name, and their total processor time in ticks.
 fn drivers() -> (usize, u64) {
     let (mut count, mut ticks) = (0, 0);
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
@@ -114,5 +115,5 @@ fn a_driver_with_nothing_to_do_uses_no_processor_and_ends_with_its_domain() {
     assert_eq!(drivers().0, 0);
 }
 
-/// Says that a test is alone in its process.
+/// Environment variable set for a test that runs alone in its process.
 const ALONE: &str = "MIDPLANE_FI_ALONE";

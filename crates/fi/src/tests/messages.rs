@@ -21,7 +21,7 @@ fn tagged_messages_of_all_lengths_arrive_expected_and_unexpected() {
             }
             assert_eq!(pair.one.send(pair.to_other, 5, &sent, 77, 1), 0);
             if !is_expected {
-                // The message, or its announcement, is there before the receive.
+                // The message, or its RTS, arrives before the receive is posted.
                 (0..2000).for_each(|_| assert!(pair.other.poll().is_none()));
                 pair.other.receive(ANY, (0, u64::MAX), &mut got, 2);
             }
@@ -38,7 +38,7 @@ fn tagged_messages_of_all_lengths_arrive_expected_and_unexpected() {
 }
 
 #[test]
-fn a_send_completes_once_its_message_is_there_or_matched_as_its_flags_say() {
+fn a_send_completes_once_its_message_has_arrived_or_matched_as_its_flags_request() {
     let pair = Pair::new();
     for length in [10, 60_000, 100_000] {
         for flag in [DELIVERY_COMPLETE, MATCH_COMPLETE] {
@@ -46,7 +46,7 @@ fn a_send_completes_once_its_message_is_there_or_matched_as_its_flags_say() {
             pair.one.send_with(pair.to_other, 5, &sent, 1, flag);
             (0..2000).for_each(|_| assert!(pair.one.poll().is_none()));
             if flag == DELIVERY_COMPLETE && length < 100_000 {
-                // Without a receive.
+                // The send completes without a posted receive.
                 assert_eq!(pair.drive(1)[0][0].1, 0);
                 pair.other.receive(ANY, (5, 0), &mut got, 2);
             } else {
@@ -70,7 +70,7 @@ fn next_of(pair: &Pair) -> i32 {
 fn messages_of_one_sender_do_not_overtake_each_other() {
     const COUNT: usize = 500;
     let pair = Pair::new();
-    // Short ones, and long ones that are announced and streamed.
+    // Short messages, and long ones sent by rendezvous.
     let length = |at: usize| if at.is_multiple_of(7) { 70_000 } else { at };
     let sent: Vec<_> = (0..COUNT).map(|at| vec![at as u8; length(at)]).collect();
     let mut got: Vec<_> = (0..COUNT).map(|at| vec![0; length(at)]).collect();
@@ -101,7 +101,7 @@ fn an_endpoint_sends_to_itself() {
 }
 
 #[test]
-fn a_message_that_is_too_long_is_cut_and_says_so() {
+fn a_message_that_is_too_long_is_truncated_and_reported() {
     let pair = Pair::new();
     for length in [50, 100_000] {
         let (sent, mut got) = (bytes(length), vec![0; 10]);
@@ -128,7 +128,7 @@ fn a_peek_describes_a_message_and_a_claim_reserves_it() {
         let (entry, error, _) = next(&pair.other);
         error == ENOMSG || (entry.len, entry.data) != (100, 1)
     } {}
-    // The claimed message is not to be had by other receives.
+    // Other receives don't match a claimed message.
     pair.other.receive(ANY, (8, 0), &mut got, 6);
     assert_eq!((next(&pair.other).0.data, got[99]), (2, 2));
     pair.other.receive_with(8, &mut got, 5, CLAIM);
@@ -161,7 +161,7 @@ fn a_buffer_for_several_messages_is_filled_and_released() {
     assert_eq!((buffer[0], buffer[399], buffer[400], buffer[799]), (1, 1, 2, 2));
     let mut next_buffer = vec![0; 450];
     pair.other.receive_several(&mut next_buffer, 5);
-    // 50 bytes are left, fewer than the least.
+    // 50 bytes are left, fewer than `FI_OPT_MIN_MULTI_RECV`.
     assert_eq!(next(&pair.other).0.flags, RECV | MSG | MULTI_RECV);
     assert_eq!(next_buffer[399], 3);
 }

@@ -1,4 +1,4 @@
-//! Two processes: the test starts itself again as the peer.
+//! Tests with two processes: the test starts itself again as the peer.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use super::side::{ANY, Side, next};
 use crate::abi::constants::ECONNRESET;
 use crate::address::BYTES;
 
-/// Says that this process is the peer.
+/// Environment variable set for the process that is the peer.
 const PEER: &str = "MIDPLANE_FI_PEER";
 const ROUNDS: usize = 1000;
 
@@ -22,7 +22,7 @@ fn spawn(test: &str) -> Child {
         .unwrap()
 }
 
-/// Exchanges names with the peer over its standard streams.
+/// Exchanges endpoint names with the peer over its standard streams.
 fn meet(side: &Side, child: &mut Child) -> u64 {
     child.stdin.as_mut().unwrap().write_all(&side.name()).unwrap();
     let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();

@@ -64,7 +64,7 @@ fn nothing_outside_a_region_is_touched() {
     write(&pair, &[1; 20], 0, 42, 3);
     let [ends, _] = pair.drive(1);
     assert_eq!((ends[0].0.op_context as usize, ends[0].1), (3, EACCES));
-    // What was refused has ended nothing else.
+    // The refused operation has failed no other operation.
     let mut got = [0; 4];
     pair.one.receive(ADDR_UNSPEC, (1, 0), &mut got, 4);
     assert_eq!(pair.other.send(pair.to_one, 1, b"four", 0, 5), 0);
@@ -86,7 +86,7 @@ fn a_region_that_is_closed_while_a_peer_reads_it_fails_those_reads_alone() {
     for (at, (buffer, key)) in got.iter_mut().zip([42, 42, 43, 42]).enumerate() {
         read(&pair, buffer, 0, key, at);
     }
-    // The ring takes a part of the first; the others wait.
+    // The ring holds a part of the first read's data; the other reads wait.
     (0..2000).for_each(|_| assert!(pair.other.poll().is_none()));
     // SAFETY: the region is not used afterwards.
     unsafe { ((*(*region).fid.ops).close)(region.cast()) };
@@ -96,7 +96,7 @@ fn a_region_that_is_closed_while_a_peer_reads_it_fails_those_reads_alone() {
     assert_eq!(errors, [EACCES, EACCES, 0, EACCES]);
     assert_eq!(got[2], stays);
     assert_eq!((got[0][0], got[0][LENGTH - 1], got[1][0]), (1, 0, 0));
-    // Both still send to each other.
+    // Both sides can still send to each other.
     write(&pair, &[3; 10], 0, 43, 1);
     let [ends, _] = pair.drive(1);
     assert_eq!((ends[0].1, stays[9], stays[10]), (0, 3, 2));

@@ -1,4 +1,4 @@
-//! An endpoint with its queue, reached through the tables.
+//! An endpoint with its completion queue, called through the function tables.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, size_of, zeroed};
@@ -11,11 +11,11 @@ use crate::abi::{
 };
 use crate::address::BYTES;
 
-/// Polls before a test gives up: some seconds.
-const TAKEOVER: usize = 20_000_000;
+/// Polls before a test fails: some seconds.
+const MAX_POLLS: usize = 20_000_000;
 pub(super) const ANY: u64 = ADDR_UNSPEC;
 
-/// An endpoint. Nothing is freed in the order of C programs that crash: the process ends with the test.
+/// An endpoint of a test. Nothing is freed: the process ends with the test.
 pub(super) struct Side {
     pub(super) domain: *mut FidDomain,
     av: *mut FidAv,
@@ -38,7 +38,7 @@ impl Side {
         Self::open_with(PROGRESS_MANUAL)
     }
 
-    /// Opens an endpoint in a domain with that progress.
+    /// Opens an endpoint in a domain with progress mode `progress`.
     pub(super) fn open_with(progress: c_int) -> Self {
         // SAFETY: the calls of a C program, in its order.
         unsafe {
@@ -99,7 +99,7 @@ impl Side {
         name
     }
 
-    /// Learns the name of a peer; returns its address.
+    /// Inserts a peer's name into the address vector; returns its address.
     pub(super) fn set_route(&self, name: &[u8; BYTES]) -> u64 {
         let mut address = 0;
         // SAFETY: one address, and space for one number.
@@ -173,7 +173,7 @@ impl Side {
         }
     }
 
-    /// Peeks at, or receives, a tagged message with flags.
+    /// Receives or peeks at a tagged message, with flags.
     pub(super) fn receive_with(&self, tag: u64, bytes: &mut [u8], context: usize, flags: u64) {
         let vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let msg = MsgTagged {
@@ -190,7 +190,7 @@ impl Side {
         unsafe { assert_eq!(((*(*self.ep).tagged).recvmsg)(self.ep, &raw const msg, flags), 0) };
     }
 
-    /// Posts a buffer for several messages.
+    /// Posts a buffer that receives several messages.
     pub(super) fn receive_several(&self, bytes: &mut [u8], context: usize) {
         let vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let msg = Msg {
@@ -215,7 +215,7 @@ impl Side {
         self.register_for(bytes, key, REMOTE_READ | REMOTE_WRITE)
     }
 
-    /// Registers memory with the given rights of peers.
+    /// Registers memory with peers' rights `access`.
     pub(super) fn register_for(&self, bytes: &mut [u8], key: u64, access: u64) -> *mut FidMr {
         let mut region = null_mut();
         // SAFETY: tests keep the bytes until they close the region.
@@ -269,7 +269,7 @@ impl Side {
         }
     }
 
-    /// Returns the value of the counter of reads and writes.
+    /// Returns the value of the counter that counts reads and writes.
     pub(super) fn count(&self) -> u64 {
         self.value(self.counter)
     }
@@ -279,7 +279,7 @@ impl Side {
         unsafe { ((*(*counter).ops).read)(counter) }
     }
 
-    /// Closes the domain, with whatever is still open in it.
+    /// Closes the domain, including everything still open in it.
     pub(super) fn close_domain(&self) {
         // SAFETY: no test uses the domain afterwards.
         unsafe { check(((*(*self.domain).fid.ops).close)(self.domain.cast())) };
@@ -291,7 +291,7 @@ impl Side {
     }
 }
 
-/// Two endpoints that know each other, each polled by the test.
+/// Two connected endpoints, both polled by the test.
 pub(super) struct Pair {
     pub(super) one: Side,
     pub(super) other: Side,
@@ -310,11 +310,11 @@ impl Pair {
         Self { one, other, to_other, to_one }
     }
 
-    /// Polls both until `done` has what it wants of their completions.
+    /// Polls both sides until they have `completions` completions together.
     #[track_caller]
     pub(super) fn drive(&self, completions: usize) -> [Vec<(CqTaggedEntry, c_int, u64)>; 2] {
         let mut all = [vec![], vec![]];
-        for _ in 0..TAKEOVER {
+        for _ in 0..MAX_POLLS {
             for (side, taken) in [&self.one, &self.other].into_iter().zip(&mut all) {
                 taken.extend(side.poll());
             }
@@ -329,7 +329,7 @@ impl Pair {
 /// Returns the next completion of a side that is polled alone.
 #[track_caller]
 pub(super) fn next(side: &Side) -> (CqTaggedEntry, c_int, u64) {
-    (0..TAKEOVER).find_map(|_| side.poll()).expect("a completion in time")
+    (0..MAX_POLLS).find_map(|_| side.poll()).expect("a completion in time")
 }
 
 const _: () = assert!(size_of::<CqTaggedEntry>() == 48);

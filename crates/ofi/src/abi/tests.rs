@@ -1,4 +1,4 @@
-//! The layouts beside those of the C headers, where there are any.
+//! Compares the structures' layouts with those of the C headers, if these are installed.
 #![expect(clippy::print_stderr, reason = "says what is skipped")]
 
 use std::fmt::Write as _;
@@ -10,10 +10,11 @@ use std::process::Command;
 use super::tables::*;
 use super::*;
 
-/// A structure's name in C and size, and the names of members in C and their offsets.
+/// A structure's C name, size, and members' C names with their offsets.
 struct Layout(&'static str, usize, &'static [(&'static str, usize)]);
 
-/// Lists structures by their names in C and here, each with members, which are called alike unless another name is given.
+/// Lists structures by C name and Rust type, each with members, which have the same name in both unless another is
+/// given.
 macro_rules! layouts {
     ($($c:ident, $rust:ty: $($member:ident $(= $field:ident . $inner:ident)?),+;)*) => {
         static LAYOUTS: &[Layout] = &[$(Layout(
@@ -83,7 +84,7 @@ fn sizes_are_those_of_version_1_17() {
     assert_eq!(sizes, [120, 192, 96, 40, 80, 80]);
 }
 
-/// Compiles a program against the headers in `LIBFABRIC_INCLUDE`, or those of the system.
+/// Compiles a program against the headers in `LIBFABRIC_INCLUDE`, or the system's headers.
 #[test]
 fn layouts_are_those_of_the_c_headers_where_there_are_any() {
     let include =
@@ -131,7 +132,7 @@ fn layouts_are_those_of_the_c_headers_where_there_are_any() {
     let text = String::from_utf8(output.stdout).unwrap();
     let mut numbers = text.lines().map(|line| line.parse::<usize>().unwrap());
     for Layout(name, size, members) in LAYOUTS {
-        // Tables and attributes grow at their ends.
+        // Function tables and attribute structures grow at their ends.
         let theirs = numbers.next().unwrap();
         let may_be_longer = *name == "fi_ops_av";
         assert!(theirs >= *size || may_be_longer, "{name}: {theirs} bytes, and {size} here");

@@ -24,7 +24,8 @@ pub(super) struct Memory {
     is_passed: Box<[bool]>,
 }
 
-// SAFETY: it owns its memory, as a `Vec` does. Memory that the provider may access is not accessed here until it is returned.
+// SAFETY: it owns its memory, as a `Vec` does. Memory that the provider may access is not accessed here until it is
+// returned.
 unsafe impl Send for Memory {}
 
 impl Memory {

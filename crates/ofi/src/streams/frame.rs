@@ -18,7 +18,7 @@ pub(super) enum Kind {
     End = 5,
     /// Fails the stream.
     Reset = 6,
-    /// Asks whether the receiver lives.
+    /// Asks whether the receiver is alive.
     Ask = 7,
     /// Answers [`Kind::Ask`].
     Alive = 8,

@@ -23,21 +23,21 @@ fn identities() -> [Identity; 2] {
     [of(0, first), of(1, second)]
 }
 
-/// Pairs with the fabric's key, and pairs with identities.
+/// Functions that make a pair with the fabric's key, and a pair with identities.
 fn pairs() -> [fn() -> Pair; 2] {
     [Pair::new, Pair::identified]
 }
 
-/// Two nodes and all datagrams that were ever on the wire between them.
+/// Two nodes and all datagrams ever sent between them.
 struct Pair {
     nodes: [Seals; 2],
     keys: [Vec<Key>; 2],
     /// Set if the nodes have identities.
     identities: Option<[Identity; 2]>,
     now: Instant,
-    /// Datagrams on their way, each with its receiver.
+    /// Datagrams in flight, each with its receiver.
     wire: Vec<(usize, Vec<u8>)>,
-    /// All datagrams so far.
+    /// All datagrams sent so far.
     record: Vec<(usize, Vec<u8>)>,
     /// Frames that each node has received.
     received: [Vec<Vec<u8>>; 2],
@@ -133,7 +133,7 @@ impl Pair {
         }
     }
 
-    /// Delivers all datagrams on their way, and those that result.
+    /// Delivers all datagrams in flight, and those sent in response.
     fn settle(&mut self) {
         while !self.wire.is_empty() {
             let (to, datagram) = self.wire.remove(0);
@@ -197,8 +197,7 @@ fn a_lost_answer_or_a_slow_one_makes_one_session() {
     let (_, begin) = pair.wire.remove(0);
     pair.deliver(1, &begin);
     pair.wire.clear();
-    // The handshake is sent again before its answer has arrived: the answer is the same, so that either will
-    // do.
+    // The handshake is sent again before its answer has arrived: the answer is the same, so that either one will do.
     pair.deliver(1, &begin);
     pair.deliver(1, &begin);
     assert_eq!(pair.wire[0], pair.wire[1]);
@@ -207,14 +206,14 @@ fn a_lost_answer_or_a_slow_one_makes_one_session() {
 }
 
 #[test]
-fn whoever_restarts_is_heard_again() {
+fn frames_of_a_restarted_node_are_accepted() {
     for (restarted, new) in [(0, pairs()[0]), (1, pairs()[0]), (0, pairs()[1]), (1, pairs()[1])] {
         let mut pair = new();
         pair.send(0, b"a");
         pair.settle();
         pair.restart(restarted);
         pair.advance(SILENCE + 1);
-        // A frame sealed with keys that the other has lost makes that node begin a handshake.
+        // If a frame is sealed with keys that its receiver has lost, the receiver begins a handshake.
         pair.send(0, b"b");
         pair.settle();
         pair.send(0, b"c");
@@ -224,7 +223,7 @@ fn whoever_restarts_is_heard_again() {
 }
 
 #[test]
-fn replays_are_dropped_whatever_they_are_of() {
+fn replays_of_any_datagram_are_dropped() {
     pairs().into_iter().for_each(|new| replay_all(new()));
 }
 
@@ -240,7 +239,7 @@ fn replay_all(mut pair: Pair) {
     }
     assert_eq!(pair.drops.len(), record.len(), "{:?}", pair.drops);
     let replayed = pair.drops.iter().filter(|cause| **cause == DropCause::Replayed).count();
-    // All but the answer, which no node waits for.
+    // All but the answer, which no node awaits.
     assert_eq!(replayed, record.len() - 1);
     pair.restart(1);
     for (to, datagram) in record.iter().filter(|(to, _)| *to == 1) {
@@ -250,9 +249,9 @@ fn replay_all(mut pair: Pair) {
 }
 
 #[test]
-fn damage_anywhere_is_noticed_but_in_the_hop_limit() {
+fn damage_is_detected_anywhere_but_in_the_hop_limit() {
     const HOP_LIMIT: usize = 3;
-    // The firmware's own header repeats it.
+    // The firmware's own header repeats this bit.
     const URGENT: usize = 12;
     let mut pair = Pair::new();
     pair.send(0, b"a");
@@ -274,13 +273,13 @@ fn damage_anywhere_is_noticed_but_in_the_hop_limit() {
 }
 
 #[test]
-fn other_keys_open_nothing_and_new_ones_are_brought_in_one_node_after_the_other() {
+fn other_keys_open_no_frame_and_new_ones_are_added_node_by_node() {
     let mut pair = Pair::with_keys([vec![key(1)], vec![key(2)]]);
     pair.send(0, b"a");
     pair.settle();
     assert_eq!(pair.received[1], [b""; 0]);
     assert_eq!(pair.drops, [DropCause::Unsealed]);
-    // The same number, another secret.
+    // The same key number with another secret.
     let mut pair = Pair::with_keys([vec![key(1)], vec![Key::new(1, [9; 32])]]);
     pair.send(0, b"a");
     pair.settle();
@@ -296,7 +295,7 @@ fn other_keys_open_nothing_and_new_ones_are_brought_in_one_node_after_the_other(
 }
 
 #[test]
-fn what_waits_is_bounded() {
+fn frames_that_wait_for_keys_are_bounded() {
     let mut pair = Pair::new();
     let to = NodeId(1);
     let big = vec![0; HELD_BYTES / 4];
@@ -363,7 +362,7 @@ fn run_hostile(mut pair: Pair, seed: u64, steps: usize, unique: bool) -> Pair {
                 let text = if unique { format!("{node} {step}") } else { "same".into() };
                 pair.send(node, text.as_bytes());
             }
-            // One of the datagrams on their way arrives, is lost, or arrives twice.
+            // One of the datagrams in flight arrives, is lost, or arrives twice.
             choice @ 5..9 if !pair.wire.is_empty() => {
                 let at = rng.below(pair.wire.len() as u64) as usize;
                 let (to, datagram) = pair.wire.remove(at);
@@ -371,7 +370,7 @@ fn run_hostile(mut pair: Pair, seed: u64, steps: usize, unique: bool) -> Pair {
                     pair.deliver(to, &datagram);
                 }
             }
-            // An old datagram comes again, perhaps damaged, perhaps to its sender.
+            // An old datagram arrives again, perhaps damaged, perhaps at its sender.
             9 if !pair.record.is_empty() => {
                 let at = rng.below(pair.record.len() as u64) as usize;
                 let (to, mut datagram) = pair.record[at].clone();
@@ -388,7 +387,7 @@ fn run_hostile(mut pair: Pair, seed: u64, steps: usize, unique: bool) -> Pair {
     pair
 }
 
-/// Counts the frames that two nodes received; checks that each came at most once, as its peer sent it.
+/// Counts the frames that two nodes received; checks that each arrived at most once and unchanged.
 fn check_received(seed: u64) -> usize {
     let pair = run_hostile(pairs()[seed as usize % 2](), seed, 300, true);
     for (to, frames) in pair.received.iter().enumerate() {
@@ -408,8 +407,8 @@ fn every_frame_is_received_once_at_most_and_as_its_peer_sent_it() {
     assert!(received > 500, "{received} frames prove little");
 }
 
-/// Adds the bodies sealed in a run to those of other runs. Equal bodies would mean that a key and counter were
-/// used twice.
+/// Adds the bodies sealed in a run to those of other runs. Two equal bodies would mean that a key and counter were used
+/// twice.
 fn check_sealed(seed: u64, sealed: &mut BTreeSet<Vec<u8>>) {
     for (_, datagram) in run_hostile(pairs()[seed as usize % 2](), seed, 300, false).record {
         let (envelope, body) = Envelope::parse(&datagram).unwrap();
@@ -420,7 +419,7 @@ fn check_sealed(seed: u64, sealed: &mut BTreeSet<Vec<u8>>) {
 }
 
 #[test]
-fn the_same_frame_never_looks_the_same_whoever_restarts() {
+fn equal_frames_have_different_bodies_across_restarts() {
     let mut sealed = BTreeSet::new();
     (0..15).for_each(|seed| check_sealed(seed, &mut sealed));
     assert!(sealed.len() > 500, "{} frames prove little", sealed.len());
@@ -442,7 +441,7 @@ fn check_heals(seed: u64) {
 }
 
 #[test]
-fn once_the_network_is_well_both_are_heard_within_a_second() {
+fn both_receive_within_a_second_once_the_network_has_no_faults() {
     (0..30).for_each(check_heals);
 }
 
@@ -454,7 +453,7 @@ proptest! {
     }
 
     #[test]
-    fn both_are_heard_within_a_second_from_new_seeds(seed: u64) {
+    fn both_receive_within_a_second_from_new_seeds(seed: u64) {
         check_heals(seed);
     }
 }
@@ -462,13 +461,13 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1))]
     #[test]
-    fn the_same_frame_never_looks_the_same_from_new_seeds(seeds: [u64; 15]) {
+    fn equal_frames_have_different_bodies_from_new_seeds(seeds: [u64; 15]) {
         let (mut sealed, seeds) = (BTreeSet::new(), BTreeSet::from(seeds));
         seeds.into_iter().for_each(|seed| check_sealed(seed, &mut sealed));
     }
 }
 
-/// Returns node 0 of `pair` as an attacker would run it who has every key except node 0's own.
+/// Returns node 0 of `pair` as an attacker would run it that has every key except node 0's own.
 fn impostor(pair: &Pair) -> Seals {
     let secret = SecretKey::generate().unwrap();
     let other = *pair.identities.as_ref().unwrap()[1].peer(NodeId(1)).unwrap();
@@ -478,7 +477,7 @@ fn impostor(pair: &Pair) -> Seals {
 }
 
 #[test]
-fn nobody_begins_as_another_node() {
+fn no_node_begins_a_handshake_as_another() {
     for keys in [vec![], vec![key(1)]] {
         let mut pair = Pair::of([keys.clone(), keys], Some(identities()));
         pair.nodes[0] = impostor(&pair);
@@ -486,7 +485,7 @@ fn nobody_begins_as_another_node() {
         pair.settle();
         assert_eq!(pair.received[1], [b""; 0]);
         assert_eq!(pair.drops, [DropCause::Unsealed]);
-        // While the attacker tries, the node itself is still served.
+        // While the attacker tries, the peer still serves the real node 0.
         pair.restart(0);
         pair.send(0, b"node 0");
         pair.settle();
@@ -495,7 +494,7 @@ fn nobody_begins_as_another_node() {
 }
 
 #[test]
-fn nobody_answers_as_another_node() {
+fn no_node_answers_a_handshake_as_another() {
     let mut pair = Pair::identified();
     pair.nodes[0] = impostor(&pair);
     pair.send(1, b"for node 0");
@@ -518,9 +517,9 @@ fn the_fabrics_key_alone_joins_nothing_where_nodes_have_their_own() {
     }
 }
 
-/// Three nodes: a frame that one has sealed under its own name does not open under a third node's name.
+/// Checks that a frame that one node has sealed does not open under a third node's name.
 #[test]
-fn a_sealed_frame_says_whose_it_is() {
+fn a_sealed_frame_opens_under_its_senders_name_only() {
     let secrets: Vec<SecretKey> = (0..3).map(|_| SecretKey::generate().unwrap()).collect();
     let list: Vec<PublicKey> = secrets.iter().map(SecretKey::public).collect();
     let mut nodes: Vec<Seals> = (0..3)
@@ -533,7 +532,7 @@ fn a_sealed_frame_says_whose_it_is() {
         .collect();
     let (now, mut plain) = (Instant::from_nanos(1), vec![0; PLAIN]);
     let mut record: Vec<(usize, Vec<u8>)> = Vec::new();
-    // Nodes 0 and 2 each talk to node 1.
+    // Nodes 0 and 2 each send to node 1.
     for from in [0, 2] {
         assert!(nodes[from].hold(now, NodeId(1), false, vec![from as u8]));
         loop {

@@ -357,7 +357,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn events_come_by_time_then_priority_then_order(ops in proptest::collection::vec(any_op(), 0..200)) {
+        fn events_are_ordered_by_time_then_priority_then_insertion(ops in proptest::collection::vec(any_op(), 0..200)) {
             let mut queue = EventQueue::default();
             let mut model = BTreeMap::new();
             let mut names = Vec::new();

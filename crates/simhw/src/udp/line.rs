@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_line_says_when_the_first_frame_that_waits_will_leave() {
+    fn a_full_line_returns_when_its_first_waiting_frame_will_leave() {
         let mut line = line(2, 0);
         let now = Instant::from_nanos(1_000_000);
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! A turn that is aborted leaves no trace.
+//! Tests that an aborted turn leaves no trace.
 
 use midplane_simhw::hardware::{Dma, Source};
 use midplane_simhw::host::Host;
@@ -10,8 +10,8 @@ use midplane_simhw::sim::World;
 
 use crate::sim::harness::{A, B, Happening, Log, Probe, at, send, star};
 
-/// Asks for one of everything.
-fn ask_for_everything(hw: &mut dyn midplane_simhw::hardware::Hardware, region: RegionRef) {
+/// Requests one action of each kind.
+fn request_all(hw: &mut dyn midplane_simhw::hardware::Hardware, region: RegionRef) {
     for sequence in 0..3 {
         send(hw, B, 100 + sequence, 500).unwrap();
     }
@@ -30,7 +30,7 @@ fn ask_for_everything(hw: &mut dyn midplane_simhw::hardware::Hardware, region: R
     hw.set_timer(TimerId(1), at(1));
 }
 
-/// A run in which the doorbell's turn is aborted, if `abort`, before it does what it is for.
+/// Runs a world in which the doorbell's turn requests actions and is then aborted, if `abort` is given.
 fn run(abort: Option<bool>) -> (u64, Vec<(u64, u32)>, Vec<u8>, u64) {
     let log = Log::new();
     let arrivals = log.clone();
@@ -44,7 +44,7 @@ fn run(abort: Option<bool>) -> (u64, Vec<(u64, u32)>, Vec<u8>, u64) {
             Happening::Doorbell(port) => {
                 let Some(command) = hw.next_command(port) else { return };
                 if let Some(explicit) = abort {
-                    ask_for_everything(hw, command.region);
+                    request_all(hw, command.region);
                     if !explicit {
                         return; // A turn that ends without a commit is aborted.
                     }
@@ -84,7 +84,7 @@ fn run(abort: Option<bool>) -> (u64, Vec<(u64, u32)>, Vec<u8>, u64) {
 }
 
 #[test]
-fn an_aborted_part_of_a_turn_never_happened() {
+fn the_aborted_part_of_a_turn_has_no_effect() {
     assert_eq!(run(Some(true)), run(None));
     let (_, log, bytes, sent) = run(None);
     assert_eq!(sent, 1);
@@ -93,7 +93,7 @@ fn an_aborted_part_of_a_turn_never_happened() {
 }
 
 #[test]
-fn a_turn_that_ends_without_a_commit_never_happened() {
+fn a_turn_that_ends_without_a_commit_has_no_effect() {
     let (_, log, bytes, sent) = run(Some(false));
     assert_eq!(log, [(40_000, 1)]);
     assert_eq!(sent, 0);

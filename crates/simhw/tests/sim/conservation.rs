@@ -1,5 +1,5 @@
-//! Every frame sent is delivered, dropped with a named cause, or still under way, and no queue
-//! passes its bound: under any topology, framing, rule of discard, fault, partition and crash.
+//! Tests that every frame sent is delivered, dropped with a named cause, or in flight, and that no queue exceeds its
+//! bound: under any topology, framing, discard policy, fault, partition and crash.
 
 use std::time::Duration;
 
@@ -71,8 +71,8 @@ prop_compose! {
     }
 }
 
-/// Frames that hosts send within a few milliseconds; destinations are taken modulo the hosts, and
-/// one more that does not exist.
+/// Returns frames that hosts send within a few milliseconds. Destinations are taken modulo the number of hosts plus
+/// one, so that one does not exist.
 pub(crate) fn any_scripts() -> impl Strategy<Value = Vec<Vec<(u64, u16, u16)>>> {
     let length = prop_oneof![0_u16..100, 0_u16..3_000, 0_u16..20_000];
     let sending = (0_u64..2_000_000, any::<u16>(), length);

@@ -1,9 +1,8 @@
-//! The NIC of the paper, by hand: what each step costs, and that the coprocessor takes one event
-//! after another.
+//! Checks the paper's NIC by hand calculation: what each step costs, and that the coprocessor handles one event after
+//! another.
 //!
-//! An event takes 60 instructions of 40 ns, a doorbell is seen after 1 us, host memory is reached in
-//! 4 us and 20 ns a byte, a completion is seen after 12 us. A byte takes 80 ns on the line, a link
-//! is 500 ns long.
+//! An event takes 60 instructions of 40 ns. The NIC sees a doorbell after 1 us, reaches host memory in 4 us and 20 ns a
+//! byte, and its host sees a completion after 12 us. A byte takes 80 ns on the line; a link is 500 ns long.
 
 use midplane_simhw::frame::Header;
 use midplane_simhw::hardware::{Dma, Source};
@@ -17,7 +16,7 @@ use midplane_simhw::sim::World;
 use crate::sim::harness::{A, B, C, Happening, Log, Probe, at, send, star};
 
 const EVENT: u64 = 2_400;
-/// Two links and a switch that stores the frame, for a payload of 52 bytes.
+/// Nanoseconds for two links and a store-and-forward switch, with a payload of 52 bytes.
 const WIRE: u64 = 2 * (100 * 80 + 500);
 
 #[test]
@@ -94,7 +93,7 @@ fn frames_of_two_senders_wait_for_the_coprocessor() {
 
 type Steps = Log<(&'static str, u64)>;
 
-/// A sends the region of a command to B, which fills the region of a command of its own.
+/// Returns a world in which A sends the region of a command to B, which fills the region of a command of its own.
 fn messengers() -> (World<Probe>, Steps) {
     let log = Log::new();
     let out = log.clone();
@@ -103,7 +102,7 @@ fn messengers() -> (World<Probe>, Steps) {
         let mut buffer = None;
         Probe::new(move |hw, happening| match happening {
             Happening::Doorbell(port) => {
-                // Dropping a port rings it once more.
+                // Dropping a port rings its doorbell once more.
                 let Some(command) = hw.next_command(port) else { return };
                 log.add(("doorbell", hw.now().as_nanos()));
                 if node == B {
@@ -160,7 +159,7 @@ fn a_command_crosses_doorbell_gather_wire_scatter_and_completion() {
     let gathered = seen + EVENT + copy;
     let arrived = gathered + WIRE;
     let expected = [
-        // The NIC's start takes it until 2,400 ns.
+        // The NIC is busy with its start until 2,400 ns.
         ("doorbell", EVENT),
         ("doorbell", seen),
         ("sent", gathered + 12_000),
@@ -210,16 +209,16 @@ fn transfers_end_in_order_and_a_completion_comes_after_the_writes_before_it() {
     let (bytes, completed) = bytes.unwrap();
     assert_eq!(bytes[..300], [3; 300]);
     assert_eq!(bytes[300..], [5; 10]);
-    // Each transfer: into the NIC in 6 us, out of it in 6 us, the second's halves one behind.
+    // Each transfer takes 6 us into the NIC and 6 us out of it; the second transfer's halves follow the first's.
     let begin = 10_000 + 1_000 + EVENT;
     let ends = [begin + 12_000, begin + 18_000];
     assert_eq!(out.entries(), [(0, ends[0]), (1, ends[1])]);
-    // A write of 10 bytes and the completion come after.
+    // A write of 10 bytes and the completion follow.
     assert_eq!(completed, ends[1] + 4_200 + 12_000);
 }
 
 #[test]
-fn a_full_transmit_queue_says_when_to_try_again() {
+fn a_full_transmit_queue_returns_when_to_retry() {
     let mut world = World::new(&star(2), NicProfile::SBA_200E, 1, |node, _| {
         Probe::new(move |hw, happening| {
             if node == B || !matches!(happening, Happening::Start | Happening::Timer(_)) {

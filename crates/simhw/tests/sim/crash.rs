@@ -1,4 +1,4 @@
-//! A crash takes a node's tasks, ports, alarms and frames; a restart is a newer life.
+//! Tests that a crash ends a node's tasks, ports, alarms and frames, and that a restart is a new incarnation.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn a_crash_ends_tasks_and_closes_ports() {
         local.spawn(std::future::pending());
         port.completion().await.unwrap();
     });
-    // A port that somebody else holds.
+    // A port that no task of the crashed host holds.
     let mut port = remote.open_port().unwrap();
     world.run_until(at(100));
     assert_eq!((world.tasks(), Arc::strong_count(&alive)), (2, 2));
@@ -39,7 +39,7 @@ fn a_crash_ends_tasks_and_closes_ports() {
 }
 
 #[test]
-fn what_was_asked_for_before_a_crash_does_not_outlive_it() {
+fn requests_from_before_a_crash_do_not_outlive_it() {
     let log = Log::new();
     let out = log.clone();
     let mut world = World::new(&star(1), NicProfile::FREE, 1, move |_, _| {
@@ -51,7 +51,7 @@ fn what_was_asked_for_before_a_crash_does_not_outlive_it() {
         })
     });
     let host = world.host(A);
-    // All this waits to be taken up when the node crashes.
+    // All these requests are pending when the node crashes.
     let mut early = host.open_port().unwrap();
     early.submit(&Command::default()).unwrap();
     host.spawn(async { unreachable!("its host is down") });
@@ -62,7 +62,7 @@ fn what_was_asked_for_before_a_crash_does_not_outlive_it() {
     world.restart(A);
     let late = host.open_port().unwrap();
     assert_eq!(late.id(), PortId(0));
-    // Closing the port of the former life rings nothing in this one.
+    // Closing a port of the former incarnation rings no doorbell in this one.
     drop(early);
     world.run_until(at(200));
     assert_eq!(out.entries(), []);
@@ -71,7 +71,7 @@ fn what_was_asked_for_before_a_crash_does_not_outlive_it() {
 }
 
 #[test]
-fn alarms_and_doorbells_of_a_former_life_are_void() {
+fn alarms_and_doorbells_of_a_former_incarnation_are_void() {
     let log = Log::new();
     let out = log.clone();
     let mut world = World::new(&star(1), NicProfile::MODERN, 1, move |_, incarnation| {
@@ -100,7 +100,7 @@ fn alarms_and_doorbells_of_a_former_life_are_void() {
 fn frames_to_a_node_that_is_down_are_dropped_and_frames_from_it_still_arrive() {
     let script = vec![vec![Sending { at: 0, to: B, length: 952 }; 4]];
     let (mut world, log) = scripted_world(&star(2), NicProfile::FREE, 1, script);
-    // The first of four is at B at 161 us; A crashes with three on its line.
+    // The first of four frames reaches B at 161 us; A crashes with three on its line.
     world.run_until(at(170_000));
     world.crash(A);
     world.run_until(at(300_000));

@@ -1,4 +1,4 @@
-//! The same seed gives the same run, to the last bit of the digest.
+//! Tests that the same seed gives the same run, to the last bit of the digest.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use midplane_simhw::topology::Topology;
 
 use crate::sim::harness::{A, B, Log, RATE, Sending, scripted};
 
-/// Cells from three to one through a small buffer, with faults, a crash, and tasks that sleep.
+/// Runs cells from three senders to one through a small buffer, with faults, a crash, and tasks that sleep.
 fn run(seed: u64, trace: Option<Log<TraceEvent>>) -> (u64, u64) {
     let switch =
         SwitchProfile { discard: DiscardPolicy::EARLY, ..SwitchProfile::new(Buffer::Cells(100)) };
@@ -54,8 +54,8 @@ fn run(seed: u64, trace: Option<Log<TraceEvent>>) -> (u64, u64) {
     (world.digest(), world.events())
 }
 
-/// What [`run`] gives under seed 7, in every build on every machine. It changes when the model
-/// does, and then with a line in the change log.
+/// Result of [`run`] with seed 7, in every build on every machine. It changes only when the model does; the change log
+/// then says so.
 const GOLDEN: (u64, u64) = (9_016_133_727_219_569_258, 12_659);
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a full port drops, and what becomes of the rest: tail drop, partial and early discard.
+//! Tests which pieces a full port drops, and what happens to the rest of a frame: tail drop, partial and early discard.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 use crate::sim::harness::{A, B, C, RATE, Sending, at, scripted_world};
 
-/// Four senders of 10 KB frames, twice the rate of the receiver's link.
+/// Runs four senders of 10 KB frames at twice the rate of the receiver's link.
 fn incast(policy: DiscardPolicy, cells: u32, seed: u64) -> (Traffic, u32) {
     let link = LinkProfile::atm(RATE, Duration::from_nanos(500));
     let switch = SwitchProfile { discard: policy, ..SwitchProfile::new(Buffer::Cells(cells)) };
@@ -23,7 +23,7 @@ fn incast(policy: DiscardPolicy, cells: u32, seed: u64) -> (Traffic, u32) {
     let mut rng = midplane_simhw::rng::Rng::new(seed, "incast");
     let mut scripts = vec![Vec::new()];
     for _ in 0..4 {
-        // 214 cells take 907 us; half of that is idle.
+        // A frame's 214 cells take 907 us; the sender is idle half of the time.
         let mut now = 0;
         let script = (0..100).map(|_| {
             now += rng.between(900_000, 2_700_000);
@@ -36,7 +36,7 @@ fn incast(policy: DiscardPolicy, cells: u32, seed: u64) -> (Traffic, u32) {
     (*world.traffic(), world.output(topology.downlink(A)).unwrap().peak())
 }
 
-/// Compares what each policy carries over some runs.
+/// Compares the frames that each policy delivers over some runs.
 fn check_order(seeds: impl IntoIterator<Item = u64>) {
     let mut delivered = [0; 3];
     for seed in seeds {
@@ -55,7 +55,7 @@ fn early_discard_carries_more_than_partial_and_that_more_than_tail_drop() {
     check_order(0..5);
 }
 
-/// Three frames of 210 cells that were let in at the threshold fit above it.
+/// Checks that three frames of 210 cells, admitted at the threshold, fit above it.
 fn check_slack(seed: u64) {
     let policy = DiscardPolicy::Early { threshold: 200 };
     let (traffic, peak) = incast(policy, 1_100, seed);
@@ -85,7 +85,8 @@ proptest! {
     }
 }
 
-/// Drops every piece that `lost` names, by the frame's number at this port and the piece's.
+/// A discard policy that drops the pieces in `lost`: each is a frame's number at this port, and whether its last or its
+/// second piece.
 #[derive(Debug)]
 struct Surgeon {
     lost: Vec<(usize, bool)>,
@@ -106,7 +107,7 @@ impl Discard for Surgeon {
 }
 
 #[test]
-fn a_port_takes_rules_of_its_own() {
+fn a_port_can_have_its_own_policy() {
     let rule = Surgeon { lost: vec![(0, true)], seen: Vec::new() };
     let queue = Box::<midplane_simhw::switch::Fifo>::default();
     let mut output = Output::new(RATE, Buffer::Cells(10), queue, Box::new(rule));
@@ -119,8 +120,8 @@ fn a_port_takes_rules_of_its_own() {
 
 #[test]
 fn a_lost_last_cell_takes_exactly_the_next_frame_of_its_source_with_it() {
-    // Frames of two cells, 4,240 ns each, and a port that holds two. C's cells come 2,000 ns before
-    // those of B's third frame: the second of them takes the place that B's last would have had.
+    // Frames of two cells, 4,240 ns each, and a port that holds two. C's cells arrive 2,000 ns before those of B's
+    // third frame: the second of them takes the space that B's last cell would have had.
     let link = LinkProfile::atm(RATE, Duration::ZERO);
     let topology = Topology::star(3, link, SwitchProfile::new(Buffer::Cells(2)));
     let frame = |at| Sending { at, to: A, length: 40 };
@@ -138,7 +139,7 @@ fn a_lost_last_cell_takes_exactly_the_next_frame_of_its_source_with_it() {
 
 #[test]
 fn frames_of_several_sources_interleave_at_a_receiver_without_harm() {
-    // Two switches: the cells of A and B meet on the trunk and in turn at C's port.
+    // With two switches, the cells of A and B share the trunk and interleave at C's port.
     let link = LinkProfile::atm(RATE, Duration::from_nanos(100));
     let fast = LinkProfile::atm(LineRate::mbps(400), Duration::from_nanos(100));
     let roomy = SwitchProfile::new(Buffer::Cells(100_000));
@@ -158,7 +159,7 @@ fn frames_of_several_sources_interleave_at_a_receiver_without_harm() {
 
 proptest! {
     #[test]
-    fn a_rule_never_lets_in_what_does_not_fit_and_partial_discard_keeps_frames_apart(
+    fn no_policy_admits_what_does_not_fit_and_partial_discard_keeps_frames_apart(
         policy in prop_oneof![
             Just(DiscardPolicy::Tail), Just(DiscardPolicy::Partial), Just(DiscardPolicy::EARLY)],
         buffer in prop_oneof![(1_u32..40).prop_map(Buffer::Cells), (53_u32..2_000).prop_map(Buffer::Bytes)],
@@ -195,12 +196,12 @@ proptest! {
 }
 
 #[test]
-fn a_rule_forgets_frames_whose_end_is_lost_elsewhere() {
+fn a_policy_forgets_frames_whose_end_is_lost_elsewhere() {
     let mut rule = DiscardPolicy::Partial.build();
     let full = discard::Occupancy { used: 10, capacity: 10 };
     let empty = discard::Occupancy { used: 0, capacity: 10 };
     let piece = |frame, index| Piece { frame, index, last: false, bytes: 53 };
-    // Far more frames than are remembered, none of which ends here.
+    // Far more frames than the rule remembers, none of which ends here.
     for frame in 0..100_000 {
         assert_eq!(rule.admit(&piece(frame, 0), 1, full), Err(DropCause::BufferFull));
     }

@@ -1,4 +1,4 @@
-//! Every kind of fault has its effect while it lasts, is counted, and heals.
+//! Tests that each kind of fault has its effect while it lasts, is counted, and ends.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::sim::harness::{
 
 pub(crate) const MS: u64 = 1_000_000;
 const SWITCH: SwitchId = SwitchId(0);
-/// The link from A, and the one to B.
+/// The link from A.
 const UP: LinkId = LinkId(0);
 const DOWN: LinkId = LinkId(3);
 
@@ -31,7 +31,7 @@ pub(crate) const fn from_2_to_4_ms(fault: Fault) -> Incident {
     Incident { at: midplane_simhw::time::Instant::from_nanos(2 * MS), lasts: micros(2_000), fault }
 }
 
-/// A frame of 200 bytes every 50 us from A and from C to B, for 8 ms.
+/// Frames of 200 bytes every 50 us from A and from C to B, for 8 ms.
 pub(crate) struct Stream {
     world: World<Probe>,
     received: Vec<Received>,
@@ -72,7 +72,7 @@ impl Stream {
         of.map(|frame| frame.sequence).collect()
     }
 
-    /// Nanoseconds from when each frame of A was to leave to its arrival.
+    /// Nanoseconds from each frame of A's planned departure to its arrival.
     fn took(&self) -> Vec<u64> {
         let of = self.received.iter().filter(|frame| frame.source == A);
         of.map(|frame| frame.at.as_nanos() - u64::from(frame.sequence) * 50_000).collect()
@@ -88,7 +88,7 @@ fn a_lossy_link_loses_frames() {
 }
 
 #[test]
-fn burst_loss_comes_in_bursts() {
+fn burst_loss_occurs_in_bursts() {
     let stream = Stream::under(Fault::BurstLoss { link: DOWN, enter: 0.1, leave: 0.2 });
     let lost = stream.drops(DropCause::LinkLoss);
     let numbers = stream.from(A);
@@ -97,13 +97,13 @@ fn burst_loss_comes_in_bursts() {
 }
 
 #[test]
-fn a_damaged_piece_is_told_by_the_receiver() {
+fn the_receiver_detects_a_damaged_piece() {
     let stream = Stream::under(Fault::Corrupt { link: DOWN, probability: 0.3 });
     assert_eq!(stream.drops(DropCause::Corrupt), stream.fired(FaultKind::Corrupt));
 }
 
 #[test]
-fn a_piece_cut_short_is_told_by_the_receiver() {
+fn the_receiver_detects_a_truncated_piece() {
     let stream = Stream::under(Fault::Truncate { link: UP, probability: 1.0 });
     assert_eq!(stream.drops(DropCause::Truncated), 40);
 }
@@ -143,7 +143,7 @@ fn a_slow_pair_delays_one_pair_alone() {
 fn a_slower_link_takes_longer() {
     let stream = Stream::under(Fault::RateChange { link: DOWN, percent: 50 });
     let took = stream.took();
-    // Two senders fill 79 Mb/s.
+    // Two senders fill 79 Mb/s of the link.
     assert!(took[..38].iter().all(|took| *took < 80_000));
     assert!(*took.iter().max().unwrap() > 250_000);
     assert!(took.last().unwrap() < &80_000);
@@ -180,7 +180,7 @@ fn a_flapping_link_goes_down_and_up() {
 #[test]
 fn a_one_way_partition_leaves_the_other_way_open() {
     let stream = Stream::under(Fault::OneWay { from: A, to: B });
-    // One was on its way when it began.
+    // One frame was in flight when the partition began.
     assert_eq!((stream.from(A).len(), stream.from(C).len()), (119, 160));
     let script = |to| (0..100).map(|n| Sending { at: n * 50_000, to, length: 9 }).collect();
     let (mut world, log) =
@@ -206,7 +206,7 @@ fn a_shrunk_queue_drops_what_does_not_fit() {
 }
 
 #[test]
-fn what_a_stuck_port_holds_leaves_once_it_is_free() {
+fn frames_in_a_stuck_port_leave_once_it_is_free() {
     let stream = Stream::under(Fault::PortStuck { link: DOWN });
     assert_eq!((stream.from(A).len(), stream.from(C).len()), (160, 160));
     assert!(
@@ -225,7 +225,7 @@ fn a_stuck_port_fills_its_bounded_buffer() {
 }
 
 #[test]
-fn misrouted_frames_come_to_nodes_that_they_are_not_for() {
+fn misrouted_frames_arrive_at_other_nodes() {
     let stream = Stream::under(Fault::Misroute { switch: SWITCH, probability: 0.5 });
     let misrouted = stream.drops(DropCause::Misrouted);
     assert!(misrouted > 10 && misrouted < stream.fired(FaultKind::Misroute), "{misrouted}");
@@ -254,7 +254,7 @@ fn a_switch_that_reboots_loses_what_it_holds() {
     world.run();
     assert_conserved(&world);
     let traffic = world.traffic();
-    // One had arrived and one was leaving, two waited, and two came while it was down.
+    // One frame had arrived and one was leaving, two were queued, and two arrived while the switch was down.
     assert_eq!((traffic.sent, log.entries().len()), (6, 2), "{traffic:?}");
     assert_eq!(traffic.drops.of(DropCause::SwitchDown), 4);
     let stream = Stream::under(fault);
@@ -270,7 +270,7 @@ fn a_nic_without_memory_drops_what_arrives() {
 #[test]
 fn a_slow_coprocessor_takes_its_time() {
     let stream = Stream::under(Fault::SlowClock { node: B, times: 1_000 });
-    // 30 instructions of a nanosecond each take 30 us.
+    // 30 instructions take 30 us at a thousandth of the clock rate: 1 us instead of 1 ns each.
     let took = |from: u64| stream.received.iter().find(|frame| frame.at > at(from)).unwrap().at;
     assert!(took(3 * MS) > at(3 * MS));
     let gaps = |from: u64| {
@@ -297,10 +297,10 @@ fn a_turn_that_overruns_delays_those_after_it_once() {
 
 #[test]
 fn a_reset_nic_is_another_incarnation_under_the_same_host() {
-    let lives = Log::new();
-    let out = lives.clone();
-    let mut world = World::new(&star(1), NicProfile::FREE, 1, move |_, life| {
-        lives.add(life);
+    let incarnations = Log::new();
+    let out = incarnations.clone();
+    let mut world = World::new(&star(1), NicProfile::FREE, 1, move |_, incarnation| {
+        incarnations.add(incarnation);
         Probe::idle()
     });
     let host = world.host(A);
@@ -320,7 +320,7 @@ fn a_reset_nic_is_another_incarnation_under_the_same_host() {
 }
 
 #[test]
-fn a_trapped_coprocessor_stands_still_until_its_watchdog_resets_it() {
+fn a_trapped_coprocessor_is_stalled_until_its_watchdog_resets_it() {
     let stream = Stream::under(Fault::Trap { node: B });
     assert_eq!(stream.drops(DropCause::NicDown), 80);
     let late = stream.received.iter().filter(|frame| frame.at > at(4 * MS)).count();

@@ -1,4 +1,4 @@
-//! What the tests share: a firmware of closures, and one that sends what a script says.
+//! Shared test firmware: a firmware of closures, and one that sends what a script says.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -34,7 +34,7 @@ pub(crate) fn star(hosts: u16) -> Topology {
     Topology::star(hosts, LinkProfile::plain(RATE, Duration::from_nanos(500)), ROOMY)
 }
 
-/// What a firmware is told.
+/// An event that a firmware handles.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Happening<'a> {
     Start,
@@ -80,7 +80,7 @@ impl Firmware for Probe {
     }
 }
 
-/// What several firmwares write down, in order.
+/// A log that several firmwares write in order.
 pub(crate) struct Log<T>(Arc<Mutex<Vec<T>>>);
 
 impl<T> Clone for Log<T> {
@@ -103,7 +103,7 @@ impl<T: Clone> Log<T> {
     }
 }
 
-/// Sends `length` bytes that tell their sender and number.
+/// Sends `length` bytes derived from sender and sequence number.
 pub(crate) fn send(
     hw: &mut dyn Hardware,
     destination: NodeId,
@@ -126,7 +126,7 @@ fn mark(source: NodeId, sequence: u32) -> u8 {
     (u32::from(source.0) * 31 + sequence * 7) as u8
 }
 
-/// A frame to be sent.
+/// A frame to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sending {
     pub(crate) at: u64,
@@ -145,13 +145,13 @@ pub(crate) struct Received {
     pub(crate) incarnation: Incarnation,
 }
 
-/// A firmware that sends what `script` says, in its order and not before its time, and writes down
-/// what arrives.
+/// Returns a firmware that sends what `script` says, in its order and not before its times, and logs the frames that
+/// arrive.
 pub(crate) fn scripted(script: Vec<Sending>, log: Log<Received>) -> Probe {
     let mut waiting: VecDeque<(u32, Sending)> = (0..).zip(script).collect();
     Probe::new(move |hw, happening| match happening {
         Happening::Start => {
-            // What was due in a former life is not made up for.
+            // Frames that were due in a former incarnation are not sent.
             waiting.retain(|(_, sending)| at(sending.at) >= hw.now());
             work_off(hw, &mut waiting);
         }
@@ -207,7 +207,7 @@ pub(crate) fn scripted_world(
     (world, out)
 }
 
-/// Frames sent are delivered, dropped for a cause that has a name, or under way.
+/// Asserts that frames sent are delivered, dropped for a named cause, or in flight.
 #[track_caller]
 pub(crate) fn assert_conserved<F: Firmware>(world: &World<F>) {
     let traffic = world.traffic();

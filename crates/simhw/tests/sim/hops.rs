@@ -1,4 +1,4 @@
-//! Frames that may go no further come back, with the time at which they were there.
+//! Tests that frames that reach their hop limit come back, with the time at which they arrived there.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 use crate::sim::harness::{A, B, Happening, Log, Probe, RATE, ROOMY};
 
-/// Two hosts with two switches between them, and a slower trunk.
+/// Returns two hosts with two switches between them, and a slower trunk.
 fn line_of_two(profile: SwitchProfile, trunk: LineRate) -> Topology {
     let link = LinkProfile::plain(RATE, Duration::from_nanos(500));
     let mut topology = Topology::new();
@@ -28,7 +28,7 @@ fn line_of_two(profile: SwitchProfile, trunk: LineRate) -> Topology {
     topology
 }
 
-/// Node 0 sends frames of these hop limits and lengths, a millisecond apart.
+/// Has node 0 send frames of these hop limits and lengths, a millisecond apart.
 fn run(topology: &Topology, frames: Vec<(u8, u16)>) -> (World<Probe>, Log<(u64, Header)>) {
     let log = Log::new();
     let seen = log.clone();
@@ -62,14 +62,14 @@ fn run(topology: &Topology, frames: Vec<(u8, u16)>) -> (World<Probe>, Log<(u64, 
 }
 
 #[test]
-fn each_switch_of_a_path_sends_back_what_ends_there() {
+fn each_switch_of_a_path_returns_frames_that_end_there() {
     let topology = line_of_two(ROOMY, LineRate::mbps(10));
     let (world, log) = run(&topology, vec![(0, 952), (1, 952), (2, 952)]);
     let entries = log.entries();
     let kinds: Vec<_> = entries.iter().map(|(_, header)| header.kind).collect();
     assert_eq!(kinds, [Kind::Returned, Kind::Returned, Kind::Data]);
     assert_eq!(entries[2].1.hop_limit, 0);
-    // 1,000 bytes at 100 Mb/s take 80 us, at 10 Mb/s 800; each link has 500 ns.
+    // 1,000 bytes take 80 us at 100 Mb/s, and 800 us at 10 Mb/s; each link adds 500 ns.
     let stamps: Vec<u64> = entries[..2].iter().map(|(_, header)| header.words[1]).collect();
     assert_eq!(stamps, [80_500, 1_000_000 + 80_500 + 800_500]);
     assert!(entries[..2].iter().all(|(_, header)| (header.source, header.destination) == (B, A)));
@@ -78,7 +78,7 @@ fn each_switch_of_a_path_sends_back_what_ends_there() {
 
 proptest! {
     #[test]
-    fn nothing_is_lost_and_nothing_comes_back_twice(
+    fn no_frame_is_lost_or_returned_twice(
         frames in proptest::collection::vec((0_u8..4, 0_u16..1_400), 1..20), cells: bool,
         cut_through: bool,
     ) {

@@ -1,5 +1,5 @@
-//! Faults between a NIC and its host, of hosts and of clocks: each has its effect while it lasts, is
-//! counted, and heals.
+//! Tests faults between a NIC and its host, of hosts and of clocks: each has its effect while it lasts, is counted, and
+//! ends.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::sim::harness::{
     A, B, Happening, Log, Probe, Sending, assert_conserved, at, scripted_world, star,
 };
 
-/// A firmware that completes every command at once, having read and written its memory.
+/// Returns a firmware that completes every command at once, after it has read and written the command's memory.
 fn obliging(log: Log<Command>) -> Probe {
     Probe::new(move |hw, happening| {
         if let Happening::Doorbell(port) = happening {
@@ -36,22 +36,22 @@ fn obliging(log: Log<Command>) -> Probe {
     })
 }
 
-/// What an application saw of one command: when it was told, and whether the memory was reached.
+/// Result of one command at its application: when it completed, and whether its memory was reached.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Told {
+struct Outcome {
     posted: u64,
     after: Option<u64>,
     moved: bool,
 }
 
-/// A command every 100 us for 8 ms, each given up after 40 us; what became of them.
+/// Commands every 100 us for 8 ms, each given up after 40 us, and their results.
 struct Commands {
     world: World<Probe>,
-    told: Vec<Told>,
+    outcomes: Vec<Outcome>,
     seen: Vec<Command>,
 }
 
-async fn ask(host: SimHost, told: Log<Told>) {
+async fn submit_all(host: SimHost, outcomes: Log<Outcome>) {
     let mut port = host.open_port().unwrap();
     let memory = port.register(64).unwrap();
     let start = host.now();
@@ -71,18 +71,18 @@ async fn ask(host: SimHost, told: Log<Told>) {
         let answer = give_up_after(&host, micros(40), answer).await;
         let after = answer.map(|_| host.now().nanos_since(posted));
         let moved = answer.is_some_and(|done| done.length == 1);
-        told.add(Told { posted: number * 100_000, after, moved });
+        outcomes.add(Outcome { posted: number * 100_000, after, moved });
     }
 }
 
-/// What `task` ends with, if it does so in time.
+/// Returns `task`'s output if it completes in time.
 async fn give_up_after<T>(
     host: &SimHost,
-    patience: Duration,
+    limit: Duration,
     task: impl Future<Output = T>,
 ) -> Option<T> {
     let mut task = std::pin::pin!(task);
-    let mut sleep = std::pin::pin!(host.sleep_until(host.now() + patience));
+    let mut sleep = std::pin::pin!(host.sleep_until(host.now() + limit));
     std::future::poll_fn(|context| {
         use std::task::Poll;
         if let Poll::Ready(value) = task.as_mut().poll(context) {
@@ -95,20 +95,23 @@ async fn give_up_after<T>(
 
 impl Commands {
     fn under(fault: Fault) -> Self {
-        let (seen, told) = (Log::new(), Log::new());
+        let (seen, outcomes) = (Log::new(), Log::new());
         let log = seen.clone();
         let mut world =
             World::new(&star(1), NicProfile::MODERN, 3, move |_, _| obliging(log.clone()));
         world.schedule(from_2_to_4_ms(fault));
-        world.spawn(A, ask(world.host(A), told.clone()));
+        world.spawn(A, submit_all(world.host(A), outcomes.clone()));
         world.run_until(at(20 * MS));
         assert!(world.faults_fired().of(fault.kind()) > 0, "{fault:?} has had no effect");
-        let told = told.entries();
-        let usual = told.first().and_then(|first| first.after).unwrap();
-        let sound = |one: &Told| one.moved && one.after == Some(usual);
-        assert!(told.iter().filter(|one| one.posted < 19 * MS / 10).all(sound), "{fault:?}");
-        assert!(told.iter().filter(|one| one.posted > 41 * MS / 10).all(sound), "{fault:?} heals");
-        Self { world, told, seen: seen.entries() }
+        let outcomes = outcomes.entries();
+        let usual = outcomes.first().and_then(|first| first.after).unwrap();
+        let sound = |one: &Outcome| one.moved && one.after == Some(usual);
+        assert!(outcomes.iter().filter(|one| one.posted < 19 * MS / 10).all(sound), "{fault:?}");
+        assert!(
+            outcomes.iter().filter(|one| one.posted > 41 * MS / 10).all(sound),
+            "{fault:?} heals"
+        );
+        Self { world, outcomes, seen: seen.entries() }
     }
 
     fn fired(&self, kind: FaultKind) -> u64 {
@@ -116,27 +119,27 @@ impl Commands {
     }
 
     fn unanswered(&self) -> u64 {
-        self.told.iter().filter(|one| one.after.is_none()).count() as u64
+        self.outcomes.iter().filter(|one| one.after.is_none()).count() as u64
     }
 }
 
 #[test]
-fn dma_engines_that_stand_still_hold_completions_up() {
+fn stalled_dma_engines_delay_completions() {
     let commands = Commands::under(Fault::DmaStall { node: A });
     assert_eq!(commands.unanswered(), 20);
 }
 
 #[test]
-fn a_dma_error_is_told_to_the_firmware() {
+fn a_dma_error_is_reported_to_the_firmware() {
     let commands = Commands::under(Fault::DmaError { node: A, probability: 0.5 });
-    let failed = commands.told.iter().filter(|one| !one.moved).count() as u64;
+    let failed = commands.outcomes.iter().filter(|one| !one.moved).count() as u64;
     assert_eq!((failed, commands.unanswered()), (commands.fired(FaultKind::DmaError), 0));
 }
 
 #[test]
 fn unpinned_memory_is_not_reached() {
     let commands = Commands::under(Fault::Unpinned { node: A });
-    assert_eq!(commands.told.iter().filter(|one| !one.moved).count(), 20);
+    assert_eq!(commands.outcomes.iter().filter(|one| !one.moved).count(), 20);
 }
 
 #[test]
@@ -158,28 +161,31 @@ fn a_full_doorbell_queue_takes_no_more() {
 }
 
 #[test]
-fn a_lost_completion_never_comes() {
+fn a_lost_completion_never_arrives() {
     let commands = Commands::under(Fault::CompletionLost { node: A, probability: 1.0 });
     assert_eq!((commands.unanswered(), commands.seen.len()), (20, 80));
 }
 
 #[test]
-fn a_lost_interrupt_leaves_the_completion_to_be_found() {
+fn a_lost_interrupt_leaves_the_completion_to_be_polled() {
     let commands = Commands::under(Fault::InterruptLost { node: A, probability: 1.0 });
-    // It is there when the application gives up, and polls.
-    let late = commands.told.iter().filter(|one| one.after == Some(40_000)).count();
+    // The completion is in its queue when the application gives up and polls.
+    let late = commands.outcomes.iter().filter(|one| one.after == Some(40_000)).count();
     assert_eq!((late, commands.unanswered()), (20, 0));
 }
 
 #[test]
 fn a_late_interrupt_is_late() {
     let commands = Commands::under(Fault::InterruptLate { node: A, by: micros(30) });
-    let usual = commands.told[0].after.unwrap();
-    assert_eq!(commands.told.iter().filter(|one| one.after == Some(usual + 30_000)).count(), 20);
+    let usual = commands.outcomes[0].after.unwrap();
+    assert_eq!(
+        commands.outcomes.iter().filter(|one| one.after == Some(usual + 30_000)).count(),
+        20
+    );
 }
 
 #[test]
-fn spurious_interrupts_wake_and_tell_nothing() {
+fn spurious_interrupts_wake_without_a_completion() {
     let every = micros(7);
     let commands = Commands::under(Fault::InterruptSpurious { node: A, every });
     assert_eq!((commands.unanswered(), commands.fired(FaultKind::InterruptSpurious)), (0, 286));
@@ -189,7 +195,7 @@ fn spurious_interrupts_wake_and_tell_nothing() {
 fn a_damaged_command_names_no_memory_or_no_extension() {
     let commands = Commands::under(Fault::CommandDamaged { node: A, probability: 1.0 });
     let foreign = commands.seen.iter().filter(|command| command.extension.0 == 0x80).count();
-    let stale = commands.told.iter().filter(|one| !one.moved).count();
+    let stale = commands.outcomes.iter().filter(|one| !one.moved).count();
     assert!(foreign > 0 && stale > 0 && foreign + stale == 20, "{foreign} and {stale}");
 }
 
@@ -221,12 +227,12 @@ fn a_paused_host_leaves_its_nic_alone() {
 #[test]
 fn the_tasks_of_a_slow_host_run_late() {
     let commands = Commands::under(Fault::SlowHost { node: A, by: micros(20) });
-    let usual = commands.told[0].after.unwrap();
-    assert!(commands.told.iter().any(|one| one.after.unwrap() >= usual + 20_000));
+    let usual = commands.outcomes[0].after.unwrap();
+    assert!(commands.outcomes.iter().any(|one| one.after.unwrap() >= usual + 20_000));
 }
 
 #[test]
-fn a_crashed_node_restarts_and_its_tasks_begin_anew() {
+fn a_crashed_node_restarts_with_its_tasks() {
     let stream = Stream::under(Fault::Crash { node: B });
     assert_eq!(stream.drops(DropCause::NicDown), 80);
     let mut world = World::new(&star(1), NicProfile::FREE, 1, |_, _| Probe::idle());
@@ -245,15 +251,15 @@ fn a_crashed_node_restarts_and_its_tasks_begin_anew() {
 }
 
 #[test]
-fn processes_that_exit_close_their_ports_and_begin_anew() {
+fn processes_that_exit_close_their_ports_and_restart() {
     let closed = Log::new();
     let log = closed.clone();
-    let mut world = World::new(&star(1), NicProfile::FREE, 1, move |_, life| {
+    let mut world = World::new(&star(1), NicProfile::FREE, 1, move |_, incarnation| {
         let log = log.clone();
         Probe::new(move |hw, happening| {
             if let Happening::Doorbell(port) = happening {
                 while hw.next_command(port).is_some() {}
-                log.add((life, hw.now()));
+                log.add((incarnation, hw.now()));
             }
         })
     });
@@ -264,17 +270,17 @@ fn processes_that_exit_close_their_ports_and_begin_anew() {
     };
     world.on_boot(move |host| host.spawn(task(host.clone())));
     world.spawn(A, task(world.host(A)));
-    // Of two that overlap, the later one starts them.
+    // If two faults overlap, the later one restarts the processes.
     world.schedule(from_2_to_4_ms(Fault::ProcessExit { node: A }));
     world.schedule(Incident { at: at(3 * MS), ..from_2_to_4_ms(Fault::ProcessExit { node: A }) });
     world.run();
-    let (once, life) = (closed.entries(), Incarnation(1));
-    assert_eq!(once, [(life, at(0)), (life, at(2 * MS)), (life, at(5 * MS))]);
+    let (once, restart) = (closed.entries(), Incarnation(1));
+    assert_eq!(once, [(restart, at(0)), (restart, at(2 * MS)), (restart, at(5 * MS))]);
     assert_eq!((world.tasks(), world.faults_fired().of(FaultKind::ProcessExit)), (1, 2));
 }
 
-/// Sets an alarm every millisecond of its own clock; at which of the world's and of its own it went
-/// off, in microseconds.
+/// Sets an alarm every millisecond of the node's own clock. Returns the times at which it went off, in microseconds of
+/// the world's clock and of its own.
 fn ticking(fault: Fault, until: u64) -> Vec<(u64, u64)> {
     let ticks = Log::new();
     let out = ticks.clone();
@@ -290,14 +296,14 @@ fn ticking(fault: Fault, until: u64) -> Vec<(u64, u64)> {
         })
     });
     world.schedule(from_2_to_4_ms(fault));
-    let mut told = Vec::new();
+    let mut outcomes = Vec::new();
     for micros in 0..until {
         world.run_until(at(micros * 1_000));
-        let known = told.len();
-        told.extend(out.entries()[known..].iter().map(|(_, own)| (micros, *own)));
+        let known = outcomes.len();
+        outcomes.extend(out.entries()[known..].iter().map(|(_, own)| (micros, *own)));
     }
     assert!(world.faults_fired().of(fault.kind()) > 0);
-    told
+    outcomes
 }
 
 #[test]
@@ -351,7 +357,7 @@ fn a_node_that_restarts_may_have_another_time() {
 }
 
 #[test]
-fn healing_ends_what_lasts_and_calls_off_what_is_to_come() {
+fn healing_ends_present_faults_and_cancels_future_ones() {
     let mut world = World::new(&star(2), NicProfile::FREE, 1, |_, _| Probe::idle());
     let crash = |node| Fault::Crash { node };
     world.schedule(Incident { lasts: Duration::from_secs(9), ..from_2_to_4_ms(crash(A)) });
@@ -374,7 +380,7 @@ fn chaos(incidents: usize) -> Chaos {
     }
 }
 
-/// Runs everybody's frames under a script of 30 incidents; the digest, and what happened.
+/// Runs frames among all nodes under a script of 30 incidents; returns the digest and the counts of faults.
 fn run_under_chaos(seed: u64) -> (u64, FaultCounts) {
     let every = |to: u16| -> Vec<_> {
         let sending = |n: u64| Sending { at: n * 60_000, to: NodeId(to), length: 700 };

@@ -1,4 +1,4 @@
-//! Hosts have one processor, which tasks, interrupts and firmware share.
+//! Tests that a host has one processor, which tasks, interrupts and firmware share.
 
 use midplane_simhw::host::Host as _;
 use midplane_simhw::id::{NodeId, TimerId};
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use crate::sim::harness::{A, B, C, Happening, Log, Probe, assert_conserved, at, send, star};
 
-/// What an empty command of a port costs the NIC, and what it completes.
+/// Returns a firmware that completes each command with its cookie.
 fn completing() -> Probe {
     Probe::new(|hw, happening| {
         if let Happening::Doorbell(port) = happening {
@@ -31,7 +31,7 @@ fn world(profile: HostProfile) -> World<Probe> {
     world
 }
 
-/// A task that computes for `nanos` and writes down when it is done.
+/// Starts a task that computes for `nanos` and logs when it is done.
 fn work(world: &mut World<Probe>, node: NodeId, nanos: u64, log: &Log<(NodeId, Instant)>) {
     let (host, log) = (world.host(node), log.clone());
     world.spawn(node, async move {
@@ -61,7 +61,7 @@ fn another_task_costs_a_context_switch() {
     assert_eq!(log.entries(), [(A, at(1_010)), (A, at(1_520))]);
 }
 
-/// How long 10,000 ns of work take on A while its port gets three completions.
+/// Returns how long 10,000 ns of work take on A while its port gets three completions.
 fn interrupted(profile: HostProfile) -> u64 {
     let mut world = world(profile);
     let (host, port_host) = (world.host(A), world.host(A));
@@ -80,7 +80,7 @@ fn interrupted(profile: HostProfile) -> u64 {
 }
 
 #[test]
-fn completions_take_time_from_whoever_computes_as_they_are_seen() {
+fn completions_take_processor_time_from_the_running_task() {
     let profile = HostProfile { interrupt_ns: 900, signal_ns: 5_000, ..HostProfile::FREE };
     assert_eq!(interrupted(profile), 10_000);
     assert_eq!(interrupted(HostProfile { notice: Notice::Interrupt, ..profile }), 12_700);
@@ -132,7 +132,7 @@ fn a_doorbell_by_system_call_rings_after_it() {
     assert_eq!(rung(Ringing::SystemCall), (at(700), at(700)));
 }
 
-/// A firmware that takes 300 instructions of 10 ns for each frame.
+/// Returns a firmware that takes 300 instructions of 10 ns for each frame.
 fn counting(log: Log<(NodeId, Instant)>) -> Probe {
     Probe::new(move |hw, happening| match happening {
         Happening::Start if hw.node() == B => {
@@ -165,8 +165,8 @@ fn firmware_on_the_host_takes_its_cycles() {
         out.entries()[0]
     };
     assert_eq!(elapsed(false), 100_000);
-    // Frames of 48 bytes come 3.84 us apart: each finds the handler of the one before still at work,
-    // and only the first interrupts.
+    // Frames of 48 bytes arrive 3.84 us apart: the handler of each is still busy when the next arrives, so that only
+    // the first interrupts.
     assert_eq!(elapsed(true), 100_000 + 2_000 * 2 + 4 * 3_000);
 }
 
@@ -229,8 +229,8 @@ proptest! {
     }
 }
 
-/// A NIC that sends two frames to itself, a short one and a long one, and one to another node between them.
-fn to_oneself(log: Log<(Instant, NodeId, u32)>) -> Probe {
+/// Returns a NIC's firmware that sends a short and a long frame to itself, and one to another node between them.
+fn to_own_node(log: Log<(Instant, NodeId, u32)>) -> Probe {
     Probe::new(move |hw, happening| match happening {
         Happening::Start if hw.node() == A => {
             hw.set_timer(TimerId(0), at(1_000));
@@ -254,7 +254,7 @@ fn oneself(loopback: Option<Loopback>) -> Vec<(Instant, NodeId, u32)> {
     let log = Log::new();
     let place = log.clone();
     let mut world =
-        World::new(&star(3), NicProfile::FREE, 1, move |_, _| to_oneself(place.clone()));
+        World::new(&star(3), NicProfile::FREE, 1, move |_, _| to_own_node(place.clone()));
     world.set_hosts(HostProfile { loopback, ..HostProfile::FREE });
     world.run();
     assert_conserved(&world);
@@ -262,7 +262,7 @@ fn oneself(loopback: Option<Loopback>) -> Vec<(Instant, NodeId, u32)> {
 }
 
 #[test]
-fn frames_to_the_own_node_pass_within_a_host_that_says_what_they_cost() {
+fn frames_to_the_own_node_stay_within_a_host_with_a_loopback() {
     let loopback = Loopback {
         frame_ns: 100,
         short_bytes: 64,
@@ -272,12 +272,12 @@ fn frames_to_the_own_node_pass_within_a_host_that_says_what_they_cost() {
         far_byte_ps: 2_000,
     };
     let [first, second, third] = oneself(Some(loopback))[..] else { panic!("three frames") };
-    // 110 ns for the short one; of the long one's 2,150 are 2,000 for its far bytes. The kernel that has
-    // sent both takes them up then.
+    // The short frame takes 110 ns. Of the long one's 2,150 ns, 2,000 are for its bytes at `far_byte_ps`. The
+    // kernel, which has sent both, receives them then.
     assert_eq!(first, (at(3_260), A, 1));
     assert_eq!(second, (at(3_260), A, 3));
     assert_eq!((third.1, third.2), (B, 2));
-    // Without it they cross the switch, one after the other.
+    // Without a loopback, all three frames cross the switch, one after the other.
     let through = oneself(None);
     assert!(through.iter().all(|(came, ..)| *came > at(5_000)), "{through:?}");
 }

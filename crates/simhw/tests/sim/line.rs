@@ -1,4 +1,4 @@
-//! Lines: no window of time carries more than a link's rate, and when a frame arrives.
+//! Tests lines: no window of time carries more than a link's rate, and frames arrive when they should.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use crate::sim::conservation::{any_scripts, scripts};
 use crate::sim::harness::{A, B, C, Log, ROOMY, Sending, at, scripted_world};
 
-/// Where the digest's number of an event says that a piece has reached the end of a link.
+/// Returns the link if the digest's number of an event says that a piece has reached a link's end.
 fn link_of_piece(fingerprint: u64) -> Option<u64> {
     (fingerprint & 0xF == 1).then_some(fingerprint >> 4 & 0xF_FFFF)
 }
@@ -62,14 +62,14 @@ fn a_busy_port_loses_no_fraction_of_a_nanosecond() {
     world.run();
     let entries = log.entries();
     assert_eq!(entries.len(), 100);
-    // 200 cells a frame; the port begins when the first cell is there.
+    // Each frame has 200 cells; the port begins when it has the first cell.
     let cells = 1 + 100 * 200;
     let exact = (cells * 424 * 1_000_000_000_u128).div_ceil(155_520_000);
     assert_eq!(u128::from(entries[99].at.as_nanos()), exact);
 }
 
-/// When one frame of 1,000 bytes arrives, from a host on the first of two switches to one on the
-/// second, over links of 100 Mb/s (80 us a frame) and 500 ns, and trunks of `trunk` Mb/s.
+/// Returns when a frame of 1,000 bytes arrives, from a host on the first of two switches to one on the second, over
+/// links of 100 Mb/s (80 us a frame) and 500 ns, and trunks of `trunk` Mb/s.
 fn arrival(forwarding: Forwarding, trunk: u64) -> u64 {
     let switch = SwitchProfile { forwarding, latency: Duration::from_nanos(1_000), ..ROOMY };
     let link = |rate| LinkProfile::plain(LineRate::mbps(rate), Duration::from_nanos(500));
@@ -98,9 +98,9 @@ fn cut_through_takes_a_header_at_every_switch_and_one_frame_time() {
 
 #[test]
 fn cut_through_onto_a_faster_line_waits_for_the_frame() {
-    // The trunk takes 8 us for what arrives in 80: it must not run dry.
+    // The trunk takes 8 us for what arrives in 80 us: it must not run empty.
     let cut = arrival(Forwarding::CutThrough { header: 48 }, 1_000);
-    // Stored at the first switch, cut through from the trunk to the slower line.
+    // The first switch stores the frame; the second cuts it through from the trunk to the slower line.
     let trunk = 48 * 8 + 500 + 1_000;
     assert_eq!(cut, 81_500 + trunk + 80_500);
 }
@@ -113,7 +113,7 @@ fn a_frame_sent_for_another_leaves_by_its_own_line() {
 
     use crate::sim::harness::{Happening, Probe, send, star};
 
-    // B passes on what A sends it, under A's name: A's line is busy meanwhile, and B's is not.
+    // B forwards what A sends it under A's name. A's line is busy meanwhile, and B's is not.
     let log = Log::new();
     let out = log.clone();
     let mut world = World::new(&star(3), NicProfile::FREE, 1, move |node, _| {

@@ -1,6 +1,7 @@
-//! The simulated fabric, one behaviour a file.
+//! Tests the simulated fabric, one behaviour a file.
 
 mod abort;
+mod back_pressure;
 mod conservation;
 mod coprocessor;
 mod crash;
@@ -15,6 +16,5 @@ mod line;
 mod observe;
 mod ports;
 mod shared;
-mod standstill;
 mod tasks;
 mod timers;

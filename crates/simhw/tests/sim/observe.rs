@@ -1,4 +1,4 @@
-//! Watching a run shows all of it and changes nothing.
+//! Tests that observing a run shows all of it and changes nothing.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 use crate::sim::harness::{Probe, Sending, at, scripted_world};
 
-/// ATM, a buffer that overflows, and faults.
+/// A star of ATM links with a buffer that overflows.
 fn topology() -> Topology {
     let link = LinkProfile::atm(LineRate::mbps(150), Duration::from_micros(1));
     Topology::star(4, link, SwitchProfile::new(Buffer::Cells(64)))
@@ -51,7 +51,7 @@ struct Seen {
     sent: u64,
     delivered: u64,
     dropped: u64,
-    /// For each frame, the links that it passed.
+    /// The links that each frame passed.
     passed: BTreeMap<u64, Vec<u32>>,
     busy: BTreeMap<Engine, Vec<(Instant, Instant)>>,
     queued: u32,
@@ -96,7 +96,7 @@ impl Seen {
     }
 }
 
-/// Runs a world twice, watched and not, and counts what is seen against what it says itself.
+/// Runs a world with and without an observer, and compares the observed events with the world's own counts.
 fn check_watched(seed: u64) {
     let mut alone = world(seed);
     alone.run_until(at(60_000_000));
@@ -112,7 +112,7 @@ fn check_watched(seed: u64) {
     assert!(seen.queued == 64 && seen.dropped > 0);
     for (engine, spans) in &seen.busy {
         for pair in spans.windows(2) {
-            // A time on a line is rounded up.
+            // Times on a line are rounded up.
             let overlap = pair[0].1.nanos_since(pair[1].0);
             assert!(overlap <= 1, "{engine:?} does two things at once: {pair:?}");
         }

@@ -1,4 +1,4 @@
-//! Ports: doorbells, registrations, and what happens when one is dropped.
+//! Tests ports: doorbells, registrations, and dropped ports.
 
 use midplane_simhw::hardware::Source;
 use midplane_simhw::host::{Host, OpenError};
@@ -11,7 +11,7 @@ use midplane_simhw::sim::World;
 use crate::sim::harness::{A, Happening, Log, Probe, at, star};
 
 #[test]
-fn doorbells_that_nobody_has_looked_at_are_one() {
+fn pending_doorbells_are_coalesced() {
     let log = Log::new();
     let out = log.clone();
     let mut world = World::new(&star(1), NicProfile::SBA_200E, 1, move |_, _| {
@@ -44,7 +44,7 @@ fn doorbells_that_nobody_has_looked_at_are_one() {
 }
 
 #[test]
-fn commands_of_a_dropped_port_are_still_taken_and_then_it_is_forgotten() {
+fn commands_of_a_dropped_port_are_still_taken_before_it_is_removed() {
     let log = Log::new();
     let out = log.clone();
     let mut world = World::new(&star(1), NicProfile::FREE, 1, move |_, _| {
@@ -62,7 +62,7 @@ fn commands_of_a_dropped_port_are_still_taken_and_then_it_is_forgotten() {
                 let gone = hw.write(region, Payload::from(&[1][..])).unwrap_err();
                 let header = midplane_simhw::frame::Header { length: 8, ..Default::default() };
                 hw.transmit(&header, Source::Region(region)).unwrap_err();
-                // Nothing happens: the port is gone.
+                // This does nothing: the port is closed.
                 hw.complete(PortId(0), &Completion::default());
                 hw.commit();
                 log.add((cookie, gone));
@@ -81,7 +81,7 @@ fn commands_of_a_dropped_port_are_still_taken_and_then_it_is_forgotten() {
 }
 
 #[test]
-fn completions_arrive_in_order_and_wake_whoever_waits() {
+fn completions_arrive_in_order_and_wake_waiting_tasks() {
     let mut world = World::new(&star(1), NicProfile::MODERN, 1, |_, _| {
         Probe::new(|hw, happening| {
             if let Happening::Doorbell(port) = happening {
@@ -115,7 +115,7 @@ fn completions_arrive_in_order_and_wake_whoever_waits() {
 }
 
 #[test]
-fn a_number_comes_back_once_its_port_is_gone_and_can_be_asked_for() {
+fn a_number_is_free_once_its_port_is_closed_and_can_be_requested() {
     let mut world =
         World::new(&star(1), NicProfile::MODERN, 1, |_, _| Probe::new(|_: &mut _, _| {}));
     let host = world.host(A);

@@ -1,4 +1,4 @@
-//! Hosts on one cable: frames are conserved and in order, and collisions cost what they should.
+//! Tests hosts on one cable: frames are conserved and in order, and collisions cost what they should.
 
 use std::time::Duration;
 
@@ -21,34 +21,34 @@ fn shared(hosts: u16) -> Topology {
 }
 
 #[test]
-fn a_frame_arrives_after_its_time_on_the_cable_and_the_way() {
+fn a_frame_arrives_after_serialisation_and_propagation() {
     let script = vec![Sending { at: 0, to: B, length: 1000 }];
     let (mut world, log) = scripted_world(&shared(2), NicProfile::FREE, 1, vec![script]);
     world.run();
-    // 1,000 bytes, our header of 48, 54 bytes of preamble and headers, at 800 ns each; 2 us of cable.
+    // 1,000 bytes, our header of 48 and 54 bytes of preamble and headers take 800 ns each; the cable adds 2 us.
     assert_eq!(log.entries()[0].at, at((1000 + 48 + 54) * 800 + 2_000));
 }
 
 #[test]
-fn three_senders_share_what_one_has_alone() {
+fn three_senders_share_the_rate_that_one_has_alone() {
     let script = |_| (0..400).map(|_| Sending { at: 0, to: A, length: 1400 }).collect();
     let (mut world, log) =
         scripted_world(&shared(3), NicProfile::FREE, 7, (0..3).map(script).collect());
     world.run_until(at(400_000_000));
     assert_conserved(&world);
-    // 400 ms hold 327 frames of 1,514 bytes on the wire; collisions take some of it.
+    // 400 ms suffice for 327 frames of 1,514 bytes on the wire; collisions take some of it.
     let frames = log.entries();
     assert!((290..328).contains(&frames.len()), "{}", frames.len());
     for node in [A, B, C] {
         let own = frames.iter().filter(|frame| frame.source == node).count();
-        // Whoever has just sent wins more often: the capture effect of exponential backoff.
+        // The latest sender wins more often: the capture effect of exponential backoff.
         assert!(own > 20, "node {node} sent {own}");
     }
     assert!(world.medium(CABLE).unwrap().collisions > 0);
 }
 
 #[test]
-fn who_is_on_no_cable_and_who_is_on_another_is_not_reached() {
+fn hosts_on_no_cable_or_another_are_not_reached() {
     let mut topology = shared(2);
     let other = topology.add_medium(MediumProfile::ETHERNET_10);
     let there = topology.add_host_on(other);
@@ -69,7 +69,7 @@ fn who_is_on_no_cable_and_who_is_on_another_is_not_reached() {
 }
 
 #[test]
-fn a_sender_that_is_told_to_wait_gets_every_frame_through() {
+fn a_sender_that_retries_when_full_delivers_every_frame() {
     let script = (0..50).map(|_| Sending { at: 0, to: B, length: 5_000 }).collect();
     let profile = NicProfile { transmit_slots: 2, ..NicProfile::FREE };
     let faults = Faults { loss: 0.2, duplicate: 0.2, ..Faults::NONE };

@@ -1,4 +1,4 @@
-//! Tasks in virtual time.
+//! Tests tasks in virtual time.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -16,7 +16,7 @@ fn idle_world() -> World<Probe> {
     World::new(&star(2), NicProfile::FREE, 1, |_, _| Probe::idle())
 }
 
-/// Whether `future` is over when it is polled once; it is dropped.
+/// Polls `future` once and drops it; returns whether it completed.
 async fn is_over(future: impl Future<Output = ()>) -> bool {
     let mut future = pin!(future);
     poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_ready())).await
@@ -77,7 +77,7 @@ fn a_dropped_sleep_leaves_no_trace() {
 }
 
 #[test]
-fn an_instant_that_has_passed_is_over_at_once_and_the_far_future_never_comes() {
+fn a_sleep_until_a_past_instant_ends_at_once_and_until_the_far_future_never() {
     let mut world = idle_world();
     world.run_until(at(50));
     let host = world.host(A);
@@ -139,7 +139,7 @@ fn running_until_an_instant_stops_there() {
 
 #[test]
 #[should_panic(expected = "livelock")]
-fn tasks_that_never_let_time_pass_are_told_so() {
+fn tasks_that_never_let_time_pass_are_an_error() {
     let mut world = idle_world();
     world.spawn(
         A,
@@ -162,7 +162,7 @@ fn a_world_that_a_task_runs_leaves_the_outer_one_as_it_was() {
         let (near, far) = (inner.host(A), host.clone());
         inner.spawn(A, async move {
             near.sleep_until(at(1_000)).await;
-            // A request to the world that waits meanwhile.
+            // A request to the outer world, which waits meanwhile.
             let host = far.clone();
             far.spawn(async move {
                 host.sleep_until(at(20)).await;
@@ -200,7 +200,7 @@ fn a_task_that_panics_leaves_its_thread_to_other_worlds() {
 }
 
 #[test]
-fn a_world_moves_between_threads_and_hears_other_threads() {
+fn a_world_moves_between_threads_and_takes_requests_from_them() {
     let mut world = idle_world();
     let (host, log) = (world.host(A), Log::new());
     let (out, wakers) = (log.clone(), Log::new());

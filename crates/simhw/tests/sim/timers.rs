@@ -1,4 +1,4 @@
-//! Alarms go off at their instant: never early, once, and as they were set last.
+//! Tests that alarms go off at the instant that was set last: never early, and once.
 
 use midplane_simhw::id::TimerId;
 use midplane_simhw::profile::NicProfile;
@@ -16,7 +16,7 @@ proptest! {
     fn an_alarm_goes_off_once_at_the_instant_it_was_set_to_last(
         sets in proptest::collection::vec((0_u64..100, 0_u64..300, any::<bool>()), 1..40),
     ) {
-        // The first alarm is moved about each time the second goes off.
+        // The second alarm moves the first one each time it goes off.
         let log = Log::new();
         let out = log.clone();
         let moves = sets.clone();
@@ -39,7 +39,7 @@ proptest! {
         for (gap, delay, off) in sets {
             armed = if off { u64::MAX } else { now + delay };
             now += gap;
-            // At one instant the alarm that was set first goes first.
+            // If two alarms have the same instant, the one that was set first goes off first.
             if armed <= now {
                 expected.push(std::mem::replace(&mut armed, u64::MAX));
             }
@@ -64,13 +64,13 @@ fn an_alarm_that_was_moved_while_the_coprocessor_was_busy_is_not_early() {
                 hw.set_timer(FIRST, at(150));
                 hw.commit();
             }
-            // Works from 100 to 1130 ns, so that the other alarms have to wait.
+            // Works from 100 to 1,130 ns, so that the other alarms have to wait.
             Happening::Timer(SECOND) => {
                 hw.charge(1_000);
                 hw.set_timer(TimerId(2), at(110));
                 hw.commit();
             }
-            // Waits before the first alarm, and moves it.
+            // Waits for the coprocessor before the first alarm, and moves it.
             Happening::Timer(TimerId(2)) => {
                 hw.set_timer(FIRST, at(5_000));
                 hw.commit();
@@ -114,7 +114,7 @@ fn alarms_that_are_moved_leave_no_events_behind() {
         Probe::new(move |hw, _| {
             rounds += 1;
             if rounds < 1_000 {
-                // A lease far away that is renewed at every tick.
+                // A lease that is far away and renewed at every tick.
                 hw.set_timer(FIRST, hw.now().plus_nanos(1_000_000_000));
                 hw.set_timer(SECOND, hw.now().plus_nanos(10));
             } else {

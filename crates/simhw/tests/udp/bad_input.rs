@@ -1,4 +1,4 @@
-//! What no peer may send, and what no configuration may say.
+//! Tests datagrams that no peer may send, and configurations that are invalid.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use midplane_simhw::udp::{SoftSwitch, SwitchConfig, UdpConfig, UdpNic};
 
 use crate::udp::firmware::{Cluster, ECHO, Probe, free_addresses, run};
 
-/// A frame from node 1 to node 0 that asks to be sent back.
+/// Returns a frame from node 1 to node 0 that requests an echo.
 fn frame(source: u16, destination: u16, payload: &[u8]) -> Vec<u8> {
     let header = Header {
         source: NodeId(source),
@@ -30,7 +30,7 @@ fn frame(source: u16, destination: u16, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Waits until `of` is `count`; panics after 10 s.
+/// Waits until `of` returns at least `count`; panics after 10 s.
 async fn count(of: impl Fn() -> u64, count: u64) {
     for _ in 0..2_000 {
         if of() >= count {
@@ -48,7 +48,7 @@ fn assert_silent(socket: &UdpSocket) {
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
 }
 
-/// A NIC alone, and the socket of its peer, node 1, in the test's hands.
+/// Returns a lone NIC, and a socket at the address of its peer, node 1.
 fn nic_and_peer(ip: &str) -> (UdpNic, crate::udp::firmware::Seen, UdpSocket) {
     loop {
         let mut peers = free_addresses(ip.parse().unwrap(), 1);
@@ -62,7 +62,7 @@ fn nic_and_peer(ip: &str) -> (UdpNic, crate::udp::firmware::Seen, UdpSocket) {
 }
 
 #[test]
-fn what_is_no_frame_of_a_peer_is_counted_and_not_answered() {
+fn datagrams_that_are_no_frame_of_a_peer_are_counted_and_not_answered() {
     for ip in ["127.0.0.1", "::1"] {
         run(async {
             let (nic, seen, peer) = nic_and_peer(ip);
@@ -109,7 +109,7 @@ fn random_datagrams_are_counted_by_nic_and_switch() {
             for _ in 0..BATCH {
                 let mut bytes = frame(1, 0, &[5; 30]);
                 bytes.truncate(rng.below(bytes.len() as u64 + 1) as usize);
-                // Any two bytes damaged: the length, the magic, or the payload, as it happens.
+                // Any two bytes are damaged: length, magic or payload.
                 for _ in 0..2 {
                     let at = rng.below(bytes.len() as u64) as usize;
                     if let Some(byte) = bytes.get_mut(at) {
@@ -135,7 +135,7 @@ fn random_datagrams_are_counted_by_nic_and_switch() {
     });
 }
 
-/// A switch of which the peer is host 1, and host 0 is not there.
+/// Returns a switch to which the peer is host 1, and whose host 0 is absent.
 fn switch_for(peer: &UdpSocket) -> SoftSwitch {
     let here = peer.local_addr().unwrap();
     let free = free_addresses(here.ip(), 2);
@@ -143,7 +143,7 @@ fn switch_for(peer: &UdpSocket) -> SoftSwitch {
 }
 
 #[test]
-fn what_cannot_start_says_why() {
+fn a_start_that_fails_returns_the_reason() {
     run(async {
         let taken = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let holder = UdpSocket::bind(taken).unwrap();
@@ -155,7 +155,7 @@ fn what_cannot_start_says_why() {
             SwitchConfig::new(taken, peers.clone()).profile(SwitchProfile::new(Buffer::Bytes(1)));
         assert!(matches!(SoftSwitch::start(switch), Err(StartError::PortInUse(_))));
         drop(holder);
-        // A documentation address, which is nobody's.
+        // A documentation address, which no host has.
         let elsewhere = "192.0.2.1:7000".parse().unwrap();
         assert_eq!(start(config.clone().bind(elsewhere)), Err(StartError::NotLocal(elsewhere)));
         let rank = UdpConfig::new(NodeId(1), peers);

@@ -1,4 +1,4 @@
-//! Frames arrive whole, in order, at the right node.
+//! Tests that frames arrive whole, in order, at the right node.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn a_frame_and_its_echo_cross_between_two_nics() {
     }
 }
 
-/// Long frames are sent from where the application has them, if the line takes them at once.
+/// Long frames are sent directly from the application's memory if the line takes them at once.
 #[test]
 fn memory_may_be_rewritten_once_it_was_read_however_long_its_frames_wait() {
     for mbps in [400_000, 2_000] {

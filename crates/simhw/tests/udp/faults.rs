@@ -1,4 +1,4 @@
-//! Faults on the links of live NICs: each frame arrives, or is counted under a named cause.
+//! Tests faults on the links of live NICs: each frame arrives, or is counted under a named cause.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::udp::firmware::{Cluster, SEND, command, completion, run};
 
 const FRAMES: u64 = 400;
 
-/// Sends frames from node 0 to node 1, which injects faults; returns what node 1 has counted.
+/// Sends frames from node 0 to node 1, which injects faults; returns node 1's counters.
 async fn send_with(injector: &FaultInjector, configure: fn(UdpConfig) -> UdpConfig) -> NicCounters {
     let faults = injector.clone();
     let cluster = Cluster::start("127.0.0.1", 2, move |config| configure(config).faults(&faults));

@@ -1,4 +1,4 @@
-//! A small firmware for the tests, and how to start NICs that run it.
+//! A small firmware for the tests, and helpers that start NICs with it.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -14,15 +14,15 @@ use midplane_simhw::region::Payload;
 use midplane_simhw::time::Instant;
 use midplane_simhw::udp::{UdpConfig, UdpNic};
 
-/// Sends the command's region to `node`; completes once it is read.
+/// Sends the command's region to `node`; completes once the region is read.
 pub(crate) const SEND: u8 = 1;
-/// Takes the next frame into the command's region; completes with its length.
+/// Receives the next frame into the command's region; completes with its length.
 pub(crate) const RECEIVE: u8 = 2;
-/// Copies the first half of the region to its second half; completes when that has ended.
+/// Copies the first half of the region to its second half; completes when the copy has ended.
 pub(crate) const COPY: u8 = 3;
-/// Sends, then gives up the turn.
+/// Sends, then aborts the turn.
 pub(crate) const SEND_AND_ABORT: u8 = 4;
-/// Frames with this flag are sent back, without it.
+/// Flag of frames that are sent back, without the flag.
 pub(crate) const ECHO: u8 = 1;
 
 /// A frame as it arrived.
@@ -33,21 +33,21 @@ pub(crate) struct Arrival {
     pub(crate) at: Instant,
 }
 
-/// What the firmware of one NIC has seen.
+/// The frames that the firmware of one NIC has received.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen(Arc<Mutex<Record>>);
 
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     pub(crate) arrivals: Vec<Arrival>,
-    /// When the last bit of each frame was said to leave.
+    /// When the last bit of each frame was reported to leave.
     pub(crate) departures: Vec<Instant>,
     pub(crate) busy: usize,
 }
 
 impl Seen {
-    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut Record) -> T) -> T {
-        look(&mut self.0.lock().unwrap())
+    pub(crate) fn with<T>(&self, use_record: impl FnOnce(&mut Record) -> T) -> T {
+        use_record(&mut self.0.lock().unwrap())
     }
 
     pub(crate) fn arrivals(&self) -> Vec<Arrival> {
@@ -72,13 +72,13 @@ impl Seen {
     }
 }
 
-/// Echoes frames, and carries out the commands above.
+/// A firmware that echoes frames and carries out the commands above.
 #[derive(Debug, Default)]
 pub(crate) struct Probe {
     seen: Seen,
     waiting: VecDeque<(PortId, Command)>,
     receivers: VecDeque<(PortId, Command)>,
-    /// Payloads that nobody has asked for yet.
+    /// Payloads for which no receive was posted yet.
     unexpected: VecDeque<Vec<u8>>,
     copies: VecDeque<(DmaId, PortId, Command)>,
     sequence: u32,
@@ -100,7 +100,7 @@ impl Probe {
                 length: u16::try_from(command.region.length).unwrap_or(u16::MAX),
                 sequence: self.sequence,
                 flags: u8::try_from(command.flags).unwrap(),
-                // Asked for in the arguments: [1, limit, _].
+                // Requested in the arguments: [1, limit, _].
                 hop_limit: match command.args {
                     [1, hops, _] => u8::try_from(hops).unwrap(),
                     _ => DEFAULT_HOP_LIMIT,
@@ -191,7 +191,7 @@ impl Firmware for Probe {
                 flags: 0,
                 ..frame.header
             };
-            // What does not fit the line is not echoed.
+            // A frame that does not fit the line is not echoed.
             let _ = hw.transmit(&header, Source::Bytes(Payload::from(&payload[..])));
             hw.commit();
         }
@@ -210,7 +210,7 @@ impl Firmware for Probe {
     }
 }
 
-/// Addresses with ports that were free a moment ago.
+/// Returns addresses with ports that were free a moment ago.
 pub(crate) fn free_addresses(ip: IpAddr, count: usize) -> Vec<SocketAddr> {
     let sockets: Vec<UdpSocket> = (0..count).map(|_| UdpSocket::bind((ip, 0)).unwrap()).collect();
     sockets.iter().map(|socket| socket.local_addr().unwrap()).collect()
@@ -224,11 +224,11 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// `count` NICs on `ip`; `change` configures each.
+    /// Starts `count` NICs on `ip`; `change` configures each.
     pub(crate) fn start(ip: &str, count: usize, change: impl Fn(UdpConfig) -> UdpConfig) -> Self {
         let ip: IpAddr = ip.parse().unwrap();
         loop {
-            // Another test may have taken one of the ports since.
+            // Another test may have bound one of the ports since.
             match Self::try_start(free_addresses(ip, count), &change) {
                 Ok(cluster) => return cluster,
                 Err(StartError::PortInUse(_)) => {}
@@ -252,12 +252,12 @@ impl Cluster {
     }
 }
 
-/// A command for `node` about the whole region.
+/// Returns a command for `node` about the whole region.
 pub(crate) fn command(opcode: u8, node: u16, region: &midplane_simhw::region::Region) -> Command {
     Command { opcode, node: NodeId(node), region: region.whole(), ..Command::default() }
 }
 
-/// The next completion; panics after 10 s.
+/// Waits for the next completion; panics after 10 s.
 #[track_caller]
 pub(crate) fn completion(port: &mut Port) -> impl Future<Output = Completion> {
     let caller = std::panic::Location::caller();

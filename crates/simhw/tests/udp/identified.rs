@@ -1,4 +1,4 @@
-//! NICs with keys of their own: a stranger joins nothing, and no node speaks as another.
+//! Tests NICs with keys of their own: a stranger cannot join, and no node can pose as another.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use midplane_simhw::udp::{UdpConfig, UdpNic};
 
 use crate::udp::firmware::{Cluster, Probe, SEND, command, completion, run};
 
-/// Three nodes, each with its secret, and the list of all.
+/// Returns the secrets of three nodes, and the list of their public keys.
 fn secrets() -> (Vec<SecretKey>, Vec<PublicKey>) {
     let secrets: Vec<SecretKey> = (0..3).map(|_| SecretKey::generate().unwrap()).collect();
     let list = secrets.iter().map(SecretKey::public).collect();
     (secrets, list)
 }
 
-/// Sends a frame from `nic` to node 0 now and then, until `done`.
+/// Sends a frame from `nic` to node 0 every few milliseconds, until `done`.
 async fn send_until(nic: &UdpNic, mut done: impl FnMut() -> bool) {
     let mut port = nic.host().open_port().unwrap();
     let region = port.register(8).unwrap();
@@ -46,7 +46,7 @@ fn a_stranger_joins_nothing_and_no_node_speaks_as_another() {
         };
         let mut cluster = Cluster::start("127.0.0.1", 3, configure);
         assert!(cluster.nics.iter().all(|nic| nic.is_identified() && nic.is_sealed()));
-        // Node 2 gives way to node 1's secret, to a stranger's and to none, all at its address and with the
+        // Node 2 is replaced by NICs with node 1's secret, a stranger's and none, all at its address and with the
         // fabric's key.
         cluster.nics.remove(2).shutdown().await;
         let stranger = SecretKey::generate().unwrap();
@@ -65,7 +65,7 @@ fn a_stranger_joins_nothing_and_no_node_speaks_as_another() {
             impostor.shutdown().await;
             assert!(cluster.seen[0].arrivals().is_empty());
         }
-        // A node of the list is heard, by its name.
+        // Frames of a listed node are accepted, under its name.
         send_until(&cluster.nics[1], || !cluster.seen[0].arrivals().is_empty()).await;
         assert!(
             cluster.seen[0].arrivals().iter().all(|arrival| arrival.header.source == NodeId(1))
@@ -73,7 +73,7 @@ fn a_stranger_joins_nothing_and_no_node_speaks_as_another() {
     });
 }
 
-/// The key of node `at`, or another one if that is the liar's own: a list names no key twice.
+/// Returns the key of node `at`, or a new one if that is the liar's own: a list names no key twice.
 fn stranger_or(list: &[PublicKey], at: usize, secret: &SecretKey) -> PublicKey {
     if list[at] == secret.public() { SecretKey::generate().unwrap().public() } else { list[at] }
 }

@@ -1,4 +1,4 @@
-//! NICs over real sockets of this host: delivery, pacing, strangers, seals, the way from port to port.
+//! Tests NICs over real sockets of this host: delivery, pacing, strangers, seals, and transfers from port to port.
 
 mod bad_input;
 mod delivery;

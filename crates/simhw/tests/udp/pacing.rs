@@ -1,4 +1,4 @@
-//! Frames leave no faster than the line; alarms and sleeps are never early.
+//! Tests that frames leave no faster than the line, and that alarms and sleeps are never early.
 
 use std::time::Duration;
 
@@ -36,13 +36,13 @@ fn a_burst_leaves_at_the_lines_rate_and_in_order() {
                 let arrived = cluster.seen[1].wait_for(FRAMES).await;
                 assert!((0_u32..).zip(&arrived).all(|(n, a)| a.header.sequence == n));
                 let wire = Framing::ETHERNET.wire_bytes((HEADER_BYTES + BYTES) as u32);
-                // Every frame that has arrived had begun to leave: all before it had left whole.
+                // Each frame that has arrived had begun to leave, so all frames before it had left completely.
                 for (before, arrival) in (0_u64..).zip(&arrived) {
                     let carried =
                         rate.bytes_in((arrival.at.since(begun) + catch_up).as_nanos() as u64);
                     assert!(before * u64::from(wire) <= carried + 1, "frame {before}");
                 }
-                // ... and the NIC said so beforehand, and that it was busy in between.
+                // The NIC reported the departures beforehand, and that the line was busy in between.
                 let departures = cluster.seen[0].with(|record| record.departures.clone());
                 let share = rate.nanos_for(u64::from(wire));
                 for two in departures.windows(2).skip_while(|two| two[0] == two[1]) {
@@ -81,9 +81,9 @@ fn equal_frames_to_two_nodes_do_not_change_places() {
 }
 
 #[test]
-fn a_shutdown_sends_what_waits_for_the_line_first() {
+fn a_shutdown_first_sends_the_frames_that_wait_for_the_line() {
     run(async {
-        // 8 frames of 1 KB at 1 Mb/s wait for 64 ms.
+        // 8 frames of 1 KB wait for 64 ms on a line of 1 Mb/s.
         let slow = LinkProfile::plain(LineRate::mbps(1), Duration::ZERO);
         let mut cluster = Cluster::start("127.0.0.1", 2, |config| config.line(slow));
         let nic = cluster.nics.remove(0);

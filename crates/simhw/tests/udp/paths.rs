@@ -1,4 +1,4 @@
-//! Datagrams are as long as their path carries, and never longer.
+//! Tests that datagrams are as long as their path carries, and never longer.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,11 +17,11 @@ use midplane_simhw::udp::{Coprocessor, UdpConfig};
 
 use crate::udp::firmware::{Cluster, ECHO, SEND, command, completion, run};
 
-/// What a router does: passes on what is not too long for the network behind it.
+/// A router, which forwards datagrams that are not too long for the network behind it.
 struct Router {
     at: SocketAddr,
     carries: Arc<AtomicUsize>,
-    /// Lengths of what came, probes apart.
+    /// Lengths of the datagrams received, except probes.
     lengths: Arc<Mutex<Vec<usize>>>,
     probes: Arc<Mutex<Vec<usize>>>,
     stop: Arc<AtomicBool>,
@@ -29,7 +29,7 @@ struct Router {
 }
 
 impl Router {
-    /// A router between `peers`, on a port of its own.
+    /// Starts a router between `peers`, on a port of its own.
     fn start(carries: usize, peers: Arc<Mutex<Vec<SocketAddr>>>) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
@@ -47,7 +47,7 @@ impl Router {
             let mut bytes = vec![0; 1 << 16];
             while !stop.load(Ordering::Relaxed) {
                 let Ok((length, _)) = socket.recv_from(&mut bytes) else { continue };
-                // A sealed frame does not tell what it is; where its destination is, both say.
+                // A sealed datagram does not show its kind, and counts as a probe; its destination is readable.
                 let (is_probe, destination) = match Header::parse(&bytes[..length]) {
                     Ok((header, _)) => (header.kind == Kind::Probe, header.destination.index()),
                     Err(_) => (true, usize::from(u16::from_le_bytes([bytes[6], bytes[7]]))),
@@ -74,7 +74,7 @@ impl Drop for Router {
     }
 }
 
-/// Two NICs with such a router between them.
+/// Starts two NICs with such a router between them.
 fn start(carries: usize, change: impl Fn(UdpConfig) -> UdpConfig) -> (Router, Cluster) {
     let peers = Arc::new(Mutex::new(Vec::new()));
     let router = Router::start(carries, Arc::clone(&peers));
@@ -104,7 +104,7 @@ async fn send_until(cluster: &Cluster, length: usize, mut done: impl FnMut() -> 
 }
 
 #[test]
-fn frames_of_any_length_cross_a_path_of_short_datagrams_and_come_back() {
+fn frames_of_any_length_are_echoed_over_a_path_of_short_datagrams() {
     for coprocessor in [Coprocessor::Thread, Coprocessor::Task] {
         run(async {
             let (router, cluster) = start(1_300, |config| config.coprocessor(coprocessor));
@@ -128,16 +128,16 @@ fn frames_of_any_length_cross_a_path_of_short_datagrams_and_come_back() {
 }
 
 #[test]
-fn datagrams_grow_to_what_their_path_carries_and_no_longer_one_is_sent() {
-    // Through a switch in software, which the router is for NICs, none is longer than 8,972 bytes.
+fn datagrams_grow_to_the_length_that_their_path_carries_and_no_further() {
+    // The router stands for a switch in software, through which no datagram is longer than 8,972 bytes.
     for (carries, finds) in [(1_372, 1_372), (8_972, 8_972), (65_507, 8_972)] {
         run(async {
             let (router, cluster) = start(carries, |config| config);
             send_until(&cluster, 65_400, || router.longest() == finds).await;
-            // What was too long was asked once or a few times, and carried nothing.
+            // Lengths that were too long were probed a few times at most, and carried nothing.
             assert!(router.probes.lock().unwrap().contains(&finds));
             assert!(router.longest() <= carries);
-            // The peer's answers and echoes obey the same.
+            // The peer's answers and echoes keep to the same lengths.
             assert_eq!(cluster.nics[1].counters().drops.of(DropCause::Malformed), 0);
         });
     }
@@ -161,7 +161,7 @@ fn datagrams_shrink_where_the_path_does() {
 }
 
 #[test]
-fn sealed_datagrams_obey_the_same() {
+fn sealed_datagrams_keep_to_the_same_lengths() {
     run(async {
         let (router, cluster) = start(1_472, |config| config.key(key()));
         let full = |lengths: &[usize]| lengths.iter().filter(|length| **length == 1_472).count();
@@ -187,7 +187,7 @@ fn vouched_lengths_are_used_from_the_first_frame_and_nothing_is_probed() {
 }
 
 #[test]
-fn pieces_that_lie_are_counted_and_harm_nobody() {
+fn invalid_pieces_are_counted_and_harmless() {
     run(async {
         let mut cluster = Cluster::start("127.0.0.1", 2, |config| config);
         cluster.nics.remove(0).shutdown().await;
@@ -205,14 +205,14 @@ fn pieces_that_lie_are_counted_and_harm_nobody() {
             bytes.resize(header.frame_bytes(), 0x4D);
             peer.send_to(&bytes, cluster.peers[1]).unwrap();
         };
-        // Beyond the frame, of no stride, of a frame that can't be.
+        // Pieces beyond their frame, without a stride, and of an impossible frame.
         piece(0, [600 << 32 | 600, 300], 300);
         piece(1, [600 << 32, 0], 300);
         piece(2, [u64::MAX, u64::MAX], 300);
-        // Whole, and no frame inside.
+        // A complete frame whose contents are no frame.
         piece(3, [600 << 32, 300], 300);
         piece(3, [600 << 32 | 300, 300], 300);
-        // Halves that nothing completes.
+        // Halves that are never completed.
         for number in 10..30 {
             piece(number, [600 << 32, 300], 300);
         }

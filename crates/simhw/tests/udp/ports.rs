@@ -1,4 +1,4 @@
-//! From one port to another: command, frame, memory, completion.
+//! Tests transfers from one port to another: command, frame, memory, completion.
 
 use std::time::Duration;
 
@@ -105,7 +105,7 @@ fn a_dropped_region_is_refused_and_a_dropped_port_is_forgotten() {
         port.submit(&send).unwrap();
         assert_eq!(completion(&mut port).await.status, Status::Region);
         drop(port);
-        // Its number comes back once the NIC has seen it go.
+        // The number is free again once the NIC has seen the port close.
         for _ in 0..2_000 {
             if host.open_port().unwrap().id() == id {
                 return;
@@ -116,8 +116,8 @@ fn a_dropped_region_is_refused_and_a_dropped_port_is_forgotten() {
     });
 }
 
-/// Who rings runs the NIC, unless somebody else does: whichever it is, nothing rung for is left, and
-/// what takes a later turn gets one.
+/// A task that rings a doorbell runs the NIC, unless another one does. Either way no doorbell is left unhandled, and
+/// work for a later turn gets one.
 #[test]
 fn ports_that_ring_at_once_are_all_answered() {
     run(async {
@@ -145,7 +145,7 @@ fn ports_that_ring_at_once_are_all_answered() {
     });
 }
 
-/// Who looks again and again runs the NIC: its runtime gets no turn.
+/// A task that polls again and again runs the NIC itself: its runtime gets no turn.
 #[test]
 fn a_process_that_never_waits_receives() {
     run(async {
@@ -159,10 +159,10 @@ fn a_process_that_never_waits_receives() {
             there.submit(&command(RECEIVE, 0, &to)).unwrap();
             here.submit(&command(SEND, 1, &from)).unwrap();
             for port in [&mut here, &mut there] {
-                let mut looks = 0_u32;
+                let mut polls = 0_u32;
                 while port.poll().is_none() {
-                    looks += 1;
-                    assert!(looks < 10_000_000, "round {round}: nothing comes");
+                    polls += 1;
+                    assert!(polls < 10_000_000, "round {round}: no frame arrives");
                     std::thread::yield_now();
                 }
             }
@@ -173,9 +173,9 @@ fn a_process_that_never_waits_receives() {
     });
 }
 
-/// NICs that look for long, what they look for, and a task that only sleeps, all on one thread.
+/// NICs that busy-poll for long, the tasks that they serve, and a task that only sleeps all share one thread.
 #[test]
-fn a_nic_that_looks_lets_all_others_run() {
+fn a_busy_polling_nic_lets_all_other_tasks_run() {
     run(async {
         let mut cluster = Cluster::start("127.0.0.1", 2, |config| {
             config.coprocessor(Coprocessor::Task).spin(Duration::from_secs(1))
@@ -196,13 +196,16 @@ fn a_nic_that_looks_lets_all_others_run() {
             nic.shutdown().await;
         }
         let took = began.elapsed();
-        assert!(took < Duration::from_secs(10), "{took:?}: they wait for one another's looks");
+        assert!(
+            took < Duration::from_secs(10),
+            "{took:?}: they wait for one another's busy-polling"
+        );
     });
 }
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_nic_that_nobody_talks_to_sleeps() {
+fn an_idle_nic_sleeps() {
     use rustix::time::{ClockId, clock_gettime};
 
     let used = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();

@@ -1,4 +1,4 @@
-//! NICs with a key: what is not sealed, or comes twice, goes no further.
+//! Tests NICs with a key: they drop what is not sealed or arrives twice.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn key() -> Key {
     Key::new(1, [3; 32])
 }
 
-/// Sends `count` frames of `bytes` from the first NIC to the second, to be sent back.
+/// Sends `count` frames of `bytes` from the first NIC to the second, which sends them back.
 async fn send(nic: &UdpNic, bytes: usize, count: usize) {
     let mut port = nic.host().open_port().unwrap();
     let region = port.register(bytes).unwrap();
@@ -34,7 +34,7 @@ async fn send(nic: &UdpNic, bytes: usize, count: usize) {
 }
 
 #[test]
-fn sealed_frames_of_any_length_cross_and_come_back() {
+fn sealed_frames_of_any_length_are_echoed() {
     for coprocessor in [Coprocessor::Thread, Coprocessor::Task] {
         run(async {
             let cluster =
@@ -60,7 +60,7 @@ fn sealed_frames_of_any_length_cross_and_come_back() {
 }
 
 #[test]
-fn what_waits_for_keys_still_leaves_when_the_nic_is_shut_down() {
+fn frames_that_wait_for_keys_still_leave_when_the_nic_is_shut_down() {
     run(async {
         let mut cluster = Cluster::start("127.0.0.1", 2, |config| config.key(key()));
         let sender = cluster.nics.remove(0);
@@ -71,7 +71,7 @@ fn what_waits_for_keys_still_leaves_when_the_nic_is_shut_down() {
 }
 
 #[test]
-fn a_restarted_nic_is_heard_and_hears_whatever_its_life_is_called() {
+fn a_restarted_nic_sends_and_receives_with_any_incarnation_number() {
     run(async {
         let configure = |config: UdpConfig| config.key(key()).incarnation(Incarnation::FIRST);
         let mut cluster = Cluster::start("127.0.0.1", 2, configure);
@@ -81,7 +81,8 @@ fn a_restarted_nic_is_heard_and_hears_whatever_its_life_is_called() {
         let (probe, seen) = Probe::new();
         let config = configure(UdpConfig::new(NodeId(1), cluster.peers.clone()));
         let restarted = UdpNic::start(config, probe).unwrap();
-        // The first are sealed with keys that the other side has lost; it asks for new ones then.
+        // The first frames are sealed with keys that the restarted NIC has lost; it then begins a handshake for new
+        // ones.
         for _ in 0..200 {
             send(&cluster.nics[0], 10, 1).await;
             if !seen.arrivals().is_empty() {
@@ -94,17 +95,17 @@ fn a_restarted_nic_is_heard_and_hears_whatever_its_life_is_called() {
     });
 }
 
-/// Looks at both sockets, 20 ms each, after which nothing more is expected.
+/// Rounds of polling both sockets, 20 ms each, after which no more datagrams are expected.
 const QUIET: usize = 10;
 
-/// Passes datagrams between two NICs that take each other to be where it listens.
+/// Forwards datagrams between two NICs, each of which takes one of its sockets for the other NIC.
 struct Tap {
     sockets: [UdpSocket; 2],
     nics: [SocketAddr; 2],
 }
 
 impl Tap {
-    /// The NICs, what their firmware sees, and the tap between them.
+    /// Starts the NICs and the tap between them; returns also the frames that each firmware receives.
     fn start() -> ([UdpNic; 2], [Seen; 2], Self) {
         let nics = free_addresses("127.0.0.1".parse().unwrap(), 2);
         let bind = || {
@@ -125,7 +126,7 @@ impl Tap {
         ([first, second], [seen_first, seen_second], Self { sockets, nics: [nics[0], nics[1]] })
     }
 
-    /// Passes on what comes, until nothing does; returns it with its receivers.
+    /// Forwards datagrams until none arrives; returns them with their receivers.
     fn pass(&self) -> Vec<(usize, Vec<u8>)> {
         let mut passed = Vec::new();
         let mut buffer = [0; 2_000];
@@ -133,7 +134,7 @@ impl Tap {
         while quiet < QUIET {
             quiet += 1;
             for to in [0, 1] {
-                // What is for a NIC comes to the socket that stands for it.
+                // A datagram for a NIC arrives at the socket that stands for that NIC.
                 while let Ok(length) = self.sockets[to].recv(&mut buffer) {
                     quiet = 0;
                     passed.push((to, buffer[..length].to_vec()));
@@ -144,14 +145,14 @@ impl Tap {
         passed
     }
 
-    /// Hands a NIC a datagram that seems to come from the other.
+    /// Sends a NIC a datagram that seems to come from the other.
     fn inject(&self, to: usize, datagram: &[u8]) {
         self.sockets[1 - to].send_to(datagram, self.nics[to]).unwrap();
     }
 }
 
 #[test]
-fn what_is_heard_on_the_way_is_unreadable_and_of_no_use_again() {
+fn sealed_datagrams_are_unreadable_on_the_wire_and_useless_as_replays() {
     run(async {
         let ([first, second], [_, seen], tap) = Tap::start();
         send(&first, 40, 3).await;
@@ -169,7 +170,7 @@ fn what_is_heard_on_the_way_is_unreadable_and_of_no_use_again() {
         for (to, datagram) in &again {
             tap.inject(*to, datagram);
         }
-        // Frames as they are without a key, under the peer's address.
+        // Frames that are not sealed, under the peer's address.
         let header = Header { destination: NodeId(1), length: 40, ..Header::default() };
         let mut plain = header.emit().to_vec();
         plain.extend([9; 40]);
@@ -199,14 +200,14 @@ fn sealed_frames_pass_a_switch_that_has_no_key() {
         let (switch, cluster) = switched::start("::1", 2, profile, |config| config.key(key()));
         send(&cluster.nics[0], 500, 2).await;
         let back = cluster.seen[0].wait_for(2).await;
-        // Each way through one switch.
+        // Each direction crosses one switch.
         assert!(back.iter().all(|arrival| arrival.header.hop_limit < 64));
         assert_eq!(switch.shutdown().await.frame_drops.total(), 0);
     });
 }
 
 #[test]
-fn nics_with_different_keys_or_none_hear_nothing_of_each_other() {
+fn nics_with_different_keys_or_none_receive_nothing_from_each_other() {
     run(async {
         let cluster = Cluster::start("127.0.0.1", 3, |config| match config.node() {
             NodeId(0) => config.key(key()),

@@ -1,4 +1,4 @@
-//! NICs behind a switch in software.
+//! Tests NICs behind a switch in software.
 
 use midplane_simhw::drops::DropCause;
 use midplane_simhw::frame::{Header, Kind};
@@ -11,7 +11,7 @@ use midplane_simhw::udp::{SoftSwitch, SwitchConfig, UdpConfig, UdpNic};
 
 use crate::udp::firmware::{Cluster, SEND, command, completion, free_addresses, run};
 
-/// A switch and the NICs behind it, the port of each at 100 Mb/s.
+/// Starts a switch and the NICs behind it, each at a port of 100 Mb/s.
 pub(crate) fn start(
     ip: &str,
     count: usize,
@@ -34,7 +34,7 @@ fn three_senders_overload_one_output_and_every_loss_has_its_cause() {
     const SENDERS: usize = 3;
     const FRAMES: usize = 100;
     run(async {
-        // Frames are counted: each is one datagram.
+        // The test counts frames, so each is one datagram.
         let whole = |config: UdpConfig| config.datagram_bytes(65_507);
         let profile = SwitchProfile::new(Buffer::Bytes(32 << 10));
         let (switch, cluster) = start("127.0.0.1", SENDERS + 1, profile, whole);
@@ -81,11 +81,11 @@ fn three_senders_overload_one_output_and_every_loss_has_its_cause() {
 }
 
 #[test]
-fn behind_a_switch_a_peer_that_comes_straight_is_a_stranger() {
+fn behind_a_switch_a_peer_that_bypasses_it_is_a_stranger() {
     run(async {
         let (_switch, mut cluster) =
             start("127.0.0.1", 2, SwitchProfile::new(Buffer::Cells(9)), |c| c);
-        // Node 0 makes way for a socket that sends past the switch.
+        // A socket that bypasses the switch takes node 0's address.
         cluster.nics.remove(0).shutdown().await;
         let peer = std::net::UdpSocket::bind(cluster.peers[0]).unwrap();
         let header = Header { destination: NodeId(1), hop_limit: 1, ..Header::default() };
@@ -103,7 +103,7 @@ fn behind_a_switch_a_peer_that_comes_straight_is_a_stranger() {
 }
 
 #[test]
-fn a_frame_passes_as_many_switches_as_its_hop_limit_says() {
+fn a_frame_passes_as_many_switches_as_its_hop_limit_allows() {
     run(async {
         let (switch, cluster) = start("::1", 2, SwitchProfile::new(Buffer::Bytes(32 << 10)), |c| c);
         let mut port = cluster.nics[0].host().open_port().unwrap();

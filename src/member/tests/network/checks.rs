@@ -1,97 +1,105 @@
-//! Invariants of a network: at any time, and once nothing happens any more.
+//! Checks invariants of a network: at any time, and after faults have ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Life, Network, SECOND};
+use super::{Incarnation, Network, SECOND};
 use crate::member::{Hello, Load, Stranger, Target};
 
 impl Network {
-    /// A node that searches reports the places of the living nodes of other clusters, and of no others that live.
-    fn check_strangers(&self, number: u64, life: &Life) {
+    /// Checks that a node that searches reports the places of live nodes of other clusters, and of no others that are
+    /// alive.
+    fn check_strangers(&self, number: u64, incarnation: &Incarnation) {
         for other in self.nodes.values() {
-            let Some(Life { hello, .. }) = &other.life else { continue };
-            let is_other = hello.cluster != life.hello.cluster;
+            let Some(Incarnation { hello, .. }) = &other.incarnation else { continue };
+            let is_other = hello.cluster != incarnation.hello.cluster;
             let expected = is_other.then(|| Stranger::Cluster(hello.cluster.clone()));
             for address in &other.addresses {
-                let found = life.members.strangers().get(&Target::Address(*address));
+                let found = incarnation.members.strangers().get(&Target::Address(*address));
                 let found = found.filter(|found| matches!(found, Stranger::Cluster(_)));
                 assert_eq!(found, expected.as_ref(), "node {number}, {address}");
             }
         }
     }
 
-    /// A node that joined a second ago is known to all that search.
+    /// Checks that all nodes that search have reached a node that joined a second ago.
     pub(super) fn is_reached(&self, node: u64) {
-        let Some(Life { id, hello, .. }) = &self.nodes[&node].life else { return };
+        let Some(Incarnation { id, hello, .. }) = &self.nodes[&node].incarnation else { return };
         let Hello { cluster, name, .. } = hello;
         for (other, searcher) in self.nodes.iter().filter(|(other, _)| **other != node) {
-            if let Some(life) = searcher.life.as_ref().filter(|_| searcher.searches)
-                && life.hello.cluster == *cluster
-                && life.since + 3 * SECOND < self.now
-                && !self.may_be_refused(life, *id)
-                && (!self.has_thieves || self.met.get(&(life.id, name.clone())) == Some(&hello.key))
+            if let Some(incarnation) = searcher.incarnation.as_ref().filter(|_| searcher.searches)
+                && incarnation.hello.cluster == *cluster
+                && incarnation.since + 3 * SECOND < self.now
+                && !self.may_be_refused(incarnation, *id)
+                && (!self.has_thieves
+                    || self.met.get(&(incarnation.id, name.clone())) == Some(&hello.key))
             {
-                let choices = life.members.choices("kv", |_| Load::default());
+                let choices = incarnation.members.choices("kv", |_| Load::default());
                 let is_used = choices.iter().any(|choice| choice.peer == *id);
                 assert!(is_used, "node {other} has not reached {node}");
             }
         }
     }
 
-    /// All that search know exactly the living of their cluster, over one link each, and the places of others; none was
-    /// dialed above its back-off.
+    /// Checks that all nodes that search know exactly the live nodes of their cluster, over one link each, and the
+    /// places of other clusters. No place was dialed more often than its back-off allows.
     pub(in super::super) fn check(&self) {
         for (number, node) in &self.nodes {
             for ((_, target), dials) in &node.dials {
                 let most = dials.windows(20).map(|window| window[19] - window[0]).min();
                 assert!(most.is_none_or(|most| most > 10 * SECOND), "{number} dials {target:?}");
             }
-            let Some(life) = &node.life else { continue };
-            let known: BTreeSet<_> = life.members.peers().map(|(id, ..)| id).collect();
-            let lives = self.nodes.values().filter_map(|node| node.life.as_ref());
-            let others = lives.filter(|other| other.hello.cluster == life.hello.cluster);
+            let Some(incarnation) = &node.incarnation else { continue };
+            let known: BTreeSet<_> = incarnation.members.peers().map(|(id, ..)| id).collect();
+            let running = self.nodes.values().filter_map(|node| node.incarnation.as_ref());
+            let others = running.filter(|other| other.hello.cluster == incarnation.hello.cluster);
             let others: BTreeSet<_> =
-                others.map(|other| other.id).filter(|id| *id != life.id).collect();
+                others.map(|other| other.id).filter(|id| *id != incarnation.id).collect();
             assert!(known.is_subset(&others), "node {number} knows the dead");
             if node.searches && self.has_thieves {
-                self.check_claims(*number, life, &known);
+                self.check_claims(*number, incarnation, &known);
             } else if node.searches {
                 assert_eq!(known, others, "node {number} does not know all");
-                let choices = life.members.choices("kv", |_| Load::default());
+                let choices = incarnation.members.choices("kv", |_| Load::default());
                 assert_eq!(choices.len(), others.len(), "node {number} uses all");
                 assert!(choices.iter().all(|choice| !choice.rank.0));
-                self.check_strangers(*number, life);
+                self.check_strangers(*number, incarnation);
             }
-            // Who is refused comes back again and again.
-            for (id, _, _, links) in life.members.peers().filter(|_| !self.has_thieves) {
+            // Nodes that were refused connect again and again.
+            for (id, _, _, links) in incarnation.members.peers().filter(|_| !self.has_thieves) {
                 assert_eq!(links.len(), 1, "node {number} has one link to {id}");
             }
         }
     }
 
-    /// Returns whether a node may refuse another one: that one's name is or was claimed with another key.
-    fn may_be_refused(&self, life: &Life, by: u64) -> bool {
-        let Hello { name, key, .. } = &life.hello;
-        let others = self.nodes.values().filter_map(|node| node.life.as_ref());
-        let mut others = others.filter(|other| other.hello.name == *name && other.id != life.id);
+    /// Returns whether a node may refuse another one: because the other one's name is or was claimed with another key.
+    fn may_be_refused(&self, incarnation: &Incarnation, by: u64) -> bool {
+        let Hello { name, key, .. } = &incarnation.hello;
+        let others = self.nodes.values().filter_map(|node| node.incarnation.as_ref());
+        let mut others =
+            others.filter(|other| other.hello.name == *name && other.id != incarnation.id);
         others.any(|other| other.hello.key != *key)
             || self.met.get(&(by, name.clone())).is_some_and(|met| met != key)
     }
 
     fn name_of(&self, id: u64) -> Option<&str> {
-        self.nodes[&self.node_of(id)?].life.as_ref().map(|life| &*life.hello.name)
+        self.nodes[&self.node_of(id)?]
+            .incarnation
+            .as_ref()
+            .map(|incarnation| &*incarnation.hello.name)
     }
 
-    /// A node accepts the streams of one key for each name, and opens none to another; to another one only if it has no session
-    /// with the former node, or that leaves, or is silent; and to none but the kept one that it has met.
+    /// Checks that a node accepts streams of one key for each name, and opens none to another. It may change the key
+    /// only if it has no session with the former node, or that node leaves or is silent; and never from the first kept
+    /// key that it has met.
     pub(super) fn check_names(&mut self, node: u64) {
-        let life = self.nodes[&node].life.as_ref().unwrap();
-        let own = life.id;
-        let accepted = life.members.links().filter_map(|link| life.members.peer_of(link));
+        let incarnation = self.nodes[&node].incarnation.as_ref().unwrap();
+        let own = incarnation.id;
+        let accepted =
+            incarnation.members.links().filter_map(|link| incarnation.members.peer_of(link));
         let accepted: BTreeMap<u64, String> =
             accepted.map(|(id, name)| (id, name.to_owned())).collect();
-        for choice in life.members.choices("kv", |_| Load::default()) {
-            let peer = life.members.peer_of(choice.link);
+        for choice in incarnation.members.choices("kv", |_| Load::default()) {
+            let peer = incarnation.members.peer_of(choice.link);
             assert_eq!(peer, Some((choice.peer, &*accepted[&choice.peer])));
         }
         let mut now: BTreeMap<String, (BTreeSet<u64>, [u8; 32])> = BTreeMap::new();
@@ -118,30 +126,30 @@ impl Network {
         }
     }
 
-    /// Returns whether a node has a session with another one that lives, does not leave, and is heard.
+    /// Returns whether a node has a session with another one that is alive, does not leave, and is not cut off.
     fn has_session(&self, own: u64, other: u64) -> bool {
-        let stands = self.conns.iter().any(|(number, conn)| {
-            // Without a description it has no name yet.
+        let is_connected = self.conns.iter().any(|(number, conn)| {
+            // Without a description, the other node has no name yet.
             let is_described = conn.ids.iter().position(|id| *id == own);
             is_described.is_some_and(|end| conn.is_described[end] && conn.ids[1 - end] == other)
                 && !conn.has_ended.contains(&true)
                 && self.is_open(*number)
         });
-        stands && self.lives(other) && !self.leaving.contains(&other)
+        is_connected && self.is_alive(other) && !self.leaving.contains(&other)
     }
 
-    /// A node that searches knows one living node for each name, unless the name is pinned to a key that no node has,
-    /// or is its own.
-    fn check_claims(&self, number: u64, life: &Life, known: &BTreeSet<u64>) {
-        let lives = self.nodes.values().filter_map(|node| node.life.as_ref());
-        for other in lives.filter(|other| other.hello.cluster == life.hello.cluster) {
+    /// Checks that a node that searches knows one live node for each name, unless the name is its own or is pinned to a
+    /// key that no node has.
+    fn check_claims(&self, number: u64, incarnation: &Incarnation, known: &BTreeSet<u64>) {
+        let running = self.nodes.values().filter_map(|node| node.incarnation.as_ref());
+        for other in running.filter(|other| other.hello.cluster == incarnation.hello.cluster) {
             let name = &other.hello.name;
-            let met = self.met.get(&(life.id, name.clone()));
+            let met = self.met.get(&(incarnation.id, name.clone()));
             let may_be_used = met.is_none_or(|key| *key == other.hello.key);
-            if self.may_be_refused(life, other.id) {
+            if self.may_be_refused(incarnation, other.id) {
                 continue;
             }
-            if may_be_used && *name != life.hello.name {
+            if may_be_used && *name != incarnation.hello.name {
                 let is_known = known.iter().any(|id| self.name_of(*id) == Some(name));
                 assert!(is_known, "node {number} knows no {name}");
             } else {

@@ -1,4 +1,4 @@
-//! The gateway example as a process.
+//! Runs the gateway example as a process.
 
 use std::net::SocketAddr;
 use std::process::{ExitStatus, Stdio};
@@ -11,7 +11,7 @@ use tokio::process::{Child, ChildStderr, Command};
 
 use crate::nodes::{Over, cluster_name};
 
-/// 60 s: more than any step takes on a machine that does much else.
+/// 60 s: more than any step takes on a busy machine.
 pub const WITHIN: Duration = Duration::from_secs(60);
 
 /// Returns the command that starts a gateway, which ends with its test.
@@ -21,7 +21,7 @@ pub fn command() -> Command {
     command
 }
 
-/// A gateway that runs.
+/// A running gateway.
 pub struct Gateway {
     child: Child,
     said: Lines<BufReader<ChildStderr>>,
@@ -46,19 +46,19 @@ impl Gateway {
         Self { child, said, address: address.parse().unwrap() }
     }
 
-    /// Sends it a Ctrl-C.
+    /// Sends the gateway a Ctrl-C.
     pub fn interrupt(&self) {
         let id = Pid::from_raw(self.child.id().unwrap().try_into().unwrap()).unwrap();
         kill_process(id, Signal::INT).unwrap();
     }
 
-    /// Waits for the next line on its standard error.
+    /// Waits for the next line on the gateway's standard error.
     #[allow(dead_code, reason = "one of the programs needs it")]
     pub async fn line(&mut self) -> String {
         tokio::time::timeout(WITHIN, self.said.next_line()).await.unwrap().unwrap().unwrap()
     }
 
-    /// Waits until it has ended; returns how, and what else it has printed to its standard error.
+    /// Waits until the gateway has exited; returns its status and the rest of its standard error.
     pub async fn ended(mut self) -> (ExitStatus, String) {
         let mut said = String::new();
         let stderr = self.said.get_mut();
@@ -68,7 +68,7 @@ impl Gateway {
         (status.unwrap(), said)
     }
 
-    /// Stops it; fails if a connection has ended with an error.
+    /// Stops the gateway; fails if a connection has ended with an error.
     pub async fn stop(self) {
         self.interrupt();
         let (status, said) = self.ended().await;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use midplane::{Node, NodeBuilder};
 
-/// What carries the streams.
+/// The transport that carries the streams.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Over {
     Shm,
@@ -24,7 +24,7 @@ pub fn cluster() -> NodeBuilder {
     Node::builder().cluster(cluster_name())
 }
 
-/// Starts a service's node and a client's.
+/// Starts a service's node and a client's node.
 #[allow(dead_code, reason = "a program is the client")]
 pub async fn nodes(over: Over) -> (Node, Node) {
     let builder = cluster();
@@ -37,7 +37,7 @@ pub async fn nodes(over: Over) -> (Node, Node) {
     (service, client.name("client").start().await.unwrap())
 }
 
-/// The same test over each transport, on one thread and on two.
+/// Makes a test of each function over each transport, on one thread and on two.
 macro_rules! over_each {
     ($(async fn $name:ident($over:ident) $body:block)*) => {
         $(async fn $name($over: Over) $body)*

@@ -42,7 +42,7 @@ impl TcpStream {
         nodes::wait(net::TcpStream::connect(resolve(address)?)).map(Self)
     }
 
-    /// Streams of nodes block nobody.
+    /// Does nothing: streams of nodes never block the runtime.
     pub const fn set_nonblocking(&self, _: bool) -> io::Result<()> {
         Ok(())
     }

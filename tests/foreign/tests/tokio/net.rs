@@ -1,4 +1,4 @@
-//! The part of `tokio::net` and `tokio::io::duplex` that nodes' streams have.
+//! The part of `tokio::net` and `tokio::io::duplex` that nodes' streams offer.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -50,7 +50,7 @@ impl TcpListener {
     }
 }
 
-/// A node's stream. Its halves share it.
+/// A node's stream, shared by its halves.
 #[derive(Debug)]
 pub struct TcpStream {
     shared: Arc<Mutex<Shared>>,
@@ -61,11 +61,11 @@ pub struct TcpStream {
 #[derive(Debug)]
 struct Shared {
     stream: Stream,
-    /// Bytes that were seen by `peek` and not read.
+    /// Bytes that `peek` has returned and no read has.
     peeked: Vec<u8>,
 }
 
-/// Half of a stream, or all of it.
+/// A half of a stream, or all of it.
 pub type Half = TcpStream;
 pub type UnixStream = TcpStream;
 pub type DuplexStream = TcpStream;
@@ -82,7 +82,7 @@ impl TcpStream {
         Ok(Self::new(stream, local, peer))
     }
 
-    /// Two ends of one stream.
+    /// Returns two ends of one stream.
     pub fn pair() -> io::Result<(Self, Self)> {
         nodes::wait(async {
             let listener = Self::listen().await?;
@@ -142,7 +142,7 @@ impl TcpStream {
     }
 }
 
-/// Two ends of one stream; its windows are those of all streams.
+/// Returns two ends of one stream, with the default windows.
 pub fn duplex(_: usize) -> (DuplexStream, DuplexStream) {
     TcpStream::pair().unwrap()
 }
@@ -151,7 +151,7 @@ pub fn duplex(_: usize) -> (DuplexStream, DuplexStream) {
 #[derive(Debug)]
 pub struct OwnedWriteHalf(Option<TcpStream>);
 
-/// Halves of two streams.
+/// Error of joining halves of two streams.
 #[derive(Debug)]
 #[expect(dead_code, reason = "tokio's has them")]
 pub struct ReuniteError(pub TcpStream, pub OwnedWriteHalf);
@@ -230,11 +230,11 @@ impl AsyncWrite for OwnedWriteHalf {
     }
 }
 
-/// A listener whose address is made up: the path is not used.
+/// A listener with a made-up address: no file is created at the path.
 #[derive(Debug)]
 pub struct UnixListener(TcpListener);
 
-/// Listeners of Unix sockets, by path.
+/// Addresses of Unix listeners, by path.
 static PATHS: Mutex<std::collections::BTreeMap<std::path::PathBuf, SocketAddr>> =
     Mutex::new(std::collections::BTreeMap::new());
 
@@ -250,7 +250,7 @@ impl UnixListener {
     }
 }
 
-/// `UnixStream::connect`, which has another signature than TCP's.
+/// Connects as `UnixStream::connect` does, whose signature differs from TCP's.
 pub async fn connect_path(path: impl AsRef<Path>) -> io::Result<UnixStream> {
     let address = PATHS.lock().unwrap().get(path.as_ref()).copied();
     TcpStream::connect(address.ok_or(io::ErrorKind::NotFound)?).await

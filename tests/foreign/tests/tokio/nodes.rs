@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use midplane::{Error, Listener, Node, PeerName, Stream};
 use tokio::runtime::Runtime;
 
-/// The address that stands for the node that connects: its name.
+/// Address that stands for the connecting node; its text is the node's name.
 const CLIENT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 
 /// The runtime of the nodes' own tasks, which outlives that of each test.
@@ -29,7 +29,7 @@ static NODES: LazyLock<(Node, Node)> = LazyLock::new(|| {
     (service, wait(client.start()).expect("a node"))
 });
 
-/// Listens at an address; port 0 becomes one that nobody has.
+/// Listens at an address; port 0 becomes an unused port.
 pub async fn listen(mut address: SocketAddr) -> io::Result<(Listener, SocketAddr)> {
     static NEXT: AtomicU16 = AtomicU16::new(10_000);
     if address.port() == 0 {
@@ -38,13 +38,13 @@ pub async fn listen(mut address: SocketAddr) -> io::Result<(Listener, SocketAddr
     Ok((NODES.0.listen(&address.port().to_string()).await?, address))
 }
 
-/// Connects to the listener at an address; returns the stream and the address that it comes from.
+/// Connects to the listener at an address; returns the stream and its local address.
 pub async fn connect(to: SocketAddr) -> io::Result<(Stream, SocketAddr)> {
     let stream = NODES.1.connect(&to.port().to_string()).await.map_err(io::Error::from)?;
     Ok((stream, from(to)))
 }
 
-/// The address that an accepted stream comes from.
+/// Returns an accepted stream and its peer's address.
 pub fn accepted(
     accepted: Result<(Stream, PeerName), Error>,
     at: SocketAddr,
@@ -54,12 +54,12 @@ pub fn accepted(
     Ok((stream, from(at)))
 }
 
-/// The client's address, in the family of the other one.
+/// Returns the client's address, in the other address's family.
 fn from(other: SocketAddr) -> SocketAddr {
     if other.is_ipv4() { CLIENT } else { SocketAddr::new(other.ip(), CLIENT.port()) }
 }
 
-/// Waits for a stream outside of async code, on a thread that no runtime knows.
+/// Waits for a future outside of async code, on a thread without a runtime.
 pub fn wait<T: Send>(future: impl Future<Output = T> + Send) -> T {
     std::thread::scope(|scope| {
         scope.spawn(|| RUNTIME.block_on(future)).join().expect("it does not panic")

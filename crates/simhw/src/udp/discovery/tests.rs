@@ -11,13 +11,13 @@ const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MILLISECOND;
 const V4: usize = 28;
 
-/// A path, the discovery that runs on it, and the peer's acknowledgements.
+/// A path, the discovery that runs on it, and the peer's acknowledgements in flight.
 struct Path {
     machine: Discovery,
     now: Instant,
-    /// Bytes of the longest datagram that passes; 0 if none does.
+    /// Bytes of the longest datagram that the path carries; 0 if it carries none.
     carries: usize,
-    /// Losses of 100 datagrams in each direction.
+    /// Percentage of datagrams lost in each direction.
     loss: u64,
     round_trip: u64,
     rng: Rng,
@@ -47,7 +47,8 @@ impl Path {
         bytes > self.carries || self.rng.between(0, 99) < self.loss
     }
 
-    /// Does what the shell does after each call; checks that no datagram longer than confirmed is used.
+    /// Sends probes as the driver does after each call, and schedules their answers. Checks that no datagram longer
+    /// than a confirmed one is used.
     fn settle(&mut self) {
         while let Some((number, bytes)) = self.machine.poll_transmit(self.now) {
             assert!(bytes <= self.machine.limit, "a probe of {bytes} is past the limit");
@@ -103,7 +104,7 @@ impl Path {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// For any path and with losses, the path's length is found, and no longer datagram is ever used.
+    /// For any path and with losses, discovery finds the path's length and never uses a longer datagram.
     #[test]
     fn the_length_of_a_path_is_found_under_loss(
         carries in BASE_BYTES..66_000, limit in BASE_BYTES..66_000, loss in 0_u64..20, seed: u64,
@@ -122,7 +123,7 @@ proptest! {
         prop_assert!(found, "{} of {}", path.machine.usable(), carries.min(limit));
     }
 
-    /// If a path shrinks, the length in use fits again within seconds.
+    /// If a path shrinks, discovery finds a length that fits within seconds.
     #[test]
     fn a_black_hole_is_found_and_left(
         before in 1_300_usize..9_000, after in BASE_BYTES..9_000, loss in 0_u64..10, seed: u64,
@@ -176,14 +177,14 @@ fn a_path_of_less_than_the_base_length_carries_the_least() {
     let mut path = Path::new(1_472, 900);
     path.run(SECOND);
     assert_eq!((path.machine.usable(), path.machine.phase()), (MIN_BYTES, Phase::Error));
-    // The path grows: the base length is tried again, and then longer ones.
+    // The path grows: discovery tries the base length again, and then longer ones.
     path.carries = 1_472;
     path.run(10 * SECOND);
     assert_eq!(path.machine.usable(), 1_472);
 }
 
 #[test]
-fn a_peer_that_is_away_for_a_moment_costs_no_length() {
+fn a_peer_that_is_unreachable_for_a_moment_does_not_shrink_datagrams() {
     let mut path = Path::new(1_472, 1_472);
     path.run(SECOND);
     path.carries = 0;
@@ -195,7 +196,7 @@ fn a_peer_that_is_away_for_a_moment_costs_no_length() {
 }
 
 #[test]
-fn a_peer_that_is_away_for_long_is_found_again() {
+fn a_peer_that_was_unreachable_for_long_is_probed_again() {
     let mut path = Path::new(1_472, 1_472);
     path.run(SECOND);
     path.carries = 0;
@@ -242,7 +243,7 @@ fn an_interface_that_takes_more_is_followed_at_the_next_search() {
 }
 
 #[test]
-fn answers_to_nothing_are_ignored() {
+fn unexpected_answers_are_ignored() {
     let mut path = Path::new(9_000, 9_000);
     path.run(SECOND);
     for number in [0, 1, 7, u32::MAX] {

@@ -1,4 +1,4 @@
-//! Pieces are reassembled in any order; nothing else is.
+//! Tests that pieces are reassembled in any order, and that nothing else is.
 
 use proptest::prelude::*;
 
@@ -58,7 +58,7 @@ proptest! {
         });
         prop_assert!(fits);
         let count = all.len();
-        // One comes twice, and all out of order.
+        // One piece arrives twice, and all arrive out of order.
         all.insert(0, all[again % count].clone());
         let mut rng = crate::rng::Rng::new(order, "order");
         for at in (1..all.len()).rev() {
@@ -73,9 +73,9 @@ proptest! {
         prop_assert!(joined[0] == frame(length));
     }
 
-    /// Any words give an error or a piece; nothing panics or takes more memory than documented.
+    /// Any words of a peer give an error or a piece; nothing panics or takes more memory than documented.
     #[test]
-    fn whatever_peers_say_is_bounded(
+    fn memory_is_bounded_for_any_words_of_peers(
         said in proptest::collection::vec((0_u16..3, 0_u32..6, 0_u16..2_000, any::<[u64; 2]>(), 0_usize..4), 1..200),
     ) {
         let mut receiver = Receiver::default();
@@ -99,7 +99,7 @@ proptest! {
 }
 
 #[test]
-fn a_flood_of_halves_gives_way_to_what_comes_after_it_and_is_counted() {
+fn a_flood_of_incomplete_frames_is_evicted_by_later_frames_and_counted() {
     let mut receiver = Receiver::default();
     for number in 0..10_000 {
         let half = &pieces(1, number, 10_288, 1_472)[..4];
@@ -113,7 +113,7 @@ fn a_flood_of_halves_gives_way_to_what_comes_after_it_and_is_counted() {
 }
 
 #[test]
-fn one_peers_halves_take_no_place_from_another() {
+fn incomplete_frames_of_one_peer_evict_none_of_another() {
     let mut receiver = Receiver::default();
     let mut slow = pieces(2, 0, 5_000, 1_472);
     let last = slow.pop().unwrap();
@@ -125,7 +125,7 @@ fn one_peers_halves_take_no_place_from_another() {
 }
 
 #[test]
-fn halves_of_an_earlier_start_or_long_ago_are_not_completed() {
+fn old_pieces_and_those_of_an_earlier_incarnation_complete_no_frame() {
     let all = pieces(1, 5, 3_000, 1_472);
     let mut receiver = Receiver::default();
     receiver.take(NOW, &all[0]).unwrap();

@@ -76,13 +76,13 @@ fn a_frame_that_ends_here_goes_back_with_the_time_at_which_it_was_here_whole() {
 }
 
 #[test]
-fn a_frame_that_is_cut_anew_comes_in_one_way_and_leaves_another() {
+fn a_frame_that_is_segmented_anew_has_other_pieces_at_the_output() {
     let length = 5_000;
     let mut model = model(Framing::ETHERNET, SwitchProfile::new(Buffer::Cells(200)));
     model = model.recut(Some(Framing::Cells));
     model.offer(Instant::ZERO, frame(0, 1, vec![3; length as usize]));
     let end = run(&mut model).as_nanos();
-    // It is complete at the switch, and then all its cells leave.
+    // The frame is complete at the switch; then all its cells leave.
     let bytes = Framing::ETHERNET.wire_bytes(length) + Framing::Cells.wire_bytes(length);
     let model_end = u64::from(bytes) * 80 + 2 * 2_000;
     assert!(end.abs_diff(model_end) <= 200, "{end} and {model_end}");
@@ -111,7 +111,7 @@ fn a_late_wake_up_changes_no_fate() {
 
 #[test]
 fn a_lost_last_cell_takes_the_next_packet_with_it() {
-    // Output 3 holds two cells, and those of hosts 1 and 2 are in it when host 0's last one comes.
+    // Output 3 holds two cells, and those of hosts 1 and 2 fill it when host 0's last one arrives.
     let mut model = model(Framing::Cells, SwitchProfile::new(Buffer::Cells(2)));
     for (host, at, length) in [(1, 0, 40), (0, 3_000, 60), (2, 5_000, 40)] {
         model.offer(Instant::from_nanos(at), frame(host, 3, vec![1; length]));
@@ -144,7 +144,7 @@ fn survivors(jitter: u64) -> u64 {
 
 #[test]
 fn equal_senders_collapse_unless_they_are_in_step_to_the_nanosecond() {
-    // In phase, the same sender's pieces always come first after a place became free.
+    // In phase, the same sender's pieces always arrive first after space became free.
     assert!(survivors(0) >= 25, "{}", survivors(0));
     assert!(survivors(120_000) <= 15, "{}", survivors(120_000));
 }
@@ -226,16 +226,16 @@ proptest! {
 }
 
 #[test]
-fn a_frame_to_everybody_leaves_by_every_other_port_and_each_copy_counts() {
+fn a_broadcast_leaves_by_every_other_port_and_each_copy_counts() {
     let mut model = model(Framing::ETHERNET, SwitchProfile::new(Buffer::Bytes(4_000)));
     let to_all = NodeId::BROADCAST;
     let header = Header { length: 3_000, destination: to_all, ..Header::default() };
     let mut bytes = header.emit().to_vec();
     bytes.resize(header.frame_bytes(), 1);
-    // The second finds no space behind the first.
+    // The second frame finds no space behind the first.
     model.offer(Instant::ZERO, frame(1, to_all.0, bytes.clone()));
     model.offer(Instant::ZERO, frame(1, to_all.0, bytes.clone()));
-    // Bytes that are not a frame cannot be addressed anew.
+    // Bytes that are not a frame cannot be given another destination.
     model.offer(Instant::ZERO, frame(1, to_all.0, bytes[1..].to_vec()));
     run(&mut model);
     let mut ports: Vec<u16> = model.outbound.iter().map(|out| out.to).collect();

@@ -1,4 +1,4 @@
-//! Links that wait instead of losing what finds no room.
+//! Tests links that wait instead of dropping what finds no space.
 
 use std::time::Duration;
 
@@ -67,8 +67,8 @@ const fn buffer_capacity(buffer: Buffer) -> u32 {
     }
 }
 
-/// C leaves every frame on its link for a millisecond. A sends it twelve, and then one to B.
-fn behind_a_nic_that_takes_nothing(discard: DiscardPolicy) -> Vec<(NodeId, u32, u64)> {
+/// C leaves every frame on its link for a millisecond. A sends it twelve frames, and then one to B.
+fn run_with_a_nic_that_receives_nothing(discard: DiscardPolicy) -> Vec<(NodeId, u32, u64)> {
     let switch = SwitchProfile { discard, ..SwitchProfile::new(Buffer::Bytes(4_000)) };
     let link = LinkProfile::plain(RATE, Duration::from_nanos(500));
     let log = Log::new();
@@ -104,16 +104,16 @@ fn behind_a_nic_that_takes_nothing(discard: DiscardPolicy) -> Vec<(NodeId, u32, 
 }
 
 #[test]
-fn a_nic_that_takes_nothing_stops_its_link_the_switch_and_who_sends_to_others() {
-    let entries = behind_a_nic_that_takes_nothing(DiscardPolicy::BackPressure);
+fn a_nic_that_receives_nothing_stalls_its_link_the_switch_and_traffic_to_other_nodes() {
+    let entries = run_with_a_nic_that_receives_nothing(DiscardPolicy::BackPressure);
     let numbers: Vec<u32> = entries.iter().map(|(_, number, _)| *number).collect();
     assert_eq!(entries.len(), 13, "nothing is lost");
     assert_eq!(numbers.iter().filter(|n| **n < 12).count(), 12);
     let to_b = entries.iter().find(|(node, ..)| *node == B).unwrap();
     assert!(to_b.2 > 2_000_000, "what is for B waits behind what C leaves: {to_b:?}");
     assert!(entries.iter().all(|(.., time)| *time >= 2_000_000), "{entries:?}");
-    // Without back-pressure there is no link to leave it on: it comes, or is dropped.
-    let entries = behind_a_nic_that_takes_nothing(DiscardPolicy::Tail);
+    // Without back-pressure, no link can hold the frame: it arrives or is dropped.
+    let entries = run_with_a_nic_that_receives_nothing(DiscardPolicy::Tail);
     let to_b = entries.iter().find(|(node, ..)| *node == B).unwrap();
     assert!(to_b.2 < 2_000_000, "{to_b:?}");
 }
