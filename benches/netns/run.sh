@@ -50,29 +50,25 @@ write_peers() { for ((i = 0; i <= $1; i++)); do echo "$NET.$((10 + i)):$PORT"; d
 
 # kernel PROTOCOL SENDERS
 kernel() {
-    local protocol=$1 senders=$2 sent=0 received pids=()
-    local common=(--protocol "$protocol" --message-bytes $MESSAGE --seconds "$SECONDS_EACH" --json)
-    write_peers "$senders"
-    ip netns exec "$TAG-0" timeout 60 "$LAB" kernel-peer --rank 0 --peers "$FOLDER/peers" "${common[@]}" \
-        >"$FOLDER/received" &
+    local protocol=$1 senders=$2 received pids=()
+    local common=(--protocol "$protocol" --seconds "$SECONDS_EACH")
+    ip netns exec "$TAG-0" timeout 60 "$FIDELITY" receive --senders "$senders" "${common[@]}" >"$FOLDER/received" &
     received=$!
     sleep 0.3
     for ((i = 1; i <= senders; i++)); do
-        ip netns exec "$TAG-$i" timeout 60 "$LAB" kernel-peer --rank "$i" --peers "$FOLDER/peers" \
-            "${common[@]}" >"$FOLDER/sent$i" &
+        ip netns exec "$TAG-$i" timeout 60 "$FIDELITY" send "$NET.10" --index $((i - 1)) \
+            --message-bytes "$MESSAGE" "${common[@]}" 2>/dev/null &
         pids+=($!)
     done
-    wait "${pids[@]}" "$received"
-    for ((i = 1; i <= senders; i++)); do sent=$((sent + $(value messages "$FOLDER/sent$i"))); done
-    local loss=-
-    if [[ $protocol == udp ]]; then
-        loss=$(awk -v s="$sent" -v r="$(value messages "$FOLDER/received")" \
-            'BEGIN {printf "%.3f", 100 * (1 - r / s)}')
-    fi
-    value goodput_mbps "$FOLDER/received" | awk -F, -v name="kernel ${protocol^^}" -v n="$senders" -v loss="$loss" '{
-        for (i = 1; i <= NF; i++) { sum += $i; squares += $i * $i }
-        printf "%-24s%8s%16.2f%10s%9.4f\n", name, n, sum, loss, squares ? sum * sum / (NF * squares) : 1
-    }'
+    wait "$received"
+    wait "${pids[@]}" || true
+    # Where no datagram has arrived whole, the receiver does not know how many were sent.
+    value sender_mbps "$FOLDER/received" | awk -F, -v name="kernel ${protocol^^}" -v n="$senders" \
+        -v protocol="$protocol" -v loss="$(value loss "$FOLDER/received")" '{
+            for (i = 1; i <= NF; i++) { sum += $i; squares += $i * $i }
+            loss = protocol == "tcp" ? "-" : sprintf("%.3f", sum ? 100 * loss : 100)
+            printf "%-24s%8s%16.2f%10s%9.4f\n", name, n, sum, loss, squares ? sum * sum / (NF * squares) : 1
+        }'
 }
 
 # ours MODE SENDERS
@@ -115,10 +111,13 @@ against_sim() {
 }
 
 cargo build --release --quiet --example incast
-cargo build --release --quiet -p midplane-benches
-examples=${CARGO_TARGET_DIR:-target}/release/examples
-INCAST=$examples/incast
-LAB=${CARGO_TARGET_DIR:-target}/release/lab
+INCAST=${CARGO_TARGET_DIR:-target}/release/examples/incast
+FIDELITY=${FIDELITY:-}
+if [[ -z $FIDELITY ]]; then
+    target=${CARGO_TARGET_DIR:-benches/simulated/target}
+    cargo build --release --quiet --manifest-path benches/simulated/Cargo.toml --target-dir "$target" --bin fidelity
+    FIDELITY=$target/release/fidelity
+fi
 
 build_network 2>"$FOLDER/why" || skip "no network namespaces here: $(tail -1 "$FOLDER/why")"
 

@@ -4,9 +4,7 @@
 
 mod scale;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
-
+use allocation_counter::measure;
 use midplane::simhw::frame::Frame;
 use midplane::simhw::hardware::{Firmware, Hardware};
 use midplane::simhw::host::Host;
@@ -18,40 +16,6 @@ use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
 use midplane_benches::work::load;
-
-/// An allocator that counts, on top of the system's.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-/// Bytes allocated and not freed.
-static LIVE: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call is handed on unchanged to the system's allocator, which keeps the contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        LIVE.fetch_add(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller's promise about `layout` is the one that is asked for here.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: `pointer` came from `alloc` or `realloc`, that is from the system, with `layout`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        LIVE.fetch_add(bytes as u64, Ordering::Relaxed);
-        LIVE.fetch_sub(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: as for `dealloc`; the caller's promise about `bytes` is handed on.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// Counts per second of real time, one per run.
 #[derive(Debug, Default)]
@@ -76,10 +40,10 @@ fn speeds<F: Firmware>(mut world: World<F>, nanos: u64) -> Speeds {
     for _ in 0..RUNS {
         let until = world.now().plus_nanos(nanos);
         let (sent, events) = (world.traffic().sent, world.events());
-        let allocations = ALLOCATIONS.load(Ordering::Relaxed);
-        let seconds = seconds(|| world.run_until(until));
+        let mut seconds = 0.0;
+        let allocated = measure(|| seconds = self::seconds(|| world.run_until(until)));
         let packets = (world.traffic().sent - sent) as f64;
-        let allocations = (ALLOCATIONS.load(Ordering::Relaxed) - allocations) as f64;
+        let allocations = allocated.count_total as f64;
         speeds.packets.push(packets / seconds);
         speeds.events.push((world.events() - events) as f64 / seconds);
         speeds.allocations_per_packet =
@@ -233,11 +197,11 @@ fn bach() -> Measured {
 }
 
 fn megabytes(depth: Option<usize>) -> Measured {
-    let before = LIVE.load(Ordering::Relaxed);
-    let mut world = scale::idle(10_000, depth);
-    world.run_until(Instant::from_nanos(1_000));
-    let bytes = LIVE.load(Ordering::Relaxed) - before;
-    (vec![bytes as f64 / 1e6], "MB")
+    let mut world = None;
+    let allocated = measure(|| {
+        world.insert(scale::idle(10_000, depth)).run_until(Instant::from_nanos(1_000));
+    });
+    (vec![allocated.bytes_current as f64 / 1e6], "MB")
 }
 
 /// Prints the rows whose name contains `only`.

@@ -68,11 +68,6 @@ impl Counts {
         });
     }
 
-    /// Returns all received bytes.
-    pub fn total(&self) -> u64 {
-        self.table.lock().values().sum()
-    }
-
     /// Returns the goodput of each sender in 10^6 bit/s, in the order of names, during `measured` after `warm_up`.
     pub async fn rates(&self, warm_up: Duration, measured: Duration) -> Vec<f64> {
         sleep(warm_up).await;

@@ -18,7 +18,6 @@ mod detector;
 mod fabric;
 mod fairness;
 mod figures;
-mod kernel_peer;
 #[cfg(target_os = "linux")]
 mod nas;
 #[cfg(target_os = "linux")]
@@ -53,7 +52,6 @@ enum Question {
     Detector(detector::Arguments),
     Fairness(fairness::Arguments),
     Figures(figures::Arguments),
-    KernelPeer(kernel_peer::Arguments),
     #[cfg(target_os = "linux")]
     Nas(nas::Arguments),
     #[cfg(target_os = "linux")]
@@ -76,7 +74,6 @@ fn main() -> ExitCode {
         Question::Detector(arguments) => detector::run(arguments),
         Question::Fairness(arguments) => fairness::run(arguments),
         Question::Figures(arguments) => figures::run(arguments),
-        Question::KernelPeer(arguments) => kernel_peer::run(arguments),
         #[cfg(target_os = "linux")]
         Question::Nas(arguments) => nas::run(arguments),
         #[cfg(target_os = "linux")]

@@ -21,6 +21,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// Measures senders behind a narrow port, in virtual time or with the kernel's sockets, by the same code.
 ///
 /// `benches/netns/fidelity.sh` draws cases, runs each in network namespaces and in virtual time, and prints both.
+/// `benches/netns/run.sh` measures the kernel's sockets beside `incast`.
 #[derive(Parser)]
 #[command(
     after_help = "Exit code: 0 it ran, and what is asked holds; 1 it does not, or a run failed; 2 bad input.\n\n\
