@@ -16,8 +16,8 @@ use super::{gam, pm};
 use crate::kernel_tcp::{self, KernelTcp, TcpCosts};
 use crate::raw::{self, PING, RECEIVE, SEND};
 
-const A: NodeId = NodeId(0);
-const B: NodeId = NodeId(1);
+pub(super) const A: NodeId = NodeId(0);
+pub(super) const B: NodeId = NodeId(1);
 
 /// The relation of a model's number to the published one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
@@ -161,7 +161,7 @@ pub fn lam_via() -> Vec<Anchor> {
 const ROUNDS: u64 = 100;
 
 /// Builds a command about `region` whose peer is the other one of the two hosts.
-fn command(opcode: u8, from: NodeId, region: RegionRef) -> Command {
+pub(super) fn command(opcode: u8, from: NodeId, region: RegionRef) -> Command {
     Command { opcode, node: NodeId(1 - from.0), region, ..Command::default() }
 }
 
@@ -263,40 +263,4 @@ fn interrupt_us(machine: &Machine, notice: Notice) -> f64 {
         host.now().nanos_since(began)
     });
     (nanos.expect("it ends") - WORK) as f64 / ROUNDS as f64 / 1e3
-}
-
-/// Returns the goodput of frames of `bytes`, sent back to back, in 10^6 byte/s.
-pub fn stream_mb_per_s(machine: &Machine, bytes: usize) -> f64 {
-    const FRAMES: u64 = 400;
-    let mut world = raw::world(machine);
-    let host = world.host(B);
-    world.spawn(B, async move {
-        let mut port = host.open_port().expect("the NIC is up");
-        let region = port.register(bytes).expect("a region");
-        for _ in 0..FRAMES {
-            if port.outstanding() == port.depth() {
-                port.completion().await.expect("the NIC is up");
-            }
-            port.submit(&command(SEND, B, region.whole())).expect("there is room");
-        }
-        while port.outstanding() > 0 {
-            port.completion().await.expect("the NIC is up");
-        }
-    });
-    let host = world.host(A);
-    let nanos = world.block_on(A, async move {
-        let mut port = host.open_port().expect("the NIC is up");
-        let region = port.register(bytes).expect("a region");
-        for _ in 0..64 {
-            port.submit(&command(RECEIVE, A, region.whole())).expect("there is room");
-        }
-        port.completion().await.expect("the NIC is up");
-        let began = host.now();
-        for _ in 1..FRAMES {
-            port.submit(&command(RECEIVE, A, region.whole())).expect("there is room");
-            port.completion().await.expect("the NIC is up");
-        }
-        host.now().nanos_since(began)
-    });
-    (FRAMES - 1) as f64 * bytes as f64 / nanos.expect("all arrive") as f64 * 1e3
 }

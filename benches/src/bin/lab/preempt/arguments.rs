@@ -58,10 +58,6 @@ pub(crate) struct Arguments {
     /// The first seed
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
-    /// In virtual time: send the messages of the kernels, and let their arithmetic take virtual time alone. A run of
-    /// class A then takes seconds; its results are neither computed nor checked
-    #[arg(long)]
-    pub(crate) model: bool,
     /// Report when jobs ran under each scheduler, from the notes of their ranks in this folder; a rank writes them as
     /// `lab --be-ticker FOLDER SCHEDULER.JOB.RANK SECONDS`
     #[arg(long, value_name = "FOLDER")]

@@ -160,7 +160,7 @@ pub(crate) fn measure(repeat: u32, case: &Case, alone: &Outcome) -> Run {
 
 /// Returns all combinations of the arguments.
 fn cases(arguments: &Arguments) -> Vec<Case> {
-    let (phases, seed, computes) = (Phases::Two, arguments.seed, !arguments.model);
+    let (phases, seed, computes) = (Phases::Two, arguments.seed, true);
     let mut cases = Vec::new();
     for &kernel in &arguments.kernel {
         for &class in &arguments.class {
