@@ -28,6 +28,8 @@ pub mod nodes;
 #[cfg(feature = "lab")]
 pub mod plot;
 #[cfg(feature = "lab")]
+pub mod promises;
+#[cfg(feature = "lab")]
 pub mod raw;
 #[cfg(feature = "lab")]
 pub mod solver;

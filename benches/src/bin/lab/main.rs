@@ -12,6 +12,8 @@ macro_rules! display {
 }
 
 #[cfg(target_os = "linux")]
+mod all;
+#[cfg(target_os = "linux")]
 mod channel;
 mod collectives;
 mod detector;
@@ -47,6 +49,8 @@ struct Lab {
 #[derive(Debug, Subcommand)]
 enum Question {
     #[cfg(target_os = "linux")]
+    All(all::Arguments),
+    #[cfg(target_os = "linux")]
     Channel(channel::Arguments),
     Collectives(collectives::Arguments),
     Detector(detector::Arguments),
@@ -68,6 +72,8 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     command_line::main(|lab: &Lab| match &lab.question {
+        #[cfg(target_os = "linux")]
+        Question::All(arguments) => all::run(arguments),
         #[cfg(target_os = "linux")]
         Question::Channel(arguments) => channel::run(arguments),
         Question::Collectives(arguments) => collectives::run(arguments),

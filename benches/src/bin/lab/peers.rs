@@ -8,7 +8,7 @@
 //! this machine are named and skipped.
 
 mod comparisons;
-mod machine;
+pub(crate) mod machine;
 
 use std::process::{Command, Stdio};
 

@@ -1,0 +1,288 @@
+//! Every promised number, measured by one command, as one table.
+//!
+//! ```text
+//! cargo run --release -p midplane-benches --bin lab -- all --quick
+//! ```
+//!
+//! Each command of `promises/rows.txt` runs once in every round, one after the other. A row has the median of its rounds.
+
+mod children;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+
+use children::{Lack, Programs, Report};
+use clap::Parser;
+use midplane_benches::promises::{Command, Promise, Promises, Source};
+use midplane_kit::claims::median;
+use serde::Serialize;
+
+use crate::peers::machine::{self, Machine};
+use crate::processes;
+use crate::report::{self, Failure, progress};
+
+/// Most rounds of the full run, and of the quick one.
+const ROUNDS: usize = 5;
+const QUICK_ROUNDS: usize = 2;
+/// The line of a page after which its table begins.
+const MARK: &str = "<!-- `lab all --write` replaces what follows. -->";
+
+/// Measure every number that this project promises; print one table
+///
+/// Each row has its bound, the median and the range of the rounds, and the command that measures it. A row that can't be
+/// measured here says why. Numbers depend on the machine's load: run it on an idle one. Ctrl-C stops all commands, and
+/// prints the rows that are there.
+#[derive(Debug, Parser)]
+#[command(
+    after_help = "Exit code: 0 every measured number is within its bound; 1 one is not, or a command failed; 2 bad input."
+)]
+pub(crate) struct Arguments {
+    /// Measure for shorter times and in fewer rounds: at most 15 minutes instead of an hour
+    #[arg(long)]
+    quick: bool,
+    /// Only rows whose area, text or command contains this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    /// Write the table into this page, in the place of the one that is there
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "only"])]
+    write: Option<PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+struct Document {
+    machine: Machine,
+    quick: bool,
+    /// True if Ctrl-C ended the run.
+    stopped: bool,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    area: String,
+    what: String,
+    asked: String,
+    unit: String,
+    #[serde(flatten)]
+    measured: Option<Measured>,
+    /// The reason why there is no number.
+    reason: Option<String>,
+    /// True if the command failed.
+    failed: bool,
+    command: String,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Measured {
+    median: f64,
+    lowest: f64,
+    highest: f64,
+    rounds: usize,
+    holds: bool,
+}
+
+/// Reports of each command, by its name.
+type Reports = BTreeMap<String, Vec<Result<Report, Lack>>>;
+
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    let Promises { rows, mut commands } = Promises::read();
+    let rows: Vec<Promise> =
+        rows.into_iter().filter(|row| fits(row, &commands, &arguments.only)).collect();
+    if rows.is_empty() {
+        return Err(format!("--only {}: no row has that text", arguments.only).into());
+    }
+    let page = arguments.write.as_deref().map(introduction).transpose()?;
+    commands.retain(|command| rows.iter().any(|row| is_of(row, command)));
+    let (reports, stopped) = processes::run(measure(&commands, arguments.quick))?;
+    let row = |promise: &Promise| row(promise, &commands, &reports, arguments.quick);
+    let rows = rows.iter().map(row).collect();
+    let document = Document { machine: machine::describe(), quick: arguments.quick, stopped, rows };
+    match (page, &arguments.write) {
+        (Some(page), Some(file)) if !stopped => {
+            let text = markdown(&document);
+            std::fs::write(file, format!("{page}\n\n{text}")).map_err(|error| {
+                report::print(&text);
+                Failure::of_run(format!("--write {}: {error}", file.display()))
+            })?;
+        }
+        _ => report::print_document(arguments.json, &document, markdown),
+    }
+    let holds = |row: &Row| !row.failed && row.measured.is_none_or(|measured| measured.holds);
+    let holds = !stopped && document.rows.iter().all(holds);
+    Ok(if holds { 0 } else { report::FAILED })
+}
+
+fn is_of(row: &Promise, command: &Command) -> bool {
+    matches!(&row.source, Source::Report(name, _) if *name == command.name)
+}
+
+fn fits(row: &Promise, commands: &[Command], only: &str) -> bool {
+    let command = commands.iter().find(|command| is_of(row, command));
+    let words = command.map_or("", |command| &command.words);
+    [&row.area, &row.what, words].iter().any(|text| text.contains(only))
+}
+
+/// Returns what a page has up to its table.
+fn introduction(page: &Path) -> Result<String, String> {
+    let wrong = |what: &dyn std::fmt::Display| format!("--write {}: {what}", page.display());
+    let text = std::fs::read_to_string(page).map_err(|error| wrong(&error))?;
+    let (before, _) = text.split_once(MARK).ok_or_else(|| wrong(&format!("no line {MARK}")))?;
+    Ok(format!("{before}{MARK}"))
+}
+
+/// Returns the arguments of a command in this run.
+fn words(command: &Command, quick: bool) -> String {
+    let more = if quick { &command.quick } else { &command.full };
+    format!("{} {more}", command.words).trim_end().to_owned()
+}
+
+/// Runs the commands in rounds; returns their reports, and whether Ctrl-C ended that. A command that has no report is
+/// not run again.
+async fn measure(commands: &[Command], quick: bool) -> Result<(Reports, bool), Failure> {
+    let mut programs = Programs::find().map_err(Failure::of_run)?;
+    let mut stop = pin!(processes::until_asked(None));
+    let rounds = if quick { QUICK_ROUNDS } else { ROUNDS };
+    let steps: usize = commands.iter().map(|command| command.rounds.min(rounds)).sum();
+    let bar = progress(steps, "{bar:30} {pos}/{len} {elapsed} {msg}");
+    let mut reports = Reports::new();
+    for round in 0..rounds {
+        for command in commands.iter().filter(|command| round < command.rounds) {
+            let before = reports.entry(command.name.clone()).or_default();
+            if before.iter().all(Result::is_ok) {
+                bar.set_message(format!("round {}: {}", round + 1, command.words));
+                before.push(programs.run(&words(command, quick), stop.as_mut()).await);
+            }
+            if matches!(before.last(), Some(Err(Lack::Stopped))) {
+                bar.finish_and_clear();
+                return Ok((reports, true));
+            }
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok((reports, false))
+}
+
+fn row(promise: &Promise, commands: &[Command], reports: &Reports, quick: bool) -> Row {
+    let (measured, command) = match &promise.source {
+        Source::Nowhere(script) => {
+            (Err(Lack::Missing("no measurement by one command".into())), script.clone())
+        }
+        Source::Report(name, _) => {
+            let command = commands.iter().find(|command| command.name == *name);
+            let words = command.map(|command| words(command, quick)).unwrap_or_default();
+            (numbers(promise, reports.get(name).map_or(&[][..], Vec::as_slice)), words)
+        }
+    };
+    let (reason, failed) = match &measured {
+        Ok(_) => (None, false),
+        Err(Lack::Missing(reason)) => (Some(reason.clone()), false),
+        Err(Lack::Failed(reason)) => (Some(reason.clone()), true),
+        Err(Lack::Stopped) => (Some("stopped before".into()), false),
+    };
+    Row {
+        area: promise.area.clone(),
+        what: promise.what.clone(),
+        asked: promise.bound.to_string(),
+        unit: promise.bound.unit.clone(),
+        measured: measured.ok(),
+        reason,
+        failed,
+        command,
+    }
+}
+
+/// Summarizes a row's numbers in all reports.
+fn numbers(promise: &Promise, reports: &[Result<Report, Lack>]) -> Result<Measured, Lack> {
+    let Source::Report(_, number) = &promise.source else { return Err(Lack::Stopped) };
+    let mut numbers = Vec::new();
+    for report in reports {
+        let report = match report {
+            Ok(report) => report,
+            // Earlier rounds count.
+            Err(Lack::Stopped) => break,
+            Err(lack) => return Err(lack.clone()),
+        };
+        let found = number.read(&report.document, &promise.bound).ok_or_else(|| {
+            let name = |line: &&String| number.names(line.split(':').next().unwrap_or_default());
+            let reason = report.skipped.iter().find(name);
+            Lack::Missing(reason.map_or("the report has no such row", |line| line).to_owned())
+        })?;
+        numbers.push(found);
+    }
+    if numbers.is_empty() {
+        return Err(Lack::Stopped);
+    }
+    let (rounds, median) = (numbers.len(), median(numbers.clone()));
+    let lowest = numbers.iter().copied().fold(f64::INFINITY, f64::min);
+    let highest = numbers.into_iter().fold(f64::NEG_INFINITY, f64::max);
+    Ok(Measured { median, lowest, highest, rounds, holds: promise.bound.holds(median) })
+}
+
+fn number(value: f64) -> String {
+    match value.abs() {
+        100.0.. => format!("{value:.0}"),
+        10.0.. => format!("{value:.1}"),
+        0.095.. => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let (measured, spread, holds) = match (&row.measured, &row.reason) {
+        (Some(Measured { median, lowest, highest, rounds, holds }), _) => (
+            number(*median),
+            match rounds {
+                1 => "-".into(),
+                _ => format!("{} to {}", number(*lowest), number(*highest)),
+            },
+            if *holds { "yes" } else { "**no**" },
+        ),
+        (None, reason) => {
+            let kind = if row.failed { "failed" } else { "not measured" };
+            (format!("{kind}: {}", reason.as_deref().unwrap_or_default()), "-".into(), "-")
+        }
+    };
+    let command = if row.command.is_empty() { "-".into() } else { format!("`{}`", row.command) };
+    let cells = [
+        row.what.clone(),
+        row.unit.clone(),
+        row.asked.clone(),
+        measured,
+        spread,
+        holds.into(),
+        command,
+    ];
+    // A bar would end a cell.
+    cells.map(|cell| cell.replace('|', "/")).into()
+}
+
+fn markdown(document: &Document) -> String {
+    let mut text = document.machine.markdown();
+    let count = |which: fn(&Row) -> bool| document.rows.iter().filter(|row| which(row)).count();
+    let holding = count(|row| row.measured.is_some_and(|measured| measured.holds));
+    let measured = count(|row| row.measured.is_some());
+    text += &format!(
+        "{} of {measured} measured numbers are within their bounds; {} rows were not measured.\n",
+        holding,
+        document.rows.len() - measured
+    );
+    if document.quick {
+        text += "Measured with `--quick`: shorter times, fewer rounds.\n";
+    }
+    if document.stopped {
+        text += "The run was stopped before its end.\n";
+    }
+    for area in document.rows.chunk_by(|a, b| a.area == b.area) {
+        let rows = report::markdown(
+            "what, unit, asked, measured, spread, holds, command",
+            area.iter().map(cells),
+        );
+        text += &format!("\n## {}\n\n{rows}", area[0].area);
+    }
+    text
+}

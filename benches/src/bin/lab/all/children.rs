@@ -1,0 +1,162 @@
+//! The commands: programs that are built, run, and stopped with all that they have started.
+
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+/// Time limit of a command, and of a build.
+const LIMIT: Duration = Duration::from_secs(900);
+/// Time in which a stopped command ends what it has started; then it is killed.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Why a command has no report.
+#[derive(Clone, Debug)]
+pub(crate) enum Lack {
+    /// Something that it needs is not on this machine.
+    Missing(String),
+    /// It failed.
+    Failed(String),
+    /// This program was stopped.
+    Stopped,
+}
+
+/// Report of a command.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) document: Value,
+    /// Each peer that it has skipped, a colon, and the reason.
+    pub(crate) skipped: Vec<String>,
+}
+
+/// The programs, and the folders where they are.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    lab: PathBuf,
+    root: PathBuf,
+    /// The folder `target` of the workspace.
+    target: PathBuf,
+    built: Vec<(String, Result<(), Lack>)>,
+}
+
+impl Programs {
+    pub(crate) fn find() -> Result<Self, String> {
+        let lab = std::env::current_exe().map_err(|error| error.to_string())?;
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let target = lab.ancestors().nth(2).map(Path::to_owned).ok_or("lab is in no folder")?;
+        Ok(Self { lab, root, target, built: Vec::new() })
+    }
+
+    fn services_target(&self) -> PathBuf {
+        self.root.join("benches/services/target")
+    }
+
+    fn path(&self, program: &str) -> PathBuf {
+        match program {
+            "lab" => self.lab.clone(),
+            "services" => self.services_target().join("release/midplane-services"),
+            "cluster" => self.lab.with_file_name("cluster"),
+            script => self.root.join(script),
+        }
+    }
+
+    /// Builds the program of a command, once; a program that is there is used if it can't be built.
+    async fn build(&mut self, program: &str, stop: impl Future<Output = ()>) -> Result<(), Lack> {
+        if let Some((_, done)) = self.built.iter().find(|(name, _)| name == program) {
+            return done.clone();
+        }
+        let needed = if program.ends_with("front_door.sh") { "services" } else { program };
+        let (arguments, target) = match needed {
+            "services" => {
+                (["--manifest-path", "benches/services/Cargo.toml"], self.services_target())
+            }
+            "cluster" => (["--package", "cluster"], self.target.clone()),
+            _ => return Ok(()),
+        };
+        let mut cargo = Command::new("cargo");
+        cargo.args(["build", "--release", "--quiet"]).args(arguments).current_dir(&self.root);
+        cargo.arg("--target-dir").arg(target);
+        let done = match output(cargo, stop).await {
+            Err(Lack::Stopped) => Err(Lack::Stopped),
+            Ok(output) if output.status.success() => Ok(()),
+            _ if self.path(needed).is_file() => Ok(()),
+            Ok(output) => {
+                Err(Lack::Missing(format!("{needed} was not built: {}", complaint(&output))))
+            }
+            Err(_) => Err(Lack::Missing(format!("{needed} can't be built here"))),
+        };
+        self.built.push((program.into(), done.clone()));
+        done
+    }
+
+    /// Runs a command until it ends, or `stop` completes.
+    pub(crate) async fn run(
+        &mut self,
+        words: &str,
+        mut stop: std::pin::Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<Report, Lack> {
+        let mut words = words.split_whitespace();
+        // A script may stand behind a program that starts it.
+        let first = words.next().unwrap_or_default();
+        let mut command = match first {
+            "taskset" => Command::new(first),
+            program => {
+                self.build(program, stop.as_mut()).await?;
+                Command::new(self.path(program))
+            }
+        };
+        command.args(words).arg("--json").current_dir(&self.root);
+        command.env("CARGO_TARGET_DIR", &self.target).env("SERVICES", self.path("services"));
+        report(&output(command, stop).await?)
+    }
+}
+
+/// Runs a command in a process group of its own, and stops the group if it takes too long or `stop` completes.
+async fn output(mut command: Command, stop: impl Future<Output = ()>) -> Result<Output, Lack> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let name = command.as_std().get_program().to_string_lossy().into_owned();
+    let child = command.process_group(0).spawn();
+    let child = child.map_err(|error| Lack::Missing(format!("{name}: {error}")))?;
+    let group = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
+    let mut ended = std::pin::pin!(child.wait_with_output());
+    let lack = tokio::select! {
+        output = &mut ended => return output.map_err(|error| Lack::Failed(error.to_string())),
+        () = stop => Lack::Stopped,
+        () = tokio::time::sleep(LIMIT) => Lack::Failed(format!("not done after {LIMIT:?}")),
+    };
+    for signal in [Signal::TERM, Signal::KILL] {
+        // The group may have ended already.
+        let _ = group.map(|group| kill_process_group(group, signal));
+        if timeout(GRACE, &mut ended).await.is_ok() {
+            break;
+        }
+    }
+    Err(lack)
+}
+
+/// Returns the last line of a program's errors.
+fn complaint(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text.lines().rfind(|line| !line.trim().is_empty());
+    line.map_or_else(|| output.status.to_string(), |line| line.trim_start_matches("error: ").into())
+}
+
+/// Reads what a command has printed. A report counts even if the exit code says that a claim in it failed.
+fn report(output: &Output) -> Result<Report, Lack> {
+    let lines = |bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("skipped: "));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    if let Ok(document) = serde_json::from_slice(&output.stdout) {
+        return Ok(Report { document, skipped: lines(&output.stderr) });
+    }
+    match lines(&output.stdout).pop() {
+        Some(reason) => Err(Lack::Missing(reason)),
+        None => Err(Lack::Failed(complaint(output))),
+    }
+}
