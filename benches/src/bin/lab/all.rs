@@ -14,7 +14,7 @@ use std::pin::pin;
 
 use children::{Lack, Programs, Report};
 use clap::Parser;
-use midplane_benches::promises::{Command, Promise, Promises, Source};
+use midplane_benches::promises::{Bound, Command, Number, Promise, Promises, Source};
 use midplane_kit::claims::median;
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ use crate::report::{self, Failure, progress};
 
 /// Most rounds of the full run, and of the quick one.
 const ROUNDS: usize = 5;
-const QUICK_ROUNDS: usize = 2;
+const QUICK_ROUNDS: usize = 3;
 /// The line of a page after which its table begins.
 const MARK: &str = "<!-- `lab all --write` replaces what follows. -->";
 
@@ -74,6 +74,9 @@ struct Row {
     /// True if the command failed.
     failed: bool,
     command: String,
+    /// The command's name in the table.
+    #[serde(skip)]
+    name: String,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -168,14 +171,16 @@ async fn measure(commands: &[Command], quick: bool) -> Result<(Reports, bool), F
 }
 
 fn row(promise: &Promise, commands: &[Command], reports: &Reports, quick: bool) -> Row {
-    let (measured, command) = match &promise.source {
+    let (measured, command, name) = match &promise.source {
         Source::Nowhere(script) => {
-            (Err(Lack::Missing("no measurement by one command".into())), script.clone())
+            let lack = Lack::Missing("no measurement by one command".into());
+            (Err(lack), script.clone(), script)
         }
-        Source::Report(name, _) => {
+        Source::Report(name, number) => {
             let command = commands.iter().find(|command| command.name == *name);
             let words = command.map(|command| words(command, quick)).unwrap_or_default();
-            (numbers(promise, reports.get(name).map_or(&[][..], Vec::as_slice)), words)
+            let reports = reports.get(name).map_or(&[][..], Vec::as_slice);
+            (numbers(number, &promise.bound, reports), words, name)
         }
     };
     let (reason, failed) = match &measured {
@@ -193,12 +198,16 @@ fn row(promise: &Promise, commands: &[Command], reports: &Reports, quick: bool) 
         reason,
         failed,
         command,
+        name: name.clone(),
     }
 }
 
 /// Summarizes a row's numbers in all reports.
-fn numbers(promise: &Promise, reports: &[Result<Report, Lack>]) -> Result<Measured, Lack> {
-    let Source::Report(_, number) = &promise.source else { return Err(Lack::Stopped) };
+fn numbers(
+    number: &Number,
+    bound: &Bound,
+    reports: &[Result<Report, Lack>],
+) -> Result<Measured, Lack> {
     let mut numbers = Vec::new();
     for report in reports {
         let report = match report {
@@ -207,7 +216,7 @@ fn numbers(promise: &Promise, reports: &[Result<Report, Lack>]) -> Result<Measur
             Err(Lack::Stopped) => break,
             Err(lack) => return Err(lack.clone()),
         };
-        let found = number.read(&report.document, &promise.bound).ok_or_else(|| {
+        let found = number.read(&report.document, bound).ok_or_else(|| {
             let name = |line: &&String| number.names(line.split(':').next().unwrap_or_default());
             let reason = report.skipped.iter().find(name);
             Lack::Missing(reason.map_or("the report has no such row", |line| line).to_owned())
@@ -220,7 +229,7 @@ fn numbers(promise: &Promise, reports: &[Result<Report, Lack>]) -> Result<Measur
     let (rounds, median) = (numbers.len(), median(numbers.clone()));
     let lowest = numbers.iter().copied().fold(f64::INFINITY, f64::min);
     let highest = numbers.into_iter().fold(f64::NEG_INFINITY, f64::max);
-    Ok(Measured { median, lowest, highest, rounds, holds: promise.bound.holds(median) })
+    Ok(Measured { median, lowest, highest, rounds, holds: bound.holds(median) })
 }
 
 fn number(value: f64) -> String {
@@ -247,16 +256,9 @@ fn cells(row: &Row) -> Vec<String> {
             (format!("{kind}: {}", reason.as_deref().unwrap_or_default()), "-".into(), "-")
         }
     };
-    let command = if row.command.is_empty() { "-".into() } else { format!("`{}`", row.command) };
-    let cells = [
-        row.what.clone(),
-        row.unit.clone(),
-        row.asked.clone(),
-        measured,
-        spread,
-        holds.into(),
-        command,
-    ];
+    let name = if row.name.is_empty() { "-".into() } else { format!("`{}`", row.name) };
+    let [what, unit, asked] = [&row.what, &row.unit, &row.asked].map(Clone::clone);
+    let cells = [what, unit, asked, measured, spread, holds.into(), name];
     // A bar would end a cell.
     cells.map(|cell| cell.replace('|', "/")).into()
 }
@@ -266,10 +268,9 @@ fn markdown(document: &Document) -> String {
     let count = |which: fn(&Row) -> bool| document.rows.iter().filter(|row| which(row)).count();
     let holding = count(|row| row.measured.is_some_and(|measured| measured.holds));
     let measured = count(|row| row.measured.is_some());
+    let missing = document.rows.len() - measured;
     text += &format!(
-        "{} of {measured} measured numbers are within their bounds; {} rows were not measured.\n",
-        holding,
-        document.rows.len() - measured
+        "Within their bounds are {holding} of {measured} numbers; {missing} were not measured.\n"
     );
     if document.quick {
         text += "Measured with `--quick`: shorter times, fewer rounds.\n";
@@ -277,12 +278,14 @@ fn markdown(document: &Document) -> String {
     if document.stopped {
         text += "The run was stopped before its end.\n";
     }
+    let titles = "what, unit, asked, measured, spread, holds, command";
     for area in document.rows.chunk_by(|a, b| a.area == b.area) {
-        let rows = report::markdown(
-            "what, unit, asked, measured, spread, holds, command",
-            area.iter().map(cells),
-        );
+        let rows = report::markdown(titles, area.iter().map(cells));
         text += &format!("\n## {}\n\n{rows}", area[0].area);
     }
+    text += "\n## Commands\n\n";
+    let named = document.rows.iter().filter(|row| row.name != row.command);
+    let commands: BTreeMap<_, _> = named.map(|row| (&row.name, &row.command)).collect();
+    commands.iter().for_each(|(name, words)| text += &format!("- `{name}`: `{words}`\n"));
     text
 }
