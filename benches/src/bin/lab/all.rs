@@ -11,20 +11,22 @@ mod children;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
+use std::time::Duration;
 
 use children::{Lack, Programs, Report};
 use clap::Parser;
 use midplane_benches::promises::{Bound, Command, Number, Promise, Promises, Source};
 use midplane_kit::claims::median;
+use midplane_kit::clock::now;
 use serde::Serialize;
 
 use crate::peers::machine::{self, Machine};
 use crate::processes;
 use crate::report::{self, Failure, progress};
 
-/// Most rounds of the full run, and of the quick one.
-const ROUNDS: usize = 5;
-const QUICK_ROUNDS: usize = 3;
+/// Most rounds and time of the full run, and of the quick one. No round begins that would end later.
+const FULL: (usize, Duration) = (5, Duration::from_secs(3600));
+const QUICK: (usize, Duration) = (3, Duration::from_secs(900));
 /// The line of a page after which its table begins.
 const MARK: &str = "<!-- `lab all --write` replaces what follows. -->";
 
@@ -148,15 +150,20 @@ fn words(command: &Command, quick: bool) -> String {
 async fn measure(commands: &[Command], quick: bool) -> Result<(Reports, bool), Failure> {
     let mut programs = Programs::find().map_err(Failure::of_run)?;
     let mut stop = pin!(processes::until_asked(None));
-    let rounds = if quick { QUICK_ROUNDS } else { ROUNDS };
+    let (rounds, limit) = if quick { QUICK } else { FULL };
+    let begin = now();
     let steps: usize = commands.iter().map(|command| command.rounds.min(rounds)).sum();
     let bar = progress(steps, "{bar:30} {pos}/{len} {elapsed} {msg}");
     let mut reports = Reports::new();
     for round in 0..rounds {
+        let spent = begin.elapsed();
+        if round > 0 && spent + spent / round as u32 > limit {
+            break;
+        }
         for command in commands.iter().filter(|command| round < command.rounds) {
             let before = reports.entry(command.name.clone()).or_default();
             if before.iter().all(Result::is_ok) {
-                bar.set_message(format!("round {}: {}", round + 1, command.words));
+                bar.set_message(format!("round {}: {}", round + 1, command.name));
                 before.push(programs.run(&words(command, quick), stop.as_mut()).await);
             }
             if matches!(before.last(), Some(Err(Lack::Stopped))) {

@@ -10,7 +10,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 /// Time limit of a command, and of a build.
-const LIMIT: Duration = Duration::from_secs(900);
+const LIMIT: Duration = Duration::from_secs(600);
 /// Time in which a stopped command ends what it has started; then it is killed.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -47,6 +47,9 @@ impl Programs {
     pub(crate) fn find() -> Result<Self, String> {
         let lab = std::env::current_exe().map_err(|error| error.to_string())?;
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let root = root
+            .canonicalize()
+            .map_err(|error| format!("the sources, {}: {error}", root.display()))?;
         let target = lab.ancestors().nth(2).map(Path::to_owned).ok_or("lab is in no folder")?;
         Ok(Self { lab, root, target, built: Vec::new() })
     }
@@ -70,15 +73,17 @@ impl Programs {
             return done.clone();
         }
         let needed = if program.ends_with("front_door.sh") { "services" } else { program };
+        // Together with the benches, the example has their features, and shares what they have built.
         let (arguments, target) = match needed {
-            "services" => {
-                (["--manifest-path", "benches/services/Cargo.toml"], self.services_target())
-            }
-            "cluster" => (["--package", "cluster"], self.target.clone()),
+            "services" => ("--manifest-path benches/services/Cargo.toml", self.services_target()),
+            "cluster" => ("-p midplane-benches -p cluster --bin cluster", self.target.clone()),
             _ => return Ok(()),
         };
         let mut cargo = Command::new("cargo");
-        cargo.args(["build", "--release", "--quiet"]).args(arguments).current_dir(&self.root);
+        cargo
+            .args(["build", "--release", "--quiet"])
+            .args(arguments.split(' '))
+            .current_dir(&self.root);
         cargo.arg("--target-dir").arg(target);
         let done = match output(cargo, stop).await {
             Err(Lack::Stopped) => Err(Lack::Stopped),
