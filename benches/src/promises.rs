@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod tests;
 
+use midplane_kit::claims::median;
+use serde::Serialize;
 use serde_json::Value;
 
 /// Rows and commands of the table.
@@ -107,14 +109,8 @@ impl Bound {
     }
 
     /// Returns whether a number in the bound's unit is within it.
-    pub fn holds(&self, number: f64) -> bool {
+    fn holds(&self, number: f64) -> bool {
         if self.at_most { number <= self.limit } else { number >= self.limit }
-    }
-
-    /// Returns the number farthest from the bound on its wrong side, or the one that is best.
-    fn extreme(&self, worst: bool, numbers: impl Iterator<Item = f64>) -> Option<f64> {
-        let pick = if self.at_most == worst { f64::max } else { f64::min };
-        numbers.reduce(pick)
     }
 
     /// Converts a report's number to the bound's unit: from shares to percent, from bytes to MiB.
@@ -127,7 +123,31 @@ impl Bound {
     }
 }
 
-/// How a row's number follows from a report. Of several that fit, it is the one that misses the bound most.
+/// Summary of a row's number over several rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Measured {
+    pub median: f64,
+    pub lowest: f64,
+    pub highest: f64,
+    pub rounds: usize,
+    /// True if the median is within the bound.
+    pub holds: bool,
+}
+
+impl Measured {
+    fn of(numbers: impl Iterator<Item = f64> + Clone, bound: &Bound) -> Self {
+        let median = median(numbers.clone().collect());
+        Self {
+            median,
+            lowest: numbers.clone().fold(f64::INFINITY, f64::min),
+            highest: numbers.clone().fold(f64::NEG_INFINITY, f64::max),
+            rounds: numbers.count(),
+            holds: bound.holds(median),
+        }
+    }
+}
+
+/// The rule by which a report gives a row's number. Of several that fit, the one whose median misses the bound most counts.
 #[derive(Debug)]
 pub enum Number {
     /// `PICK`: a number of the report.
@@ -153,11 +173,26 @@ impl Number {
         }
     }
 
-    /// Reads the number from a report, in the unit of its bound; `None` if the report lacks it.
-    pub fn read(&self, report: &Value, bound: &Bound) -> Option<f64> {
-        let numbers: Vec<f64> = match self {
+    /// Summarizes the number over the reports of several rounds; `None` if a report lacks it.
+    pub fn measured(&self, reports: &[&Value], bound: &Bound) -> Option<Measured> {
+        let rounds = reports.iter().map(|report| self.all(report).filter(|all| !all.is_empty()));
+        let rounds: Vec<Vec<f64>> = rounds.collect::<Option<_>>()?;
+        let count = rounds.first()?.len();
+        let of = |at: usize| {
+            let numbers = rounds.iter().map(|round| round.get(at).copied());
+            let numbers: Vec<f64> = numbers.collect::<Option<_>>()?;
+            Some(Measured::of(numbers.into_iter().map(|number| bound.scaled(number)), bound))
+        };
+        let all: Vec<Measured> = (0..count).map(of).collect::<Option<_>>()?;
+        let largest = bound.at_most != matches!(self, Self::Best(_));
+        all.into_iter().reduce(|a, b| if (a.median > b.median) == largest { a } else { b })
+    }
+
+    /// Reads all numbers that fit from one report.
+    fn all(&self, report: &Value) -> Option<Vec<f64>> {
+        match self {
             Self::Worst(pick) | Self::Best(pick) => {
-                pick.all(report).into_iter().map(|(_, number)| number).collect()
+                Some(pick.all(report).into_iter().map(|(_, number)| number).collect())
             }
             Self::Ratio(ours, theirs) => {
                 let theirs = theirs.all(report);
@@ -165,12 +200,10 @@ impl Number {
                     let (_, peer) = theirs.iter().find(|(size, _)| *size == bytes)?;
                     Some(number / peer)
                 };
-                ours.all(report).into_iter().map(ratio).collect::<Option<_>>()?
+                ours.all(report).into_iter().map(ratio).collect()
             }
-            Self::Line(pick) => off_line(pick.all(report)),
-        };
-        let numbers = numbers.into_iter().map(|number| bound.scaled(number));
-        bound.extreme(!matches!(self, Self::Best(_)), numbers)
+            Self::Line(pick) => Some(off_line(pick.all(report))),
+        }
     }
 
     /// Returns whether the row needs an object with this value of some field.

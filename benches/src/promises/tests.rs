@@ -7,7 +7,7 @@ fn bound(text: &str) -> Bound {
 }
 
 fn read(number: &str, text: &str, report: &Value) -> Option<f64> {
-    Number::parse(number).unwrap().read(report, &bound(text))
+    Some(Number::parse(number).unwrap().measured(&[report], &bound(text))?.median)
 }
 
 #[test]
@@ -57,6 +57,23 @@ fn of_several_rows_the_worst_counts_unless_the_best_is_asked_for() {
     assert_eq!(read("ratio", "<= 1x", &report), Some(3.0));
     assert_eq!(read("best ratio", ">= 1x", &report), Some(3.0));
     assert_eq!(read("best ratio", "<= 1x", &report), Some(1.0));
+}
+
+#[test]
+fn the_worst_row_is_the_one_with_the_worst_median_of_all_rounds() {
+    let rounds = [[1.0, 4.0], [5.0, 6.0], [9.0, 8.0]].map(|[a, b]| json!([{"x": a}, {"x": b}]));
+    let measured = |number: &str, rounds: &[&Value]| {
+        Number::parse(number).unwrap().measured(rounds, &bound(">= 5x"))
+    };
+    let [first, second, third] = &rounds;
+    let worst = Measured { median: 5.0, lowest: 1.0, highest: 9.0, rounds: 3, holds: true };
+    assert_eq!(measured("x", &[first, second, third]), Some(worst));
+    let best = Measured { median: 6.0, lowest: 4.0, highest: 8.0, rounds: 3, holds: true };
+    assert_eq!(measured("best x", &[first, second, third]), Some(best));
+    // A round without the number leaves no summary.
+    assert_eq!(measured("x", &[first, &json!([])]), None);
+    assert_eq!(measured("x", &[first, &json!([{"x": 1.0}])]), None);
+    assert_eq!(measured("x", &[]), None);
 }
 
 #[test]

@@ -15,8 +15,7 @@ use std::time::Duration;
 
 use children::{Lack, Programs, Report};
 use clap::Parser;
-use midplane_benches::promises::{Bound, Command, Number, Promise, Promises, Source};
-use midplane_kit::claims::median;
+use midplane_benches::promises::{Bound, Command, Measured, Number, Promise, Promises, Source};
 use midplane_kit::clock::now;
 use serde::Serialize;
 
@@ -81,15 +80,6 @@ struct Row {
     name: String,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Measured {
-    median: f64,
-    lowest: f64,
-    highest: f64,
-    rounds: usize,
-    holds: bool,
-}
-
 /// Reports of each command, by its name.
 type Reports = BTreeMap<String, Vec<Result<Report, Lack>>>;
 
@@ -127,8 +117,11 @@ fn is_of(row: &Promise, command: &Command) -> bool {
 
 fn fits(row: &Promise, commands: &[Command], only: &str) -> bool {
     let command = commands.iter().find(|command| is_of(row, command));
-    let words = command.map_or("", |command| &command.words);
-    [&row.area, &row.what, words].iter().any(|text| text.contains(only))
+    let program = match &row.source {
+        Source::Nowhere(script) => script,
+        Source::Report(name, _) => command.map_or(name, |command| &command.words),
+    };
+    [&row.area, &row.what, program].iter().any(|text| text.contains(only))
 }
 
 /// Returns what a page has up to its table.
@@ -148,7 +141,7 @@ fn words(command: &Command, quick: bool) -> String {
 /// Runs the commands in rounds; returns their reports, and whether Ctrl-C ended that. A command that has no report is
 /// not run again.
 async fn measure(commands: &[Command], quick: bool) -> Result<(Reports, bool), Failure> {
-    let mut programs = Programs::find().map_err(Failure::of_run)?;
+    let programs = Programs::find().map_err(Failure::of_run)?;
     let mut stop = pin!(processes::until_asked(None));
     let (rounds, limit) = if quick { QUICK } else { FULL };
     let begin = now();
@@ -215,28 +208,24 @@ fn numbers(
     bound: &Bound,
     reports: &[Result<Report, Lack>],
 ) -> Result<Measured, Lack> {
-    let mut numbers = Vec::new();
+    let mut documents = Vec::new();
     for report in reports {
-        let report = match report {
-            Ok(report) => report,
+        match report {
+            Ok(report) => documents.push(&report.document),
             // Earlier rounds count.
             Err(Lack::Stopped) => break,
             Err(lack) => return Err(lack.clone()),
-        };
-        let found = number.read(&report.document, bound).ok_or_else(|| {
-            let name = |line: &&String| number.names(line.split(':').next().unwrap_or_default());
-            let reason = report.skipped.iter().find(name);
-            Lack::Missing(reason.map_or("the report has no such row", |line| line).to_owned())
-        })?;
-        numbers.push(found);
+        }
     }
-    if numbers.is_empty() {
+    if documents.is_empty() {
         return Err(Lack::Stopped);
     }
-    let (rounds, median) = (numbers.len(), median(numbers.clone()));
-    let lowest = numbers.iter().copied().fold(f64::INFINITY, f64::min);
-    let highest = numbers.into_iter().fold(f64::NEG_INFINITY, f64::max);
-    Ok(Measured { median, lowest, highest, rounds, holds: bound.holds(median) })
+    number.measured(&documents, bound).ok_or_else(|| {
+        let is_needed = |line: &&String| number.names(line.split(':').next().unwrap_or_default());
+        let mut skipped = reports.iter().flatten().flat_map(|report| &report.skipped);
+        let reason = skipped.find(is_needed);
+        Lack::Missing(reason.map_or("the report has no such row", |line| line).to_owned())
+    })
 }
 
 fn number(value: f64) -> String {
@@ -276,8 +265,11 @@ fn markdown(document: &Document) -> String {
     let holding = count(|row| row.measured.is_some_and(|measured| measured.holds));
     let measured = count(|row| row.measured.is_some());
     let missing = document.rows.len() - measured;
+    let rounds = document.rows.iter().filter_map(|row| Some(row.measured?.rounds)).max();
     text += &format!(
-        "Within their bounds are {holding} of {measured} numbers; {missing} were not measured.\n"
+        "Within their bounds are {holding} of {measured} numbers, medians of up to {} rounds; {missing} were not \
+         measured.\n",
+        rounds.unwrap_or_default()
     );
     if document.quick {
         text += "Measured with `--quick`: shorter times, fewer rounds.\n";

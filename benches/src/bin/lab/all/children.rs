@@ -14,12 +14,12 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// Time in which a stopped command ends what it has started; then it is killed.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Why a command has no report.
+/// The reason why a command has no report.
 #[derive(Clone, Debug)]
 pub(crate) enum Lack {
     /// Something that it needs is not on this machine.
     Missing(String),
-    /// It failed.
+    /// The command itself failed.
     Failed(String),
     /// This program was stopped.
     Stopped,
@@ -40,7 +40,6 @@ pub(crate) struct Programs {
     root: PathBuf,
     /// The folder `target` of the workspace.
     target: PathBuf,
-    built: Vec<(String, Result<(), Lack>)>,
 }
 
 impl Programs {
@@ -51,7 +50,7 @@ impl Programs {
             .canonicalize()
             .map_err(|error| format!("the sources, {}: {error}", root.display()))?;
         let target = lab.ancestors().nth(2).map(Path::to_owned).ok_or("lab is in no folder")?;
-        Ok(Self { lab, root, target, built: Vec::new() })
+        Ok(Self { lab, root, target })
     }
 
     fn services_target(&self) -> PathBuf {
@@ -67,11 +66,8 @@ impl Programs {
         }
     }
 
-    /// Builds the program of a command, once; a program that is there is used if it can't be built.
-    async fn build(&mut self, program: &str, stop: impl Future<Output = ()>) -> Result<(), Lack> {
-        if let Some((_, done)) = self.built.iter().find(|(name, _)| name == program) {
-            return done.clone();
-        }
+    /// Builds the program of a command; a program that is there is used if it can't be built.
+    async fn build(&self, program: &str, stop: impl Future<Output = ()>) -> Result<(), Lack> {
         let needed = if program.ends_with("front_door.sh") { "services" } else { program };
         // Together with the benches, the example has their features, and shares what they have built.
         let (arguments, target) = match needed {
@@ -85,22 +81,18 @@ impl Programs {
             .args(arguments.split(' '))
             .current_dir(&self.root);
         cargo.arg("--target-dir").arg(target);
-        let done = match output(cargo, stop).await {
-            Err(Lack::Stopped) => Err(Lack::Stopped),
+        match output(cargo, stop).await {
             Ok(output) if output.status.success() => Ok(()),
+            Err(Lack::Stopped) => Err(Lack::Stopped),
             _ if self.path(needed).is_file() => Ok(()),
-            Ok(output) => {
-                Err(Lack::Missing(format!("{needed} was not built: {}", complaint(&output))))
-            }
-            Err(_) => Err(Lack::Missing(format!("{needed} can't be built here"))),
-        };
-        self.built.push((program.into(), done.clone()));
-        done
+            Ok(output) => Err(Lack::Missing(format!("cargo build: {}", complaint(&output)))),
+            Err(Lack::Missing(why) | Lack::Failed(why)) => Err(Lack::Missing(why)),
+        }
     }
 
     /// Runs a command until it ends, or `stop` completes.
     pub(crate) async fn run(
-        &mut self,
+        &self,
         words: &str,
         mut stop: std::pin::Pin<&mut impl Future<Output = ()>>,
     ) -> Result<Report, Lack> {
