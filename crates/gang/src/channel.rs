@@ -30,7 +30,7 @@ use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
 pub use ack::Timeouts;
 use command::{ATTACH, GANG, NOTIFY, WAIT, WANTS_ROOM};
 pub use errors::{AttachError, Closed, SendError};
-use geometry::{ByteRing, CONSUMED, Geometry, RECORD_BYTES, Record, SENT};
+use geometry::{ByteRing, CONSUMED, Geometry, Record, SENT};
 use local_rings::{LocalRings, RingEnds};
 #[cfg(all(target_os = "linux", feature = "live"))]
 pub use ticket::{Ticket, TicketError};
@@ -137,7 +137,7 @@ impl Channel {
     fn adopt(&mut self) {
         let geometry = self.descriptor.geometry;
         for number in self.freed..self.sent {
-            let Some(record) = self.record(geometry.send_record(number)) else { return };
+            let Some(record) = self.descriptor.memory.record(geometry.send_record(number)) else { return };
             if self.positions.is_empty() {
                 self.send_ring.head = record.position;
             }
@@ -162,12 +162,6 @@ impl Channel {
     #[must_use]
     pub const fn message_bytes(&self) -> u32 {
         self.descriptor.geometry.message
-    }
-
-    fn record(&self, offset: usize) -> Option<Record> {
-        let mut bytes = [0; RECORD_BYTES];
-        self.descriptor.memory.read(offset, &mut bytes).ok()?;
-        Some(Record::parse(bytes))
     }
 
     fn store(&self, offset: usize, bytes: &[u8]) {
@@ -287,7 +281,7 @@ impl Channel {
         }
         self.is_from_nic = true;
         let geometry = self.descriptor.geometry;
-        let record = self.record(geometry.receive_record(self.consumed))?;
+        let record = self.descriptor.memory.record(geometry.receive_record(self.consumed))?;
         let at = geometry.receive_byte(record.position);
         let payload = self.descriptor.memory.view(at, record.length as usize)?;
         Some((record.peer, payload))

@@ -8,9 +8,9 @@ use midplane_simhw::host::Host;
 use midplane_simhw::profile::HostProfile;
 
 use crate::channel::geometry::Geometry;
-use crate::channel::local_rings::{Layout, message_bytes};
+use crate::channel::local_rings::{Layout, LocalRings, message_bytes};
 use crate::context::{ChannelContext, LocalMessage};
-use crate::controller::{ContextId, ContextOptions, ControlError, Controller, Rings, Unfinished};
+use crate::controller::{ContextId, ContextOptions, ControlError, Controller, Unfinished};
 use crate::names::{Epoch, JobId, Rank};
 use crate::node_core::message::Cluster;
 use crate::node_core::order::{Action, Launch};
@@ -112,7 +112,7 @@ pub(crate) struct Contexts<H> {
     controllers: Vec<Controller>,
     /// By job and index of the controller.
     held: BTreeMap<(JobId, usize), Held>,
-    rings: BTreeMap<JobId, Rings>,
+    rings: BTreeMap<JobId, LocalRings>,
 }
 
 impl<H: Host> Contexts<H> {
@@ -230,7 +230,7 @@ impl<H: Host> Contexts<H> {
         let rings = controller.rings(layout)?;
         for (rank, context) in contexts {
             let messages = context.local.iter().map(|message| (message.from, &message.bytes[..]));
-            let filled = rings.rings.fill_past(Rank(*rank), messages);
+            let filled = rings.fill_past(Rank(*rank), messages);
             filled.map_err(|_| ControlError::Saved("its messages have no room"))?;
         }
         self.rings.insert(launch.job, rings);
@@ -329,7 +329,7 @@ impl<H: Host> Contexts<H> {
                 None => self.controllers[key.1].save(held.context, false).await?,
             };
             if let Some(rings) = self.rings.get(&job) {
-                let unreceived = rings.rings.unreceived(Rank(held.rank));
+                let unreceived = rings.unreceived(Rank(held.rank));
                 let damaged = |_| ControlError::Saved("a process has damaged its rings");
                 let unreceived = unreceived.map_err(damaged)?;
                 let local = unreceived.messages.into_iter();

@@ -15,14 +15,15 @@ use thiserror::Error;
 use crate::channel::command::{
     CLOSE, NicState, OPEN, OpenRequest, RESTORE, SAVE, SAVE_FORGETS, SAVE_MEASURES, START, STOP,
 };
-use crate::channel::geometry::{Geometry, GeometryError, RECORD_BYTES, SENT, UNFINISHED};
+use crate::channel::geometry::{Geometry, GeometryError};
 use crate::channel::local_rings::{Bells, Layout, LocalRings};
 use crate::channel::memory::Memory;
 use crate::channel::{Descriptor, gang};
 use crate::context::ChannelContext;
 use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 
-use fifos::{read_context, word, write_fifos};
+pub use fifos::Unfinished;
+use fifos::{read_context, write_fifos};
 
 /// Initial size of the scratch region, in bytes.
 const SCRATCH: usize = 1024;
@@ -94,38 +95,6 @@ pub struct ContextOptions {
     pub places: Vec<ChannelAddress>,
 }
 
-/// The file that holds the FIFOs, if other processes map them.
-#[cfg(all(target_os = "linux", feature = "live"))]
-type Backing = Option<Arc<std::os::fd::OwnedFd>>;
-#[cfg(not(all(target_os = "linux", feature = "live")))]
-type Backing = ();
-
-/// A message that a process was writing into its send FIFO when it was stopped.
-#[derive(Clone, Debug)]
-pub struct Unfinished {
-    words: [u64; 3],
-    sent: u64,
-    /// Its record and its bytes, as far as they are written; `None` if the process was not writing one.
-    message: Option<([u8; RECORD_BYTES], Vec<u8>)>,
-}
-
-/// The rings of a job's ranks on this host.
-#[derive(Debug)]
-pub(crate) struct Rings {
-    pub(crate) rings: LocalRings,
-    backing: Backing,
-}
-
-#[derive(Debug)]
-struct Opened {
-    descriptor: Descriptor,
-    #[cfg_attr(
-        not(all(target_os = "linux", feature = "live")),
-        expect(dead_code, reason = "no other process maps them there")
-    )]
-    backings: [Backing; 2],
-}
-
 /// Controls one channel of a daemon's NIC.
 #[derive(Debug)]
 pub struct Controller {
@@ -135,14 +104,14 @@ pub struct Controller {
     /// The region that carries the NIC's part of a context, in both directions.
     scratch: Region,
     /// The FIFOs of all contexts, which use them one at a time.
-    shared: Option<(Arc<Region>, Backing)>,
+    shared: Option<Arc<Region>>,
     /// True if other processes map the FIFOs.
     #[cfg_attr(
         not(all(target_os = "linux", feature = "live")),
         expect(dead_code, reason = "no other process maps them there")
     )]
     is_mapped: bool,
-    contexts: Vec<Option<Opened>>,
+    contexts: Vec<Option<Descriptor>>,
     next_key: u64,
     /// Number of commands so far.
     commands: u64,
@@ -214,10 +183,10 @@ impl Controller {
     ///
     /// # Errors
     /// [`ControlError`].
-    pub(crate) fn rings(&mut self, layout: Layout) -> Result<Rings, ControlError> {
-        let (memory, backing) = self.memory(layout.bytes())?;
+    pub(crate) fn rings(&mut self, layout: Layout) -> Result<LocalRings, ControlError> {
+        let memory = Memory::Own(self.memory(layout.bytes())?);
         let bells = self.bells(layout.ranks().len())?;
-        Ok(Rings { rings: LocalRings { layout, memory: Memory::Own(memory), bells }, backing })
+        Ok(LocalRings { layout, memory, bells })
     }
 
     #[cfg_attr(
@@ -233,16 +202,13 @@ impl Controller {
     }
 
     /// Registers memory, which other processes map if they map the FIFOs.
-    fn memory(&mut self, bytes: usize) -> Result<(Arc<Region>, Backing), RegisterError> {
+    fn memory(&mut self, bytes: usize) -> Result<Arc<Region>, RegisterError> {
         #[cfg(all(target_os = "linux", feature = "live"))]
         if self.is_mapped {
-            let region = self
-                .port
-                .register_shared(bytes, midplane_simhw::region::RegionOptions::default())?;
-            let file = region.file().cloned();
-            return Ok((Arc::new(region), file));
+            let options = midplane_simhw::region::RegionOptions::default();
+            return Ok(Arc::new(self.port.register_shared(bytes, options)?));
         }
-        Ok((Arc::new(self.port.register(bytes)?), Backing::default()))
+        Ok(Arc::new(self.port.register(bytes)?))
     }
 
     /// Returns the memory that another process needs along with a context's ticket: its FIFOs, and its job's rings on this
@@ -253,8 +219,9 @@ impl Controller {
     #[cfg(all(target_os = "linux", feature = "live"))]
     #[must_use]
     pub fn files(&self, context: ContextId) -> Vec<Arc<std::os::fd::OwnedFd>> {
-        let opened = self.contexts[context.0].as_ref();
-        opened.expect("the context was closed").backings.iter().flatten().cloned().collect()
+        let Descriptor { memory, rings, .. } = self.opened(context);
+        let rings = rings.as_ref().map(|rings| &rings.memory);
+        std::iter::once(memory).chain(rings).filter_map(Memory::file).collect()
     }
 
     /// Returns the events that the other process needs as well, to wake and be woken by the other ranks of this host.
@@ -325,11 +292,10 @@ impl Controller {
     pub(crate) async fn open_member(
         &mut self,
         options: ContextOptions,
-        rings: Option<&Rings>,
+        rings: Option<&LocalRings>,
     ) -> Result<ContextId, ControlError> {
-        #[cfg_attr(not(all(target_os = "linux", feature = "live")), expect(clippy::let_unit_value))]
-        let (memory, backing) = match &self.shared {
-            Some((memory, backing)) => (Arc::clone(memory), backing.clone()),
+        let memory = match &self.shared {
+            Some(memory) => Arc::clone(memory),
             None => self.memory(self.geometry.bytes())?,
         };
         self.next_key = self.next_key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -355,13 +321,8 @@ impl Controller {
             other => other,
         })?;
         let (handle, geometry) = (completion.args[0], self.geometry);
-        let memory = Memory::Own(memory);
-        let (of_rings, rings) = match rings {
-            Some(rings) => (rings.backing.clone(), Some(rings.rings.clone())),
-            None => (Backing::default(), None),
-        };
-        let descriptor = Descriptor { handle, key, memory, geometry, rank, ranks, rings };
-        let opened = Some(Opened { descriptor, backings: [backing, of_rings] });
+        let (memory, rings) = (Memory::Own(memory), rings.cloned());
+        let opened = Some(Descriptor { handle, key, memory, geometry, rank, ranks, rings });
         let free = self.contexts.iter().position(Option::is_none);
         let at = free.unwrap_or(self.contexts.len());
         match free {
@@ -374,8 +335,7 @@ impl Controller {
     /// # Panics
     /// If the context was closed.
     fn opened(&self, context: ContextId) -> &Descriptor {
-        let opened = self.contexts[context.0].as_ref();
-        &opened.expect("the context was closed").descriptor
+        self.contexts[context.0].as_ref().expect("the context was closed")
     }
 
     /// Returns the descriptor that a process attaches to a context with.
@@ -461,8 +421,8 @@ impl Controller {
     /// # Panics
     /// If the context was closed.
     ///
-    /// None: the next command would receive this one's completion.
-    /// None: the next command would receive this one's completion.
+    /// # Cancel safety
+    /// If the future is dropped, the NIC forgets the context all the same.
     pub async fn forget(&mut self, context: ContextId) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         let args = [handle, SAVE_FORGETS | SAVE_MEASURES, 0];
@@ -477,8 +437,8 @@ impl Controller {
     /// # Panics
     /// If the context was closed.
     ///
-    /// None: the next command would receive this one's completion.
-    /// None: the next command would receive this one's completion.
+    /// # Cancel safety
+    /// If the future is dropped, the context may be restored all the same.
     pub async fn restore(
         &mut self,
         context: ContextId,
@@ -509,23 +469,7 @@ impl Controller {
     /// If the context was closed.
     #[must_use]
     pub fn unfinished(&self, context: ContextId) -> Option<Unfinished> {
-        let Descriptor { memory, geometry, .. } = self.opened(context);
-        let [number, position, length] = UNFINISHED.map(|at| word(memory, at).unwrap_or(0));
-        let sent = word(memory, SENT)?;
-        let begins = position % u64::from(geometry.send.bytes);
-        let is_at_it = number == sent.wrapping_add(1)
-            && length <= geometry.message.into()
-            && begins + length <= geometry.send.bytes.into();
-        let message = match is_at_it {
-            true => {
-                let (mut record, mut bytes) = ([0; RECORD_BYTES], vec![0; length as usize]);
-                memory.read(geometry.send_record(sent), &mut record).ok()?;
-                memory.read(geometry.send_byte(position), &mut bytes).ok()?;
-                Some((record, bytes))
-            }
-            false => None,
-        };
-        Some(Unfinished { words: [number, position, length], sent, message })
+        Unfinished::read(self.opened(context))
     }
 
     /// Writes an unfinished message back, after [`Controller::restore`].
@@ -533,17 +477,7 @@ impl Controller {
     /// # Panics
     /// If the context was closed.
     pub fn restore_unfinished(&self, context: ContextId, unfinished: &Unfinished) {
-        let Descriptor { memory, geometry, .. } = self.opened(context);
-        let Unfinished { words, sent, message } = unfinished;
-        let write =
-            |at, bytes: &[u8]| memory.write(at, bytes).expect("this memory was read before");
-        for (at, word) in UNFINISHED.into_iter().zip(words) {
-            write(at, &word.to_le_bytes());
-        }
-        if let Some((record, bytes)) = message {
-            write(geometry.send_record(*sent), record);
-            write(geometry.send_byte(words[1]), bytes);
-        }
+        unfinished.write(self.opened(context));
     }
 
     /// Closes a context.

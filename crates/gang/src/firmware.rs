@@ -246,14 +246,8 @@ fn complete(nic: &mut Context<'_>, command: &Command, done: Result<u64, Status>)
         Ok(value) => (Status::Done, value),
         Err(status) => (status, 0),
     };
-    let completion = Completion {
-        status,
-        opcode: command.opcode,
-        flags: command.flags,
-        cookie: command.cookie,
-        args: [value, 0, 0, 0],
-        ..Completion::default()
-    };
+    let completion =
+        Completion { args: [value, 0, 0, 0], ..Completion::of(command, status) };
     nic.complete(command.region.port, &completion);
 }
 

@@ -1,6 +1,5 @@
 //! The NIC's side of a context: one rank's FIFOs, and its protocol state with each peer.
 
-mod fifos;
 mod receiving;
 mod saving;
 mod sending;
@@ -20,7 +19,8 @@ use super::frame::{Body, PmFrame};
 use super::geometry::{Geometry, RECORD_BYTES, Record};
 use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 
-use fifos::{Receiving, Sending};
+use receiving::Receiving;
+use sending::Sending;
 pub(crate) use shared::{LocalFrame, Shared};
 
 /// Instructions per message or answer, in addition to the unit's own.

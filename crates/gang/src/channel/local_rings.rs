@@ -62,9 +62,7 @@ struct Found {
 pub(crate) struct Damaged;
 
 fn word(memory: &Memory, offset: usize) -> u64 {
-    let mut bytes = [0; 8];
-    memory.read(offset, &mut bytes).expect("the layout fits the memory");
-    u64::from_le_bytes(bytes)
+    memory.word(offset).expect("the layout fits the memory")
 }
 
 fn set_word(memory: &Memory, offset: usize, value: u64) {

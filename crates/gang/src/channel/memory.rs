@@ -6,6 +6,8 @@ use std::sync::Arc;
 use midplane_simhw::region::SharedMemory;
 use midplane_simhw::region::{Payload, Region, RegionError};
 
+use super::geometry::{RECORD_BYTES, Record};
+
 /// The memory of a channel's FIFOs, which the channel's controller has registered.
 #[derive(Clone, Debug)]
 pub(crate) enum Memory {
@@ -30,6 +32,29 @@ impl Memory {
             Self::Own(region) => region.read(offset, out),
             #[cfg(all(target_os = "linux", feature = "live"))]
             Self::Mapped(memory) => memory.read(offset, out),
+        }
+    }
+
+    /// Reads a word.
+    pub(crate) fn word(&self, offset: usize) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.read(offset, &mut bytes).ok()?;
+        Some(u64::from_le_bytes(bytes))
+    }
+
+    /// Reads the record of a message.
+    pub(crate) fn record(&self, offset: usize) -> Option<Record> {
+        let mut bytes = [0; RECORD_BYTES];
+        self.read(offset, &mut bytes).ok()?;
+        Some(Record::parse(bytes))
+    }
+
+    /// Returns the file that holds the memory, if its controller is in this process and other processes map it.
+    #[cfg(all(target_os = "linux", feature = "live"))]
+    pub(crate) fn file(&self) -> Option<Arc<std::os::fd::OwnedFd>> {
+        match self {
+            Self::Own(region) => region.file().cloned(),
+            Self::Mapped(_) => None,
         }
     }
 

@@ -4,27 +4,14 @@ use bytes::Bytes;
 
 use crate::channel::Descriptor;
 use crate::channel::command::{NicState, PeerNumbers};
-use crate::channel::geometry::{CONSUMED, RECORD_BYTES, Record, SENT};
-use crate::channel::memory::Memory;
+use crate::channel::geometry::{CONSUMED, RECORD_BYTES, Record, SENT, UNFINISHED};
 use crate::context::{ChannelContext, PeerState, ReceivedMessage, SentMessage};
 use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
-
-pub(super) fn word(memory: &Memory, offset: usize) -> Option<u64> {
-    let mut bytes = [0; 8];
-    memory.read(offset, &mut bytes).ok()?;
-    Some(u64::from_le_bytes(bytes))
-}
-
-fn record(memory: &Memory, offset: usize) -> Option<Record> {
-    let mut bytes = [0; RECORD_BYTES];
-    memory.read(offset, &mut bytes).ok()?;
-    Some(Record::parse(bytes))
-}
 
 /// Builds a context from the NIC's part and the FIFOs. All messages' bytes are copied into one buffer.
 pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<ChannelContext> {
     let Descriptor { memory, geometry, .. } = descriptor;
-    let consumed = word(memory, CONSUMED)?;
+    let consumed = memory.word(CONSUMED)?;
     let mut lengths = Vec::new();
     let mut image = Vec::new();
     let mut add = |image: &mut Vec<u8>, at: usize, length: usize| {
@@ -38,7 +25,7 @@ pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<
     untaken.sort_unstable();
     let mut send_records = Vec::new();
     for number in state.freed..state.sent {
-        let record = record(memory, geometry.send_record(number))?;
+        let record = memory.record(geometry.send_record(number))?;
         let taken = untaken.binary_search(&number).is_err();
         let length = if taken { 0 } else { record.length as usize };
         add(&mut image, geometry.send_byte(record.position), length)?;
@@ -46,7 +33,7 @@ pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<
     }
     let mut receive_records = Vec::new();
     for number in consumed..state.received {
-        let record = record(memory, geometry.receive_record(number))?;
+        let record = memory.record(geometry.receive_record(number))?;
         add(&mut image, geometry.receive_byte(record.position), record.length as usize)?;
         receive_records.push(record);
     }
@@ -107,6 +94,45 @@ pub(super) fn write_fifos(descriptor: &Descriptor, saved: &ChannelContext) -> Op
     memory.write(SENT, &saved.sent().to_le_bytes()).ok()?;
     memory.write(CONSUMED, &saved.consumed.to_le_bytes()).ok()?;
     memory.write(WAIT_STATE, &saved.wait.emit(descriptor.handle)).ok()
+}
+
+/// A message that a process was writing into its send FIFO when it was stopped.
+#[derive(Clone, Debug)]
+pub struct Unfinished {
+    words: [u64; 3],
+    sent: u64,
+    /// Its record and its bytes, as far as they are written; `None` if the process was not writing one.
+    message: Option<([u8; RECORD_BYTES], Vec<u8>)>,
+}
+
+impl Unfinished {
+    pub(super) fn read(Descriptor { memory, geometry, .. }: &Descriptor) -> Option<Self> {
+        let words = UNFINISHED.map(|at| memory.word(at).unwrap_or(0));
+        let ([number, position, length], sent) = (words, memory.word(SENT)?);
+        let begins = position % u64::from(geometry.send.bytes);
+        let is_at_it = number == sent.wrapping_add(1)
+            && length <= geometry.message.into()
+            && begins + length <= geometry.send.bytes.into();
+        if !is_at_it {
+            return Some(Self { words, sent, message: None });
+        }
+        let (mut record, mut bytes) = ([0; RECORD_BYTES], vec![0; length as usize]);
+        memory.read(geometry.send_record(sent), &mut record).ok()?;
+        memory.read(geometry.send_byte(position), &mut bytes).ok()?;
+        Some(Self { words, sent, message: Some((record, bytes)) })
+    }
+
+    pub(super) fn write(&self, Descriptor { memory, geometry, .. }: &Descriptor) {
+        let write =
+            |at, bytes: &[u8]| memory.write(at, bytes).expect("this memory was read before");
+        for (at, word) in UNFINISHED.into_iter().zip(self.words) {
+            write(at, &word.to_le_bytes());
+        }
+        if let Some((record, bytes)) = &self.message {
+            write(geometry.send_record(self.sent), record);
+            write(geometry.send_byte(self.words[1]), bytes);
+        }
+    }
 }
 
 impl ChannelContext {

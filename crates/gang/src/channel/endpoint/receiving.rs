@@ -1,5 +1,7 @@
 //! Receives messages: finds space in the receive FIFO, and answers the peers.
 
+use std::collections::VecDeque;
+
 use midplane_nicvm::context::Context;
 use midplane_simhw::region::Payload;
 
@@ -7,8 +9,18 @@ use super::{Endpoint, MESSAGE_INSTRUCTIONS, Phase, Shared};
 use crate::channel::ack::{Answer, ReceiveDecision};
 use crate::channel::config::Flow;
 use crate::channel::frame::{Body, PmFrame};
-use crate::channel::geometry::{CONSUMED, Record};
+use crate::channel::geometry::{ByteRing, CONSUMED, Record};
 use crate::names::Rank;
+
+/// The NIC's view of the receive FIFO.
+#[derive(Debug, Default)]
+pub(super) struct Receiving {
+    pub(super) tail: u64,
+    /// Messages ever consumed by the process, as last read.
+    pub(super) head: u64,
+    pub(super) ring: ByteRing,
+    pub(super) positions: VecDeque<u64>,
+}
 
 impl Endpoint {
     pub(super) fn read_consumed(&mut self, nic: &Context<'_>) {
@@ -66,13 +78,9 @@ impl Endpoint {
         shared.counters.refused += 1;
         self.early.insert(frame.from, (frame.epoch, round));
         let answer = Answer { round, expected: None, seen, refused: true };
-        let away = Self::absent(frame, answer);
-        shared.local_or_send(&self.places, self.channel, &away);
-    }
-
-    /// Builds the answer to a frame whose context is not running.
-    fn absent(frame: &PmFrame, answer: Answer) -> PmFrame {
-        PmFrame { from: frame.to, to: frame.from, body: Body::Answer(answer), ..*frame }
+        let body = Body::Answer(answer);
+        let away = PmFrame { from: frame.to, to: frame.from, body, ..*frame };
+        let _ = self.deliver(shared, away, None);
     }
 
     pub(super) fn on_message(

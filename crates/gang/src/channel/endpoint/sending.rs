@@ -1,5 +1,7 @@
 //! Sends messages from the process's FIFO, and handles the peers' answers.
 
+use std::collections::VecDeque;
+
 use midplane_nicvm::context::Context;
 use midplane_nicvm::transmit::{self, FlowId, Packet};
 use midplane_simhw::hardware::Source;
@@ -13,6 +15,17 @@ use crate::channel::config::Flow;
 use crate::channel::frame::{Body, Fields, PmFrame};
 use crate::channel::geometry::{Record, SENT};
 use crate::names::Rank;
+
+/// The NIC's view of the send FIFO.
+#[derive(Debug, Default)]
+pub(super) struct Sending {
+    /// Messages ever put in by the process, as last read.
+    pub(super) tail: u64,
+    /// Number of the oldest message that still occupies the FIFO.
+    pub(super) freed: u64,
+    /// Records from `freed` on, and whether each message is accepted.
+    pub(super) records: VecDeque<(Record, bool)>,
+}
 
 impl Endpoint {
     pub(super) fn read_sent(&mut self, nic: &Context<'_>) {
@@ -143,17 +156,37 @@ impl Endpoint {
         bytes: Option<RegionRef>,
     ) {
         shared.nic.charge(MESSAGE_INSTRUCTIONS);
-        let Some(place) = self.places.get(to.index()) else { return };
-        let Self { job, epoch, .. } = *self;
-        let frame = PmFrame { channel: place.channel, job, epoch, from: self.rank, to, body };
+        let Self { job, epoch, channel, .. } = *self;
+        let frame = PmFrame { channel, job, epoch, from: self.rank, to, body };
+        self.line_until = match self.deliver(shared, frame, bytes) {
+            Some(transmit::Sending::Now(leaves)) => leaves,
+            // The packet is queued behind others, so the time at which it leaves is an estimate.
+            Some(transmit::Sending::Queued) => {
+                self.is_queued |= shared.config.flow == Flow::BackPressure && bytes.is_some();
+                let bytes = bytes.map_or(0, |bytes| bytes.length as usize);
+                let before = self.line_until.max(shared.nic.line_free_at()).max(shared.nic.now());
+                before.plus_nanos(shared.nic.frame_nanos(bytes))
+            }
+            None => return,
+        };
+    }
+
+    /// Gives a frame to the node of its rank. Returns when it leaves, if it uses the link.
+    pub(super) fn deliver(
+        &self,
+        shared: &mut Shared<'_, '_>,
+        frame: PmFrame,
+        bytes: Option<RegionRef>,
+    ) -> Option<transmit::Sending> {
+        let place = self.places.get(frame.to.index())?;
+        let frame = PmFrame { channel: place.channel, ..frame };
         if place.node == shared.nic.node() {
             let read = bytes.and_then(|bytes| shared.nic.read(bytes).ok());
             let bytes = read.map(|payload| payload.to_vec()).unwrap_or_default();
             shared.local.push_back(LocalFrame { frame, bytes });
-            return;
+            return None;
         }
         let Fields { flags, sequence, acknowledgement, words } = frame.fields();
-        let source = bytes.map_or(Source::Bytes(Payload::EMPTY), Source::Region);
         let packet = Packet {
             flow: FlowId(self.channel.0),
             port: PortId(place.channel.0),
@@ -161,22 +194,12 @@ impl Endpoint {
             sequence,
             acknowledgement,
             words,
-            source,
-            token: (shared.config.flow == Flow::BackPressure).then_some(self.handle),
+            source: bytes.map_or(Source::Bytes(Payload::EMPTY), Source::Region),
+            token: bytes.filter(|_| shared.config.flow == Flow::BackPressure).map(|_| self.handle),
             ..Packet::to(place.node)
         };
-        self.line_until = match shared.nic.send_packet(&packet) {
-            Ok(transmit::Sending::Now(leaves)) => leaves,
-            // The packet is queued behind others, so the time at which it leaves is an estimate.
-            Ok(transmit::Sending::Queued) => {
-                self.is_queued = packet.token.is_some();
-                let bytes = bytes.map_or(0, |bytes| bytes.length as usize);
-                let before = self.line_until.max(shared.nic.line_free_at()).max(shared.nic.now());
-                before.plus_nanos(shared.nic.frame_nanos(bytes))
-            }
-            // The memory was deregistered: the controller has closed the context.
-            Err(_) => return,
-        };
+        // If the memory was deregistered, the controller has closed the context.
+        shared.nic.send_packet(&packet).ok()
     }
 
     /// With back-pressure alone: the message on the link has left the FIFO's memory, and counts as accepted.
