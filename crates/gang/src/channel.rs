@@ -137,7 +137,9 @@ impl Channel {
     fn adopt(&mut self) {
         let geometry = self.descriptor.geometry;
         for number in self.freed..self.sent {
-            let Some(record) = self.descriptor.memory.record(geometry.send_record(number)) else { return };
+            let Some(record) = self.descriptor.memory.record(geometry.send_record(number)) else {
+                return;
+            };
             if self.positions.is_empty() {
                 self.send_ring.head = record.position;
             }
@@ -422,9 +424,6 @@ impl Channel {
     }
 
     /// Wakes the task of `context` at the next event; ready if one has happened.
-    ///
-    /// # Errors
-    /// [`Closed`].
     pub(crate) fn poll_ready(
         &mut self,
         context: &mut Context<'_>,

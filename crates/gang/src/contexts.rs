@@ -117,9 +117,6 @@ pub(crate) struct Contexts<H> {
 
 impl<H: Host> Contexts<H> {
     /// Opens the channels' controllers. `open` is [`Controller::open`], or opens memory that other processes map.
-    ///
-    /// # Errors
-    /// [`ControlError`].
     pub(crate) fn open(
         host: H,
         config: ContextsConfig,
@@ -134,9 +131,6 @@ impl<H: Host> Contexts<H> {
     }
 
     /// Carries the channels' part of a step out.
-    ///
-    /// # Errors
-    /// [`ControlError`].
     ///
     /// # Cancel safety
     /// If the future is dropped, close the jobs that it concerns.

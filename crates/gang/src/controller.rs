@@ -180,9 +180,6 @@ impl Controller {
     }
 
     /// Registers memory for rings of this layout.
-    ///
-    /// # Errors
-    /// [`ControlError`].
     pub(crate) fn rings(&mut self, layout: Layout) -> Result<LocalRings, ControlError> {
         let memory = Memory::Own(self.memory(layout.bytes())?);
         let bells = self.bells(layout.ranks().len())?;
@@ -481,9 +478,6 @@ impl Controller {
     }
 
     /// Closes a context.
-    ///
-    /// # Errors
-    /// [`ControlError`].
     ///
     /// # Panics
     /// If the context was closed.

@@ -21,7 +21,7 @@ pub use crate::contexts::{Costs, Mode};
 use crate::controller::Controller;
 use crate::node_core::message::{Cluster, Reply};
 use crate::node_core::replica::Durable;
-use crate::node_core::{ClientId, Effect, NodeConfig, NodeCore, Peer, RootConfig, Transmit};
+use crate::node_core::{ClientId, Effect, Input, NodeConfig, NodeCore, Peer, RootConfig, Transmit};
 use crate::queue::until;
 use crate::steps::{self, StepQueue};
 use crate::tree::Tree;
@@ -79,7 +79,7 @@ impl<H: Host> Daemon<H> {
         let executor = Executor::new((host.clone(), config), contexts, start, inbox.clone());
         let done = inbox.clone();
         host.spawn(steps::run(steps.clone(), executor, move |number, result| {
-            done.push(NodeEvent::StepDone(number, result));
+            done.push(NodeEvent::Core(Input::StepDone(number, result)));
         }));
         let node = host.node().0;
         let (patience, has_channels, takes_over) = (PATIENCE, true, false);
@@ -109,7 +109,7 @@ impl<H: Host> Daemon<H> {
             daemon.has_parent = true;
             daemon.messenger().post(parent, &Message::Hello)?;
             let now = daemon.host.now();
-            daemon.core.handle_parent(now);
+            daemon.core.handle(now, Input::Parent);
             daemon.carry_out()?;
         }
         Ok(daemon)
@@ -176,11 +176,8 @@ impl<H: Host> Daemon<H> {
         while let Some(event) = self.inbox.pop() {
             let now = self.host.now();
             match event {
-                NodeEvent::StepDone(number, done) => self.core.handle_step_done(now, number, done),
-                NodeEvent::Rank(job, rank, event) => self.core.handle_rank(now, job, rank, event),
+                NodeEvent::Core(input) => self.core.handle(now, input),
                 NodeEvent::Submit(submission) => self.submissions.push(submission),
-                NodeEvent::Input(job) => self.core.handle_input(now, job),
-                NodeEvent::Arrived(job) => self.core.handle_arrival(now, job),
             }
         }
         self.core.handle_timeout(self.host.now());
@@ -192,18 +189,19 @@ impl<H: Host> Daemon<H> {
         match message {
             Message::Hello if self.tree.parent(from) == Some(self.host.node().0) => {
                 self.children.insert(from);
-                self.core.handle_child(now, from, from.into());
+                let child = Input::Child { host: from, connection: from.into() };
+                self.core.handle(now, child);
             }
             Message::Up(up) if self.children.contains(&from) => {
-                self.core.handle_up(now, from.into(), up);
+                self.core.handle(now, Input::Up(from.into(), up));
             }
-            Message::Down(down) if is_parent => self.core.handle_down(now, down),
+            Message::Down(down) if is_parent => self.core.handle(now, Input::Down(down)),
             Message::Bye if is_parent => {
                 self.has_parent = false;
-                self.core.handle_disconnected(now, Peer::Parent);
+                self.core.handle(now, Input::Disconnected(Peer::Parent));
             }
             Message::Bye if self.children.remove(&from) => {
-                self.core.handle_disconnected(now, Peer::Child(from.into()));
+                self.core.handle(now, Input::Disconnected(Peer::Child(from.into())));
             }
             // Of a daemon that is lost.
             _ => {}

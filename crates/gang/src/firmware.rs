@@ -246,8 +246,7 @@ fn complete(nic: &mut Context<'_>, command: &Command, done: Result<u64, Status>)
         Ok(value) => (Status::Done, value),
         Err(status) => (status, 0),
     };
-    let completion =
-        Completion { args: [value, 0, 0, 0], ..Completion::of(command, status) };
+    let completion = Completion { args: [value, 0, 0, 0], ..Completion::of(command, status) };
     nic.complete(command.region.port, &completion);
 }
 

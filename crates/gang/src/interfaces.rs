@@ -50,7 +50,6 @@ pub(crate) struct RestoredInterface {
 
 /// Why a job's interfaces can't be saved, and stay on their NICs.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
-#[non_exhaustive]
 pub(crate) enum CutError {
     /// A host can't save them.
     #[error("host {host}: {why}")]

@@ -4,9 +4,9 @@
 //! shell carries messages, steps and replies; what follows from them is decided here, once.
 
 mod agent;
-mod arrivals;
 mod children;
 pub(crate) mod election;
+mod interface;
 mod inventory;
 mod job_manager;
 pub mod message;
@@ -16,6 +16,7 @@ pub(crate) mod replica;
 mod requests;
 pub(crate) mod size;
 pub(crate) mod state_chunk;
+mod step;
 mod takeover;
 pub(crate) mod user;
 
@@ -26,82 +27,24 @@ use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
 use crate::names::JobId;
-use crate::schedule;
 use crate::scheduler_core::Switch;
 use crate::tree::Tree;
 use agent::Agent;
-pub(crate) use agent::{Step, StepOutcome};
 use children::Child;
-use election::{Ballot, Election};
+use election::Election;
+pub(crate) use interface::{Effect, Input, Peer, Transmit};
 #[cfg(feature = "live")]
 pub(crate) use job_manager::Contents;
-use job_manager::Restored;
+use job_manager::Out;
 pub(crate) use job_manager::{Collect, JobManager, Read, RootConfig, Write};
 pub(crate) use message::ClientId;
-use message::{Cluster, Down, Pairs, Program, RankEvent, Reply, Request, Up, Word};
+use message::{Cluster, Down, RankEvent, Request, Up};
 use order::{Action, Order};
 use relay::Relay;
 use replica::Durable;
 use state_chunk::{ChunkKind, StateChunk};
+pub(crate) use step::{Step, StepOutcome};
 use user::{Caller, User};
-
-/// A connection with another daemon.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Peer {
-    /// The connection that this daemon has opened to its parent.
-    Parent,
-    /// A connection that a child has opened, numbered by the shell.
-    Child(u64),
-}
-
-/// A message for another daemon.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Transmit {
-    /// To the parent.
-    Up(Up),
-    /// To the child of this connection.
-    Down(u64, Down),
-    /// To the daemon of a host, connected or not. It may be lost.
-    Ballot(u16, Ballot),
-}
-
-/// Work for the shell.
-#[derive(Debug)]
-pub(crate) enum Effect {
-    /// Carries a step out, and reports [`NodeCore::handle_step_done`] with its number.
-    Step(u64, Step),
-    /// Sends a reply to a front end.
-    Reply(ClientId, Reply),
-    /// Sends a word to the ranks of a job that are here.
-    Say(JobId, Word),
-    /// Lets the ranks of a job that are here leave the PMI barrier, with what all ranks have put.
-    BarrierOut(JobId, Pairs),
-    /// Signals the ranks of a job that are here.
-    Signal(JobId, i32),
-    /// Sets the terminal size of a job whose rank 0 is here.
-    Resize(JobId, (u16, u16)),
-    /// Writes a checkpoint with the rights of the requesting user, and reports [`NodeCore::handle_written`].
-    Write(Write),
-    /// Reads a checkpoint of at most `most` bytes with the caller's rights, and reports [`NodeCore::handle_read`].
-    Read { caller: Caller, folder: Vec<u8>, weight: u8, most: u64 },
-    /// Takes the images that hosts send, and reports [`NodeCore::handle_dumped`] for each host as its images begin to arrive, and
-    /// [`NodeCore::handle_written`]. [`NodeCore::collects`] says how long.
-    Collect(Collect),
-    /// Sends the images of a folder to the hosts of a job that ask for them, as long as there is the job.
-    Serve(JobId, Vec<u8>),
-    /// Closes a connection, once all messages to it are sent.
-    Disconnect(Peer),
-    /// A daemon claims to be this host, which is connected. Its connection is closed.
-    Refused(u16),
-    /// Dials these daemons in turn, until one admits this one. None: stops dialling.
-    Seek(Vec<u16>),
-    /// The root is this host now, or it is not known.
-    Root(Option<u16>),
-    /// This daemon is the root no longer: its front ends are disconnected.
-    Deposed,
-    /// The root has ordered all daemons to end, and this one has carried that out.
-    Quit,
-}
 
 /// Configuration of a [`NodeCore`].
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +64,7 @@ pub(crate) struct NodeConfig {
 
 /// One node's daemon.
 ///
-/// A shell calls a `handle_*` method for each event. After each, it stores what [`NodeCore::poll_record`] returns, drains
+/// A shell calls [`NodeCore::handle`] for each event. After each, it stores what [`NodeCore::poll_record`] returns, drains
 /// [`NodeCore::poll_transmit`], then [`NodeCore::poll_effect`], and reads [`NodeCore::poll_timeout`] again. `now` never
 /// decreases.
 ///
@@ -201,112 +144,63 @@ impl NodeCore {
         }
     }
 
-    /// Takes a change of a rank on this node.
-    pub(crate) fn handle_rank(&mut self, now: Instant, job: JobId, rank: u16, event: RankEvent) {
-        if self.agent.note(job, rank, &event) {
-            self.up(now, Up::Rank { job, rank, event });
+    /// Takes an event.
+    pub(crate) fn handle(&mut self, now: Instant, input: Input) {
+        match input {
+            Input::Parent => self.dialled(now),
+            Input::Down(down) => self.take_down(now, down),
+            Input::Child { host, connection } => self.take_child(now, host, connection),
+            Input::Up(connection, up) => self.take_up(now, connection, up),
+            Input::Disconnected(peer) => self.disconnected(now, peer),
+            Input::Ballot(from, ballot) => {
+                self.elect(now, |election, own| election.handle(now, from, ballot, own));
+            }
+            Input::StepDone(number, done) => self.agent.handle_step_done(number, done),
+            Input::Rank(job, rank, event) => {
+                if self.agent.note(job, rank, &event) {
+                    self.up(now, Up::Rank { job, rank, event });
+                }
+            }
+            Input::Arrived(job) => {
+                if self.agent.note_arrival(job) {
+                    self.up(now, Up::Arrived { host: self.config.host, job });
+                }
+            }
+            Input::Request(caller, request) => self.request(now, caller, request),
+            Input::ClientGone(client) => {
+                self.waiting.retain(|(caller, _)| caller.client != client);
+                self.at_root(|root| root.handle_client_gone(now, client));
+            }
+            Input::ClientLost(client) => {
+                self.waiting.retain(|(caller, _)| caller.client != client);
+                self.at_root(|root| root.handle_client_lost(client));
+            }
+            Input::StreamsDone(host, job) => {
+                self.at_root(|root| root.handle_streams_done(now, job, host));
+            }
+            Input::Fed(job) => self.at_root(|root| root.arrived(job)),
+            Input::Written(job, done) => self.at_root(|root| root.handle_written(now, job, done)),
+            Input::Dumped(host, job) => self.at_root(|root| root.handle_dumped(job, host)),
+            Input::Read(read) => self.at_root(|root| root.restore(now, *read)),
+            Input::Submit(client, job, program) => {
+                let caller = Caller { client, user: User::default() };
+                self.at_root(|root| {
+                    root.admit(now, caller, job, (program, false));
+                });
+            }
+            Input::Quit => self.at_root(JobManager::quit),
         }
         self.settle(now);
     }
 
-    /// Takes the result of a step: [`Effect::Step`].
-    pub(crate) fn handle_step_done(
-        &mut self,
-        now: Instant,
-        number: u64,
-        done: Result<StepOutcome, String>,
-    ) {
-        self.agent.handle_step_done(number, done);
-        self.settle(now);
-    }
-
-    /// Takes a job of a client of this process, on the root. In virtual time all jobs are those of one user.
-    pub(crate) fn submit(
-        &mut self,
-        now: Instant,
-        client: ClientId,
-        job: (schedule::Request, u16),
-        program: Program,
-    ) {
-        if let Some(manager) = &mut self.manager {
-            let caller = Caller { client, user: User::default() };
-            manager.submit(now, caller, job, program);
-        }
-        self.settle(now);
-    }
-
-    /// Orders all daemons to end, on the root.
-    pub(crate) fn quit(&mut self, now: Instant) {
-        if let Some(manager) = &mut self.manager {
-            manager.quit();
-        }
-        self.settle(now);
-    }
-
-    /// Takes the end of a front end's connection.
-    pub(crate) fn handle_client_gone(&mut self, now: Instant, client: ClientId) {
-        self.waiting.retain(|(caller, _)| caller.client != client);
-        if let Some(manager) = &mut self.manager {
-            manager.handle_client_gone(now, client);
-        }
-        self.settle(now);
-    }
-
-    /// Takes the end of a front end's connection that another daemon has carried and that may be back.
-    pub(crate) fn handle_client_lost(&mut self, now: Instant, client: ClientId) {
-        self.waiting.retain(|(caller, _)| caller.client != client);
-        if let Some(manager) = &mut self.manager {
-            manager.handle_client_lost(client);
-        }
-        self.settle(now);
-    }
-
-    /// Takes the notice that the output of a job's ranks on a host has been received completely, on the root.
-    pub(crate) fn handle_streams_done(&mut self, now: Instant, job: JobId, host: u16) {
-        if let Some(manager) = &mut self.manager {
-            manager.handle_streams_done(now, job, host);
-        }
-        self.settle(now);
-    }
-
-    /// Takes the result of [`Effect::Write`].
-    pub(crate) fn handle_written(&mut self, now: Instant, job: JobId, done: Result<u64, String>) {
-        let manager = self.manager.as_mut();
-        if manager.is_some_and(|manager| manager.handle_written(now, job, done)) {
-            self.everywhere(now, Down::Say(job, Word::Go));
-        }
-        self.settle(now);
-    }
-
-    /// Takes the notice that a host has dumped its ranks of a job: [`Effect::Collect`].
-    pub(crate) fn handle_dumped(&mut self, now: Instant, job: JobId, host: u16) {
-        let manager = self.manager.as_mut();
-        if manager.is_some_and(|manager| manager.handle_dumped(job, host)) {
-            self.everywhere(now, Down::Say(job, Word::Go));
-        }
-        self.settle(now);
+    /// Hands an event to the job manager, if this daemon is the root.
+    fn at_root(&mut self, event: impl FnOnce(&mut JobManager)) {
+        self.manager.as_mut().map(event);
     }
 
     /// Returns whether images of a job are collected, on the root.
     pub(crate) fn collects(&self, job: JobId) -> bool {
         self.manager.as_ref().is_some_and(|manager| manager.collects(job))
-    }
-
-    /// Takes the result of [`Effect::Read`]: admits the job, or refuses it.
-    pub(crate) fn handle_read(&mut self, now: Instant, read: Read) {
-        let manager = self.manager.as_mut();
-        match manager.and_then(|manager| manager.restore(now, read)) {
-            Some(Restored::States(job, chunks)) => {
-                for (host, rank, chunk) in chunks {
-                    self.forward_chunk(host, (job, rank), chunk);
-                }
-            }
-            Some(Restored::Images(job, folder)) => {
-                self.effects.push_back(Effect::Serve(job, folder));
-            }
-            None => {}
-        }
-        self.settle(now);
     }
 
     /// Does everything that is due at `now`.
@@ -443,27 +337,14 @@ impl NodeCore {
 
     fn drain_manager(&mut self, now: Instant) {
         let Some(manager) = &mut self.manager else { return };
-        let news = manager.drain(now);
+        manager.drain(now);
         self.replicate(now);
-        for job in news.abandoned {
-            self.everywhere(now, Down::Abandon(job));
-        }
-        for job in news.go {
-            self.everywhere(now, Down::Say(job, Word::Go));
-        }
-        for (job, number, pairs) in news.barriers {
-            self.everywhere(now, Down::BarrierOut(job, number, pairs));
-        }
-        for collect in news.collects {
-            let (job, epoch) = (collect.job, collect.epoch);
-            self.effects.push_back(Effect::Collect(collect));
-            self.everywhere(now, Down::Say(job, Word::Dump(epoch)));
-        }
-        for write in news.writes {
-            if write.go {
-                self.everywhere(now, Down::Say(write.job, Word::Go));
+        while let Some(out) = self.manager.as_mut().and_then(JobManager::poll_out) {
+            match out {
+                Out::Everywhere(down) => self.everywhere(now, down),
+                Out::Effect(effect) => self.effects.push_back(effect),
+                Out::Chunk(host, member, chunk) => self.forward_chunk(host, member, chunk),
             }
-            self.effects.push_back(Effect::Write(write));
         }
         if let Some(manager) = &mut self.manager {
             let replies = std::iter::from_fn(|| manager.poll_reply());
@@ -486,11 +367,7 @@ impl NodeCore {
             return;
         };
         match up {
-            Up::Rank { job, rank, event } => {
-                if manager.handle_rank(now, (job, rank), event) {
-                    self.everywhere(now, Down::Say(job, Word::Go));
-                }
-            }
+            Up::Rank { job, rank, event } => manager.handle_rank(now, (job, rank), event),
             Up::Here(hosts) => manager.hosts_here(now, &hosts),
             Up::Gone(hosts) => manager.hosts_gone(now, &hosts),
             Up::Joined { host, at, bytes, is_last } => {

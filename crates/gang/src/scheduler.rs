@@ -9,7 +9,7 @@ use midplane_simhw::time::Instant;
 use crate::daemon::{Daemon, DaemonError, Inbox, Launch, NodeEvent};
 use crate::names::JobId;
 use crate::node_core::message::{End, Reply};
-use crate::node_core::{ClientId, RootConfig};
+use crate::node_core::{ClientId, Input, RootConfig};
 use crate::schedule::Policy;
 use crate::scheduler_core::SchedulerConfig;
 
@@ -29,7 +29,7 @@ impl SchedulerClient {
 
     /// Wakes a job early: data has arrived for it from outside ([`SchedulerConfig::early_wakeup`]).
     pub fn wake(&self, job: JobId) {
-        self.0.push(NodeEvent::Input(job));
+        self.0.push(NodeEvent::Core(Input::Fed(job)));
     }
 }
 
@@ -104,7 +104,7 @@ impl<H: Host> Scheduler<H> {
             let is_over =
                 self.asked.is_empty() && self.jobs.values().all(|job| job.ended.is_some());
             if is_over && self.daemon.submissions.is_empty() {
-                self.daemon.core.quit(self.daemon.host().now());
+                self.daemon.core.handle(self.daemon.host().now(), Input::Quit);
             }
             self.daemon.progress()?;
             // A reply that is there already is no event to wait for.
@@ -123,7 +123,8 @@ impl<H: Host> Scheduler<H> {
             self.next_client += 1;
             self.asked.insert(client, submission);
             let Submission { request, ranks, program } = submission;
-            self.daemon.core.submit(now, client, (request, ranks), Launch::program(program));
+            let program = Launch::program(program);
+            self.daemon.core.handle(now, Input::Submit(client, (request, ranks), program));
         }
     }
 

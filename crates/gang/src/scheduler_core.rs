@@ -110,7 +110,6 @@ impl std::fmt::Debug for SchedulerCore {
 
 impl SchedulerCore {
     /// Creates a scheduler core without jobs.
-    #[must_use]
     pub(crate) fn new(policy: Box<dyn Policy>, config: SchedulerConfig) -> Self {
         Self {
             policy,
@@ -312,13 +311,11 @@ impl SchedulerCore {
     }
 
     /// Returns the records of all jobs that are not forgotten.
-    #[must_use]
     pub(crate) const fn jobs(&self) -> &BTreeMap<JobId, JobRecord> {
         &self.jobs
     }
 
     /// Returns the jobs of the current slice.
-    #[must_use]
     pub(crate) fn running(&self) -> &[JobId] {
         &self.running
     }

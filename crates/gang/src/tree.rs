@@ -13,7 +13,6 @@ pub const DEFAULT_ARITY: u16 = 16;
 
 impl Tree {
     /// Creates a tree of `nodes` nodes (at least 1), each with up to `arity` children (at least 1).
-    #[must_use]
     pub(crate) const fn new(nodes: u16, arity: u16) -> Self {
         Self {
             arity: if arity == 0 { 1 } else { arity },
@@ -23,7 +22,6 @@ impl Tree {
     }
 
     /// Returns the tree of the same nodes under another root: each node moves up by as many places.
-    #[must_use]
     pub(crate) const fn rooted_at(self, root: u16) -> Self {
         Self { root: root % self.nodes, ..self }
     }
@@ -39,7 +37,6 @@ impl Tree {
     }
 
     /// Returns the parent of `node`; `None` for the root.
-    #[must_use]
     pub(crate) const fn parent(&self, node: u16) -> Option<u16> {
         match self.place(node) {
             0 => None,
@@ -68,7 +65,6 @@ impl Tree {
     }
 
     /// Returns the number of levels below `node`.
-    #[must_use]
     pub(crate) fn depth_below(&self, node: u16) -> u32 {
         // In a complete tree, the first child's subtree is the deepest.
         self.children(node).next().map_or(0, |child| 1 + self.depth_below(child))

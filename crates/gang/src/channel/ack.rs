@@ -85,7 +85,6 @@ pub(crate) struct PiggybackedAck {
 
 impl PiggybackedAck {
     /// Returns the equivalent [`Answer`].
-    #[must_use]
     pub(crate) const fn answer(self) -> Answer {
         let Self { round, expected } = self;
         Answer { round, expected: Some(expected), seen: expected, refused: false }
@@ -146,7 +145,6 @@ pub(crate) struct Outbound {
 
 impl Outbound {
     /// Restores a sender: `acked` is the sequence number of the first message of `waiting`.
-    #[must_use]
     pub(crate) fn resumed(acked: u32, waiting: VecDeque<u64>) -> Self {
         Self { waiting, acked, cursor: acked, answered: acked, high: acked, ..Self::default() }
     }
@@ -201,7 +199,6 @@ impl Outbound {
     }
 
     /// Returns the FIFO number of the message that may be sent now.
-    #[must_use]
     pub(crate) fn due(&self, now: Instant, window: u32) -> Option<u64> {
         let ahead = self.cursor.wrapping_sub(self.acked);
         let slot = *self.waiting.get(ahead as usize)?;
@@ -283,7 +280,6 @@ impl Outbound {
     }
 
     /// Returns when to call [`Outbound::on_timeout`], unless another event comes first.
-    #[must_use]
     pub(crate) fn next_timeout(&self, stopped: bool) -> Option<Instant> {
         let unsent = (self.cursor.wrapping_sub(self.acked) as usize) < self.waiting.len();
         let resend =
@@ -301,7 +297,6 @@ impl Outbound {
     }
 
     /// Returns the sequence number of the first message that is not accepted yet.
-    #[must_use]
     pub(crate) const fn acked(&self) -> u32 {
         self.acked
     }
@@ -312,7 +307,6 @@ impl Outbound {
     }
 
     /// Returns the consecutive refusals of the first of them.
-    #[must_use]
     pub(crate) const fn refusals(&self) -> u32 {
         self.refusals
     }
@@ -387,7 +381,6 @@ pub(crate) struct Inbound {
 
 impl Inbound {
     /// Restores a receiver whose next message is `expected`.
-    #[must_use]
     pub(crate) fn resumed(expected: u32) -> Self {
         Self { expected, seen: expected, ..Self::default() }
     }
@@ -444,7 +437,6 @@ impl Inbound {
     }
 
     /// Transmissions since the last answer.
-    #[must_use]
     pub(crate) const fn unanswered(&self) -> u32 {
         self.unanswered
     }
@@ -455,7 +447,6 @@ impl Inbound {
     }
 
     /// Returns the sequence number of the next message to accept.
-    #[must_use]
     pub(crate) const fn expected(&self) -> u32 {
         self.expected
     }

@@ -239,9 +239,6 @@ pub(crate) struct RingEnds {
 impl RingEnds {
     /// Opens a rank's ends, where an earlier process of the rank has stopped; `None` if the rank has none.
     ///
-    /// # Errors
-    /// The system's.
-    ///
     /// # Panics
     /// If the ranks are processes, and the current runtime's I/O is not enabled.
     pub(crate) fn open(rings: LocalRings, rank: Rank) -> std::io::Result<Option<Self>> {
@@ -299,9 +296,6 @@ impl RingEnds {
     }
 
     /// Finds the next message, and keeps to it until it is consumed.
-    ///
-    /// # Errors
-    /// [`Damaged`].
     pub(crate) fn find(&mut self) -> Result<bool, Damaged> {
         if self.current.is_some() {
             return Ok(true);
@@ -420,9 +414,6 @@ pub(crate) struct Unreceived {
 
 impl LocalRings {
     /// Reads what a rank has not consumed. No process may use its rings meanwhile.
-    ///
-    /// # Errors
-    /// [`Damaged`].
     pub(crate) fn unreceived(&self, rank: Rank) -> Result<Unreceived, Damaged> {
         let Self { layout, memory, .. } = self;
         let mut all = Unreceived::default();

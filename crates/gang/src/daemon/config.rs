@@ -12,8 +12,8 @@ use crate::channel::{AttachError, Closed, Descriptor};
 use crate::contexts::{Costs, Mode};
 use crate::controller::ControlError;
 use crate::names::JobId;
-use crate::node_core::StepOutcome;
-use crate::node_core::message::{Program, RankEvent};
+use crate::node_core::Input;
+use crate::node_core::message::Program;
 use crate::node_core::order;
 use crate::process::SuspendHandle;
 use crate::queue::Queue;
@@ -107,14 +107,9 @@ pub struct Submission {
 /// An event of a node, or of a client of its scheduler.
 #[derive(Debug)]
 pub(crate) enum NodeEvent {
-    StepDone(u64, Result<StepOutcome, String>),
-    Rank(JobId, u16, RankEvent),
+    Core(Input),
     /// A job is submitted.
     Submit(Submission),
-    /// Input has arrived for a job, at the root.
-    Input(JobId),
-    /// Data has arrived at a port of a suspended process of a job.
-    Arrived(JobId),
 }
 
 /// The events of a daemon.

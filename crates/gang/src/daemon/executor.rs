@@ -12,7 +12,7 @@ use crate::controller::ControlError;
 use crate::names::JobId;
 use crate::node_core::message::{End, RankEvent};
 use crate::node_core::order::Action;
-use crate::node_core::{Step, StepOutcome};
+use crate::node_core::{Input, Step, StepOutcome};
 use crate::process::SuspendHandle;
 use crate::steps;
 
@@ -67,7 +67,7 @@ impl<H: Host> Executor<H> {
             self.host.spawn(async move {
                 held.await;
                 let event = RankEvent::Ended(End::Exited(0));
-                inbox.push(NodeEvent::Rank(job, rank, event));
+                inbox.push(NodeEvent::Core(Input::Rank(job, rank, event)));
             });
             self.processes.insert((job, rank), process);
         }

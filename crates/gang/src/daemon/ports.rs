@@ -8,6 +8,7 @@ use midplane_simhw::id::PortId;
 use super::config::{Inbox, NodeEvent};
 use crate::controller::ControlError;
 use crate::names::JobId;
+use crate::node_core::Input;
 use crate::port_suspender::{ARRIVAL_WATCHER, ArrivalWatcher, PORT_SUSPENDER, PortSuspender};
 
 /// The ports of a node's processes.
@@ -32,7 +33,7 @@ impl<H: Host> Ports<H> {
             self.host.spawn(async move {
                 while let Ok(job) = watcher.next().await {
                     // The tag is the number of a job.
-                    inbox.push(NodeEvent::Arrived(JobId(job as u32)));
+                    inbox.push(NodeEvent::Core(Input::Arrived(JobId(job as u32))));
                 }
             });
             self.suspender = Some(PortSuspender::open(&self.host, PORT_SUSPENDER)?);

@@ -15,7 +15,7 @@ use crate::controller::{ControlError, Controller};
 use crate::names::{Epoch, JobId};
 use crate::node_core::message::Cluster;
 use crate::node_core::order::{Action, Outcome};
-use crate::node_core::{Step, StepOutcome};
+use crate::node_core::{Input, Step, StepOutcome};
 use crate::port_suspender::ArrivalWatcher;
 use crate::steps::{self, Executor, StepQueue};
 use ports::Ports;
@@ -44,9 +44,6 @@ struct Channels<H> {
 
 /// Opens the channels of all slots, and starts the task that carries steps out. `processes` has the process groups of
 /// jobs before a step stops the jobs' ports.
-///
-/// # Errors
-/// [`ControlError`].
 pub(super) fn start(
     nic: &impl Host,
     (host, cluster): (u16, Cluster),
@@ -65,7 +62,7 @@ pub(super) fn start(
     let channels = Channels { contexts, ports, to_copy, woken, processes, events };
     let steps = StepQueue::default();
     tokio::spawn(steps::run(steps.clone(), channels, move |number, result| {
-        let _ = done.send(Event::StepDone(number, result));
+        let _ = done.send(Event::Core(Input::StepDone(number, result)));
     }));
     Ok(steps)
 }
@@ -75,7 +72,7 @@ async fn report_arrivals(mut watcher: ArrivalWatcher, events: mpsc::UnboundedSen
     while let Ok(job) = watcher.next().await {
         // The tag is the number of a job.
         let Ok(job) = u32::try_from(job) else { continue };
-        if events.send(Event::Arrived(JobId(job))).is_err() {
+        if events.send(Event::Core(Input::Arrived(JobId(job)))).is_err() {
             return;
         }
     }

@@ -16,7 +16,7 @@ use super::rights::{Places, Users};
 use crate::checkpoint::{Checkpoint, IMAGES, MANIFEST, Manifest};
 use crate::node_core::message::{Program, Request};
 use crate::node_core::user::{Caller, User};
-use crate::node_core::{Contents, Read, Write};
+use crate::node_core::{Contents, Input, Read, Write};
 
 /// Most checkpoints of another user that are read or written at a time, each in a thread.
 const MOST: usize = 4;
@@ -76,15 +76,17 @@ impl Checkpoints {
         });
     }
 
-    /// Writes a checkpoint with the rights of the requesting user. [`Event::Written`] follows.
+    /// Writes a checkpoint with the rights of the requesting user. [`Input::Written`] follows.
     pub(super) fn write(&self, write: Write) {
         let Write { job, checkpoint, folder, user, .. } = write;
         let work =
             move |_: &Users| checkpoint.write_to(&path(&folder)).map_err(|error| error.to_string());
-        self.with_rights_of(user, work, move |done| Event::Written(job, done.map(|()| 0)));
+        self.with_rights_of(user, work, move |done| {
+            Event::Core(Input::Written(job, done.map(|()| 0)))
+        });
     }
 
-    /// Reads and checks a checkpoint of at most `most` bytes, with the caller's rights. [`Event::Read`] follows.
+    /// Reads and checks a checkpoint of at most `most` bytes, with the caller's rights. [`Input::Read`] follows.
     pub(super) fn read(&self, (caller, weight): (Caller, u8), folder: &[u8], most: u64) {
         let (folder, is_root) = (path(folder), caller.user.uid == 0);
         let work = move |users: &Users| {
@@ -103,7 +105,7 @@ impl Checkpoints {
             }
         };
         self.with_rights_of(caller.user.clone(), work, move |read| {
-            Event::Read(Box::new(Read { caller, weight, read }))
+            Event::Core(Input::Read(Box::new(Read { caller, weight, read })))
         });
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::clock::now;
-use super::link::{self, Frame, Receiver, Sender, Stream};
+use super::link::{self, Frame, Link, Receiver, Sender, Stream};
 use crate::names::JobId;
 use crate::node_core::message::{Over, Program, Reply, Request, Saved};
 
@@ -87,7 +87,7 @@ pub struct Output {
     pub to_error: bool,
 }
 
-async fn connect(socket: &Path) -> Result<(Sender, Receiver), ClientError> {
+async fn connect(socket: &Path) -> Result<Link, ClientError> {
     let stream = UnixStream::connect(socket).await;
     let no_daemon = |error: io::Error| match error.kind() {
         io::ErrorKind::PermissionDenied => ClientError::Denied { path: socket.to_owned() },

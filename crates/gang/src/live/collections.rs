@@ -11,11 +11,11 @@ use std::thread;
 use tokio::sync::{mpsc, watch};
 
 use super::event::{Event, ImageEvent};
-use super::link::{Receiver, Sender};
+use super::link::Link;
 use super::{criu, image_link, priority};
 use crate::checkpoint::{IMAGES, Manifest, Part};
 use crate::names::{Epoch, JobId};
-use crate::node_core::Collect;
+use crate::node_core::{Collect, Input};
 
 /// Images that are being saved.
 struct Collection {
@@ -82,7 +82,7 @@ impl Collections {
         let folder = PathBuf::from(OsString::from_vec(wanted.folder.clone()));
         let (job, hosts) = (wanted.job, wanted.hosts.clone());
         match Unfinished::create(folder, wanted.ranks) {
-            Err(why) => drop(self.events.send(Event::Written(job, Err(why)))),
+            Err(why) => drop(self.events.send(Event::Core(Input::Written(job, Err(why))))),
             Ok(folder) => {
                 let collection = Collection {
                     wanted,
@@ -113,7 +113,7 @@ impl Collections {
         &mut self,
         (host, job, epoch): (u16, JobId, Epoch),
         ranks: Vec<u16>,
-        (mut sender, mut receiver): (Sender, Receiver),
+        (mut sender, mut receiver): Link,
     ) {
         let (events, runtime) = (self.events.clone(), tokio::runtime::Handle::current());
         if let Some(it) = self.saved.get_mut(&job).filter(|it| it.wanted.epoch == epoch) {
@@ -161,7 +161,7 @@ impl Collections {
         self.saved.get(&job).is_some_and(|it| it.wanted.epoch == epoch)
     }
 
-    /// Takes the files of a host, or the reason why there are none. [`Event::Written`] follows once all hosts' are there.
+    /// Takes the files of a host, or the reason why there are none. [`Input::Written`] follows once all hosts' are there.
     pub(super) fn collected(
         &mut self,
         (host, job, epoch): (u16, JobId, Epoch),
@@ -175,7 +175,7 @@ impl Collections {
             Ok(parts) => it.parts.extend(parts),
             Err(why) => {
                 self.saved.remove(&job);
-                return drop(self.events.send(Event::Written(job, Err(why))));
+                return drop(self.events.send(Event::Core(Input::Written(job, Err(why)))));
             }
         }
         it.incomplete.remove(&host);
@@ -192,15 +192,12 @@ impl Collections {
             let ranks = ranks.into();
             let manifest = Manifest { format: IMAGES, job, epoch, ranks, program, parts };
             let written = manifest.write_to(&folder.folder).map_err(|error| error.to_string());
-            let _ = events.send(Event::Written(job, written.map(|()| bytes)));
+            let _ = events.send(Event::Core(Input::Written(job, written.map(|()| bytes))));
         });
     }
 }
 
 /// Reads the manifest of images, and checks that only this user could have written it.
-///
-/// # Errors
-/// The reason, with the path.
 pub(super) fn read(folder: &Path) -> Result<Manifest, String> {
     for path in [folder, &folder.join(crate::checkpoint::MANIFEST)] {
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());

@@ -70,9 +70,6 @@ pub(super) struct ImageFolder(PathBuf);
 
 impl ImageFolder {
     /// Creates a folder that only this user can access.
-    ///
-    /// # Errors
-    /// The system's, with the path.
     pub(super) fn new(base: &Path) -> Result<Self, String> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let folder = base.join(NEXT.fetch_add(1, Ordering::Relaxed).to_string());
@@ -99,9 +96,6 @@ pub(super) fn of_rank(folder: &Path, rank: u16) -> PathBuf {
 }
 
 /// Creates a folder that only this user can access.
-///
-/// # Errors
-/// The system's, with the path.
 pub(super) fn create(folder: &Path) -> Result<(), String> {
     let created = fs::DirBuilder::new().mode(0o700).create(folder);
     created.map_err(|error| format!("{}: {error}", folder.display()))

@@ -5,15 +5,14 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::link::{Frame, Receiver, Sender};
+use super::link::{Frame, Link};
 use super::refusals::Refusal;
 use crate::channel::Ticket;
 use crate::checkpoint::Part;
 use crate::names::{Epoch, JobId};
-use crate::node_core::election::Ballot;
-use crate::node_core::message::{ClientId, Down, RankEvent, Request, Up};
+use crate::node_core::Input;
+use crate::node_core::message::{ClientId, Down, Hello, Request, Up};
 use crate::node_core::user::{Caller, User};
-use crate::node_core::{Read, StepOutcome};
 
 /// The means by which a process attaches to its channel.
 #[derive(Debug)]
@@ -28,30 +27,18 @@ pub(super) struct Pass {
 
 /// Events of a daemon.
 pub(super) enum Event {
+    /// An event for the node core.
+    Core(Input),
     /// The connection to the parent is open.
     Parent(mpsc::UnboundedSender<Up>),
-    /// The parent has sent a message.
-    FromParent(Down),
-    /// The connection to the parent has ended.
-    ParentLost,
     /// A daemon that is `host` wants to be a child.
     Child { host: u16, connection: u64, to: mpsc::UnboundedSender<Down> },
-    /// A child has sent a message.
-    FromChild(u64, Up),
     /// A child's connection has ended.
     ChildLost(u64),
-    /// A daemon has sent a ballot.
-    Ballot(u16, Ballot),
     /// A daemon was refused.
     Refused(Refusal),
-    /// A host has opened the connection for a job's streams.
-    Streams { host: u16, job: JobId, link: Box<(Sender, Receiver)> },
-    /// The output of a job's ranks on a host has been received completely.
-    StreamsDone(u16, JobId),
-    /// Input has arrived for a job.
-    Input(JobId),
-    /// Data has arrived on this host's NIC for a suspended job.
-    Arrived(JobId),
+    /// A host has opened the connection for a job's streams or images.
+    Link(Hello, Box<Link>),
     /// A front end has sent a request. The sender is for replies.
     Request(Caller, Request, mpsc::Sender<Frame>),
     /// A caller's checkpoint can be written, as far as is known, or not.
@@ -66,22 +53,12 @@ pub(super) enum Event {
     ClientLost(ClientId),
     /// The channels of a job's ranks are open.
     Opened(JobId, Vec<(u16, Pass)>),
-    /// A step of the channels is complete.
-    StepDone(u64, Result<StepOutcome, String>),
-    /// A rank here has sent a message about checkpoints.
-    Rank(JobId, u16, RankEvent),
-    /// A job's checkpoint is written, or can't be.
-    Written(JobId, Result<u64, String>),
     /// News of images of processes.
     Images(ImageEvent),
-    /// A checkpoint is read for a front end, or can't be.
-    Read(Box<Read>),
 }
 
 /// Events of images of jobs' processes.
 pub(super) enum ImageEvent {
-    /// A host opens a connection for the images of a job, of the cut of an epoch.
-    Link { host: u16, job: JobId, epoch: Epoch, link: Box<(Sender, Receiver)> },
     /// A host has dumped its ranks of a job in an epoch.
     Dumped(u16, JobId, Epoch),
     /// The images of a host's ranks of a job are here, or never will be.

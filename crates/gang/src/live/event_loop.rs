@@ -10,7 +10,7 @@ use super::checkpoints::Checkpoints;
 use super::clock::now;
 use super::collections::Collections;
 use super::event::{Event, ImageEvent};
-use super::link::{Frame, Receiver, Sender};
+use super::link::{Frame, Link};
 use super::pmi;
 use super::processes::Processes;
 use super::record::Record;
@@ -19,9 +19,9 @@ use super::rights::Users;
 use super::routes::Routes;
 use super::streams::{self, Opened, Outlet};
 use crate::names::JobId;
-use crate::node_core::message::{Down, Reply, Request, Up, Word};
+use crate::node_core::message::{Down, Hello, Reply, Request, Up, Word};
 use crate::node_core::user::Caller;
-use crate::node_core::{ClientId, Effect, NodeCore, Peer, Step, StepOutcome, Transmit};
+use crate::node_core::{ClientId, Effect, Input, NodeCore, Peer, Step, StepOutcome, Transmit};
 use crate::steps::StepQueue;
 
 /// Interval of checks whether processes have stopped that take their time.
@@ -117,32 +117,31 @@ impl EventLoop {
     pub(super) fn handle(&mut self, event: Event) {
         let now = now();
         match event {
+            Event::Core(input) => self.core.handle(now, input),
             Event::Parent(to) => {
                 self.parent = Some(to);
-                self.core.handle_parent(now);
+                self.core.handle(now, Input::Parent);
             }
-            Event::FromParent(down) => self.core.handle_down(now, down),
-            Event::ParentLost => self.core.handle_disconnected(now, Peer::Parent),
             Event::Child { host, connection, to } => {
                 self.children.insert(connection, to);
-                self.core.handle_child(now, host, connection);
+                self.core.handle(now, Input::Child { host, connection });
             }
-            Event::FromChild(connection, up) => self.core.handle_up(now, connection, up),
             Event::ChildLost(connection) => {
-                self.core.handle_disconnected(now, Peer::Child(connection));
+                self.core.handle(now, Input::Disconnected(Peer::Child(connection)));
                 self.children.remove(&connection);
             }
-            Event::Ballot(from, ballot) => self.core.handle_ballot(now, from, ballot),
             Event::Refused(refusal) => self.refusals.report(now, refusal),
-            Event::Streams { host, job, link } => self.carry_from(host, job, *link),
-            Event::StreamsDone(host, job) => self.core.handle_streams_done(now, job, host),
-            Event::Input(job) => self.core.handle_input(now, job),
-            Event::Arrived(job) => self.core.handle_arrival(now, job),
+            Event::Link(Hello::Streams { host, job }, link) => self.carry_from(host, job, *link),
+            Event::Link(Hello::Images { host, job, epoch }, link) => {
+                let ranks = self.core.ranks_on(job, host).into_iter().collect();
+                self.collections.take((host, job, epoch), ranks, *link);
+            }
+            Event::Link(..) => unreachable!("all other connections have tasks of their own"),
             Event::Request(caller, request, reply) => self.request(caller, request, reply),
             Event::Checked(caller, checked) => match checked {
                 Err(why) => self.reply(caller.client, &Reply::Refused(why)),
                 Ok(request) if self.clients.contains_key(&caller.client) => {
-                    self.core.handle_request(now, caller, request);
+                    self.core.handle(now, Input::Request(caller, request));
                 }
                 // The front end has left meanwhile.
                 Ok(_) => {}
@@ -161,32 +160,24 @@ impl EventLoop {
                 }
             }
             Event::ClientLost(client) => {
-                self.core.handle_client_lost(now, client);
+                self.core.handle(now, Input::ClientLost(client));
                 self.clients.remove(&client);
             }
             Event::ClientGone(client) => {
-                self.core.handle_client_gone(now, client);
+                self.core.handle(now, Input::ClientGone(client));
                 self.clients.remove(&client);
             }
             Event::Opened(job, passes) => self.processes.add_passes(job, passes),
-            Event::StepDone(number, done) => self.core.handle_step_done(now, number, done),
-            Event::Rank(job, rank, event) => self.core.handle_rank(now, job, rank, event),
-            Event::Written(job, done) => self.core.handle_written(now, job, done),
             Event::Images(event) => self.handle_images(event),
-            Event::Read(read) => self.core.handle_read(now, *read),
         }
     }
 
     fn handle_images(&mut self, event: ImageEvent) {
         match event {
-            ImageEvent::Link { host, job, epoch, link } => {
-                let ranks = self.core.ranks_on(job, host).into_iter().collect();
-                self.collections.take((host, job, epoch), ranks, *link);
-            }
             ImageEvent::Dumped(host, job, epoch) => {
                 // Else another request is under way.
                 if self.collections.has(job, epoch) {
-                    self.core.handle_dumped(now(), job, host);
+                    self.core.handle(now(), Input::Dumped(host, job));
                 }
             }
             ImageEvent::Collected(of, received) => self.collections.collected(of, received),
@@ -205,7 +196,7 @@ impl EventLoop {
                 let folder = folder.clone();
                 self.checkpoints.check(caller, &folder, request);
             }
-            _ => self.core.handle_request(now(), caller, request),
+            _ => self.core.handle(now(), Input::Request(caller, request)),
         }
     }
 
@@ -214,10 +205,10 @@ impl EventLoop {
         self.core.handle_timeout(now());
         loop {
             for (job, rank, event) in self.processes.ended() {
-                self.core.handle_rank(now(), job, rank, event);
+                self.core.handle(now(), Input::Rank(job, rank, event));
             }
             if let Some((step, outcome)) = self.processes.poll_done() {
-                self.core.handle_step_done(now(), step, Ok(outcome.into()));
+                self.core.handle(now(), Input::StepDone(step, Ok(outcome.into())));
             }
             if let (Some(durable), Some(record)) =
                 (self.core.poll_record(), &mut self.changes.record)
@@ -293,12 +284,14 @@ impl EventLoop {
             Step::Suspend(jobs) => self.processes.suspend(number, &jobs),
             Step::Resume(jobs) => {
                 self.processes.resume(&jobs);
-                self.core.handle_step_done(now(), number, Ok(StepOutcome::default()));
+                self.core.handle(now(), Input::StepDone(number, Ok(StepOutcome::default())));
             }
             Step::Kill(jobs) => self.processes.kill(number, &jobs),
             other => match &self.channels {
                 Some(channels) => channels.push((number, other)),
-                None => self.core.handle_step_done(now(), number, Ok(StepOutcome::default())),
+                None => {
+                    self.core.handle(now(), Input::StepDone(number, Ok(StepOutcome::default())));
+                }
             },
         }
     }
@@ -363,7 +356,7 @@ impl EventLoop {
     }
 
     /// Carries the streams of a job's ranks on another host, on the root.
-    fn carry_from(&mut self, host: u16, job: JobId, link: (Sender, Receiver)) {
+    fn carry_from(&mut self, host: u16, job: JobId, link: Link) {
         let ranks = self.core.ranks_on(job, host);
         if ranks.is_empty() {
             return;
@@ -375,7 +368,7 @@ impl EventLoop {
         let events = self.events.clone();
         tokio::spawn(async move {
             streams::at_root(link, &ranks, ends).await;
-            let _ = events.send(Event::StreamsDone(host, job));
+            let _ = events.send(Event::Core(Input::StreamsDone(host, job)));
         });
     }
 }

@@ -6,7 +6,9 @@
 //! and then ends what it has left behind.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::io::{BufRead, Write, stderr, stdin, stdout};
 use std::num::NonZeroU64;
 use std::os::fd::IntoRawFd;
@@ -40,6 +42,13 @@ const SELF: &str = "/proc/self/exe";
 const PREFIX: &[u8] = b"+";
 /// Exit code of a holder whose host has no such control group.
 pub const NO_GROUP: i32 = 66;
+/// Kinds of what a reaper holds, before its name: groups of processes, files, folders of control groups, adopted control groups,
+/// and other folders.
+const GROUP: char = 'g';
+const FILE: char = 'f';
+const CELLS: char = 'c';
+const ADOPTED: char = 'a';
+const FOLDER: char = 'd';
 /// How often groups are cleared that don't become empty, and how long after each other.
 const CLEARED: usize = 200;
 const AGAIN: Duration = Duration::from_millis(10);
@@ -53,13 +62,31 @@ const CANNOT_START: i32 = 126;
 pub fn play_part() {
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next() {
-        Some(part) if part == BECOME_RANK => std::process::exit(become_rank(arguments)),
+        Some(part) if part == BECOME_RANK => fail(become_rank(arguments)),
         Some(part) if part == BECOME_KEEPER => keep(),
         Some(part) if part == BECOME_HOLDER => std::process::exit(hold(arguments.next())),
-        Some(part) if part == BECOME_TOOL => std::process::exit(become_tool(arguments)),
-        Some(part) if part == BECOME_RESTORED => std::process::exit(become_restored(arguments)),
+        Some(part) if part == BECOME_TOOL => fail(become_tool(arguments)),
+        Some(part) if part == BECOME_RESTORED => fail(become_restored(arguments)),
         _ => {}
     }
+}
+
+/// Ends a process that could not become a program, with the reason.
+fn fail(Err(why): Result<Infallible, String>) -> ! {
+    eprintln!("{why}");
+    std::process::exit(CANNOT_START)
+}
+
+/// Enters a job's control group, unless there is none, and leaves the daemon's priority.
+fn begin(group: &OsStr) -> Result<(), String> {
+    if !group.is_empty() {
+        let entered = job_cgroup::put(0, group.as_ref());
+        entered.map_err(|error| format!("{}: {error}", group.display()))?;
+    }
+    // Only the daemon goes before others.
+    priority::lower_this_thread();
+    let _ = set_current_timer_slack(NonZeroU64::new(USUAL_SLACK_NS));
+    Ok(())
 }
 
 /// A process of a rank, before it is started.
@@ -101,13 +128,11 @@ pub(super) fn tool(program: &str) -> Command {
     command
 }
 
-fn become_tool(mut arguments: impl Iterator<Item = OsString>) -> i32 {
-    let (daemon, program) =
-        (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
-    if die_with(&daemon).is_ok() {
-        let _ = Command::new(program).args(arguments).exec();
-    }
-    CANNOT_START
+fn become_tool(mut arguments: impl Iterator<Item = OsString>) -> Result<Infallible, String> {
+    let mut next = || arguments.next().unwrap_or_default();
+    let (daemon, program) = (next(), next());
+    die_with(&daemon).map_err(|error| error.to_string())?;
+    Err(Command::new(program).args(arguments).exec().to_string())
 }
 
 /// A rank that CRIU restores.
@@ -134,36 +159,26 @@ impl RestoredImage<'_> {
     }
 }
 
-/// Becomes CRIU, in the job's own slice. Returns the exit code of one that could not be started.
-fn become_restored(mut arguments: impl Iterator<Item = OsString>) -> i32 {
+/// Becomes CRIU, in the job's own slice.
+fn become_restored(mut arguments: impl Iterator<Item = OsString>) -> Result<Infallible, String> {
     let mut next = || arguments.next().unwrap_or_default();
-    let (daemon, group, folder) = (next(), PathBuf::from(next()), PathBuf::from(next()));
+    let (daemon, group, folder) = (next(), next(), PathBuf::from(next()));
     let (arrived, snapshots, pmi) = (next(), next(), next());
     let sockets = [snapshots, pmi].map(|number| number.to_string_lossy().into_owned());
-    let begun = job_cgroup::enter(&group).map_err(|error| format!("{}: {error}", group.display()));
-    priority::lower_this_thread();
-    let _ = set_current_timer_slack(NonZeroU64::new(USUAL_SLACK_NS));
-    let begun = begun.and_then(|()| stop(&daemon, false).map_err(|error| error.to_string()));
-    let arguments = begun.and_then(|()| {
-        let pipe = Path::new("/proc/self/fd").join(&arrived);
-        let why = std::fs::read_to_string(&pipe).map_err(|error| error.to_string())?;
-        if !why.is_empty() {
-            return Err(why);
-        }
-        let standard = [dup(stdin()), dup(stdout()), dup(stderr())].map(|copy| {
-            // It stays open, for the restored process.
-            copy.map_or_else(|_| String::new(), |copy| copy.into_raw_fd().to_string())
-        });
-        criu::restore_arguments(&folder, standard, sockets)
-    });
-    match arguments {
-        Ok(arguments) => {
-            let error = Command::new(criu::PROGRAM).args(arguments).exec();
-            eprintln!("{}: {error}", criu::PROGRAM);
-        }
-        Err(why) => eprintln!("{why}"),
+    begin(&group)?;
+    stop(&daemon, false).map_err(|error| error.to_string())?;
+    let pipe = Path::new("/proc/self/fd").join(&arrived);
+    let why = std::fs::read_to_string(&pipe).map_err(|error| error.to_string())?;
+    if !why.is_empty() {
+        return Err(why);
     }
-    CANNOT_START
+    let standard = [dup(stdin()), dup(stdout()), dup(stderr())].map(|copy| {
+        // It stays open, for the restored process.
+        copy.map_or_else(|_| String::new(), |copy| copy.into_raw_fd().to_string())
+    });
+    let arguments = criu::restore_arguments(&folder, standard, sockets)?;
+    let error = Command::new(criu::PROGRAM).args(arguments).exec();
+    Err(format!("{}: {error}", criu::PROGRAM))
 }
 
 /// Returns the program and the arguments of the holder of an adopted control group: it waits until the group is empty. Without a
@@ -187,49 +202,27 @@ fn hold(folder: Option<OsString>) -> i32 {
     }
 }
 
-/// Becomes a program. Returns the exit code of one that could not be started.
-fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> i32 {
+/// Becomes a program.
+fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> Result<Infallible, String> {
     let mut next = || arguments.next().unwrap_or_default();
     let (daemon, terminal, group, rights) = (next(), next(), next(), next());
     let (folder, program, name) = (next(), next(), next());
-    if !group.is_empty()
-        && let Err(error) = job_cgroup::enter(group.as_ref())
-    {
-        eprintln!("{}: {error}", group.display());
-        return CANNOT_START;
-    }
-    // Only the daemon goes before others.
-    priority::lower_this_thread();
-    let _ = set_current_timer_slack(NonZeroU64::new(USUAL_SLACK_NS));
-    if let Err(error) = take_rights(&rights) {
-        eprintln!("{}: the rights of its user: {error}", name.display());
-        return CANNOT_START;
-    }
-    if let Err(error) = stop(&daemon, terminal == "terminal") {
-        eprintln!("{}: {error}", name.display());
-        return CANNOT_START;
-    }
+    begin(&group)?;
+    let name_of = name.display();
+    take_rights(&rights).map_err(|error| format!("{name_of}: the rights of its user: {error}"))?;
+    stop(&daemon, terminal == "terminal").map_err(|error| format!("{name_of}: {error}"))?;
     // From here on this is the job's own slice.
-    if let Err(error) = std::env::set_current_dir(&folder) {
-        eprintln!("{}: {error}", folder.display());
-        return CANNOT_START;
-    }
+    let entered = std::env::set_current_dir(&folder);
+    entered.map_err(|error| format!("{}: {error}", folder.display()))?;
     let own = std::env::vars_os().filter_map(|(variable, value)| {
         let variable = variable.as_bytes().strip_prefix(PREFIX)?.to_vec();
         Some((OsString::from_vec(variable), value))
     });
     let own: BTreeMap<OsString, OsString> = own.collect();
     let path = own.get(OsStr::new("PATH")).map(OsString::as_os_str);
-    let found = match find(&program, Path::new(&folder), path) {
-        Ok(found) => found,
-        Err(why) => {
-            eprintln!("{why}");
-            return CANNOT_START;
-        }
-    };
+    let found = find(&program, Path::new(&folder), path)?;
     let error = Command::new(&found).arg0(&name).args(arguments).env_clear().envs(own).exec();
-    eprintln!("{}: {error}", name.display());
-    CANNOT_START
+    Err(format!("{name_of}: {error}"))
 }
 
 /// Returns the file of a program. A name without a slash is looked up in `path`, the value of `PATH`.
@@ -290,48 +283,40 @@ fn die_with(daemon: &OsStr) -> rustix::io::Result<()> {
 
 /// The reaper's part: notes what is said on standard input, and ends it all once nothing more is.
 fn keep() -> ! {
-    let mut groups = BTreeSet::new();
-    let (mut files, mut cells, mut adopted) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-    let mut folders = BTreeSet::new();
+    let mut held = BTreeSet::new();
     let _ = setsid();
     priority::lower_this_thread();
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
         match line.split_at_checked(1) {
-            Some(("+", group)) => drop(group.parse::<i32>().map(|group| groups.insert(group))),
-            Some(("-", group)) => drop(group.parse::<i32>().map(|group| groups.remove(&group))),
-            Some(("f", named)) => drop(files.insert(named.to_owned())),
-            Some(("c", folder)) => drop(cells.insert(PathBuf::from(folder))),
-            Some(("d", folder)) => drop(folders.insert(PathBuf::from(folder))),
-            Some(("a", folder)) => drop(adopted.insert(PathBuf::from(folder))),
-            Some(("r", folder)) => drop(adopted.remove(Path::new(folder))),
+            Some(("+", it)) => drop(held.insert(it.to_owned())),
+            Some(("-", it)) => drop(held.remove(it)),
             _ => {}
         }
     }
-    for folder in adopted {
-        job_cgroup::thaw(&folder);
-    }
-    for group in groups.into_iter().filter_map(Pid::from_raw) {
+    let of = |kind: char| held.iter().filter_map(move |it| it.strip_prefix(kind));
+    of(ADOPTED).for_each(|folder| job_cgroup::thaw(folder.as_ref()));
+    for group in of(GROUP).filter_map(|group| Pid::from_raw(group.parse().ok()?)) {
         // It may be gone.
         let _ = kill_process_group(group, Signal::KILL);
     }
-    for (known, file) in files.iter().filter_map(|named| named.split_once(' ')) {
+    for (known, file) in of(FILE).filter_map(|named| named.split_once(' ')) {
         // The next daemon may have its socket there already.
         if identity(file.as_ref()).as_deref() == Some(known) {
             let _ = std::fs::remove_file(file);
         }
     }
-    for folder in cells {
+    for folder in of(CELLS).map(Path::new) {
         for _ in 0..CLEARED {
-            job_cgroup::clear(&folder);
+            job_cgroup::clear(folder);
             if !folder.exists() {
                 break;
             }
             std::thread::park_timeout(AGAIN);
         }
-        job_cgroup::step_back(&folder);
+        job_cgroup::step_back(folder);
     }
-    for folder in folders {
+    for folder in of(FOLDER) {
         let _ = std::fs::remove_dir_all(folder);
     }
     std::process::exit(0)
@@ -350,21 +335,15 @@ fn identity(file: &Path) -> Option<String> {
 pub struct Reaper {
     /// Closed by the system when the daemon dies.
     said: Option<ChildStdin>,
-    groups: BTreeSet<i32>,
-    /// Files by identity and name.
-    files: BTreeSet<String>,
-    cells: BTreeSet<PathBuf>,
-    adopted: BTreeSet<PathBuf>,
-    folders: BTreeSet<PathBuf>,
+    /// The names of what is held, each behind its kind.
+    held: BTreeSet<String>,
 }
 
 impl Reaper {
     /// Starts one.
     #[must_use]
     pub fn start() -> Self {
-        let (groups, files, cells) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        let (adopted, folders) = (BTreeSet::new(), BTreeSet::new());
-        let mut reaper = Self { said: None, groups, files, cells, adopted, folders };
+        let mut reaper = Self { said: None, held: BTreeSet::new() };
         reaper.restart();
         reaper
     }
@@ -374,12 +353,7 @@ impl Reaper {
         let mut command = Command::new(SELF);
         command.arg(BECOME_KEEPER).stdin(Stdio::piped()).stdout(Stdio::null());
         self.said = command.stderr(Stdio::null()).spawn().ok().and_then(|mut it| it.stdin.take());
-        let groups = self.groups.iter().map(|group| format!("+{group}\n"));
-        let files = self.files.iter().map(|file| format!("f{file}\n"));
-        let cells = self.cells.iter().map(|folder| format!("c{}\n", folder.display()));
-        let adopted = self.adopted.iter().map(|folder| format!("a{}\n", folder.display()));
-        let folders = self.folders.iter().map(|folder| format!("d{}\n", folder.display()));
-        let all: String = groups.chain(files).chain(cells).chain(adopted).chain(folders).collect();
+        let all: String = self.held.iter().map(|it| format!("+{it}\n")).collect();
         if let Some(said) = &mut self.said {
             let _ = said.write_all(all.as_bytes());
         }
@@ -392,47 +366,52 @@ impl Reaper {
         }
     }
 
+    fn add(&mut self, kind: char, name: impl Display) {
+        let it = format!("{kind}{name}");
+        self.held.insert(it.clone());
+        self.say(&format!("+{it}\n"));
+    }
+
+    fn remove(&mut self, kind: char, name: impl Display) {
+        let it = format!("{kind}{name}");
+        self.held.remove(&it);
+        self.say(&format!("-{it}\n"));
+    }
+
     /// These processes are to end with the daemon.
     pub fn hold(&mut self, group: Pid) {
-        self.groups.insert(group.as_raw_nonzero().get());
-        self.say(&format!("+{}\n", group.as_raw_nonzero()));
+        self.add(GROUP, group.as_raw_nonzero());
     }
 
     /// They have ended.
     pub fn release(&mut self, group: Pid) {
-        self.groups.remove(&group.as_raw_nonzero().get());
-        self.say(&format!("-{}\n", group.as_raw_nonzero()));
+        self.remove(GROUP, group.as_raw_nonzero());
     }
 
     /// Has this file removed when the daemon is gone, unless another file has its name by then.
     pub(crate) fn hold_file(&mut self, file: &Path) {
-        let Some(known) = identity(file) else { return };
-        let named = format!("{known} {}", file.display());
-        self.files.insert(named.clone());
-        self.say(&format!("f{named}\n"));
+        if let Some(known) = identity(file) {
+            self.add(FILE, format_args!("{known} {}", file.display()));
+        }
     }
 
     /// Control groups below this folder end with the daemon.
     pub(crate) fn hold_cells(&mut self, folder: &Path) {
-        self.cells.insert(folder.to_owned());
-        self.say(&format!("c{}\n", folder.display()));
+        self.add(CELLS, folder.display());
     }
 
     /// Has this folder removed, with all that is in it, when the daemon is gone.
     pub(crate) fn hold_folder(&mut self, folder: &Path) {
-        self.folders.insert(folder.to_owned());
-        self.say(&format!("d{}\n", folder.display()));
+        self.add(FOLDER, folder.display());
     }
 
     /// Has the adopted processes of this control group continue when the daemon is gone.
     pub(crate) fn hold_adopted(&mut self, folder: &Path) {
-        self.adopted.insert(folder.to_owned());
-        self.say(&format!("a{}\n", folder.display()));
+        self.add(ADOPTED, folder.display());
     }
 
     /// Forgets a control group that is adopted no longer.
     pub(crate) fn release_adopted(&mut self, folder: &Path) {
-        self.adopted.remove(folder);
-        self.say(&format!("r{}\n", folder.display()));
+        self.remove(ADOPTED, folder.display());
     }
 }

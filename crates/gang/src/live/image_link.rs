@@ -54,9 +54,6 @@ fn part_name(rank: u16, name: &str) -> String {
 }
 
 /// Returns the ranks and names of all files of these ranks in a folder.
-///
-/// # Errors
-/// The system's, with the path.
 pub(super) fn list(
     folder: &Path,
     ranks: impl Iterator<Item = u16>,
@@ -144,9 +141,6 @@ fn open(path: &Path) -> Result<File, String> {
 }
 
 /// Refuses what others than this user may have written.
-///
-/// # Errors
-/// The reason, with the path.
 pub(super) fn check_owner(path: &Path, metadata: &fs::Metadata) -> Result<(), String> {
     let own = rustix::process::geteuid().as_raw();
     if metadata.uid() == own && metadata.mode() & 0o022 == 0 {

@@ -43,10 +43,7 @@ const NO_DEVICE: i32 = rustix::io::Errno::NODEV.raw_os_error();
 
 /// Returns the folder of this process's control group, if processes may be put into groups below it.
 fn own_group() -> io::Result<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    let groups = fs::read_to_string("/proc/self/cgroup")?;
-    let missing = || io::Error::other("control groups of version 2 are not mounted");
-    let folder = group_folder(&mounts, &groups).ok_or_else(missing)?;
+    let folder = HostCgroups::find()?.own;
     let processes = folder.join(PROCESSES);
     access(&processes, Access::WRITE_OK).map_err(|error| named(&processes, &error.into()))?;
     Ok(folder)
@@ -151,9 +148,6 @@ impl JobCgroups {
     }
 
     /// One for a job.
-    ///
-    /// # Errors
-    /// What the system says.
     pub(super) fn cgroup(&self, name: &str) -> io::Result<JobCgroup> {
         let folder = self.folder.join(name);
         fs::create_dir(&folder)?;
@@ -200,35 +194,23 @@ fn remove_with_all_below(folder: &Path) {
 }
 
 /// Freezes a group.
-///
-/// # Errors
-/// What the system says.
 pub(super) fn freeze(folder: &Path) -> io::Result<()> {
     fs::write(folder.join(FREEZE), "1")
 }
 
 /// Returns the processes of a group, without those of groups below it.
-///
-/// # Errors
-/// What the system says.
 pub(super) fn processes(folder: &Path) -> io::Result<Vec<i32>> {
     let path = folder.join(PROCESSES);
     let text = fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
     Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
 }
 
-/// Puts a process into a group.
-///
-/// # Errors
-/// What the system says.
+/// Puts a process into a group; 0 for this process.
 pub(super) fn put(pid: i32, group: &Path) -> io::Result<()> {
     fs::write(group.join(PROCESSES), pid.to_string())
 }
 
 /// Puts all processes of a frozen group into another.
-///
-/// # Errors
-/// What the system says.
 pub(super) fn put_all(from: &Path, to: &Path) -> io::Result<()> {
     processes(from)?.into_iter().try_for_each(|pid| put(pid, to))
 }
@@ -245,9 +227,6 @@ pub(super) fn thaw(folder: &Path) {
 }
 
 /// Waits until nothing runs in a group and in those below it, or the group is gone.
-///
-/// # Errors
-/// What the system reports.
 pub(super) fn wait_until_empty(folder: &Path) -> io::Result<()> {
     let is_gone = |error: &io::Error| {
         error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_DEVICE)
@@ -274,14 +253,6 @@ fn has_line(text: &[u8], line: &[u8]) -> bool {
     text.split(|byte| *byte == b'\n').any(|other| other == line)
 }
 
-/// Puts this process into a group.
-///
-/// # Errors
-/// What the system says.
-pub(super) fn enter(group: &Path) -> io::Result<()> {
-    fs::write(group.join(PROCESSES), "0")
-}
-
 /// A job's group.
 #[derive(Debug)]
 pub(super) struct JobCgroup {
@@ -304,17 +275,11 @@ impl JobCgroup {
     }
 
     /// Orders all of it to stand still; it does when [`JobCgroup::is_frozen`] says so.
-    ///
-    /// # Errors
-    /// What the system says.
     pub(super) fn freeze(&self) -> io::Result<()> {
         (&self.freeze).write_all(b"1")
     }
 
     /// Lets it go on.
-    ///
-    /// # Errors
-    /// What the system says.
     pub(super) fn thaw(&self) -> io::Result<()> {
         (&self.freeze).write_all(b"0")
     }
@@ -329,9 +294,6 @@ impl JobCgroup {
     }
 
     /// Limits its memory, without swap. All of it ends when it needs more.
-    ///
-    /// # Errors
-    /// What the system says.
     pub(super) fn limit(&mut self, bytes: u64) -> io::Result<()> {
         write_to(&self.folder, END_TOGETHER, "1")?;
         // A system without swap may not have it.
@@ -358,7 +320,6 @@ impl JobCgroup {
     }
 
     /// Removes it, if nothing is in it any longer.
-    #[must_use]
     pub(super) fn remove(&self) -> bool {
         match fs::remove_dir(&self.folder) {
             Ok(()) => true,

@@ -142,7 +142,10 @@ impl std::fmt::Debug for Receiver {
     }
 }
 
-fn pair(io: (Reader, Writer), ends: Option<Ends>) -> (Sender, Receiver) {
+/// Both halves of a connection.
+pub type Link = (Sender, Receiver);
+
+fn pair(io: (Reader, Writer), ends: Option<Ends>) -> Link {
     let (sealer, opener) = ends.unzip();
     let (plain, sealed, scratch) = (Vec::new(), Vec::new(), Vec::new());
     let sender = Sender { io: io.1, sealer, plain, sealed };
@@ -151,7 +154,7 @@ fn pair(io: (Reader, Writer), ends: Option<Ends>) -> (Sender, Receiver) {
 
 /// Frames over a stream within a host.
 #[must_use]
-pub fn local(stream: tokio::net::UnixStream) -> (Sender, Receiver) {
+pub fn local(stream: tokio::net::UnixStream) -> Link {
     let (reader, writer) = stream.into_split();
     pair((Box::new(reader), Box::new(writer)), None)
 }
@@ -184,11 +187,7 @@ impl Credentials {
 ///
 /// # Cancel safety
 /// Dropped, the connection is closed.
-pub async fn dial(
-    address: &str,
-    host: u16,
-    credentials: &Credentials,
-) -> io::Result<(Sender, Receiver)> {
+pub async fn dial(address: &str, host: u16, credentials: &Credentials) -> io::Result<Link> {
     let dialed = async {
         let mut stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -223,7 +222,7 @@ pub async fn dial(
 pub async fn accept<T: DeserializeOwned>(
     mut stream: TcpStream,
     credentials: &Credentials,
-) -> io::Result<(Option<u16>, T, (Sender, Receiver))> {
+) -> io::Result<(Option<u16>, T, Link)> {
     let accepted = async {
         stream.set_nodelay(true)?;
         let (host, ends, reply) = match credentials {
@@ -254,7 +253,7 @@ fn denied(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, error)
 }
 
-fn sealed(stream: TcpStream, ends: Ends) -> (Sender, Receiver) {
+fn sealed(stream: TcpStream, ends: Ends) -> Link {
     let (reader, writer) = stream.into_split();
     pair((Box::new(reader), Box::new(writer)), Some(ends))
 }

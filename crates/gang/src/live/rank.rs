@@ -160,9 +160,6 @@ fn variable(name: &str) -> Result<String, JoinError> {
 }
 
 /// Returns a file that the daemon has left open under a number.
-///
-/// # Errors
-/// The system's.
 pub(super) fn inherited(number: i32) -> std::io::Result<OwnedFd> {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 

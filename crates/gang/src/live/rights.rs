@@ -162,9 +162,6 @@ impl Rights {
     }
 
     /// Gives an open file to the user, so that its processes can open it again by its number.
-    ///
-    /// # Errors
-    /// The system's.
     pub(super) fn give(&self, file: impl AsFd) -> io::Result<()> {
         let Some(Identity { uid, .. }) = self.0 else { return Ok(()) };
         Ok(fchown(file, Some(Uid::from_raw(uid)), None)?)

@@ -7,10 +7,10 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
-use super::event::{Event, ImageEvent};
-use super::link::{self, Credentials, Frame, Receiver, Sender};
+use super::event::Event;
+use super::link::{self, Credentials, Frame, Link};
 use super::streams;
-use crate::names::{Epoch, JobId};
+use crate::names::JobId;
 use crate::node_core::election::Ballot;
 use crate::node_core::message::Hello;
 
@@ -39,7 +39,7 @@ impl Routes {
     }
 
     /// Connects to another host's daemon.
-    pub(super) async fn dial(&self, host: u16, hello: Hello) -> Option<(Sender, Receiver)> {
+    pub(super) async fn dial(&self, host: u16, hello: Hello) -> Option<Link> {
         let address = self.addresses.get(usize::from(host))?;
         let dialled = link::dial(address, host, self.credentials.as_ref()?).await;
         let (mut sender, receiver) = dialled.ok()?;
@@ -70,7 +70,7 @@ impl Routes {
         let mut input = Some(input);
         tokio::spawn(async move {
             loop {
-                if let Some(link) = routes.open_streams(job).await
+                if let Some(link) = routes.open(Hello::Streams { host: routes.host, job }).await
                     && streams::to_root(link, &mut output, &mut input).await
                 {
                     return;
@@ -84,30 +84,14 @@ impl Routes {
         });
     }
 
-    /// Connects to the root, to send or to fetch the images of a job's ranks here.
-    pub(super) async fn open_images(
-        &mut self,
-        job: JobId,
-        epoch: Epoch,
-    ) -> Option<(Sender, Receiver)> {
-        let (root, host) = (self.find_root().await?, self.host);
-        if root != host {
-            return self.dial(root, Hello::Images { host, job, epoch }).await;
+    /// Connects to the root, for the streams or the images of a job's ranks here.
+    pub(super) async fn open(&mut self, hello: Hello) -> Option<Link> {
+        let root = self.find_root().await?;
+        if root != self.host {
+            return self.dial(root, hello).await;
         }
         let (ours, theirs) = UnixStream::pair().ok()?;
-        let link = Box::new(link::local(theirs));
-        self.events.send(Event::Images(ImageEvent::Link { host, job, epoch, link })).ok()?;
-        Some(link::local(ours))
-    }
-
-    async fn open_streams(&mut self, job: JobId) -> Option<(Sender, Receiver)> {
-        let (root, host) = (self.find_root().await?, self.host);
-        if root != host {
-            return self.dial(root, Hello::Streams { host, job }).await;
-        }
-        let (ours, theirs) = UnixStream::pair().ok()?;
-        let link = Box::new(link::local(theirs));
-        self.events.send(Event::Streams { host, job, link }).ok()?;
+        self.events.send(Event::Link(hello, Box::new(link::local(theirs)))).ok()?;
         Some(link::local(ours))
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::clock::now;
-use super::link::{Frame, Receiver, Sender, Stream};
+use super::link::{Frame, Link, Sender, Stream};
 
 /// Files for the standard streams of a rank that was started.
 #[derive(Debug)]
@@ -110,10 +110,20 @@ impl Outlet {
     }
 }
 
+/// Sends frames until there are no more. Returns whether all are sent.
+pub(super) async fn send_all(sender: &mut Sender, frames: &mut mpsc::Receiver<Frame>) -> bool {
+    while let Some(frame) = frames.recv().await {
+        if sender.send(&frame).await.is_err() {
+            return false;
+        }
+    }
+    true
+}
+
 /// Carries a job's streams over a link to the root. Returns true if all output is sent and closed, false if the link has
 /// ended before; what was under way on it is lost.
 pub(super) async fn to_root(
-    (mut sender, mut receiver): (Sender, Receiver),
+    (mut sender, mut receiver): Link,
     output: &mut mpsc::Receiver<Frame>,
     input: &mut Option<mpsc::Sender<Frame>>,
 ) -> bool {
@@ -129,36 +139,25 @@ pub(super) async fn to_root(
             }
         }
     };
-    let writing = async {
-        while let Some(frame) = output.recv().await {
-            if sender.send(&frame).await.is_err() {
-                return false;
-            }
-        }
-        true
-    };
     tokio::select! {
         () = reading => false,
-        is_done = writing => is_done,
+        is_done = send_all(&mut sender, output) => is_done,
     }
 }
 
 /// Carries a job's streams at the root, from the link of the host of these ranks to the front end and back.
 pub(super) async fn at_root(
-    (mut sender, mut receiver): (Sender, Receiver),
+    (mut sender, mut receiver): Link,
     ranks: &BTreeSet<u16>,
     (mut output, input): (Outlet, Option<mpsc::Receiver<Frame>>),
 ) {
     let writing = tokio::spawn(async move {
         let Some(mut input) = input else { return std::future::pending().await };
-        while let Some(frame) = input.recv().await {
-            if sender.send(&frame).await.is_err() {
-                return;
-            }
+        if !send_all(&mut sender, &mut input).await {
+            return;
         }
         // Its end: what nothing else says.
-        let end = Frame::message(&());
-        let _ = sender.send(&end).await;
+        let _ = sender.send(&Frame::message(&())).await;
         std::future::pending().await
     });
     while let Ok(Some(frame)) = receiver.receive().await {

@@ -10,58 +10,9 @@ use super::message::{Cluster, Held, Inventory, Pairs, Program, RankEvent};
 use super::order::{Action, Launch, Outcome};
 use super::size::Size;
 use super::state_chunk::{RankState, StateChunk};
+use super::step::{Step, StepOutcome, steps_of};
 use crate::context::ChannelContext;
 use crate::names::{Epoch, JobId};
-
-/// A step of a node's own part of an order. It concerns the ranks of the jobs that are on this node.
-#[derive(Clone, Debug)]
-pub(crate) enum Step {
-    /// Opens the channels of a job's ranks. Ranks of a job that was saved have contexts.
-    Open(Launch, BTreeMap<u16, ChannelContext>),
-    /// Starts the ranks of a job, suspended, each with the state that it was saved with.
-    Start(Launch, BTreeMap<u16, Vec<u8>>),
-    /// Suspends the processes of jobs.
-    Suspend(Vec<JobId>),
-    /// Carries the channels' part of an action out. [`Action::Freeze`] and [`Action::Leave`] stop the channels, and wait
-    /// until all are steady. After [`Action::Leave`] is reported, the contexts may be copied: they will be saved.
-    Channels(Action),
-    /// Resumes the processes of jobs.
-    Resume(Vec<JobId>),
-    /// Kills the processes of jobs, and waits until all have ended.
-    Kill(Vec<JobId>),
-    /// Closes the channels of jobs. Cancels the step before, if that waits until channels are steady.
-    Close(Vec<JobId>),
-}
-
-impl Step {
-    /// Returns whether the step waits until channels are steady.
-    pub(crate) const fn is_stop(&self) -> bool {
-        matches!(self, Self::Channels(Action::Freeze(_) | Action::Leave(_)))
-    }
-
-    /// Describes the step, without programs, variables and states.
-    fn shown(&self) -> String {
-        match self {
-            Self::Open(launch, _) => format!("Open({})", launch.job),
-            Self::Start(launch, _) => format!("Start({})", launch.job),
-            other => format!("{other:?}"),
-        }
-    }
-}
-
-/// The result of a step.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct StepOutcome {
-    pub(crate) outcome: Outcome,
-    /// For [`Action::Cut`]: the contexts.
-    pub(crate) contexts: Vec<ChannelContext>,
-}
-
-impl From<Outcome> for StepOutcome {
-    fn from(outcome: Outcome) -> Self {
-        Self { outcome, contexts: Vec::new() }
-    }
-}
 
 /// The step that the shell carries out.
 #[derive(Debug)]
@@ -75,22 +26,6 @@ struct UnderWay {
     ends: Vec<JobId>,
     /// The step, to show.
     shown: String,
-}
-
-/// Returns the steps of an action whose jobs are here.
-fn steps_of(action: Action) -> Vec<Step> {
-    let resumes = match &action {
-        Action::Freeze(jobs) | Action::Leave(jobs) => {
-            return vec![Step::Suspend(jobs.clone()), Step::Channels(action)];
-        }
-        Action::End(job) => return vec![Step::Kill(vec![*job]), Step::Close(vec![*job])],
-        Action::Run(run) | Action::Switch { run, .. } | Action::Join { run, .. } => {
-            run.iter().map(|(job, _)| *job).collect()
-        }
-        _ => Vec::new(),
-    };
-    let resumes = (!resumes.is_empty()).then_some(Step::Resume(resumes));
-    std::iter::once(Step::Channels(action)).chain(resumes).collect()
 }
 
 /// The state of a job once all steps are done.

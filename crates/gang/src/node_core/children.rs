@@ -22,7 +22,7 @@ impl NodeCore {
     /// Takes the connection of a daemon that is `host`, which is below this one in the tree. If the host is connected
     /// already, the new connection is refused; a host that is silent is lost in time, and admitted when it tries again.
     /// A daemon that has no root admits none.
-    pub(crate) fn handle_child(&mut self, now: Instant, host: u16, connection: u64) {
+    pub(super) fn take_child(&mut self, now: Instant, host: u16, connection: u64) {
         if !self.admits(host) {
             return self.effects.push_back(Effect::Disconnect(Peer::Child(connection)));
         }
@@ -36,20 +36,17 @@ impl NodeCore {
         let child = Child { connection, hosts: BTreeSet::new(), heard: now };
         self.children.insert(host, child);
         self.welcome(host);
-        self.settle(now);
     }
 
     /// Takes a message of a child. It speaks for itself and for the hosts below it in the tree.
-    pub(crate) fn handle_up(&mut self, now: Instant, connection: u64, mut up: Up) {
+    pub(super) fn take_up(&mut self, now: Instant, connection: u64, mut up: Up) {
         let Some(host) = self.child_of(connection) else { return };
         let child = self.children.get_mut(&host).expect("its connection was just found");
         child.heard = now;
         let tree = self.tree;
         match &mut up {
             Up::Report { number, outcome } => {
-                self.relay.handle_report(host, *number, std::mem::take(outcome));
-                self.settle(now);
-                return;
+                return self.relay.handle_report(host, *number, std::mem::take(outcome));
             }
             Up::Present => return,
             // Where every host can be the root, one joins with what it runs.
@@ -85,7 +82,6 @@ impl NodeCore {
             }
         }
         self.up(now, up);
-        self.settle(now);
     }
 
     /// Notes the hosts below a child. They are no longer where they were, though that may not be known there yet.
@@ -99,7 +95,7 @@ impl NodeCore {
     }
 
     /// Takes the connection to the parent.
-    pub(crate) fn handle_parent(&mut self, now: Instant) {
+    pub(super) fn dialled(&mut self, now: Instant) {
         self.has_dialled = true;
         if self.election.is_some() {
             // It may not admit this daemon.
@@ -110,14 +106,12 @@ impl NodeCore {
         let below = self.children.values().flat_map(|child| child.hosts.iter().copied());
         let hosts = std::iter::once(self.config.host).chain(below).collect();
         self.up(now, Up::Here(hosts));
-        self.settle(now);
     }
 
     /// Takes a message of the parent.
-    pub(crate) fn handle_down(&mut self, now: Instant, down: Down) {
+    pub(super) fn take_down(&mut self, now: Instant, down: Down) {
         if let Down::Welcome { root, position, table } = down {
-            self.welcomed(now, root, (position, table));
-            return self.settle(now);
+            return self.welcomed(now, root, (position, table));
         }
         let Some(heard) = &mut self.parent_heard else { return };
         *heard = now;
@@ -134,11 +128,10 @@ impl NodeCore {
             Down::Cut => self.lose_parent(now),
             Down::Present | Down::Welcome { .. } => {}
         }
-        self.settle(now);
     }
 
     /// Takes the end of a connection.
-    pub(crate) fn handle_disconnected(&mut self, now: Instant, peer: Peer) {
+    pub(super) fn disconnected(&mut self, now: Instant, peer: Peer) {
         match peer {
             Peer::Parent if self.parent_heard.is_some() => self.lose_parent(now),
             Peer::Parent => self.has_dialled = false,
@@ -148,7 +141,6 @@ impl NodeCore {
                 }
             }
         }
-        self.settle(now);
     }
 
     fn child_of(&self, connection: u64) -> Option<u16> {

@@ -15,9 +15,11 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
+use super::interface::Effect;
 use super::inventory::Inventories;
-use super::message::{ClientId, Cluster, End, Over, Pairs, Reply};
-use super::replica::{Change, Stage};
+use super::message::{ClientId, Cluster, Down, Over, Reply, Word};
+use super::replica::{Change, Entry, Stage};
+use super::state_chunk::StateChunk;
 use super::user::User;
 use crate::channel::geometry::Geometry;
 use crate::names::JobId;
@@ -30,7 +32,7 @@ pub(crate) use imaging::Collect;
 #[cfg(feature = "live")]
 pub(crate) use saving::Contents;
 use saving::Saves;
-pub(crate) use saving::{Read, Restored, Write};
+pub(crate) use saving::{Read, Write};
 use takeover::Takeover;
 
 /// Number of switches that are remembered.
@@ -44,14 +46,10 @@ const LINGER: Duration = Duration::from_secs(2);
 struct Job {
     /// `None` while its front end has not found this root.
     client: Option<ClientId>,
-    launch: Launch,
-    weight: u8,
-    stage: Stage,
-    /// True if its ranks start from states that the root has.
-    is_restored: bool,
+    /// The job as the other daemons hold it, but for its times and preemptions since they heard of it last.
+    entry: Entry,
     /// The host of each rank.
     hosts: Vec<u16>,
-    ends: Vec<Option<End>>,
     /// Hosts whose ranks' output may not have been received completely.
     open: BTreeSet<u16>,
     is_launched: bool,
@@ -61,13 +59,11 @@ struct Job {
     is_removed: bool,
     /// Its streams are given up at this time.
     linger_until: Option<Instant>,
-    why: Option<String>,
     admitted_at: Instant,
     /// Its age when this root took over.
     earlier: Duration,
     ran: Duration,
     runs_since: Option<Instant>,
-    preemptions: u32,
     /// Preemptions in which its interfaces stayed on their NICs, and the last reason.
     stayed: u32,
     why_stayed: Option<String>,
@@ -77,6 +73,30 @@ struct Job {
 }
 
 impl Job {
+    /// Creates the record of a job on these hosts, which another root may have admitted.
+    fn new(now: Instant, client: Option<ClientId>, entry: Entry, hosts: Vec<u16>) -> Self {
+        let [earlier, ran] = entry.seconds.map(Duration::from_secs_f64);
+        Self {
+            client,
+            open: hosts.iter().copied().collect(),
+            hosts,
+            is_launched: entry.stage != Stage::Admitted,
+            entry,
+            is_refused: false,
+            is_removed: false,
+            linger_until: None,
+            admitted_at: now,
+            earlier,
+            ran,
+            runs_since: None,
+            stayed: 0,
+            why_stayed: None,
+            barrier: Barrier::default(),
+            checks: Checks::default(),
+            saves: Saves::default(),
+        }
+    }
+
     fn age(&self, now: Instant) -> Duration {
         self.earlier + Duration::from_nanos(now.nanos_since(self.admitted_at))
     }
@@ -93,18 +113,13 @@ impl Job {
 }
 
 /// Work for the node core after a call of the job manager.
-#[derive(Debug, Default)]
-pub(super) struct News {
-    /// Checkpoints to be written.
-    pub(super) writes: Vec<Write>,
-    /// Images to be collected.
-    pub(super) collects: Vec<Collect>,
-    /// Jobs whose ranks continue, though they are not saved.
-    pub(super) go: Vec<JobId>,
-    /// Jobs of which a host is lost.
-    pub(super) abandoned: Vec<JobId>,
-    /// Jobs whose ranks leave the PMI barrier of a number, with what they have put.
-    pub(super) barriers: Vec<(JobId, u64, Pairs)>,
+#[derive(Debug)]
+pub(super) enum Out {
+    /// A message for this node and all others.
+    Everywhere(Down),
+    Effect(Effect),
+    /// A chunk of a rank's state, for the host where it will be launched.
+    Chunk(u16, (JobId, u16), StateChunk),
 }
 
 /// Configuration of the root.
@@ -173,12 +188,7 @@ pub(crate) struct JobManager {
     next_order: u32,
     quitting: Quitting,
     has_lost_a_host: bool,
-    /// Jobs of which a host is lost.
-    abandoned: Vec<JobId>,
-    /// Jobs whose ranks continue, because the front end that wanted their images has left.
-    released: Vec<JobId>,
-    /// Jobs whose ranks have all entered the PMI barrier, with what they have put.
-    barriers: Vec<(JobId, u64, Pairs)>,
+    out: VecDeque<Out>,
     /// Each follows a number of changes.
     replies: VecDeque<(u64, ClientId, Reply)>,
 }
@@ -211,9 +221,7 @@ impl JobManager {
             next_order: 0,
             quitting: Quitting::No,
             has_lost_a_host: false,
-            abandoned: Vec::new(),
-            released: Vec::new(),
-            barriers: Vec::new(),
+            out: VecDeque::new(),
             replies: VecDeque::new(),
         }
     }
@@ -235,10 +243,10 @@ impl JobManager {
     pub(super) fn end(&mut self, now: Instant, job: JobId, why: Option<String>) {
         if let Some(it) = self.jobs.get_mut(&job).filter(|it| !it.is_removed) {
             it.pause(now);
-            if it.why.is_none() {
-                it.why = why;
+            if it.entry.why.is_none() {
+                it.entry.why = why;
             }
-            let is_new = std::mem::replace(&mut it.stage, Stage::Ending) != Stage::Ending;
+            let is_new = std::mem::replace(&mut it.entry.stage, Stage::Ending) != Stage::Ending;
             self.scheduler_core.end(now, job);
             if is_new {
                 self.record(now, job);
@@ -274,7 +282,7 @@ impl JobManager {
     /// Returns why a user may not control a job, or that there is none of this number.
     pub(super) fn refusal_of(&self, user: &User, job: JobId) -> Option<String> {
         let of_over = || self.over.iter().find(|over| over.job == job).map(|over| &over.user);
-        let owner = self.jobs.get(&job).map(|it| &it.launch.user).or_else(of_over);
+        let owner = self.jobs.get(&job).map(|it| &it.entry.launch.user).or_else(of_over);
         match owner {
             None => Some(format!("there is no job {job}")),
             Some(owner) if user.may_control(owner) => None,
@@ -289,7 +297,7 @@ impl JobManager {
 
     /// Wakes a job for which input has arrived, if its program asks for that.
     pub(super) fn arrived(&mut self, job: JobId) {
-        if self.jobs.get(&job).is_some_and(|it| it.launch.program.woken) {
+        if self.jobs.get(&job).is_some_and(|it| it.entry.launch.program.woken) {
             self.scheduler_core.wake(job);
         }
     }
@@ -299,6 +307,11 @@ impl JobManager {
         if matches!(self.quitting, Quitting::No) {
             self.quitting = Quitting::Due;
         }
+    }
+
+    /// Returns the host of each rank of a job.
+    fn hosts_of(&self, launch: &Launch) -> Vec<u16> {
+        self.cluster.places(launch).iter().map(|place| place.node.0).collect()
     }
 
     /// Returns whether all hosts are connected, or one was lost.
@@ -355,19 +368,30 @@ impl JobManager {
         }
         let launched = self.launching.take();
         if let Some((job, it)) = launched.and_then(|job| Some((job, self.jobs.get_mut(&job)?)))
-            && it.stage == Stage::Admitted
+            && it.entry.stage == Stage::Admitted
         {
-            it.stage = Stage::Launched;
+            it.entry.stage = Stage::Launched;
             self.record(now, job);
         }
     }
 
-    /// Takes the scheduler's events, and returns what follows from them.
-    pub(super) fn drain(&mut self, now: Instant) -> News {
-        let abandoned = std::mem::take(&mut self.abandoned);
-        let barriers = std::mem::take(&mut self.barriers);
-        let go = std::mem::take(&mut self.released);
-        let mut news = News { abandoned, barriers, go, ..News::default() };
+    /// Sends a message to all nodes, once the changes so far are sent.
+    fn everywhere(&mut self, down: Down) {
+        self.out.push_back(Out::Everywhere(down));
+    }
+
+    /// Lets the ranks of a job continue that wait to be saved.
+    fn let_go(&mut self, job: JobId) {
+        self.everywhere(Down::Say(job, Word::Go));
+    }
+
+    /// Returns the next work for the node core.
+    pub(super) fn poll_out(&mut self) -> Option<Out> {
+        self.out.pop_front()
+    }
+
+    /// Takes the scheduler's events.
+    pub(super) fn drain(&mut self, now: Instant) {
         while let Some(event) = self.scheduler_core.poll_event() {
             match event {
                 Event::Switched(switch) => self.switched(switch),
@@ -389,24 +413,29 @@ impl JobManager {
                     match self.jobs.get_mut(&job).and_then(|it| it.checks.complete()) {
                         Some(Purpose::Check) => self.check(job, epoch),
                         Some(Purpose::Images) => {
-                            news.collects.extend(self.begin_images(job, epoch));
+                            if let Some(collect) = self.begin_images(job, epoch) {
+                                self.out.push_back(Out::Effect(Effect::Collect(collect)));
+                                self.everywhere(Down::Say(job, Word::Dump(epoch)));
+                            }
                         }
-                        _ => match self.cut(job, epoch) {
-                            Some(write) => news.writes.push(write),
-                            None => news.go.push(job),
-                        },
+                        _ => {
+                            let write = self.cut(job, epoch);
+                            if write.as_ref().is_none_or(|write| write.go) {
+                                self.let_go(job);
+                            }
+                            self.out.extend(write.map(|it| Out::Effect(Effect::Write(it))));
+                        }
                     }
                 }
             }
         }
-        news
     }
 
     fn switched(&mut self, switch: Switch) {
         for job in &switch.stopped {
             if let Some(it) = self.jobs.get_mut(job) {
                 it.pause(switch.at);
-                it.preemptions += 1;
+                it.entry.preemptions += 1;
             }
         }
         for job in &switch.started {
@@ -446,7 +475,9 @@ impl JobManager {
 
     /// Reports a job's end to its front end, once everything about it is known and its output has been received.
     fn finish(&mut self, now: Instant, job: JobId) {
-        let is_complete = |it: &Job| it.is_removed && (!it.is_launched || it.open.is_empty());
+        let is_complete = |it: &Job| {
+            it.is_removed && (!it.is_launched || !self.has_streams || it.open.is_empty())
+        };
         if !self.jobs.get(&job).is_some_and(is_complete) {
             return;
         }
@@ -455,14 +486,15 @@ impl JobManager {
             self.reply(client, reply);
         }
         let seconds = it.age(now).as_secs_f64();
+        let Entry { launch, ends, why, preemptions, .. } = it.entry;
         let over = Over {
             job,
-            user: it.launch.user,
-            ranks: it.hosts.iter().copied().zip(it.ends).collect(),
-            why: it.why,
+            user: launch.user,
+            ranks: it.hosts.into_iter().zip(ends).collect(),
+            why,
             seconds,
             run_seconds: it.ran.as_secs_f64(),
-            preemptions: it.preemptions,
+            preemptions,
         };
         self.record_over(&over);
         if let Some(client) = it.client {

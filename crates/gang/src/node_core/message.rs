@@ -152,13 +152,11 @@ pub struct Cluster {
 
 impl Cluster {
     /// Returns whether another host can take over from the root: two hosts have no majority but both.
-    #[must_use]
     pub(crate) const fn takes_over(&self) -> bool {
         self.hosts > 2
     }
 
     /// Returns the host of a slot.
-    #[must_use]
     pub(crate) const fn host_of(&self, slot: u16) -> u16 {
         slot / if self.slots == 0 { 1 } else { self.slots }
     }

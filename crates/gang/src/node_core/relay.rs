@@ -30,7 +30,6 @@ pub(crate) struct Relay {
 
 impl Relay {
     /// Creates a relay with these children.
-    #[must_use]
     pub(crate) fn new(children: impl IntoIterator<Item = u16>) -> Self {
         let children = children.into_iter().collect();
         Self { children, pending: None, out: VecDeque::new(), action: None }

@@ -2,16 +2,15 @@
 
 use midplane_simhw::time::Instant;
 
-use super::message::{Down, Reply, Request, Word};
+use super::message::{Down, Reply, Request};
 use super::user::{Caller, User};
 use super::{Effect, JobManager, NodeCore};
 use crate::names::JobId;
 use crate::schedule;
 
 impl NodeCore {
-    /// Takes a request of a front end. [`Request::Feed`] and [`Request::Leave`] are the shell's
-    /// own.
-    pub(crate) fn handle_request(&mut self, now: Instant, caller: Caller, request: Request) {
+    /// Takes a request of a front end.
+    pub(super) fn request(&mut self, now: Instant, caller: Caller, request: Request) {
         if self.manager.as_ref().is_some_and(JobManager::is_taking_over) {
             return self.waiting.push_back((caller, request));
         }
@@ -19,7 +18,6 @@ impl NodeCore {
         if let Some(reply) = self.answer(now, caller, request) {
             self.effects.push_back(Effect::Reply(client, reply));
         }
-        self.settle(now);
     }
 
     /// Returns the reply, unless a reply follows later.
@@ -41,7 +39,7 @@ impl NodeCore {
         match request {
             Request::Run { ranks, weight, program } => {
                 let request = schedule::Request { nodes: ranks, weight };
-                manager.submit(now, caller, (request, ranks), program);
+                manager.admit(now, caller, (request, ranks), (program, false));
             }
             Request::Attach(job) => return manager.attach(client, job),
             Request::Signal(signal) => {
@@ -57,11 +55,7 @@ impl NodeCore {
             }
             Request::List => return Some(Reply::Listing(manager.listing(now))),
             Request::Checkpoint { job, folder, end } => {
-                match manager.save(job, caller, (folder, end)) {
-                    Ok(true) => self.everywhere(now, Down::Say(job, Word::Ask)),
-                    Ok(false) => {}
-                    Err(why) => return Some(Reply::Refused(why)),
-                }
+                return manager.save(job, caller, (folder, end)).err().map(Reply::Refused);
             }
             Request::Restore { folder, weight } => {
                 let most = manager.most_saved();

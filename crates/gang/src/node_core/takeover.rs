@@ -2,7 +2,7 @@
 
 use midplane_simhw::time::Instant;
 
-use super::election::{Ballot, Election, Turn};
+use super::election::{Election, Turn};
 use super::inventory;
 use super::message::{Down, Inventory, Up, Word};
 use super::replica::{Change, Durable, Position, Table};
@@ -10,12 +10,6 @@ use super::{Effect, JobManager, NodeCore, Transmit};
 use crate::names::JobId;
 
 impl NodeCore {
-    /// Takes a ballot of another host's daemon.
-    pub(crate) fn handle_ballot(&mut self, now: Instant, from: u16, ballot: Ballot) {
-        self.elect(now, |election, own| election.handle(now, from, ballot, own));
-        self.settle(now);
-    }
-
     /// Hands an event to the election, and does what follows from it.
     pub(super) fn elect(
         &mut self,
@@ -169,7 +163,7 @@ impl NodeCore {
                 self.everywhere(now, Down::Say(job, Word::Go));
             }
             for (caller, request) in std::mem::take(&mut self.waiting) {
-                self.handle_request(now, caller, request);
+                self.request(now, caller, request);
             }
         }
     }

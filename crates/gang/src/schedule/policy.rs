@@ -35,9 +35,6 @@ pub enum AdmitError {
 /// Decides which jobs run in the next slice. A job keeps its nodes from its admission to its removal.
 pub trait Policy: Send {
     /// Admits a job, and returns its nodes.
-    ///
-    /// # Errors
-    /// [`AdmitError`].
     fn admit(&mut self, job: JobId, request: Request) -> Result<Range<u16>, AdmitError>;
 
     /// Takes over a job that another policy of the same kind has admitted on `nodes`.

@@ -23,9 +23,6 @@ impl Bells {
     }
 
     /// Creates bells for so many processes.
-    ///
-    /// # Errors
-    /// The system's.
     #[cfg(all(target_os = "linux", feature = "live"))]
     pub(crate) fn far(ranks: usize) -> std::io::Result<Self> {
         use rustix::event::{EventfdFlags, eventfd};
@@ -70,9 +67,6 @@ pub(super) enum OwnBell {
 
 impl OwnBell {
     /// Opens the bell of a rank.
-    ///
-    /// # Errors
-    /// The system's.
     ///
     /// # Panics
     /// If the rank is a process, and the current runtime's I/O is not enabled.

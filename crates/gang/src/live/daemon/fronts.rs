@@ -10,11 +10,12 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 use super::super::event::Event;
-use super::super::link::{self, Frame, Receiver, Sender};
+use super::super::link::{self, Frame, Link, Receiver, Sender};
 use super::super::rights::{Places, Users};
 use super::super::routes::Routes;
 use super::super::streams;
 use crate::names::JobId;
+use crate::node_core::Input;
 use crate::node_core::message::{Hello, Reply, Request};
 use crate::node_core::user::{Caller, User};
 
@@ -55,7 +56,7 @@ pub(super) async fn take(listener: UnixListener, routes: Routes, users: Users) {
 }
 
 /// Serves a front end of this host, here or at the root.
-async fn serve(link: (Sender, Receiver), mut routes: Routes, user: User) {
+async fn serve(link: Link, mut routes: Routes, user: User) {
     match routes.find_root().await {
         Some(root) if root == routes.host || routes.addresses.len() < 3 => {
             serve_at_root(link, routes, user, false).await;
@@ -77,13 +78,13 @@ async fn serve(link: (Sender, Receiver), mut routes: Routes, user: User) {
     }
 }
 
-async fn refuse((mut sender, mut receiver): (Sender, Receiver), why: String) {
+async fn refuse((mut sender, mut receiver): Link, why: String) {
     let _ = receiver.receive().await;
     let _ = sender.send(&Frame::message(&Reply::Refused(why))).await;
 }
 
 /// Carries frames both ways until one side ends. Tells the root if it is the front end.
-async fn join(mut near: (Sender, Receiver), mut far: (Sender, Receiver)) {
+async fn join(mut near: Link, mut far: Link) {
     let has_left = tokio::select! {
         () = copy(&mut near.1, &mut far.0) => true,
         () = copy(&mut far.1, &mut near.0) => false,
@@ -102,24 +103,13 @@ async fn copy(from: &mut Receiver, to: &mut Sender) {
 }
 
 /// Serves a front end at the root, until one of them is none any longer. The connection may be that of another daemon.
-pub(super) async fn serve_at_root(
-    link: (Sender, Receiver),
-    mut routes: Routes,
-    user: User,
-    is_carried: bool,
-) {
+pub(super) async fn serve_at_root(link: Link, mut routes: Routes, user: User, is_carried: bool) {
     let (mut sender, receiver) = link;
     let client = NEXT.fetch_add(1, Ordering::Relaxed);
     let (reply, mut replies) = mpsc::channel::<Frame>(streams::QUEUE);
     let events = routes.events.clone();
     let host = routes.host;
-    let writing = tokio::spawn(async move {
-        while let Some(frame) = replies.recv().await {
-            if sender.send(&frame).await.is_err() {
-                return;
-            }
-        }
-    });
+    let writing = tokio::spawn(async move { streams::send_all(&mut sender, &mut replies).await });
     let mut has_left = !is_carried;
     tokio::select! {
         left = requests(Caller { client, user }, receiver, reply, &events) => has_left |= left,
@@ -172,7 +162,7 @@ async fn feed(
         if !matches!(frame, Frame::Data { .. }) || feed.send(frame).await.is_err() {
             return;
         }
-        let _ = events.send(Event::Input(job));
+        let _ = events.send(Event::Core(Input::Fed(job)));
     }
     let _ = events.send(Event::Unfed(job, feed));
 }

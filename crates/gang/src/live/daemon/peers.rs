@@ -3,17 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
 
-use super::super::event::{Event, ImageEvent};
-use super::super::link::{self, Frame, Receiver, Sender};
+use super::super::event::Event;
+use super::super::link::{self, Frame, Link};
 use super::super::refusals::Refusal;
 use super::super::routes::Routes;
 use super::fronts;
 use crate::node_core::message::{Cluster, Down, Hello, Up};
 use crate::node_core::user::User;
+use crate::node_core::{Input, Peer};
 
 /// Interval at which the daemons above are dialled again.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -39,21 +42,13 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
             let events = &routes.events;
             match hello {
                 Hello::Child { host, .. } => serve_child((host, connection), link, events).await,
-                Hello::Streams { host, job } => {
-                    let _ = events.send(Event::Streams { host, job, link: Box::new(link) });
-                }
-                Hello::Images { host, job, epoch } => {
-                    let _ = events.send(Event::Images(ImageEvent::Link {
-                        host,
-                        job,
-                        epoch,
-                        link: Box::new(link),
-                    }));
+                Hello::Streams { .. } | Hello::Images { .. } => {
+                    let _ = events.send(Event::Link(hello, Box::new(link)));
                 }
                 Hello::Ballot { host } => {
                     let (_, mut receiver) = link;
                     if let Ok(Ok(Some(ballot))) = timeout(AGAIN, receiver.message()).await {
-                        let _ = events.send(Event::Ballot(host, ballot));
+                        let _ = events.send(Event::Core(Input::Ballot(host, ballot)));
                     }
                 }
                 // The front end searches the root again if this host is none any longer.
@@ -65,11 +60,7 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
 }
 
 /// Returns the host that dials, if it is the one that it claims to be, of this cluster.
-async fn admit(
-    stream: TcpStream,
-    routes: &Routes,
-    cluster: Cluster,
-) -> Option<(Hello, (Sender, Receiver))> {
+async fn admit(stream: TcpStream, routes: &Routes, cluster: Cluster) -> Option<(Hello, Link)> {
     let credentials = routes.credentials.as_ref()?;
     let (proven, hello, link) = link::accept::<Hello>(stream, credentials).await.ok()?;
     let (host, fits) = match &hello {
@@ -90,31 +81,40 @@ async fn admit(
 
 async fn serve_child(
     (host, connection): (u16, u64),
-    (mut sender, mut receiver): (Sender, Receiver),
+    link: Link,
     events: &mpsc::UnboundedSender<Event>,
 ) {
-    let (to, mut orders) = mpsc::unbounded_channel::<Down>();
+    let (to, orders) = mpsc::unbounded_channel::<Down>();
     let _ = events.send(Event::Child { host, connection, to });
-    let writing = tokio::spawn(async move {
-        while let Some(down) = orders.recv().await {
-            if sender.send(&Frame::message(&down)).await.is_err() {
+    // A child that the daemon does not admit, or has lost, gets no further messages.
+    exchange(link, orders, |up| events.send(Event::Core(Input::Up(connection, up))).is_ok()).await;
+    let _ = events.send(Event::ChildLost(connection));
+}
+
+/// Sends messages and takes those of the other daemon, until the connection ends, all is sent, or `take` returns false.
+async fn exchange<T: DeserializeOwned>(
+    (mut sender, mut receiver): Link,
+    mut messages: mpsc::UnboundedReceiver<impl Serialize>,
+    mut take: impl FnMut(T) -> bool,
+) {
+    let writing = async {
+        while let Some(message) = messages.recv().await {
+            if sender.send(&Frame::message(&message)).await.is_err() {
                 return;
             }
         }
-    });
-    let abort = writing.abort_handle();
+    };
     let reading = async {
-        while let Ok(Some(up)) = receiver.message::<Up>().await {
-            let _ = events.send(Event::FromChild(connection, up));
+        while let Ok(Some(message)) = receiver.message().await {
+            if !take(message) {
+                return;
+            }
         }
     };
-    // A child that the daemon does not admit, or has lost, gets no further messages.
     tokio::select! {
         () = reading => {}
-        _ = writing => {}
+        () = writing => {}
     }
-    let _ = events.send(Event::ChildLost(connection));
-    abort.abort();
 }
 
 /// Dials the daemons above in turn, until the nearest one that answers admits this daemon.
@@ -145,7 +145,7 @@ pub(super) async fn stay_below(
             () = stays => false,
             changed = changes.changed() => changed.is_err(),
         };
-        let _ = routes.events.send(Event::ParentLost);
+        let _ = routes.events.send(Event::Core(Input::Disconnected(Peer::Parent)));
         if is_over {
             return;
         }
@@ -153,34 +153,17 @@ pub(super) async fn stay_below(
 }
 
 /// Receives from the daemon above, until that connection ends or is to be left. Returns whether anything was received.
-async fn stay(
-    (mut sender, mut receiver): (Sender, Receiver),
-    events: &mpsc::UnboundedSender<Event>,
-) -> bool {
-    let (to, mut reports) = mpsc::unbounded_channel::<Up>();
+async fn stay(link: Link, events: &mpsc::UnboundedSender<Event>) -> bool {
+    let (to, reports) = mpsc::unbounded_channel::<Up>();
     let _ = events.send(Event::Parent(to));
     let mut was_admitted = false;
-    let writing = async {
-        while let Some(up) = reports.recv().await {
-            if sender.send(&Frame::message(&up)).await.is_err() {
-                return;
-            }
-        }
-    };
-    let reading = async {
-        while let Ok(Some(down)) = receiver.message::<Down>().await {
-            was_admitted = true;
-            let is_cut = down == Down::Cut;
-            let _ = events.send(Event::FromParent(down));
-            if is_cut {
-                return;
-            }
-        }
-    };
-    tokio::select! {
-        () = reading => {}
-        () = writing => {}
-    }
-    let _ = events.send(Event::ParentLost);
+    exchange(link, reports, |down| {
+        was_admitted = true;
+        let is_cut = down == Down::Cut;
+        let _ = events.send(Event::Core(Input::Down(down)));
+        !is_cut
+    })
+    .await;
+    let _ = events.send(Event::Core(Input::Disconnected(Peer::Parent)));
     was_admitted
 }

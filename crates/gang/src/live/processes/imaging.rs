@@ -18,12 +18,13 @@ use crate::live::criu::{self, DumpedRank, ImageFolder, SharedFiles};
 use crate::live::event::{Event, ImageEvent};
 use crate::live::exec_shim::RestoredImage;
 use crate::live::job_cgroup::JobCgroup;
+use crate::live::link::Link;
 use crate::live::process::Process;
 use crate::live::routes::Routes;
 use crate::live::streams::Opened;
 use crate::live::{image_link, priority};
 use crate::names::{Epoch, JobId};
-use crate::node_core::message::{End, RankEvent};
+use crate::node_core::message::{End, Hello, RankEvent};
 use crate::node_core::order::Launch;
 
 /// Number of attempts to dial the root with images, and the interval between them.
@@ -334,13 +335,9 @@ async fn refuse(routes: &mut Routes, job: JobId, epoch: Epoch, why: String) {
     image_link::send_failure(&mut sender, why).await;
 }
 
-async fn open(
-    routes: &mut Routes,
-    job: JobId,
-    epoch: Epoch,
-) -> Option<(crate::live::link::Sender, crate::live::link::Receiver)> {
+async fn open(routes: &mut Routes, job: JobId, epoch: Epoch) -> Option<Link> {
     for _ in 0..DIALS {
-        if let Some(link) = routes.open_images(job, epoch).await {
+        if let Some(link) = routes.open(Hello::Images { host: routes.host, job, epoch }).await {
             return Some(link);
         }
         sleep(AGAIN).await;

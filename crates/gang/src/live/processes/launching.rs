@@ -29,6 +29,7 @@ use crate::live::routes::Routes;
 use crate::live::streams::Opened;
 use crate::live::{exec_shim, rank, snapshot};
 use crate::names::JobId;
+use crate::node_core::Input;
 use crate::node_core::message::{Program, Word};
 use crate::node_core::order::{Launch, Outcome};
 
@@ -235,7 +236,7 @@ impl Processes {
     pub(super) fn serve_pmi(&self, (job, rank): Member, end: OwnedFd) {
         let Some(pmi) = self.pmi.get(&job) else { return };
         let events = self.events.clone();
-        let said = move |event| drop(events.send(Event::Rank(job, rank, event)));
+        let said = move |event| drop(events.send(Event::Core(Input::Rank(job, rank, event))));
         pmi.serve(end, said);
     }
 
@@ -248,7 +249,7 @@ impl Processes {
     ) -> mpsc::UnboundedSender<Word> {
         let (words, to_rank) = mpsc::unbounded_channel();
         let (events, (job, rank)) = (self.events.clone(), member);
-        let said = move |event| drop(events.send(Event::Rank(job, rank, event)));
+        let said = move |event| drop(events.send(Event::Core(Input::Rank(job, rank, event))));
         tokio::spawn(snapshot::serve(end, state, to_rank, said));
         words
     }

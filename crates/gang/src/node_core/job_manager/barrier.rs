@@ -6,7 +6,7 @@ use midplane_simhw::time::Instant;
 
 use super::JobManager;
 use crate::names::JobId;
-use crate::node_core::message::{End, Held, Pairs};
+use crate::node_core::message::{Down, End, Held, Pairs};
 
 /// Most bytes of the keys and values of a job, which are in one message to each host at worst.
 const MOST_BYTES: usize = 4 << 20;
@@ -49,7 +49,7 @@ impl Barrier {
 impl JobManager {
     /// Lets a rank enter the barrier, and all ranks leave it if that was the last one.
     pub(super) fn barrier_in(&mut self, now: Instant, job: JobId, rank: u16, pairs: Pairs) {
-        let Some(it) = self.jobs.get_mut(&job).filter(|it| usize::from(rank) < it.ends.len())
+        let Some(it) = self.jobs.get_mut(&job).filter(|it| usize::from(rank) < it.entry.ends.len())
         else {
             return;
         };
@@ -68,11 +68,12 @@ impl JobManager {
     /// Lets all ranks leave the barrier if all have entered it.
     fn leave_barrier(&mut self, job: JobId) {
         let Some(it) = self.jobs.get_mut(&job) else { return };
-        if it.barrier.inside.len() == it.ends.len() {
+        if it.barrier.inside.len() == it.entry.ends.len() {
             it.barrier.inside.clear();
             it.barrier.left += 1;
             let pairs = std::mem::take(&mut it.barrier.pairs).into_iter().collect();
-            self.barriers.push((job, it.barrier.left, pairs));
+            let out = Down::BarrierOut(job, it.barrier.left, pairs);
+            self.everywhere(out);
         }
     }
 
@@ -89,7 +90,7 @@ impl JobManager {
         let Some(Held { barriers: left, put, .. }) = last else { return };
         it.barrier.left = *left;
         if reported.clone().any(|held| held.barriers < *left) {
-            self.barriers.push((job, *left, put.clone()));
+            self.everywhere(Down::BarrierOut(job, *left, put.clone()));
         }
         let inside = reported.clone().filter(|held| held.barriers == *left);
         for (rank, pairs) in inside.flat_map(|held| &held.inside) {
@@ -106,7 +107,7 @@ impl JobManager {
     /// Ends a job of which a rank waits in the barrier for one that has ended.
     pub(super) fn check_barrier(&mut self, now: Instant, job: JobId) {
         let Some(it) = self.jobs.get(&job) else { return };
-        let ended = it.ends.iter().position(Option::is_some);
+        let ended = it.entry.ends.iter().position(Option::is_some);
         if let (Some(waits), Some(ended)) = (it.barrier.inside.first(), ended) {
             let why = format!("rank {waits} waits in a PMI barrier, and rank {ended} has ended");
             self.end(now, job, Some(why));
@@ -122,7 +123,7 @@ impl JobManager {
         (code, message): (i32, &str),
     ) {
         let Some(it) = self.jobs.get_mut(&job) else { return };
-        let Some(end) = it.ends.get_mut(usize::from(rank)) else { return };
+        let Some(end) = it.entry.ends.get_mut(usize::from(rank)) else { return };
         // Its process may be killed before it exits.
         end.get_or_insert(End::Exited(code));
         if self.takeover.is_some() {

@@ -84,7 +84,7 @@ impl JobManager {
             return None;
         }
         let may_be_stuck = |it: &&Job| {
-            it.is_launched && it.checks.found.is_none() && it.ends.iter().any(Option::is_none)
+            it.is_launched && it.checks.found.is_none() && it.entry.ends.iter().any(Option::is_none)
         };
         let at = |it: &Job| it.checks.next.unwrap_or(it.admitted_at);
         let jobs = self.jobs.iter().filter(|(_, it)| may_be_stuck(it) && !it.is_removed);
@@ -96,9 +96,9 @@ impl JobManager {
         let Some(it) = self.jobs.get_mut(&job) else { return };
         let contexts = std::mem::take(&mut it.checks.contexts);
         if let Ok(mut network) = network_of(&contexts, job, epoch)
-            && network.ranks.len() == it.ends.len()
+            && network.ranks.len() == it.entry.ends.len()
         {
-            for (context, end) in network.ranks.iter_mut().zip(&it.ends) {
+            for (context, end) in network.ranks.iter_mut().zip(&it.entry.ends) {
                 // A rank that has ended never sends again.
                 if end.is_some() {
                     context.wait = WaitState::Idle;

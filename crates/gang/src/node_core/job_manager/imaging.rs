@@ -5,13 +5,11 @@
 
 use std::collections::BTreeSet;
 
-use midplane_simhw::time::Instant;
-
 use super::saving::Wanted;
-use super::{Job, JobManager};
+use super::{Job, JobManager, Out};
 use crate::names::{Epoch, JobId};
-use crate::node_core::message::Saved;
-use crate::node_core::user::{Caller, User};
+use crate::node_core::message::{Down, Saved, Word};
+use crate::node_core::user::User;
 
 /// Images that the hosts of a job are about to send to the root, for the checkpoint in a folder.
 #[derive(Clone, Debug)]
@@ -60,19 +58,21 @@ impl JobManager {
             return None;
         }
         let (hosts, ranks): (BTreeSet<u16>, _) =
-            (it.hosts.iter().copied().collect(), it.ends.len() as u16);
+            (it.hosts.iter().copied().collect(), it.entry.ends.len() as u16);
         wanted.saved = Some(Saved { job, ranks, state_bytes: 0, messages: 0 });
         it.saves.images = Some(hosts.clone());
-        let (folder, program) = (wanted.folder.clone(), it.launch.program.to_json()?);
+        let (folder, program) = (wanted.folder.clone(), it.entry.launch.program.to_json()?);
         Some(Collect { job, epoch, hosts, ranks, folder, program })
     }
 
-    /// Notes that a host has dumped its ranks of a job. Returns true if the ranks continue.
-    pub(in crate::node_core) fn handle_dumped(&mut self, job: JobId, host: u16) -> bool {
-        let Some(saves) = self.jobs.get_mut(&job).map(|it| &mut it.saves) else { return false };
-        let Some(missing) = &mut saves.images else { return false };
+    /// Notes that a host has dumped its ranks of a job. Once all have, the ranks continue, unless the job is to end.
+    pub(in crate::node_core) fn handle_dumped(&mut self, job: JobId, host: u16) {
+        let Some(saves) = self.jobs.get_mut(&job).map(|it| &mut it.saves) else { return };
+        let Some(missing) = &mut saves.images else { return };
         let ends = saves.wanted.as_ref().is_some_and(|wanted| wanted.end);
-        missing.remove(&host) && missing.is_empty() && !ends
+        if missing.remove(&host) && missing.is_empty() && !ends {
+            self.let_go(job);
+        }
     }
 
     /// Returns whether images of a job are collected.
@@ -86,21 +86,9 @@ impl JobManager {
             let is_its = |wanted: &Wanted| wanted.caller.client == client;
             if it.saves.images.is_some() && it.saves.wanted.as_ref().is_some_and(is_its) {
                 (it.saves.images, it.saves.wanted) = (None, None);
-                self.released.push(*job);
+                self.out.push_back(Out::Everywhere(Down::Say(*job, Word::Go)));
             }
         }
-    }
-
-    /// Admits a job whose ranks start from images.
-    pub(super) fn restore_images(
-        &mut self,
-        now: Instant,
-        (caller, weight): (Caller, u8),
-        (mut program, ranks): (crate::node_core::message::Program, u16),
-    ) -> Option<JobId> {
-        program.images = true;
-        let request = crate::schedule::Request { nodes: ranks, weight };
-        self.admit(now, caller, (request, ranks), (program, true))
     }
 }
 
@@ -113,12 +101,12 @@ pub(super) fn unable(job: JobId, why: &str) -> String {
 
 /// Returns why the processes of a job can't be saved as they are.
 fn refusal(it: &Job, user: &User) -> Option<String> {
-    let program = &it.launch.program;
+    let program = &it.entry.launch.program;
     let why = if user.uid != 0 {
         "root can save it as it is, with CRIU"
     } else if !it.is_launched || (it.ran.is_zero() && it.runs_since.is_none()) {
         "save it once it runs"
-    } else if it.ends.iter().any(Option::is_some) {
+    } else if it.entry.ends.iter().any(Option::is_some) {
         "a rank has ended, and only whole jobs are saved"
     } else if program.terminal.is_some() {
         "CRIU saves no terminal: run it without --terminal"

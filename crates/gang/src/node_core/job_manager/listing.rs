@@ -22,17 +22,17 @@ impl JobManager {
     pub(in crate::node_core) fn listing(&self, now: Instant) -> Listing {
         let line = |(job, it): (&JobId, &Job)| Line {
             job: *job,
-            user: it.launch.user.name.clone(),
-            slots: (it.launch.first, it.launch.first + it.launch.nodes),
-            weight: it.weight,
+            user: it.entry.launch.user.name.clone(),
+            slots: (it.entry.launch.first, it.entry.launch.first + it.entry.launch.nodes),
+            weight: it.entry.weight,
             runs: it.runs_since.is_some(),
-            ended: it.ends.iter().flatten().count() as u16,
-            preemptions: it.preemptions,
+            ended: it.entry.ends.iter().flatten().count() as u16,
+            preemptions: it.entry.preemptions,
             stayed: it.stayed,
             why_stayed: it.why_stayed.clone(),
             seconds: it.age(now).as_secs_f64(),
             run_seconds: it.ran(now).as_secs_f64(),
-            command: it.launch.program.shown(),
+            command: it.entry.launch.program.shown(),
             stuck: it.checks.found().cloned(),
         };
         Listing {

@@ -6,61 +6,49 @@ use midplane_simhw::time::Instant;
 
 use super::JobManager;
 use crate::names::JobId;
-use crate::node_core::message::{End, RankEvent};
+use crate::node_core::message::{Down, End, RankEvent};
 
 impl JobManager {
-    /// Takes a change of a rank. Returns true if the job's ranks that wait to be saved continue.
+    /// Takes a change of a rank.
     pub(in crate::node_core) fn handle_rank(
         &mut self,
         now: Instant,
         (job, rank): (JobId, u16),
         event: RankEvent,
-    ) -> bool {
+    ) {
         match event {
             RankEvent::Ended(end) => self.rank_ended(now, job, rank, end),
-            RankEvent::Able => {
-                self.able(job, rank);
-                false
-            }
+            RankEvent::Able => self.able(job, rank),
             RankEvent::Left => self.left(job, rank),
             RankEvent::Chunk(chunk) => self.add_chunk(now, job, rank, &chunk),
-            RankEvent::BarrierIn(pairs) => {
-                self.barrier_in(now, job, rank, pairs);
-                false
-            }
-            RankEvent::Aborted { code, message } => {
-                self.abort(now, job, rank, (code, &message));
-                false
-            }
-            RankEvent::OutOfMemory { why } => {
-                self.out_of_memory(now, job, rank, &why);
-                false
-            }
+            RankEvent::BarrierIn(pairs) => self.barrier_in(now, job, rank, pairs),
+            RankEvent::Aborted { code, message } => self.abort(now, job, rank, (code, &message)),
+            RankEvent::OutOfMemory { why } => self.out_of_memory(now, job, rank, &why),
         }
     }
 
-    fn rank_ended(&mut self, now: Instant, job: JobId, rank: u16, end: End) -> bool {
-        let Some(it) = self.jobs.get_mut(&job) else { return false };
-        let Some(slot) = it.ends.get_mut(usize::from(rank)) else { return false };
+    fn rank_ended(&mut self, now: Instant, job: JobId, rank: u16, end: End) {
+        let Some(it) = self.jobs.get_mut(&job) else { return };
+        let Some(slot) = it.entry.ends.get_mut(usize::from(rank)) else { return };
         // A rank that was killed before its first slice has not started.
         if !it.is_refused {
             slot.get_or_insert(end);
         }
         if self.takeover.is_some() {
-            return false;
+            return;
         }
         self.judge(now, job, (rank, end));
         self.check_barrier(now, job);
-        let go = self.left(job, rank);
+        self.left(job, rank);
         self.finish(now, job);
-        go
     }
 
     /// Ends a job of which a rank has ended, if it was the last one, or failed.
     pub(super) fn judge(&mut self, now: Instant, job: JobId, (rank, end): (u16, End)) {
         let Some(it) = self.jobs.get(&job) else { return };
-        let all = it.ends.iter().all(Option::is_some);
-        let failed = end != End::Exited(0) && !it.launch.program.keep_going && it.ends.len() > 1;
+        let all = it.entry.ends.iter().all(Option::is_some);
+        let failed =
+            end != End::Exited(0) && !it.entry.launch.program.keep_going && it.entry.ends.len() > 1;
         if all || failed {
             let host = it.hosts[usize::from(rank)];
             let what = match end {
@@ -121,12 +109,12 @@ impl JobManager {
                     continue;
                 }
                 it.open.remove(host);
-                for (at, end) in it.hosts.iter().zip(&mut it.ends) {
+                for (at, end) in it.hosts.iter().zip(&mut it.entry.ends) {
                     if at == host {
                         end.get_or_insert(End::Lost);
                     }
                 }
-                self.abandoned.push(job);
+                self.everywhere(Down::Abandon(job));
                 self.end(now, job, Some(why.clone()));
                 self.finish(now, job);
             }

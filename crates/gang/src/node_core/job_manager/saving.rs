@@ -8,11 +8,12 @@ use midplane_simhw::wire;
 
 use super::checking::Purpose;
 use super::imaging;
-use super::{Job, JobManager};
+use super::{Job, JobManager, Out};
 use crate::checkpoint::Checkpoint;
 use crate::context::NetworkContext;
 use crate::names::{Epoch, JobId};
-use crate::node_core::message::{ClientId, Program, Reply, Saved};
+use crate::node_core::interface::Effect;
+use crate::node_core::message::{ClientId, Down, Program, Reply, Saved, Word};
 use crate::node_core::state_chunk::{self, ChunkKind, RankState, StateChunk};
 use crate::node_core::user::{Caller, User};
 use crate::schedule::Request;
@@ -102,7 +103,7 @@ impl Saves {
         if self.wanted.is_some() || self.is_void {
             return Some(format!("job {job} is being saved"));
         }
-        if it.launch.program.to_json().is_none() {
+        if it.entry.launch.program.to_json().is_none() {
             return Some(format!("job {job}: its command or its environment is no text"));
         }
         if let Some(rank) = self.left.first() {
@@ -110,15 +111,12 @@ impl Saves {
                 "job {job}: rank {rank} can't be saved: it has ended, or takes no part in checkpoints any longer"
             ));
         }
-        let rank = (0..it.ends.len() as u16).find(|rank| !self.able.contains(rank))?;
+        let rank = (0..it.entry.ends.len() as u16).find(|rank| !self.able.contains(rank))?;
         Some(format!(
             "job {job}: rank {rank} can't be saved: its program takes no part in checkpoints, or has not begun"
         ))
     }
 }
-
-/// A chunk, with the host and the rank that it is for.
-pub(crate) type Addressed = (u16, u16, StateChunk);
 
 /// A checkpoint to be written.
 #[derive(Debug)]
@@ -149,15 +147,6 @@ pub(crate) enum Contents {
     Images(u16, Vec<u8>),
 }
 
-/// A restored job, and how its ranks get what they start from.
-#[derive(Debug)]
-pub(crate) enum Restored {
-    /// In chunks, before the job is launched.
-    States(JobId, Vec<Addressed>),
-    /// The hosts fetch images from a folder of the root's.
-    Images(JobId, Vec<u8>),
-}
-
 impl JobManager {
     /// Returns the longest checkpoint that may be read, in bytes.
     pub(in crate::node_core) const fn most_saved(&self) -> u64 {
@@ -171,11 +160,11 @@ impl JobManager {
         }
     }
 
-    /// Notes that a rank hands no state over any longer. Returns true if the ranks that wait to be saved continue.
-    pub(super) fn left(&mut self, job: JobId, rank: u16) -> bool {
-        let Some(it) = self.jobs.get_mut(&job) else { return false };
+    /// Notes that a rank hands no state over any longer. If one is missing, the ranks that wait to be saved continue.
+    pub(super) fn left(&mut self, job: JobId, rank: u16) {
+        let Some(it) = self.jobs.get_mut(&job) else { return };
         it.saves.left.insert(rank);
-        let Some(rank) = it.saves.missing() else { return false };
+        let Some(rank) = it.saves.missing() else { return };
         let (states, wanted) = it.saves.renew();
         if let Some(Wanted { caller, .. }) = wanted {
             self.refuse(
@@ -183,10 +172,12 @@ impl JobManager {
                 format!("job {job}: rank {rank} ended, or left, before it was saved"),
             );
         }
-        !states.is_empty()
+        if !states.is_empty() {
+            self.let_go(job);
+        }
     }
 
-    /// Takes a front end's request to save a job. Returns true if the job's ranks are to be asked for their states.
+    /// Takes a front end's request to save a job. Its ranks are asked for their states, unless they were.
     ///
     /// # Errors
     /// The reason why the job can't be saved.
@@ -195,14 +186,14 @@ impl JobManager {
         job: JobId,
         caller: Caller,
         (folder, end): (Vec<u8>, bool),
-    ) -> Result<bool, String> {
+    ) -> Result<(), String> {
         let Some(it) = self.jobs.get_mut(&job) else {
             return Err(format!("there is no job {job}"));
         };
         let is_busy = it.saves.wanted.is_some() || it.saves.is_void;
         let wanted = Wanted { caller, folder, end, saved: None };
-        if it.saves.able.is_empty() && !is_busy && it.launch.program.to_json().is_some() {
-            return self.save_images(job, wanted).map(|()| false);
+        if it.saves.able.is_empty() && !is_busy && it.entry.launch.program.to_json().is_some() {
+            return self.save_images(job, wanted);
         }
         if self.geometry.is_none() {
             return Err("the daemons have no --fabric: nothing is known of what ranks send".into());
@@ -211,7 +202,10 @@ impl JobManager {
             return Err(why);
         }
         it.saves.wanted = Some(wanted);
-        Ok(!std::mem::replace(&mut it.saves.is_asked, true))
+        if !std::mem::replace(&mut it.saves.is_asked, true) {
+            self.everywhere(Down::Say(job, Word::Ask));
+        }
+        Ok(())
     }
 
     /// Cancels a front end's requests to save jobs that are not cut yet.
@@ -222,25 +216,22 @@ impl JobManager {
         }
     }
 
-    /// Takes a chunk of a rank's state or of its channel's context. Returns true if the ranks that wait to be saved
-    /// continue, because no front end waits for the checkpoint or it can't be made.
-    pub(super) fn add_chunk(
-        &mut self,
-        now: Instant,
-        job: JobId,
-        rank: u16,
-        chunk: &StateChunk,
-    ) -> bool {
+    /// Takes a chunk of a rank's state or of its channel's context. The ranks that wait to be saved continue if no front end
+    /// waits for the checkpoint, or it can't be made.
+    pub(super) fn add_chunk(&mut self, now: Instant, job: JobId, rank: u16, chunk: &StateChunk) {
         let held =
             self.jobs.values().map(|it| it.saves.held()).sum::<u64>() + chunk.bytes.len() as u64;
-        let Some(it) = self.jobs.get_mut(&job) else { return false };
-        let ranks = it.ends.len();
+        let Some(it) = self.jobs.get_mut(&job) else { return };
+        let ranks = it.entry.ends.len();
         if usize::from(rank) >= ranks || it.checks.add_chunk(rank, chunk) {
-            return false;
+            return;
         }
         // The root that asked for it is lost.
         if !it.saves.is_asked {
-            return chunk.kind == ChunkKind::State && chunk.is_last;
+            if chunk.kind == ChunkKind::State && chunk.is_last {
+                self.let_go(job);
+            }
+            return;
         }
         if held > self.most_saved {
             let refused = it.saves.void(format!(
@@ -254,28 +245,26 @@ impl JobManager {
         let chunk = if it.saves.is_void { &empty() } else { chunk };
         if !it.saves.states.entry(rank).or_default().add(chunk) {
             let why = format!("rank {rank} handed over another state than it was asked for");
-            self.end(now, job, Some(why));
-            return false;
+            return self.end(now, job, Some(why));
         }
         let is_handed_over = it.saves.states[&rank].has_state();
         if is_handed_over && it.saves.missing().is_some() {
             it.saves.states.remove(&rank);
-            return true;
+            return self.let_go(job);
         }
         let all =
             it.saves.states.len() == ranks && it.saves.states.values().all(RankState::has_state);
         if it.saves.is_due || !all {
-            return false;
+            return;
         }
         if it.saves.wanted.is_none() {
             it.saves.renew();
-            return true;
+            return self.let_go(job);
         }
         it.saves.is_due = true;
         it.saves.interfaces = None;
         it.checks.order(Purpose::Save);
         self.scheduler_core.cut(job);
-        false
     }
 
     /// Makes the checkpoint of a job that was cut. Returns `None` if there is nothing to write, and its ranks continue.
@@ -300,7 +289,7 @@ impl JobManager {
         };
         let processes: Vec<Vec<u8>> =
             states.values_mut().filter_map(RankState::take_state).collect();
-        let program = it.launch.program.to_json()?;
+        let program = it.entry.launch.program.to_json()?;
         wanted.saved = Some(Saved {
             job,
             ranks: processes.len() as u16,
@@ -315,18 +304,16 @@ impl JobManager {
         Some(Write { job, checkpoint, folder, user, go })
     }
 
-    /// Takes the result of writing a job's checkpoint: the bytes of images in it. Returns true if the ranks still wait, and
+    /// Takes the result of writing a job's checkpoint: the bytes of images in it. If there is none, ranks that still wait
     /// continue.
     pub(in crate::node_core) fn handle_written(
         &mut self,
         now: Instant,
         job: JobId,
         written: Result<u64, String>,
-    ) -> bool {
-        let Some(it) = self.jobs.get_mut(&job) else { return false };
-        let Some(Wanted { caller, folder, end, saved }) = it.saves.wanted.take() else {
-            return false;
-        };
+    ) {
+        let Some(it) = self.jobs.get_mut(&job) else { return };
+        let Some(Wanted { caller, folder, end, saved }) = it.saves.wanted.take() else { return };
         let client = caller.client;
         it.saves.is_due = false;
         let (stands, written) = match it.saves.images.take() {
@@ -343,59 +330,71 @@ impl JobManager {
                     let folder = String::from_utf8_lossy(&folder);
                     self.end(now, job, Some(format!("it was saved in {folder}")));
                 }
-                false
             }
             (Err(why), _) => {
                 self.refuse(client, why);
-                stands
+                if stands {
+                    self.let_go(job);
+                }
             }
-            (Ok(_), None) => false,
+            (Ok(_), None) => {}
         }
     }
 
-    /// Admits a job that was saved. Returns what its ranks start from.
-    pub(in crate::node_core) fn restore(&mut self, now: Instant, read: Read) -> Option<Restored> {
+    /// Admits a job that was saved, and hands out what its ranks start from.
+    pub(in crate::node_core) fn restore(&mut self, now: Instant, read: Read) {
         let Read { caller, weight, read } = read;
-        let fit = match read {
-            Ok((program, Contents::Images(ranks, folder))) => {
-                let job = self.restore_images(now, (caller, weight), (program, ranks))?;
-                return Some(Restored::Images(job, folder));
-            }
-            Ok((program, Contents::States(checkpoint))) => self.fits((program, checkpoint)),
-            Err(why) => Err(why),
+        let client = caller.client;
+        if let Err(why) = read.and_then(|read| self.restore_from(now, (caller, weight), read)) {
+            self.refuse(client, why);
+        }
+    }
+
+    fn restore_from(
+        &mut self,
+        now: Instant,
+        (caller, weight): (Caller, u8),
+        (program, contents): (Program, Contents),
+    ) -> Result<(), String> {
+        let images = matches!(contents, Contents::Images(..));
+        let ranks = match &contents {
+            Contents::Images(ranks, _) => *ranks,
+            Contents::States(checkpoint) => self.fits(checkpoint)?,
         };
-        let (program, checkpoint) = match fit {
-            Ok(read) => read,
-            Err(why) => {
-                self.refuse(caller.client, why);
-                return None;
-            }
+        let (request, program) = (Request { nodes: ranks, weight }, Program { images, ..program });
+        let Some(job) = self.admit(now, caller, (request, ranks), (program, true)) else {
+            return Ok(());
         };
-        let ranks = checkpoint.network.ranks.len() as u16;
-        let request = Request { nodes: ranks, weight };
-        let job = self.admit(now, caller, (request, ranks), (program, true))?;
-        let hosts = self.jobs.get(&job)?.hosts.clone();
-        let mut chunks = Vec::new();
+        match contents {
+            Contents::Images(_, folder) => {
+                self.out.push_back(Out::Effect(Effect::Serve(job, folder)));
+            }
+            Contents::States(checkpoint) => self.hand_out(job, checkpoint),
+        }
+        Ok(())
+    }
+
+    /// Sends the states and contexts of a checkpoint to the hosts of a job.
+    fn hand_out(&mut self, job: JobId, checkpoint: Checkpoint) {
         let saved = checkpoint.network.starts().into_iter().zip(checkpoint.processes);
-        for ((rank, host), (context, state)) in (0..).zip(hosts).zip(saved) {
+        for ((rank, host), (context, state)) in (0..).zip(&self.jobs[&job].hosts).zip(saved) {
             // It was decoded from fewer bytes than the limit.
             let context = wire::encode_long(&context).unwrap_or_default();
             for (kind, bytes) in [(ChunkKind::State, state), (ChunkKind::Context, context)] {
-                let of_kind = state_chunk::split(kind, bytes.into());
-                chunks.extend(of_kind.map(|chunk| (host, rank, chunk)));
+                let chunks = state_chunk::split(kind, bytes.into());
+                self.out.extend(chunks.map(|chunk| Out::Chunk(*host, (job, rank), chunk)));
             }
         }
-        Some(Restored::States(job, chunks))
     }
 
-    /// Checks that a checkpoint's channels fit these daemons.
-    fn fits(&self, read: (Program, Checkpoint)) -> Result<(Program, Checkpoint), String> {
+    /// Checks that a checkpoint's channels fit these daemons. Returns the number of its ranks.
+    fn fits(&self, checkpoint: &Checkpoint) -> Result<u16, String> {
         let Some(geometry) = self.geometry else {
             return Err("the daemons have no --fabric: the job's ranks talk over one".into());
         };
-        let other = read.1.network.ranks.iter().find(|context| context.geometry != geometry);
-        match other {
-            None => Ok(read),
+        let ranks = &checkpoint.network.ranks;
+        match ranks.iter().find(|context| context.geometry != geometry) {
+            None => Ok(ranks.len() as u16),
             Some(context) => Err(format!(
                 "its channels have messages of up to {} bytes and FIFOs of {} and {}, these daemons' {}, {} and \
                  {}: start them with the --fabric of those that saved it",

@@ -1,16 +1,13 @@
 //! A root that takes over: which jobs continue, and what it sends the other daemons of the jobs.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
-use super::barrier::Barrier;
-use super::checking::Checks;
-use super::saving::Saves;
 use super::{Job, JobManager, RootConfig};
 use crate::names::JobId;
-use crate::node_core::message::{ClientId, Cluster, End, Held, Inventory, Over, Reply};
+use crate::node_core::message::{ClientId, Cluster, Down, End, Held, Inventory, Over, Reply};
 use crate::node_core::replica::{Change, Entry, Stage, Table, remember};
 
 /// Longest time that a new root waits for the daemons.
@@ -33,7 +30,6 @@ impl JobManager {
         table: &Table,
         patience: Duration,
     ) -> Self {
-        let has_streams = config.has_streams;
         let mut manager = Self::new(cluster, config);
         manager.host = host;
         manager.hosts.clear();
@@ -44,35 +40,8 @@ impl JobManager {
         manager.scheduler_core.number_after(table.last_job);
         manager.over.clone_from(&table.over);
         for (job, entry) in &table.jobs {
-            let places = cluster.places(&entry.launch);
-            let hosts: Vec<u16> = places.iter().map(|place| place.node.0).collect();
-            let open = if has_streams { hosts.iter().copied().collect() } else { BTreeSet::new() };
-            let [earlier, ran] = entry.seconds.map(Duration::from_secs_f64);
-            let record = Job {
-                client: None,
-                launch: entry.launch.clone(),
-                weight: entry.weight,
-                stage: entry.stage,
-                is_restored: entry.is_restored,
-                hosts,
-                ends: entry.ends.clone(),
-                open,
-                is_launched: entry.stage != Stage::Admitted,
-                is_refused: false,
-                is_removed: false,
-                linger_until: None,
-                why: entry.why.clone(),
-                admitted_at: now,
-                earlier,
-                ran,
-                runs_since: None,
-                preemptions: entry.preemptions,
-                stayed: 0,
-                why_stayed: None,
-                barrier: Barrier::default(),
-                checks: Checks::default(),
-                saves: Saves::default(),
-            };
+            let hosts = manager.hosts_of(&entry.launch);
+            let record = Job::new(now, None, entry.clone(), hosts);
             manager.jobs.insert(*job, record);
         }
         manager
@@ -121,14 +90,14 @@ impl JobManager {
         let is_its = |held: &Held| {
             let job: Option<&Job> = self.jobs.get(&held.job);
             // A job that is not launched everywhere is launched again, everywhere.
-            job.is_some_and(|job| job.stage != Stage::Admitted && job.hosts.contains(&host))
+            job.is_some_and(|job| job.entry.stage != Stage::Admitted && job.hosts.contains(&host))
         };
         let (own, unknown): (Vec<Held>, Vec<Held>) = jobs.into_iter().partition(is_its);
         for held in &own {
             let Some(it) = self.jobs.get_mut(&held.job) else { continue };
             for (rank, end) in &held.ends {
                 if it.hosts.get(usize::from(*rank)) == Some(&host) {
-                    it.ends[usize::from(*rank)].get_or_insert(*end);
+                    it.entry.ends[usize::from(*rank)].get_or_insert(*end);
                 }
             }
             held.able.iter().for_each(|rank| it.saves.note_able(*rank));
@@ -173,25 +142,25 @@ impl JobManager {
         let lost = it.hosts.iter().find(|host| !has(host)).copied();
         self.scheduler_core.readmit(
             now,
-            (it.launch.clone(), it.weight, it.stage),
+            (it.entry.launch.clone(), it.entry.weight, it.entry.stage),
             (epoch, is_away),
         );
         it.open.retain(|host| self.hosts.contains(host));
         // What has ended elsewhere, or was never there, is reported by no host any longer.
-        if it.stage != Stage::Admitted {
-            for (host, end) in it.hosts.iter().zip(&mut it.ends) {
+        if it.entry.stage != Stage::Admitted {
+            for (host, end) in it.hosts.iter().zip(&mut it.entry.ends) {
                 if !has(host) {
                     end.get_or_insert(End::Lost);
                 }
             }
         }
         if missing.is_some() {
-            self.abandoned.push(job);
+            self.everywhere(Down::Abandon(job));
         }
         let name = |host| format!("host {host} ({}) is gone", self.name(host));
-        let why = match self.jobs[&job].stage {
+        let why = match self.jobs[&job].entry.stage {
             Stage::Ending => return,
-            Stage::Admitted if self.jobs[&job].is_restored => {
+            Stage::Admitted if self.jobs[&job].entry.is_restored => {
                 Some("the root that read its checkpoint is gone: restore it again".to_owned())
             }
             Stage::Admitted => missing.map(name),
@@ -201,7 +170,7 @@ impl JobManager {
         match why.or_else(|| is_broken.then(|| broken.to_owned())) {
             Some(why) => self.end(now, job, Some(why)),
             None => {
-                let ends = self.jobs[&job].ends.clone();
+                let ends = self.jobs[&job].entry.ends.clone();
                 for (rank, end) in (0..).zip(ends) {
                     if let Some(end) = end {
                         self.judge(now, job, (rank, end));
@@ -233,14 +202,8 @@ impl JobManager {
     /// Notes a job as it is now for the other daemons.
     pub(super) fn record(&mut self, now: Instant, job: JobId) {
         let entry = |it: &Job| Entry {
-            launch: it.launch.clone(),
-            weight: it.weight,
-            stage: it.stage,
-            is_restored: it.is_restored,
-            ends: it.ends.clone(),
-            why: it.why.clone(),
             seconds: [it.age(now), it.ran(now)].map(|time| time.as_secs_f64()),
-            preemptions: it.preemptions,
+            ..it.entry.clone()
         };
         if let (Some(changes), Some(it)) = (&mut self.changes, self.jobs.get(&job)) {
             changes.push_back(Change::Job(Box::new(entry(it))));

@@ -21,7 +21,7 @@ use crate::node_core::replica::Durable;
 use crate::node_core::state_chunk::{self, ChunkKind};
 use crate::node_core::user::{Caller, User};
 use crate::node_core::{
-    ClientId, Contents, Effect, NodeConfig, NodeCore, Peer, Read, RootConfig, Step, Transmit,
+    ClientId, Contents, Effect, Input, NodeConfig, NodeCore, Peer, Read, RootConfig, Step, Transmit,
 };
 use crate::schedule::{Placing, QueueTree};
 use crate::scheduler_core::SchedulerConfig;
@@ -316,7 +316,7 @@ impl Cluster {
                 it.root = Some(root);
                 let caller = Caller { client, user: user(it.is_stranger) };
                 let request = Request::Attach(job);
-                self.call(root, |core, now| core.handle_request(now, caller, request));
+                self.call(root, |core, now| core.handle(now, Input::Request(caller, request)));
             }
             None => self.at(DIAL, Event::Attach(client)),
         }
@@ -383,7 +383,7 @@ impl Cluster {
             Event::Step(host, incarnation, number) => self.step_due(host, incarnation, number),
             Event::Arrival(host, incarnation, job) => {
                 if self.hosts[usize::from(host)].incarnation == incarnation {
-                    self.call(host, |core, now| core.handle_arrival(now, job));
+                    self.call(host, |core, now| core.handle(now, Input::Arrived(job)));
                 }
             }
             Event::Rank(host, incarnation, member, turn) => {
@@ -398,17 +398,19 @@ impl Cluster {
             Event::Dial(host) => self.dial(host),
             Event::Ballot(from, to, ballot) => {
                 if self.reaches(from, to) {
-                    self.call(to, |core, now| core.handle_ballot(now, from, ballot));
+                    self.call(to, |core, now| core.handle(now, Input::Ballot(from, ballot)));
                 }
             }
             Event::Attach(client) => self.attach(client),
             Event::Written(host, job) => {
-                self.call(host, |core, now| core.handle_written(now, job, Ok(0)));
+                self.call(host, |core, now| core.handle(now, Input::Written(job, Ok(0))));
             }
             Event::Read(host, caller, folder, weight) => {
                 let read = self.disk.get(&folder).cloned().ok_or_else(|| "nothing there".into());
                 let read = read.map(|(program, saved)| (program, Contents::States(saved)));
-                self.call(host, |core, now| core.handle_read(now, Read { caller, weight, read }));
+                self.call(host, |core, now| {
+                    core.handle(now, Input::Read(Box::new(Read { caller, weight, read })))
+                });
             }
             Event::Script(_) => unreachable!("the script takes it"),
         }
@@ -421,19 +423,27 @@ impl Cluster {
             return;
         }
         match message {
-            Message::Hello => self.call(parent, |core, now| core.handle_child(now, child, number)),
-            Message::Up(up) => self.call(parent, |core, now| core.handle_up(now, number, up)),
-            Message::Down(down) => self.call(child, |core, now| core.handle_down(now, down)),
+            Message::Hello => self.call(parent, |core, now| {
+                core.handle(now, Input::Child { host: child, connection: number })
+            }),
+            Message::Up(up) => {
+                self.call(parent, |core, now| core.handle(now, Input::Up(number, up)))
+            }
+            Message::Down(down) => {
+                self.call(child, |core, now| core.handle(now, Input::Down(down)))
+            }
             Message::Closed => {
                 self.network.close(number, end);
                 match end {
                     End::Child => {
-                        self.call(child, |core, now| core.handle_disconnected(now, Peer::Parent));
+                        self.call(child, |core, now| {
+                            core.handle(now, Input::Disconnected(Peer::Parent))
+                        });
                         self.at(DIAL, Event::Dial(child));
                     }
                     End::Parent => {
                         let peer = Peer::Child(number);
-                        self.call(parent, |core, now| core.handle_disconnected(now, peer));
+                        self.call(parent, |core, now| core.handle(now, Input::Disconnected(peer)));
                     }
                 }
             }
@@ -467,7 +477,7 @@ impl Cluster {
             at.expect("it was just opened"),
             Event::Deliver(number, End::Parent, Message::Hello),
         );
-        self.call(host, NodeCore::handle_parent);
+        self.call(host, |core, now| core.handle(now, Input::Parent));
     }
 
     /// Calls a core, and carries out what it asks for.
@@ -646,7 +656,7 @@ impl Cluster {
         }
         let (_, step) = self.hosts[usize::from(host)].step.take().expect("it was just seen");
         let done = self.take_step(host, &step);
-        self.call(host, |core, now| core.handle_step_done(now, number, Ok(done)));
+        self.call(host, |core, now| core.handle(now, Input::StepDone(number, Ok(done))));
     }
 
     fn take_step(&mut self, host: u16, step: &Step) -> crate::node_core::StepOutcome {
@@ -750,7 +760,7 @@ impl Cluster {
         process.update(self.now);
         let value = "v".repeat(self.value_bytes);
         let event = RankEvent::BarrierIn(vec![(member.1.to_string(), value)]);
-        self.call(host, |core, now| core.handle_rank(now, member.0, member.1, event));
+        self.call(host, |core, now| core.handle(now, Input::Rank(member.0, member.1, event)));
     }
 
     /// Lets the ranks of a job leave the PMI barrier, which all of its ranks have entered.
@@ -793,7 +803,9 @@ impl Cluster {
             process.update(now);
             for chunk in state_chunk::split(ChunkKind::State, state_of(ran).into()) {
                 let event = RankEvent::Chunk(chunk);
-                self.call(host, |core, now| core.handle_rank(now, member.0, member.1, event));
+                self.call(host, |core, now| {
+                    core.handle(now, Input::Rank(member.0, member.1, event))
+                });
             }
         }
     }
@@ -806,7 +818,7 @@ impl Cluster {
         process.end = Some(end);
         process.update(now);
         let event = RankEvent::Ended(end);
-        self.call(host, |core, now| core.handle_rank(now, member.0, member.1, event));
+        self.call(host, |core, now| core.handle(now, Input::Rank(member.0, member.1, event)));
     }
 
     /// Has a front end of the jobs' user send a request.
@@ -842,7 +854,7 @@ impl Cluster {
             Client { is_stranger, request: request.clone(), replies, is_gone, root, job, hosts };
         self.clients.insert(client, made);
         let caller = Caller { client, user: user(is_stranger) };
-        self.call_root(|core, now| core.handle_request(now, caller, request));
+        self.call_root(|core, now| core.handle(now, Input::Request(caller, request)));
         client
     }
 

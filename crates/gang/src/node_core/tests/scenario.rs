@@ -209,7 +209,9 @@ impl Scenario {
                 let Some(job) = self.any_job() else { return };
                 let client = self.cluster.jobs[&job];
                 self.cluster.clients.get_mut(&client).unwrap().is_gone = true;
-                self.cluster.call_root(|core, now| core.handle_client_gone(now, client));
+                self.cluster.call_root(|core, now| {
+                    core.handle(now, crate::node_core::Input::ClientGone(client))
+                });
             }
             fault => self.fail(fault, host),
         }
@@ -285,7 +287,8 @@ impl Scenario {
             let job = *job;
             for rank in 0..ranks {
                 self.cluster.call_root(|core: &mut NodeCore, now| {
-                    core.handle_rank(now, job, rank, crate::node_core::RankEvent::Able);
+                    let able = crate::node_core::RankEvent::Able;
+                    core.handle(now, crate::node_core::Input::Rank(job, rank, able));
                 });
             }
         }

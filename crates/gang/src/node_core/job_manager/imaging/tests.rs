@@ -1,11 +1,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use midplane_simhw::time::Instant;
 use proptest::prelude::*;
 
 use super::*;
 use crate::node_core::job_manager::RootConfig;
 use crate::node_core::message::{Cluster, Program, Reply};
+use crate::node_core::user::Caller;
 use crate::schedule::{Request, RoundRobin};
 use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 
@@ -36,13 +38,13 @@ fn scene(program: Program) -> (JobManager, JobId) {
     let mut root = JobManager::new(Cluster { hosts: HOSTS, slots: 1, arity: 2 }, config);
     root.hosts_here(NOW, &[1, 2]);
     let request = Request { nodes: HOSTS, weight: 1 };
-    let job = root.submit(NOW, caller(1, 0), (request, HOSTS), program).unwrap();
+    let job = root.admit(NOW, caller(1, 0), (request, HOSTS), (program, false)).unwrap();
     let it = root.jobs.get_mut(&job).unwrap();
     (it.is_launched, it.ran) = (true, Duration::from_millis(1));
     (root, job)
 }
 
-fn save(root: &mut JobManager, job: JobId, client: u64, end: bool) -> Result<bool, String> {
+fn save(root: &mut JobManager, job: JobId, client: u64, end: bool) -> Result<(), String> {
     root.save(job, caller(client, 0), (b"/saved".to_vec(), end))
 }
 
@@ -62,7 +64,7 @@ fn jobs_that_images_would_damage_are_refused_with_the_cure() {
 #[test]
 fn a_front_end_can_t_start_ranks_from_images_that_it_has_not_restored() {
     let (root, job) = scene(Program { images: true, ..Program::default() });
-    assert!(!root.jobs[&job].launch.program.images);
+    assert!(!root.jobs[&job].entry.launch.program.images);
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +108,6 @@ proptest! {
         let mut dumped = BTreeSet::new();
         let mut replies: BTreeMap<u64, usize> = BTreeMap::new();
         for (step, act) in acts.into_iter().enumerate() {
-            let mut goes = false;
             match act {
                 Act::Save(end) => {
                     client += 1;
@@ -128,7 +129,7 @@ proptest! {
                     }
                 }
                 Act::Dumped(host) if root.collects(job) => {
-                    goes = root.handle_dumped(job, host);
+                    root.handle_dumped(job, host);
                     dumped.insert(host);
                 }
                 // All images are there only after all hosts have dumped.
@@ -139,7 +140,7 @@ proptest! {
                     if let (false, Some(kept)) = (is_ok, &mut kept) {
                         kept.is_void = true;
                     }
-                    goes = root.handle_written(NOW, job, written);
+                    root.handle_written(NOW, job, written);
                     wants = None;
                 }
                 Act::FrontEndLeaves => {
@@ -150,10 +151,13 @@ proptest! {
                             kept.is_void = true;
                         }
                     }
-                    goes = !std::mem::take(&mut root.released).is_empty();
                 }
                 _ => {}
             }
+            let goes = std::iter::from_fn(|| root.poll_out())
+                .filter(|out| matches!(out, Out::Everywhere(Down::Say(_, Word::Go))))
+                .count()
+                > 0;
             // The hosts ignore an order that comes twice.
             if goes && let Some(it) = kept.take() {
                 prop_assert!(it.is_void || (!it.ends && dumped.len() == usize::from(HOSTS)));

@@ -61,30 +61,43 @@ impl Scene {
         };
         let mut root = JobManager::new(cluster, root_config);
         let request = Request { nodes: RANKS, weight: 1 };
-        let job = root.submit(NOW, caller(1), (request, RANKS), program()).unwrap();
+        let job = root.admit(NOW, caller(1), (request, RANKS), (program(), false)).unwrap();
         (0..RANKS).for_each(|rank| root.able(job, rank));
         let mut scene = Self { root, job };
         assert!(matches!(scene.replies()[..], [Reply::Accepted(_)]));
         scene
     }
 
-    /// Whether the ranks are asked.
+    /// Returns whether the ranks are asked.
     fn save(&mut self) -> Result<bool, String> {
         let folder = b"/nonexistent/saved".to_vec();
-        self.root.save(self.job, caller(2), (folder, false))
+        self.root.save(self.job, caller(2), (folder, false))?;
+        Ok(self.says(Word::Ask))
+    }
+
+    /// Returns whether a word was sent to all ranks of the job.
+    fn says(&mut self, word: Word) -> bool {
+        let is_it = |out: &Out| matches!(out, Out::Everywhere(Down::Say(job, it)) if (*job, *it) == (self.job, word));
+        std::iter::from_fn(|| self.root.poll_out()).filter(is_it).count() > 0
+    }
+
+    fn add_chunk(&mut self, rank: u16, chunk: &StateChunk) -> bool {
+        self.root.add_chunk(NOW, self.job, rank, chunk);
+        self.says(Word::Go)
     }
 
     /// A rank hands its state over, in two parts; whether all may go on.
     fn hand_over(&mut self, rank: u16) -> bool {
         let (kind, bytes) = (ChunkKind::State, Bytes::from_static(b"x"));
         let chunk = |is_last| StateChunk { kind, bytes: bytes.clone(), is_last };
-        assert!(!self.root.add_chunk(NOW, self.job, rank, &chunk(false)));
-        self.root.add_chunk(NOW, self.job, rank, &chunk(true))
+        assert!(!self.add_chunk(rank, &chunk(false)));
+        self.add_chunk(rank, &chunk(true))
     }
 
     /// A rank ends; returns whether all continue.
     fn rank_ends(&mut self, rank: u16, end: End) -> bool {
-        self.root.handle_rank(NOW, (self.job, rank), RankEvent::Ended(end))
+        self.root.handle_rank(NOW, (self.job, rank), RankEvent::Ended(end));
+        self.says(Word::Go)
     }
 
     fn replies(&mut self) -> Vec<Reply> {
@@ -128,7 +141,8 @@ fn a_rank_that_takes_no_part_any_longer_lets_the_others_go_on() {
     let mut scene = Scene::new();
     assert_eq!(scene.save(), Ok(true));
     assert!(!scene.hand_over(0) && !scene.hand_over(1));
-    assert!(scene.root.left(scene.job, 2));
+    scene.root.left(scene.job, 2);
+    assert!(scene.says(Word::Go));
     scene.is_refused("rank 2 ended, or left");
     assert!(scene.save().is_err());
 }
@@ -145,7 +159,7 @@ fn a_job_without_some_of_its_ranks_is_not_asked_for_its_state() {
 #[test]
 fn a_rank_that_ends_after_it_has_handed_its_state_over_is_saved() {
     let mut scene = Scene::new();
-    scene.root.jobs.get_mut(&scene.job).unwrap().launch.program.keep_going = true;
+    scene.root.jobs.get_mut(&scene.job).unwrap().entry.launch.program.keep_going = true;
     assert_eq!(scene.save(), Ok(true));
     assert!(!scene.hand_over(0));
     assert!(!scene.rank_ends(0, End::Killed(9)), "nobody goes on yet");
@@ -175,12 +189,12 @@ fn states_that_are_more_than_there_is_memory_for_are_refused_and_dropped_and_all
     assert!(scene.replies().is_empty());
     let (kind, is_last) = (ChunkKind::State, false);
     let chunk = StateChunk { kind, bytes: Bytes::from_static(b"xx"), is_last };
-    assert!(!scene.root.add_chunk(NOW, scene.job, 2, &chunk));
+    assert!(!scene.add_chunk(2, &chunk));
     scene.is_refused("more than the 5 bytes");
     assert_eq!(scene.root.jobs[&scene.job].saves.held(), 0);
     assert!(scene.save().is_err(), "they are still at it");
     let chunk = StateChunk { is_last: true, ..chunk };
-    assert!(scene.root.add_chunk(NOW, scene.job, 2, &chunk), "all have stopped, and go on");
+    assert!(scene.add_chunk(2, &chunk), "all have stopped, and go on");
     assert_eq!(scene.save(), Ok(true), "and it may be asked again");
 }
 
@@ -194,7 +208,7 @@ fn stand_still(scene: &mut Scene) {
         let fresh = crate::context::ChannelContext::fresh(crate::names::Rank(rank), Geometry::PM);
         let bytes = Bytes::from(wire::encode_long(&fresh).unwrap());
         let chunk = StateChunk { kind: ChunkKind::Context, bytes, is_last: true };
-        assert!(!scene.root.add_chunk(NOW, scene.job, rank, &chunk));
+        assert!(!scene.add_chunk(rank, &chunk));
     }
 }
 
@@ -204,7 +218,8 @@ fn a_rank_that_leaves_while_its_checkpoint_is_written_is_in_it() {
     stand_still(&mut scene);
     let write = scene.root.cut(scene.job, Epoch(1)).unwrap();
     assert!(write.go);
-    assert!(!scene.root.left(scene.job, 1));
+    scene.root.left(scene.job, 1);
+    assert!(!scene.says(Word::Go));
     assert_eq!(scene.replies(), []);
     scene.root.handle_written(NOW, scene.job, Ok(0));
     assert!(matches!(scene.replies()[..], [Reply::Saved(Saved { ranks: RANKS, .. })]));
