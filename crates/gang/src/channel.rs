@@ -27,7 +27,6 @@ use midplane_simhw::region::Payload;
 
 use crate::names::Rank;
 use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
-pub use ack::Timeouts;
 use command::{ATTACH, GANG, NOTIFY, WAIT, WANTS_ROOM};
 pub use errors::{AttachError, Closed, SendError};
 use geometry::{ByteRing, CONSUMED, Geometry, Record, SENT};

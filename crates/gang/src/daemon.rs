@@ -6,7 +6,6 @@
 mod config;
 mod executor;
 mod messenger;
-mod ports;
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -46,7 +46,6 @@ mod pmi;
 mod priority;
 pub mod process;
 mod processes;
-mod quiesce;
 pub mod rank;
 mod reclaimer;
 mod record;

@@ -1,9 +1,166 @@
 //! Scheduling policies: which jobs run in the next slice, and on which nodes.
 
-mod policy;
 mod queue_tree;
-mod round_robin;
 
-pub use policy::{AdmitError, Policy, Request};
-pub use queue_tree::{Placing, QueueTree};
-pub use round_robin::RoundRobin;
+use std::ops::Range;
+
+use thiserror::Error;
+
+use crate::names::JobId;
+pub use queue_tree::QueueTree;
+
+/// A job's demands on the policy.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Request {
+    /// Number of nodes.
+    pub nodes: u16,
+    /// Number of consecutive slices at the job's turn, at least 1: its priority.
+    pub weight: u8,
+}
+
+/// Errors of [`Policy::admit`].
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum AdmitError {
+    /// The job needs more nodes than there are.
+    #[error("the job asks for {wanted} nodes; there are {there}: ask for fewer")]
+    TooLarge {
+        /// Nodes that the job needs.
+        wanted: u16,
+        /// Nodes that there are.
+        there: u16,
+    },
+    /// The job needs no node.
+    #[error("a job has at least one node: ask for one or more")]
+    Empty,
+}
+
+/// Decides which jobs run in the next slice. A job keeps its nodes from its admission to its removal.
+pub trait Policy: Send {
+    /// Admits a job, and returns its nodes.
+    fn admit(&mut self, job: JobId, request: Request) -> Result<Range<u16>, AdmitError>;
+
+    /// Takes over a job that another policy of the same kind has admitted on `nodes`.
+    fn readmit(&mut self, job: JobId, nodes: Range<u16>, weight: u8);
+
+    /// Removes a job.
+    fn remove(&mut self, job: JobId);
+
+    /// Returns the jobs of the next slice. No node belongs to two of them.
+    fn turn(&mut self) -> Vec<JobId>;
+}
+
+impl Request {
+    fn check(&self, there: u16) -> Result<(), AdmitError> {
+        match self.nodes {
+            0 => Err(AdmitError::Empty),
+            wanted if wanted > there => Err(AdmitError::TooLarge { wanted, there }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A round of jobs, each with as many slices as its weight.
+#[derive(Clone, Debug, Default)]
+struct Round {
+    jobs: Vec<(JobId, u8)>,
+    /// Index of the job whose turn it is, and how many slices of that turn have passed.
+    at: usize,
+    passed: u8,
+}
+
+impl Round {
+    fn push(&mut self, job: JobId, weight: u8) {
+        self.jobs.push((job, weight.max(1)));
+    }
+
+    fn remove(&mut self, job: JobId) -> bool {
+        let Some(place) = self.jobs.iter().position(|(other, _)| *other == job) else {
+            return false;
+        };
+        self.jobs.remove(place);
+        if place < self.at {
+            self.at -= 1;
+        } else if place == self.at {
+            self.passed = 0;
+        }
+        true
+    }
+
+    /// Returns the job of the next slice; `None` after the last job, and the round starts again.
+    fn next(&mut self) -> Option<JobId> {
+        let Some(&(job, weight)) = self.jobs.get(self.at) else {
+            self.at = 0;
+            self.passed = 0;
+            return None;
+        };
+        self.passed += 1;
+        if self.passed >= weight {
+            self.at += 1;
+            self.passed = 0;
+        }
+        Some(job)
+    }
+
+    /// Returns whether all jobs have had their turns in this round.
+    const fn is_over(&self) -> bool {
+        self.at >= self.jobs.len()
+    }
+}
+
+/// Runs one job at a time, in turn.
+#[derive(Clone, Debug)]
+pub struct RoundRobin {
+    nodes: u16,
+    round: Round,
+}
+
+impl RoundRobin {
+    /// Creates the policy for this many nodes.
+    #[must_use]
+    pub fn new(nodes: u16) -> Self {
+        Self { nodes, round: Round::default() }
+    }
+}
+
+impl Policy for RoundRobin {
+    fn admit(&mut self, job: JobId, request: Request) -> Result<Range<u16>, AdmitError> {
+        request.check(self.nodes)?;
+        self.round.push(job, request.weight);
+        Ok(0..request.nodes)
+    }
+
+    fn readmit(&mut self, job: JobId, _: Range<u16>, weight: u8) {
+        self.round.push(job, weight);
+    }
+
+    fn remove(&mut self, job: JobId) {
+        self.round.remove(job);
+    }
+
+    fn turn(&mut self) -> Vec<JobId> {
+        let next = self.round.next().or_else(|| self.round.next());
+        next.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_take_turns_as_long_as_their_weights() {
+        let mut policy = RoundRobin::new(4);
+        assert_eq!(policy.turn(), []);
+        for (job, weight) in [(1, 1), (2, 3)] {
+            policy.admit(JobId(job), Request { nodes: 4, weight }).unwrap();
+        }
+        let turns: Vec<u32> = (0..8).flat_map(|_| policy.turn()).map(|job| job.0).collect();
+        assert_eq!(turns, [1, 2, 2, 2, 1, 2, 2, 2]);
+        policy.remove(JobId(2));
+        assert_eq!(policy.turn(), [JobId(1)]);
+        let request = Request { nodes: 5, weight: 1 };
+        let refused = policy.admit(JobId(3), request);
+        assert_eq!(refused, Err(AdmitError::TooLarge { wanted: 5, there: 4 }));
+    }
+}

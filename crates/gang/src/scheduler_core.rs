@@ -1,6 +1,5 @@
 //! The gang scheduler's core: decides which order the daemons get next, and when. No I/O, no clock.
 
-mod advances;
 mod config;
 mod early_wakeups;
 mod migrations;

@@ -8,7 +8,7 @@ use crate::job::{Progress, chatter, message, world};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
 use midplane_gang::names::JobId;
-use midplane_gang::schedule::{Placing, Policy, QueueTree, Request, RoundRobin};
+use midplane_gang::schedule::{Policy, QueueTree, Request, RoundRobin};
 use midplane_gang::scheduler::{JobRecord, Phases, Scheduler, Submission, Switch};
 use midplane_gang::scheduler_core::{PreemptWhenAlone, SchedulerConfig};
 use midplane_simhw::fault::Faults;
@@ -192,7 +192,7 @@ fn daemons_save_without_waiting_for_the_tree() {
 fn halves_of_a_cluster_run_different_jobs_at_once() {
     let outcome = schedule(
         config(8, 4, Mode::Copy),
-        Box::new(QueueTree::new(8, Placing::LeastLoaded)),
+        Box::new(QueueTree::new(8)),
         Duration::from_micros(150),
         Phases::Two,
         Faults::NONE,

@@ -20,7 +20,7 @@ use midplane::gang::live::daemon::{
     default_socket, serve,
 };
 use midplane::gang::live::message::Cluster;
-use midplane::gang::schedule::{Placing, QueueTree};
+use midplane::gang::schedule::QueueTree;
 use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::simhw::launch;
@@ -319,7 +319,7 @@ pub(crate) async fn main(arguments: &Arguments, socket: &Path) -> Result<u8, Fai
     }
     let options = options(arguments, socket)?;
     let slots = options.cluster.hosts * options.cluster.slots;
-    let policy = Box::new(QueueTree::new(slots, Placing::LeastLoaded));
+    let policy = Box::new(QueueTree::new(slots));
     // The other hosts' daemons end when this is dropped.
     let _others = match arguments.spread {
         true => Some(Spread::start(&arguments.rsh, &options.peers, options.cluster.slots)?),

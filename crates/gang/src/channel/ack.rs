@@ -15,31 +15,13 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
-/// Timeouts of the protocol.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Timeouts {
-    /// Shortest timeout of an answer; ten times that while no round trip has been measured.
-    pub shortest: Duration,
-    /// Longest timeout of an answer; the timeout doubles each time that an answer is missed.
-    pub longest: Duration,
-    /// Delay before refused messages are sent again; doubles with each refusal.
-    pub refused: Duration,
-    /// Longest delay before refused messages are sent again.
-    pub refused_max: Duration,
-}
-
-impl Default for Timeouts {
-    /// 200 us and 50 ms for answers; 20 us and 1 ms for refused messages.
-    fn default() -> Self {
-        Self {
-            shortest: Duration::from_micros(200),
-            longest: Duration::from_millis(50),
-            refused: Duration::from_micros(20),
-            refused_max: Duration::from_millis(1),
-        }
-    }
-}
-
+/// Shortest timeout of an answer; [`UNKNOWN`] times that while no round trip has been measured.
+const SHORTEST: Duration = Duration::from_micros(200);
+/// Longest timeout of an answer; the timeout doubles each time that an answer is missed.
+const LONGEST: Duration = Duration::from_millis(50);
+/// Delay before refused messages are sent again; doubles with each refusal, up to the longest.
+const REFUSED: Duration = Duration::from_micros(20);
+const REFUSED_MAX: Duration = Duration::from_millis(1);
 /// Factor of the shortest timeout while no round trip has been measured. Many senders may send to one receiver at once,
 /// and a timeout that is too short causes needless retransmissions.
 const UNKNOWN: u32 = 10;
@@ -172,7 +154,6 @@ impl Outbound {
     pub(crate) fn poll_transmit(
         &mut self,
         now: Instant,
-        timeouts: &Timeouts,
         window: u32,
         stopped: bool,
     ) -> Option<Transmission> {
@@ -180,7 +161,7 @@ impl Outbound {
             let due = self.fencing && !self.fence_sent && self.cursor == self.answered;
             return due.then(|| {
                 self.fence_sent = true;
-                self.deadline = Some(now + self.timeout_now(timeouts));
+                self.deadline = Some(now + self.timeout_now());
                 Transmission::Fence { round: self.round, sequence: self.acked }
             });
         }
@@ -193,7 +174,7 @@ impl Outbound {
         }
         self.sample.get_or_insert((sequence, now));
         if self.deadline.is_none() {
-            self.deadline = Some(now + self.timeout_now(timeouts));
+            self.deadline = Some(now + self.timeout_now());
         }
         Some(Transmission::Message { round: self.round, sequence, slot })
     }
@@ -208,13 +189,7 @@ impl Outbound {
 
     /// Handles an answer. Appends the FIFO numbers of newly accepted messages to `freed`. Returns `false` if no
     /// receiver would send this answer.
-    pub(crate) fn on_answer(
-        &mut self,
-        now: Instant,
-        timeouts: &Timeouts,
-        answer: Answer,
-        freed: &mut Vec<u64>,
-    ) -> bool {
+    pub(crate) fn on_answer(&mut self, now: Instant, answer: Answer, freed: &mut Vec<u64>) -> bool {
         let mut progress = false;
         if let Some(expected) = answer.expected {
             if before(self.high, expected) {
@@ -248,8 +223,8 @@ impl Outbound {
         }
         if answer.refused && before(self.acked, self.cursor) {
             self.begin_round();
-            let wait = timeouts.refused.saturating_mul(1 << self.refusals.min(10));
-            self.resend_at = now + wait.min(timeouts.refused_max);
+            let wait = REFUSED.saturating_mul(1 << self.refusals.min(10));
+            self.resend_at = now + wait.min(REFUSED_MAX);
             self.refusals += 1;
             self.deadline = None;
             self.missed = 0;
@@ -258,7 +233,7 @@ impl Outbound {
             self.missed = 0;
         } else if progress {
             self.missed = 0;
-            self.deadline = Some(now + self.timeout_now(timeouts));
+            self.deadline = Some(now + self.timeout_now());
         }
         true
     }
@@ -340,14 +315,14 @@ impl Outbound {
         });
     }
 
-    fn timeout_now(&self, timeouts: &Timeouts) -> Duration {
+    fn timeout_now(&self) -> Duration {
         let usual = match self.round_trip {
-            None => timeouts.shortest * UNKNOWN,
+            None => SHORTEST * UNKNOWN,
             Some(RoundTrip { mean, spread }) => {
-                Duration::from_nanos(mean + 4 * spread).max(timeouts.shortest)
+                Duration::from_nanos(mean + 4 * spread).max(SHORTEST)
             }
         };
-        usual.saturating_mul(1 << self.missed.min(10)).min(timeouts.longest)
+        usual.saturating_mul(1 << self.missed.min(10)).min(LONGEST)
     }
 }
 

@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use midplane_simhw::id::PortId;
 
-use super::ack::Timeouts;
-
 /// Flow control between sender and receiver.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
@@ -22,13 +20,15 @@ pub enum Flow {
     BackPressure,
 }
 
+/// Most messages to one peer that are unanswered.
+pub(crate) const WINDOW: u32 = 32;
+/// Most messages that one answer covers, and how long it is delayed for them.
+pub(crate) const MERGE: u32 = 4;
+pub(crate) const MERGE_FOR: Duration = Duration::from_micros(10);
+
 /// Configuration of a NIC's channels.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct GangConfig {
-    pub(crate) timeouts: Timeouts,
-    pub(crate) window: u32,
-    pub(crate) merge: u32,
-    pub(crate) merge_for: Duration,
     pub(crate) channels: u16,
     pub(crate) flow: Flow,
     pub(crate) port_suspender: Option<PortId>,
@@ -37,42 +37,11 @@ pub struct GangConfig {
 
 impl Default for GangConfig {
     fn default() -> Self {
-        Self {
-            timeouts: Timeouts::default(),
-            window: 32,
-            merge: 4,
-            merge_for: Duration::from_micros(10),
-            channels: 4,
-            flow: Flow::AckNack,
-            port_suspender: None,
-            arrival_watcher: None,
-        }
+        Self { channels: 4, flow: Flow::AckNack, port_suspender: None, arrival_watcher: None }
     }
 }
 
 impl GangConfig {
-    /// Sets the timeouts of answers and refused messages. Default: [`Timeouts::default`].
-    #[must_use]
-    pub const fn timeouts(mut self, timeouts: Timeouts) -> Self {
-        self.timeouts = timeouts;
-        self
-    }
-
-    /// Sets how many messages to one peer may be unanswered, at least 1. Default: 32.
-    #[must_use]
-    pub const fn window(mut self, messages: u32) -> Self {
-        self.window = if messages == 0 { 1 } else { messages };
-        self
-    }
-
-    /// Sets how many messages one answer may cover, and how long it may be delayed for them. Default: 4, 10 us.
-    #[must_use]
-    pub const fn merge(mut self, messages: u32, within: Duration) -> Self {
-        self.merge = messages;
-        self.merge_for = within;
-        self
-    }
-
     /// Sets the port whose commands stop and resume all other ports. The daemon opens it by this number before other
     /// processes can ask for it. Default: none.
     #[must_use]

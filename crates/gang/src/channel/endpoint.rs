@@ -3,25 +3,23 @@
 mod receiving;
 mod saving;
 mod sending;
-mod shared;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use midplane_nicvm::context::Context;
 use midplane_simhw::id::{NodeId, PortId};
-use midplane_simhw::port::{Command, Status};
+use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
+use receiving::Receiving;
+use sending::Sending;
 
 use super::ack::{Inbound, Outbound, PiggybackedAck, RoundTrip};
 use super::command::{OpenRequest, WANTS_ROOM};
+use super::config::{GangConfig, GangCounters};
 use super::frame::{Body, PmFrame};
 use super::geometry::{Geometry, RECORD_BYTES, Record};
 use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
-
-use receiving::Receiving;
-use sending::Sending;
-pub(crate) use shared::{LocalFrame, Shared};
 
 /// Instructions per message or answer, in addition to the unit's own.
 const MESSAGE_INSTRUCTIONS: u64 = 30;
@@ -351,5 +349,26 @@ impl Endpoint {
     pub(crate) fn on_port_closed(&mut self, port: PortId) {
         self.waiter.take_if(|command| command.region.port == port);
         self.user.take_if(|user| *user == port);
+    }
+}
+
+/// A frame to a rank of the same node, which does not use the link.
+pub(crate) struct LocalFrame {
+    pub(crate) frame: PmFrame,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// State of the extension that handlers of an endpoint use.
+pub(crate) struct Shared<'a, 'b> {
+    pub(crate) nic: &'a mut Context<'b>,
+    pub(crate) config: &'a GangConfig,
+    pub(crate) counters: &'a mut GangCounters,
+    pub(crate) local: &'a mut VecDeque<LocalFrame>,
+}
+
+impl Shared<'_, '_> {
+    pub(crate) fn complete(&mut self, command: &Command, status: Status, args: [u64; 4]) {
+        let completion = Completion { args, ..Completion::of(command, status) };
+        self.nic.complete(command.region.port, &completion);
     }
 }

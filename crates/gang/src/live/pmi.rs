@@ -4,10 +4,12 @@
 //! daemon reports what its ranks have put when they enter the barrier, and the root sends all of it to every host of the job
 //! once all ranks are in. All other commands are answered here.
 //!
+//! A command is a line of words `NAME=VALUE` between spaces, of which the first is `cmd=`. The request to start further
+//! processes has a line for each word instead, from `mcmd=spawn` to `endcmd`. The source is MPICH's description of the
+//! protocol (`src/pmi/maint/pmi-1.2.txt`), and what MPICH 5.0.2 sends.
+//!
 //! A rank that sends what is no line of the protocol, or exceeds a bound, ends its job with the reason. Ranks can't start
 //! further processes and name no services.
-
-mod wire;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,12 +22,17 @@ use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::watch;
 
 use crate::node_core::message::{Pairs, RankEvent};
-use wire::{Command, KEY_BYTES, LINE_BYTES, Malformed, NAME_BYTES, VALUE_BYTES};
 
 /// Variables of a rank's environment, beside `PMI_RANK` and `PMI_SIZE`.
 pub(super) const FD: &str = "PMI_FD";
 /// The variable of a job's name: no other job on its hosts has it.
 pub(super) const NAME: &str = "GANG_NAME";
+/// Most bytes of a key, of a value and of a name of keys; those that MPICH's Hydra reports.
+const KEY_BYTES: usize = 64;
+const VALUE_BYTES: usize = 1_024;
+const NAME_BYTES: usize = 256;
+/// Most bytes of a line: of a put with its longest words, and as much again.
+const LINE_BYTES: usize = 4_096;
 /// Most pairs that a rank puts between two barriers.
 const PAIRS: usize = 256;
 /// The key of the hosts of all ranks.
@@ -111,6 +118,35 @@ enum Answer {
     Nothing,
 }
 
+impl Answer {
+    fn refused(message: impl Into<String>) -> Self {
+        Self::Abort { code: 1, message: message.into() }
+    }
+}
+
+/// The words of a command behind the first.
+struct Words<'a>(&'a str);
+
+impl<'a> Words<'a> {
+    fn get(&self, name: &str) -> Option<&'a str> {
+        let mut words = self.0.split_ascii_whitespace().filter_map(|word| word.split_once('='));
+        words.find(|(its, _)| *its == name).map(|(_, value)| value)
+    }
+
+    /// Returns a word, or the answer to a command without it.
+    fn needed(&self, name: &str) -> Result<&'a str, Answer> {
+        self.get(name).ok_or_else(|| Answer::Reply(format!("cmd=error rc=1 msg=no_{name}\n")))
+    }
+
+    /// Returns a word of 1 to `most` bytes.
+    fn short(&self, name: &str, most: usize) -> Result<&'a str, Answer> {
+        match self.needed(name)? {
+            word if (1..=most).contains(&word.len()) => Ok(word),
+            _ => Err(Answer::Reply(format!("cmd=error rc=1 msg=length_of_{name}\n"))),
+        }
+    }
+}
+
 /// The state of a rank's connection.
 #[derive(Debug)]
 struct Session {
@@ -136,37 +172,55 @@ impl Session {
                 "cmd=spawn_result rc=1 msg=gang_jobs_start_no_processes\n".into(),
             );
         }
-        let reply = match wire::parse(line) {
-            Ok(Command::Init { version: "1" }) => {
-                "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1\n".into()
+        let line = line.trim_ascii();
+        if line.starts_with("mcmd=spawn") {
+            self.is_spawning = true;
+            return Answer::Nothing;
+        }
+        let Some(line) = line.strip_prefix("cmd=") else {
+            return Answer::refused("it sent a line to PMI that is no command");
+        };
+        let (command, words) = line.split_once(' ').unwrap_or((line, ""));
+        self.carry_out(command, &Words(words)).map_or_else(|answer| answer, Answer::Reply)
+    }
+
+    /// Carries a command out. Returns the reply, or another answer than one.
+    fn carry_out(&mut self, command: &str, words: &Words<'_>) -> Result<String, Answer> {
+        Ok(match command {
+            "init" => {
+                let status = i32::from(words.needed("pmi_version")? != "1");
+                format!("cmd=response_to_init rc={status} pmi_version=1 pmi_subversion=1\n")
             }
-            Ok(Command::Init { .. }) => {
-                "cmd=response_to_init rc=1 pmi_version=1 pmi_subversion=1\n".into()
-            }
-            Ok(Command::Maxes) => format!(
+            "get_maxes" => format!(
                 "cmd=maxes rc=0 kvsname_max={NAME_BYTES} keylen_max={KEY_BYTES} vallen_max={VALUE_BYTES}\n"
             ),
-            Ok(Command::KvsName) => format!("cmd=my_kvsname rc=0 kvsname={}\n", self.job.name),
-            Ok(Command::AppNumber) => "cmd=appnum rc=0 appnum=0\n".into(),
-            Ok(Command::UniverseSize) => {
-                format!("cmd=universe_size rc=0 size={}\n", self.job.ranks)
+            "get_my_kvsname" => format!("cmd=my_kvsname rc=0 kvsname={}\n", self.job.name),
+            "get_appnum" => "cmd=appnum rc=0 appnum=0\n".into(),
+            "get_universe_size" => format!("cmd=universe_size rc=0 size={}\n", self.job.ranks),
+            "put" => {
+                let name = words.needed("kvsname")?;
+                let (key, value) =
+                    (words.short("key", KEY_BYTES)?, words.short("value", VALUE_BYTES)?);
+                self.put(name, key, value)
             }
-            Ok(Command::Put { name, key, value }) => self.put(name, key, value),
-            Ok(Command::Get { name, key }) => self.get(name, key),
-            Ok(Command::BarrierIn { group: None }) => return Answer::Barrier,
-            Ok(Command::BarrierIn { .. }) => "cmd=barrier_out rc=1 msg=no_groups\n".into(),
-            Ok(Command::Finalize) => "cmd=finalize_ack rc=0\n".into(),
-            Ok(Command::Abort { code, message }) => {
-                return Answer::Abort { code, message: message.into() };
+            "get" => self.get(words.needed("kvsname")?, words.short("key", KEY_BYTES)?),
+            "barrier_in" if words.get("group").is_none() => return Err(Answer::Barrier),
+            "barrier_in" => "cmd=barrier_out rc=1 msg=no_groups\n".into(),
+            "finalize" => "cmd=finalize_ack rc=0\n".into(),
+            "abort" => {
+                let code = words.get("exitcode").and_then(|code| code.parse().ok()).unwrap_or(1);
+                // It may have spaces.
+                let message = words.0.split_once("message=").map_or("", |(_, message)| message);
+                return Err(Answer::Abort { code, message: message.into() });
             }
-            Ok(Command::SpawnBegins) => {
-                self.is_spawning = true;
-                return Answer::Nothing;
+            "publish_name" => "cmd=publish_result rc=1 msg=no_services\n".into(),
+            "unpublish_name" => "cmd=unpublish_result rc=1 msg=no_services\n".into(),
+            "lookup_name" => "cmd=lookup_result rc=1 msg=no_services\n".into(),
+            unknown => {
+                let shown: String = unknown.chars().take(40).collect();
+                return Err(Answer::refused(format!("PMI-1 has no command {shown:?}")));
             }
-            Ok(Command::Service { reply }) => format!("cmd={reply} rc=1 msg=no_services\n"),
-            Err(malformed) => return refuse(malformed),
-        };
-        Answer::Reply(reply)
+        })
     }
 
     fn put(&mut self, name: &str, key: &str, value: &str) -> String {
@@ -189,24 +243,6 @@ impl Session {
     }
 }
 
-/// A command that is not understood: a missing or long word is the library's to report; on anything else nothing can follow.
-fn refuse(malformed: Malformed<'_>) -> Answer {
-    let message = match malformed {
-        Malformed::Missing(word) => {
-            return Answer::Reply(format!("cmd=error rc=1 msg=no_{word}\n"));
-        }
-        Malformed::Length(word) => {
-            return Answer::Reply(format!("cmd=error rc=1 msg=length_of_{word}\n"));
-        }
-        Malformed::NoCommand => "it sent a line to PMI that is no command".into(),
-        Malformed::Unknown(command) => {
-            let shown: String = command.chars().take(40).collect();
-            format!("PMI-1 has no command {shown:?}")
-        }
-    };
-    Answer::Abort { code: 1, message }
-}
-
 async fn serve(
     end: OwnedFd,
     job: Arc<Shared>,
@@ -222,7 +258,7 @@ async fn serve(
         let answer = match next_line(&mut receiver, &mut line).await? {
             Line::End => return Ok(()),
             Line::Text(text) => session.answer(text),
-            Line::Bad(why) => Answer::Abort { code: 1, message: why },
+            Line::Bad(why) => Answer::refused(why),
         };
         match answer {
             Answer::Reply(reply) => sender.write_all(reply.as_bytes()).await?,

@@ -7,19 +7,8 @@
 
 use std::ops::Range;
 
-use super::policy::{AdmitError, Policy, Request, Round};
+use super::{AdmitError, Policy, Request, Round};
 use crate::names::JobId;
-
-/// Choice among the parts that are large enough for a job.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[non_exhaustive]
-pub enum Placing {
-    /// The part whose nodes have the fewest jobs.
-    #[default]
-    LeastLoaded,
-    /// The first part.
-    First,
-}
 
 #[derive(Clone, Debug)]
 struct Part {
@@ -37,13 +26,12 @@ pub struct QueueTree {
     /// The parts in heap order: the halves of part `p` are `2 p + 1` and `2 p + 2`.
     parts: Vec<Part>,
     nodes: u16,
-    placing: Placing,
 }
 
 impl QueueTree {
     /// Creates the policy for this many nodes.
     #[must_use]
-    pub fn new(nodes: u16, placing: Placing) -> Self {
+    pub fn new(nodes: u16) -> Self {
         let size = u32::from(nodes.max(1)).next_power_of_two();
         let mut parts = Vec::new();
         let mut width = size;
@@ -56,7 +44,7 @@ impl QueueTree {
             }
             width /= 2;
         }
-        Self { parts, nodes, placing }
+        Self { parts, nodes }
     }
 
     /// Returns whether a part or a part within it has jobs.
@@ -139,10 +127,8 @@ impl Policy for QueueTree {
             self.parts.iter().filter(|part| fits(part)).map(|part| part.nodes.len()).min();
         let smallest = smallest.expect("the first part has all nodes");
         let candidates = (0..self.parts.len()).filter(|at| self.parts[*at].nodes.len() == smallest);
-        let chosen = match self.placing {
-            Placing::First => candidates.into_iter().next(),
-            Placing::LeastLoaded => candidates.min_by_key(|at| self.load(*at)),
-        };
+        // The part whose nodes have the fewest jobs.
+        let chosen = candidates.min_by_key(|at| self.load(*at));
         let part = &mut self.parts[chosen.expect("a part of that size was found")];
         part.round.push(job, request.weight);
         Ok(part.nodes.start..part.nodes.start + request.nodes)
@@ -192,10 +178,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_node_ever_has_two_jobs_and_none_waits_for_ever(
-            nodes in 1_u16..33, first: bool, ops in proptest::collection::vec(any_op(), 1..120),
+            nodes in 1_u16..33, ops in proptest::collection::vec(any_op(), 1..120),
         ) {
-            let placing = if first { Placing::First } else { Placing::LeastLoaded };
-            let mut tree = QueueTree::new(nodes, placing);
+            let mut tree = QueueTree::new(nodes);
             let mut jobs: BTreeMap<JobId, Range<u16>> = BTreeMap::new();
             let mut next = 0;
             for op in ops {
@@ -241,9 +226,9 @@ mod tests {
 
     #[test]
     fn jobs_that_another_tree_admitted_keep_their_nodes_and_their_turns() {
-        let mut tree = QueueTree::new(8, Placing::LeastLoaded);
+        let mut tree = QueueTree::new(8);
         let admitted = [8_u16, 4, 3, 1].map(|nodes| Request { nodes, weight: 1 });
-        let mut other = QueueTree::new(8, Placing::LeastLoaded);
+        let mut other = QueueTree::new(8);
         for (job, request) in (1..).map(JobId).zip(admitted) {
             other.readmit(job, tree.admit(job, request).unwrap(), 1);
         }
@@ -254,7 +239,7 @@ mod tests {
 
     #[test]
     fn halves_run_at_once() {
-        let mut tree = QueueTree::new(8, Placing::LeastLoaded);
+        let mut tree = QueueTree::new(8);
         let all = tree.admit(JobId(1), Request { nodes: 8, weight: 1 }).unwrap();
         let left = tree.admit(JobId(2), Request { nodes: 4, weight: 1 }).unwrap();
         let right = tree.admit(JobId(3), Request { nodes: 3, weight: 1 }).unwrap();

@@ -4,7 +4,7 @@ mod shares;
 
 use super::*;
 use crate::interfaces::{HostInterfaces, RestoredInterface};
-use crate::schedule::{Placing, QueueTree};
+use crate::schedule::QueueTree;
 use midplane_simhw::id::{Incarnation, NodeId};
 use midplane_via::checkpointer::NicEnd;
 use proptest::prelude::*;
@@ -132,7 +132,7 @@ proptest! {
         };
         let [slice, early_wakeup] = [10, early_wakeup].map(Duration::from_millis);
         let config = SchedulerConfig { slice, phases, preempt_when_alone, early_wakeup };
-        let policy = Box::new(QueueTree::new(8, Placing::LeastLoaded));
+        let policy = Box::new(QueueTree::new(8));
         let (mut scheduler_core, mut nodes) = (SchedulerCore::new(policy, config), Nodes::default());
         let (mut now, mut taken, mut gone) = (Instant::ZERO, BTreeSet::new(), BTreeSet::new());
         let mut step = |scheduler_core: &mut SchedulerCore, now, ended: Option<JobId>| {

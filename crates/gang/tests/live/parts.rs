@@ -16,7 +16,7 @@ use midplane_gang::live::message::{Cluster, Over, Program};
 use midplane_gang::live::rank::join;
 use midplane_gang::live::snapshot::Snapshots;
 use midplane_gang::names::Rank;
-use midplane_gang::schedule::{Placing, QueueTree};
+use midplane_gang::schedule::QueueTree;
 use midplane_gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane_simhw::id::NodeId;
 use midplane_simhw::seal::Identity;
@@ -130,7 +130,7 @@ fn daemon(
         memory: freezer.strip_prefix("auto with ").map(|bytes| bytes.parse().unwrap()),
         checkpoint_bytes: CHECKPOINT_BYTES,
     };
-    let policy = Box::new(QueueTree::new(hosts * slots, Placing::LeastLoaded));
+    let policy = Box::new(QueueTree::new(hosts * slots));
     let slice = Duration::from_millis(slice_ms.parse().unwrap());
     let scheduler_config = SchedulerConfig {
         slice,

@@ -61,8 +61,7 @@ impl Pair {
     }
 
     fn pump(&mut self) {
-        let timeouts = Timeouts::default();
-        while let Some(next) = self.sender.poll_transmit(self.now, &timeouts, 8, self.stopped) {
+        while let Some(next) = self.sender.poll_transmit(self.now, 8, self.stopped) {
             self.frames.push(Frame::There(next));
         }
     }
@@ -88,8 +87,7 @@ impl Pair {
             }
             Frame::Back(answer) => {
                 let now = self.now;
-                let timeouts = Timeouts::default();
-                assert!(self.sender.on_answer(now, &timeouts, answer, &mut self.freed));
+                assert!(self.sender.on_answer(now, answer, &mut self.freed));
             }
         }
         self.pump();
@@ -219,7 +217,7 @@ proptest! {
         }
         let answer = Answer { round, expected, seen, refused };
         let mut freed = Vec::new();
-        let _ = pair.sender.on_answer(pair.now, &Timeouts::default(), answer, &mut freed);
+        let _ = pair.sender.on_answer(pair.now, answer, &mut freed);
         prop_assert!(freed.len() <= pair.pushed as usize);
     }
 }

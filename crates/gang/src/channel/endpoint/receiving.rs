@@ -7,7 +7,7 @@ use midplane_simhw::region::Payload;
 
 use super::{Endpoint, MESSAGE_INSTRUCTIONS, Phase, Shared};
 use crate::channel::ack::{Answer, ReceiveDecision};
-use crate::channel::config::Flow;
+use crate::channel::config::{Flow, MERGE, MERGE_FOR};
 use crate::channel::frame::{Body, PmFrame};
 use crate::channel::geometry::{ByteRing, CONSUMED, Record};
 use crate::names::Rank;
@@ -118,10 +118,10 @@ impl Endpoint {
         }
         if shared.config.flow == Flow::BackPressure {
             // The sender expects no answer.
-        } else if peer.into.unanswered() >= shared.config.merge {
+        } else if peer.into.unanswered() >= MERGE {
             self.answer(shared, from);
         } else {
-            let at = now + shared.config.merge_for;
+            let at = now + MERGE_FOR;
             peer.answer_at.get_or_insert(at);
         }
         let position = place.expect("a message is accepted only if there is room");

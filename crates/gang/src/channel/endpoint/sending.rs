@@ -11,7 +11,7 @@ use midplane_simhw::time::Instant;
 
 use super::{Endpoint, LocalFrame, MESSAGE_INSTRUCTIONS, Phase, Shared};
 use crate::channel::ack::{Answer, PiggybackedAck, Transmission};
-use crate::channel::config::Flow;
+use crate::channel::config::{Flow, WINDOW};
 use crate::channel::frame::{Body, Fields, PmFrame};
 use crate::channel::geometry::{Record, SENT};
 use crate::names::Rank;
@@ -67,8 +67,8 @@ impl Endpoint {
     }
 
     fn pump_messages(&mut self, shared: &mut Shared<'_, '_>) {
-        let (now, window) = (shared.nic.now(), shared.config.window);
-        while let Some(to) = self.next_due(now, window) {
+        let now = shared.nic.now();
+        while let Some(to) = self.next_due(now) {
             if self.on_wire.is_some() {
                 return;
             }
@@ -80,7 +80,7 @@ impl Endpoint {
             }
             self.last_served = to;
             let Some(peer) = self.peers.get_mut(&to) else { return };
-            let next = peer.out.poll_transmit(now, &shared.config.timeouts, window, false);
+            let next = peer.out.poll_transmit(now, WINDOW, false);
             let Some(next) = next else { return };
             let taken = peer.into.piggyback();
             peer.answer_at.take_if(|_| taken.is_some());
@@ -89,11 +89,11 @@ impl Endpoint {
     }
 
     /// Returns the next peer, after the last one served, that a message may be sent to.
-    fn next_due(&self, now: Instant, window: u32) -> Option<Rank> {
+    fn next_due(&self, now: Instant) -> Option<Rank> {
         let (next, last) = (Rank(self.last_served.0.wrapping_add(1)), self.last_served);
         let rest = if next > last { Some(self.peers.range(next..)) } else { None };
         let mut peers = rest.into_iter().flatten().chain(self.peers.range(..=last));
-        peers.find(|(_, peer)| peer.out.due(now, window).is_some()).map(|(rank, _)| *rank)
+        peers.find(|(_, peer)| peer.out.due(now, WINDOW).is_some()).map(|(rank, _)| *rank)
     }
 
     /// Returns when the link has room again, or `None` if it has room now. At most two of the longest messages are
@@ -107,10 +107,10 @@ impl Endpoint {
     }
 
     fn pump_fences(&mut self, shared: &mut Shared<'_, '_>) {
-        let (now, window) = (shared.nic.now(), shared.config.window);
+        let now = shared.nic.now();
         let mut fences = Vec::new();
         for (rank, peer) in &mut self.peers {
-            let fence = peer.out.poll_transmit(now, &shared.config.timeouts, window, true);
+            let fence = peer.out.poll_transmit(now, WINDOW, true);
             fences.extend(fence.map(|fence| (*rank, fence)));
         }
         for (to, fence) in fences {
@@ -217,7 +217,7 @@ impl Endpoint {
             return;
         };
         let mut freed = Vec::new();
-        if !peer.out.on_answer(now, &shared.config.timeouts, answer, &mut freed) {
+        if !peer.out.on_answer(now, answer, &mut freed) {
             shared.counters.foreign += 1;
             return;
         }

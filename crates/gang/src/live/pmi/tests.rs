@@ -43,6 +43,55 @@ impl Client {
     }
 }
 
+fn session() -> Session {
+    Session::new(Arc::clone(&PmiJob::new("gang-1", &[0]).shared))
+}
+
+#[test]
+fn what_mpich_sends_is_understood() {
+    let reply = |text: &str| Answer::Reply(format!("cmd={text}\n"));
+    let abort = |code, message: &str| Answer::Abort { code, message: message.into() };
+    let init = "response_to_init rc=0 pmi_version=1 pmi_subversion=1";
+    let maxes = "maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024";
+    for (line, answer) in [
+        ("cmd=init pmi_version=1 pmi_subversion=1", reply(init)),
+        ("cmd=get_maxes", reply(maxes)),
+        ("cmd=get_appnum ", reply("appnum rc=0 appnum=0")),
+        ("cmd=get_my_kvsname", reply("my_kvsname rc=0 kvsname=gang-1")),
+        ("cmd=get_universe_size", reply("universe_size rc=0 size=1")),
+        ("cmd=get kvsname=gang-1 key=P0", reply("get_result rc=1 msg=not_found")),
+        ("cmd=put kvsname=gang-1 key=a value=b=c", reply("put_result rc=0")),
+        ("cmd=barrier_in", Answer::Barrier),
+        ("cmd=finalize\r", reply("finalize_ack rc=0")),
+        ("cmd=abort exitcode=3 message=no more room", abort(3, "no more room")),
+        ("cmd=abort exitcode=x", abort(1, "")),
+        ("mcmd=spawn", Answer::Nothing),
+        ("cmd=lookup_name service=a", reply("lookup_result rc=1 msg=no_services")),
+    ] {
+        assert_eq!(session().answer(line), answer, "{line}");
+    }
+}
+
+#[test]
+fn what_is_no_command_is_refused_with_what_is_wrong() {
+    let long = format!("cmd=get kvsname=a key={}", "k".repeat(KEY_BYTES + 1));
+    let none = || Answer::refused("it sent a line to PMI that is no command");
+    let unknown = |command: &str| Answer::refused(format!("PMI-1 has no command {command:?}"));
+    let wrong = |what: &str| Answer::Reply(format!("cmd=error rc=1 msg={what}\n"));
+    for (line, answer) in [
+        ("", none()),
+        ("init", none()),
+        ("cmd=", unknown("")),
+        ("cmd=get_all", unknown("get_all")),
+        ("cmd=init", wrong("no_pmi_version")),
+        ("cmd=put kvsname=a key=b", wrong("no_value")),
+        ("cmd=put kvsname=a key=b value=", wrong("length_of_value")),
+        (&long, wrong("length_of_key")),
+    ] {
+        assert_eq!(session().answer(line), answer, "{line}");
+    }
+}
+
 fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
@@ -162,6 +211,27 @@ proptest! {
                 assert!(matches!(event, RankEvent::Aborted { code: 1, .. }), "{event:?}");
             }
         });
+    }
+
+    #[test]
+    fn a_put_is_read_as_it_was_written(key in "[!-<>-~]{1,64}", value in "[!-~]{1,1024}") {
+        let mut session = session();
+        session.answer(&format!("cmd=put kvsname=gang-1 key={key} value={value}"));
+        prop_assert_eq!(&session.pairs, &[(key.clone(), value.clone())]);
+        let read = session.answer(&format!("cmd=get kvsname=gang-1 key={key}"));
+        prop_assert_eq!(read, Answer::Reply(format!("cmd=get_result rc=0 value={value}\n")));
+    }
+
+    #[test]
+    fn no_text_is_read_beyond_its_bounds(
+        text in "(cmd=)?(put kvsname=gang-1|get|abort|init|barrier_in)?[ -~]{0,200}|\\PC{0,200}",
+    ) {
+        let mut session = session();
+        session.answer(&text);
+        for (key, value) in &session.pairs {
+            prop_assert!((1..=KEY_BYTES).contains(&key.len()));
+            prop_assert!((1..=VALUE_BYTES).contains(&value.len()));
+        }
     }
 
     #[test]

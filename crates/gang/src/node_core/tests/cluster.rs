@@ -23,7 +23,7 @@ use crate::node_core::user::{Caller, User};
 use crate::node_core::{
     ClientId, Contents, Effect, Input, NodeConfig, NodeCore, Peer, Read, RootConfig, Step, Transmit,
 };
-use crate::schedule::{Placing, QueueTree};
+use crate::schedule::QueueTree;
 use crate::scheduler_core::SchedulerConfig;
 
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
@@ -225,7 +225,7 @@ impl Cluster {
         let config = NodeConfig { host, cluster, patience, has_channels: true, memory, takes_over };
         let slots = self.shape.hosts * self.shape.slots;
         let root = (takes_over || host == 0).then(|| RootConfig {
-            policy: Box::new(QueueTree::new(slots, Placing::LeastLoaded)),
+            policy: Box::new(QueueTree::new(slots)),
             scheduler: self.config,
             geometry: Some(Geometry::PM),
             most_saved: 1 << 20,

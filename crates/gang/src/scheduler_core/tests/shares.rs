@@ -2,7 +2,7 @@
 
 use super::settle;
 use crate::names::JobId;
-use crate::schedule::{Placing, Policy, QueueTree, Request, RoundRobin};
+use crate::schedule::{Policy, QueueTree, Request, RoundRobin};
 use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig, SchedulerCore};
 use midplane_simhw::time::Instant;
 use proptest::prelude::*;
@@ -95,7 +95,7 @@ proptest! {
     fn jobs_side_by_side_lose_no_more_than_a_slice_either(
         jobs in proptest::collection::vec((1..NODES + 1, 1_u8..3), 2..7), wakes in wakes(), early in 1..SLICE + 1,
     ) {
-        let policy = || Box::new(QueueTree::new(NODES, Placing::LeastLoaded));
+        let policy = || Box::new(QueueTree::new(NODES));
         let fixed = run(policy(), &jobs, &[], early);
         let woken = run(policy(), &jobs, &wakes, early);
         for (job, (fixed, runs)) in fixed.iter().zip(&woken).enumerate() {
@@ -125,7 +125,7 @@ fn a_job_woken_again_and_again_takes_its_share() {
 fn a_job_that_shares_its_slices_is_woken_again_after_it_has_paid() {
     let jobs = [(NODES, 1), (NODES / 2, 1), (NODES / 2, 1)];
     let always: Vec<(usize, usize)> = (0..LENGTH).map(|at| (at, 1)).collect();
-    let policy = Box::new(QueueTree::new(NODES, Placing::LeastLoaded));
+    let policy = Box::new(QueueTree::new(NODES));
     let runs = run(policy, &jobs, &always, SLICE / 10);
     // In the last quarter, it still runs for a part of each of the other job's slices.
     let end = &runs[1][3 * LENGTH / 4..];
