@@ -52,93 +52,82 @@ pub(crate) struct Part {
     pub(crate) crc32: u32,
 }
 
-/// Errors of writing or reading a [`Checkpoint`].
+/// An error of writing or reading a [`Checkpoint`].
+#[derive(Debug, Error)]
+#[error("{}: {problem}", path.display())]
+pub struct CheckpointError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// The problem.
+    pub problem: CheckpointProblem,
+}
+
+/// Problems of a file or folder of a [`Checkpoint`].
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum CheckpointError {
+pub enum CheckpointProblem {
     /// A file could not be read or written.
-    #[error("{path}: {error}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        error: io::Error,
-    },
+    #[error("{0}")]
+    File(io::Error),
     /// The folder has no manifest: it is not a checkpoint, or was never completed.
-    #[error(
-        "{path}: no checkpoint here, or one that was never finished; name the folder of another"
-    )]
-    Unfinished {
-        /// The folder.
-        path: PathBuf,
-    },
+    #[error("no checkpoint here, or one that was never finished; name the folder of another")]
+    Unfinished,
     /// The manifest can't be parsed.
-    #[error("{path}: {error}")]
-    Manifest {
-        /// The manifest.
-        path: PathBuf,
-        /// The parser's error, with its position.
-        error: serde_json::Error,
-    },
-    /// The checkpoint was written in another format.
-    #[error(
-        "{path}: format {found}; this build reads format {FORMAT}: restore it with the build that made it"
-    )]
-    Format {
-        /// The manifest.
-        path: PathBuf,
-        /// The manifest's format.
-        found: u16,
-    },
+    #[error("{0}")]
+    Manifest(serde_json::Error),
+    /// The checkpoint was written in this other format.
+    #[error("format {0}; this build reads format {FORMAT}: restore it with the build that made it")]
+    Format(u16),
     /// A part has another length or checksum than the manifest states.
-    #[error("{path}: {found} bytes with checksum {found_crc:08x}, not {bytes} with {crc:08x}")]
-    Part {
-        /// The part's file.
-        path: PathBuf,
-        /// The file's length, in bytes.
-        found: u64,
-        /// The file's checksum.
-        found_crc: u32,
-        /// The length that the manifest states, in bytes.
-        bytes: u64,
-        /// The checksum that the manifest states.
-        crc: u32,
-    },
+    #[error("{0}")]
+    Part(String),
     /// The network's part can't be read.
-    #[error("{path}: {error}")]
-    Network {
-        /// The network's file.
-        path: PathBuf,
-        /// The reader's error, with its position.
-        error: ReadError,
-    },
+    #[error("{0}")]
+    Network(ReadError),
     /// The manifest is inconsistent with its parts.
-    #[error("{path}: {what}")]
-    Contradiction {
-        /// The manifest.
-        path: PathBuf,
-        /// The inconsistency.
-        what: &'static str,
-    },
+    #[error("{0}")]
+    Contradiction(&'static str),
+}
+
+impl CheckpointProblem {
+    fn at(self, path: impl Into<PathBuf>) -> CheckpointError {
+        CheckpointError { path: path.into(), problem: self }
+    }
+}
+
+impl Part {
+    /// Returns how its file differs from what a manifest states of it, if it does.
+    pub(crate) fn differs_from(&self, stated: &Self) -> Option<String> {
+        let Self { bytes, crc32, .. } = stated;
+        ((self.bytes, self.crc32) != (*bytes, *crc32)).then(|| {
+            let (found, found_crc) = (self.bytes, self.crc32);
+            format!("{found} bytes with checksum {found_crc:08x}, not {bytes} with {crc32:08x}")
+        })
+    }
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError + '_ {
-    move |error| CheckpointError::File { path: path.to_owned(), error }
+    move |error| CheckpointProblem::File(error).at(path)
 }
 
 /// Writes a file that only its owner can access, and waits until it is on disk. What was there before, such as a link to another
 /// file, is removed.
-fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+pub(crate) fn write_anew(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut options = File::options();
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(path)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = options.open(path).map_err(at(path))?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(at(path))
+    let mut file = options.open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    write_anew(path, bytes).map_err(at(path))
 }
 
 fn process_name(rank: usize) -> String {
@@ -163,11 +152,11 @@ impl Manifest {
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(CheckpointError::Unfinished { path: folder.to_owned() });
+                return Err(CheckpointProblem::Unfinished.at(folder));
             }
-            Err(error) => return Err(CheckpointError::File { path, error }),
+            Err(error) => return Err(at(&path)(error)),
         };
-        serde_json::from_slice(&text).map_err(|error| CheckpointError::Manifest { path, error })
+        serde_json::from_slice(&text).map_err(|error| CheckpointProblem::Manifest(error).at(path))
     }
 }
 
@@ -181,18 +170,18 @@ impl Checkpoint {
     /// Writes the checkpoint to a folder, which is created and must not hold a checkpoint.
     ///
     /// # Errors
-    /// [`CheckpointError::File`]; the folder holds no checkpoint then.
+    /// [`CheckpointProblem::File`]; the folder holds no checkpoint then.
     pub fn write_to(&self, folder: &Path) -> Result<(), CheckpointError> {
         fs::create_dir_all(folder).map_err(at(folder))?;
         let manifest = folder.join(MANIFEST);
         if manifest.exists() {
             let error = io::Error::new(io::ErrorKind::AlreadyExists, "a checkpoint is there");
-            return Err(CheckpointError::File { path: manifest, error });
+            return Err(at(&manifest)(error));
         }
-        let network = self.network.to_bytes().map_err(|_| CheckpointError::Contradiction {
-            path: manifest.clone(),
-            what: "the network's context is larger than a gigabyte",
-        })?;
+        let too_large = "the network's context is larger than a gigabyte";
+        let network = self.network.to_bytes();
+        let network =
+            network.map_err(|_| CheckpointProblem::Contradiction(too_large).at(manifest))?;
         let mut parts = Vec::new();
         let states = self.processes.iter().enumerate();
         let states = states.map(|(rank, state)| (process_name(rank), &state[..]));
@@ -220,7 +209,7 @@ impl Checkpoint {
         let path = folder.join(MANIFEST);
         let manifest = Manifest::read_from(folder)?;
         if manifest.format != FORMAT {
-            return Err(CheckpointError::Format { path, found: manifest.format });
+            return Err(CheckpointProblem::Format(manifest.format).at(path));
         }
         let names: Vec<&str> = manifest.parts.iter().map(|part| part.name.as_str()).collect();
         let expected = (0..manifest.ranks).map(process_name);
@@ -228,7 +217,7 @@ impl Checkpoint {
             std::iter::once(NETWORK.to_owned()).chain(expected).take(names.len() + 1).collect();
         if names != expected {
             let what = "its parts do not match its number of ranks";
-            return Err(CheckpointError::Contradiction { path, what });
+            return Err(CheckpointProblem::Contradiction(what).at(path));
         }
         let mut parts = Vec::new();
         for part in &manifest.parts {
@@ -237,12 +226,12 @@ impl Checkpoint {
         let mut parts = parts.into_iter();
         let bytes = parts.next().unwrap_or_default();
         let network = NetworkContext::from_bytes(&bytes)
-            .map_err(|error| CheckpointError::Network { path: folder.join(NETWORK), error })?;
+            .map_err(|error| CheckpointProblem::Network(error).at(folder.join(NETWORK)))?;
         let same = (network.job, network.epoch, network.ranks.len())
             == (manifest.job, manifest.epoch, manifest.ranks);
         if !same {
             let what = "the network's part is of another job, epoch or number of ranks";
-            return Err(CheckpointError::Contradiction { path, what });
+            return Err(CheckpointProblem::Contradiction(what).at(path));
         }
         Ok(Self { network, processes: parts.collect(), program: manifest.program })
     }
@@ -251,10 +240,10 @@ impl Checkpoint {
 fn read_part(folder: &Path, part: &Part) -> Result<Vec<u8>, CheckpointError> {
     let path = folder.join(&part.name);
     let bytes = fs::read(&path).map_err(at(&path))?;
-    let (found, found_crc) = (bytes.len() as u64, crc32fast::hash(&bytes));
-    if (found, found_crc) != (part.bytes, part.crc32) {
-        let (bytes, crc) = (part.bytes, part.crc32);
-        return Err(CheckpointError::Part { path, found, found_crc, bytes, crc });
+    let (name, length) = (part.name.clone(), bytes.len() as u64);
+    let found = Part { name, bytes: length, crc32: crc32fast::hash(&bytes) };
+    match found.differs_from(part) {
+        Some(how) => Err(CheckpointProblem::Part(how).at(path)),
+        None => Ok(bytes),
     }
-    Ok(bytes)
 }

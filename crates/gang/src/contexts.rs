@@ -185,7 +185,7 @@ impl<H: Host> Contexts<H> {
         for (rank, place) in (0_u16..).zip(&places).filter(|(_, place)| place.node == node) {
             let at = usize::from(place.channel.0 - 1);
             let Some(controller) = self.controllers.get_mut(at) else {
-                return Err(ControlError::TooManyRanks { ranks: places.len() });
+                return Err(ControlError::TooManyRanks(places.len()));
             };
             let options =
                 ContextOptions { job: launch.job, rank: Rank(rank), places: places.clone() };

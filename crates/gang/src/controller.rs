@@ -48,12 +48,9 @@ pub enum ControlError {
     /// The NIC has stopped.
     #[error(transparent)]
     Closed(#[from] PortClosed),
-    /// A message of the longest length does not fit into one frame.
-    #[error("messages of {message} bytes do not fit into a frame of this NIC")]
-    TooLong {
-        /// Longest message, in bytes.
-        message: u32,
-    },
+    /// A message of the longest length, in bytes, does not fit into one frame.
+    #[error("messages of {0} bytes do not fit into a frame of this NIC")]
+    TooLong(u32),
     /// The NIC refused a command.
     #[error("the NIC refuses to {what}: {status:?}")]
     Refused {
@@ -64,12 +61,9 @@ pub enum ControlError {
     },
     /// The job has so many ranks that the list of their places is too long for one request.
     #[error(
-        "a job of {ranks} ranks has too many to open a context: the list of their places is too long"
+        "a job of {0} ranks has too many to open a context: the list of their places is too long"
     )]
-    TooManyRanks {
-        /// Number of ranks.
-        ranks: usize,
-    },
+    TooManyRanks(usize),
     /// The system gives no events that the ranks of one host wake each other by.
     #[error("the system gives no events for the ranks of one host: {0}")]
     Events(std::io::ErrorKind),
@@ -298,7 +292,7 @@ impl Controller {
         self.next_key = self.next_key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let (key, ranks) = (self.next_key, options.places.len() as u16);
         let ContextOptions { job, rank, places } = options;
-        let too_many = ControlError::TooManyRanks { ranks: places.len() };
+        let too_many = ControlError::TooManyRanks(places.len());
         let request = OpenRequest {
             job,
             rank,
@@ -313,7 +307,7 @@ impl Controller {
         let opened = self.ask("open a context", OPEN, [0; 3], bytes.len()).await;
         let completion = opened.map_err(|error| match error {
             ControlError::Refused { status: Status::Truncated, .. } => {
-                ControlError::TooLong { message: self.geometry.message }
+                ControlError::TooLong(self.geometry.message)
             }
             other => other,
         })?;

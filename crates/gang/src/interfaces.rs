@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 
 use midplane_via::checkpointer::{NicEnd, SavedPort};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::names::JobId;
 
@@ -48,37 +47,6 @@ pub(crate) struct RestoredInterface {
     pub(crate) taken: u32,
 }
 
-/// Why a job's interfaces can't be saved, and stay on their NICs.
-#[derive(Clone, Debug, Eq, Error, PartialEq)]
-pub(crate) enum CutError {
-    /// A host can't save them.
-    #[error("host {host}: {why}")]
-    Refused {
-        /// The host.
-        host: u16,
-        /// The host's reason.
-        why: String,
-    },
-    /// A connection leads to an interface outside the job.
-    #[error(
-        "host {host}: a connection leads to interface {} of node {}, which is not one of the job's", .to.vi, .to.node
-    )]
-    Stranger {
-        /// The host.
-        host: u16,
-        /// The other end of the connection.
-        to: NicEnd,
-    },
-    /// The other end has closed the connection, and the notification is in transit.
-    #[error("host {host}: the other end of a connection, on node {}, is closing it", .to.node)]
-    Ending {
-        /// The host.
-        host: u16,
-        /// The other end.
-        to: NicEnd,
-    },
-}
-
 impl HostInterfaces {
     /// Adds the interfaces of a saved port.
     pub(crate) fn add(&mut self, saved: &SavedPort) {
@@ -91,11 +59,11 @@ impl HostInterfaces {
 /// of each connection are reported.
 ///
 /// # Errors
-/// [`CutError`], for the first problem.
-pub(crate) fn check_cut(hosts: &[&HostInterfaces]) -> Result<(), CutError> {
+/// The first reason why they can't be saved, and stay on their NICs.
+pub(crate) fn check_cut(hosts: &[&HostInterfaces]) -> Result<(), String> {
     for HostInterfaces { host, refused, .. } in hosts {
         if let Some(why) = refused {
-            return Err(CutError::Refused { host: *host, why: why.clone() });
+            return Err(format!("host {host}: {why}"));
         }
     }
     let key = |end: &NicEnd| (end.node, end.vi);
@@ -104,9 +72,18 @@ pub(crate) fn check_cut(hosts: &[&HostInterfaces]) -> Result<(), CutError> {
     for (host, HeldEnd { own: this, far }) in all() {
         let Some(to) = far else { continue };
         match own.get(&key(&to)) {
-            None => return Err(CutError::Stranger { host, to }),
+            None => {
+                return Err(format!(
+                    "host {host}: a connection leads to interface {} of node {}, which is not one of the job's",
+                    to.vi, to.node
+                ));
+            }
+            // The notification is in transit.
             Some(other) if other.own != to || other.far != Some(this) => {
-                return Err(CutError::Ending { host, to });
+                return Err(format!(
+                    "host {host}: the other end of a connection, on node {}, is closing it",
+                    to.node
+                ));
             }
             Some(_) => {}
         }
@@ -135,7 +112,7 @@ mod tests {
         })
     }
 
-    fn check(hosts: &[HostInterfaces]) -> Result<(), CutError> {
+    fn check(hosts: &[HostInterfaces]) -> Result<(), String> {
         check_cut(&hosts.iter().collect::<Vec<_>>())
     }
 
@@ -149,17 +126,18 @@ mod tests {
     fn the_reason_that_a_job_is_not_whole_is_returned() {
         let mut refused = pair();
         refused[1].refused = Some("no".into());
-        assert_eq!(check(&refused), Err(CutError::Refused { host: 1, why: "no".into() }));
-        let stranger = Err(CutError::Stranger { host: 0, to: end(1, 0) });
-        assert_eq!(check(&pair()[..1]), stranger);
+        assert_eq!(check(&refused), Err("host 1: no".into()));
+        let stranger = check(&pair()[..1]).unwrap_err();
+        assert!(stranger.contains("host 0: a connection leads to interface 0 of node 1"));
+        let ending = "host 0: the other end of a connection, on node 1, is closing it";
         // The other end has another connection by now, or none, or one with another interface.
         for far in [None, Some(end(0, 1))] {
             let mut ended = pair();
             ended[1].ends[0].far = far;
-            assert_eq!(check(&ended), Err(CutError::Ending { host: 0, to: end(1, 0) }));
+            assert_eq!(check(&ended), Err(ending.into()));
         }
         let mut anew = pair();
         anew[1].ends[0].own.connection = 2;
-        assert_eq!(check(&anew), Err(CutError::Ending { host: 0, to: end(1, 0) }));
+        assert_eq!(check(&anew), Err(ending.into()));
     }
 }

@@ -11,6 +11,7 @@ mod inventory;
 mod job_manager;
 pub mod message;
 pub(crate) mod order;
+mod program;
 mod relay;
 pub(crate) mod replica;
 mod requests;

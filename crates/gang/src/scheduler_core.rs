@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
-use crate::interfaces::CutError;
 use crate::names::{Epoch, JobId};
 use crate::node_core::message::Program;
 use crate::node_core::order::{Action, Launch, Outcome};
@@ -41,7 +40,7 @@ pub(crate) enum Event {
     /// A job was frozen, and the daemons have reported what its channels held. The epoch is the one that ended.
     Cut(JobId, Epoch),
     /// A job was stopped, but its Virtual Interfaces could not be saved, and stay on their NICs.
-    Stayed(JobId, CutError),
+    Stayed(JobId, String),
 }
 
 /// The order that the daemons got last.
@@ -143,15 +142,15 @@ impl SchedulerCore {
         request: Request,
         ranks: u16,
         (program, user): (Program, User),
-    ) -> Result<JobId, AdmitError> {
+    ) -> Result<Launch, AdmitError> {
         let job = JobId(self.next_job);
         let nodes = self.policy.admit(job, request)?;
         self.next_job += 1;
         let (first, count) = (nodes.start, nodes.len() as u16);
         let launch = Launch { job, first, nodes: count, ranks, program, user };
-        self.jobs.insert(job, JobRecord { launch, epoch: Epoch(0), ended: None });
+        self.jobs.insert(job, JobRecord { launch: launch.clone(), epoch: Epoch(0), ended: None });
         self.fresh.push_back(job);
-        Ok(job)
+        Ok(launch)
     }
 
     /// Takes over a job of an earlier root, which it started in `epoch` last, and whose interfaces are on no NIC if
@@ -307,11 +306,6 @@ impl SchedulerCore {
     #[must_use]
     pub(crate) fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
-    }
-
-    /// Returns the records of all jobs that are not forgotten.
-    pub(crate) const fn jobs(&self) -> &BTreeMap<JobId, JobRecord> {
-        &self.jobs
     }
 
     /// Returns the jobs of the current slice.

@@ -5,7 +5,7 @@ use std::fs;
 
 use bytes::Bytes;
 use midplane_gang::channel::geometry::Geometry;
-use midplane_gang::checkpoint::{Checkpoint, CheckpointError};
+use midplane_gang::checkpoint::{Checkpoint, CheckpointProblem};
 use midplane_gang::context::{
     ChannelContext, NetworkContext, PeerState, ReceivedMessage, SentMessage,
 };
@@ -59,7 +59,7 @@ fn a_checkpoint_without_its_manifest_does_not_exist() {
     fs::rename(folder.path().join("manifest.json"), folder.path().join("manifest.part")).unwrap();
     for part in ["process-1.bin", "process-0.bin", "network.bin", "manifest.part"] {
         let said = Checkpoint::read_from(folder.path()).unwrap_err();
-        assert!(matches!(said, CheckpointError::Unfinished { .. }), "{said}");
+        assert!(matches!(said.problem, CheckpointProblem::Unfinished), "{said}");
         fs::remove_file(folder.path().join(part)).unwrap();
     }
     checkpoint().write_to(folder.path()).unwrap();

@@ -5,13 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::job::scheduler::{open_scheduler, start_daemons};
 use midplane_gang::channel::geometry::Geometry;
-use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
+use midplane_gang::daemon::{Costs, DaemonConfig, Mode, Start};
 use midplane_gang::firmware::Gang;
 use midplane_gang::port_suspender::{ARRIVAL_WATCHER, PORT_SUSPENDER};
 use midplane_gang::process::SuspendHandle;
-use midplane_gang::schedule::{Request, RoundRobin};
-use midplane_gang::scheduler::{Scheduler, Submission};
 use midplane_gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane_gang::{GANG, GangConfig};
 use midplane_nicvm::messages::{self, MESSAGES, Messages};
@@ -153,29 +152,20 @@ fn run(early_wakeup: Duration, pause: Duration) -> Outcome {
             }
         })
     });
-    for node in 1..NODES {
-        let (host, start) = (world.host(NodeId(node)), Arc::clone(&start));
-        world.spawn(NodeId(node), async move {
-            Daemon::open(host, config, start).await.unwrap().serve().await.unwrap();
-        });
-    }
+    start_daemons(&mut world, config, &start);
     let clients = ask(world.host(NodeId(NODES)), pause, Arc::clone(&seen));
     world.spawn(NodeId(NODES), clients);
     let host = world.host(NodeId(0));
     let task = async move {
-        let root = Daemon::open(host, config, start).await.unwrap();
         let scheduler_config = SchedulerConfig {
             slice: SLICE,
             phases: Phases::Two,
             preempt_when_alone: PreemptWhenAlone::Never,
             early_wakeup,
         };
-        let policy = Box::new(RoundRobin::new(NODES));
-        let mut scheduler = Scheduler::new(root, policy, scheduler_config);
-        for program in [COMPUTES, COMPUTES, SERVES] {
-            let request = Request { nodes: NODES, weight: 1 };
-            scheduler.client().submit(Submission { request, ranks: NODES, program });
-        }
+        let programs = [COMPUTES, COMPUTES, SERVES];
+        let mut scheduler =
+            open_scheduler(host, (config, start), scheduler_config, &programs).await;
         scheduler.run().await.unwrap();
         assert!(scheduler.jobs().values().all(|job| job.is_complete), "{:?}", scheduler.jobs());
     };

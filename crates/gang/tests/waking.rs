@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
+use crate::job::scheduler::{open_scheduler, start_daemons};
 use crate::job::world;
 use midplane_gang::channel::geometry::Geometry;
-use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
+use midplane_gang::daemon::{Costs, DaemonConfig, Mode, Start};
 use midplane_gang::names::JobId;
-use midplane_gang::schedule::{Request, RoundRobin};
-use midplane_gang::scheduler::{Scheduler, SchedulerClient, Submission};
+use midplane_gang::scheduler::SchedulerClient;
 use midplane_gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
@@ -94,27 +94,18 @@ fn waits(early_wakeup: Duration) -> Vec<Duration> {
             }
         })
     });
-    for node in 1..NODES {
-        let (host, start) = (world.host(NodeId(node)), Arc::clone(&start));
-        world.spawn(NodeId(node), async move {
-            Daemon::open(host, config, start).await.unwrap().serve().await.unwrap();
-        });
-    }
+    start_daemons(&mut world, config, &start);
     let (host, clients) = (world.host(NodeId(0)), Arc::clone(&requests));
     let task = async move {
-        let root = Daemon::open(host.clone(), config, start).await.unwrap();
         let scheduler_config = SchedulerConfig {
             slice: SLICE,
             phases: Phases::Two,
             preempt_when_alone: PreemptWhenAlone::Always,
             early_wakeup,
         };
-        let policy = Box::new(RoundRobin::new(NODES));
-        let mut scheduler = Scheduler::new(root, policy, scheduler_config);
-        for program in [COMPUTES, COMPUTES, SERVES] {
-            let request = Request { nodes: NODES, weight: 1 };
-            scheduler.client().submit(Submission { request, ranks: NODES, program });
-        }
+        let programs = [COMPUTES, COMPUTES, SERVES];
+        let mut scheduler =
+            open_scheduler(host.clone(), (config, start), scheduler_config, &programs).await;
         let front = scheduler.client();
         host.spawn(ask(host.clone(), clients, front));
         scheduler.run().await.unwrap();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use midplane::gang::live::client::ClientError;
-use midplane::gang::live::message::{Line, Listing, Reply, Request};
+use midplane::gang::live::message::{Line, Listing, Reply, Request, Size};
 use midplane_kit::report::{self, Failure};
 use serde::Serialize;
 
@@ -24,6 +24,8 @@ pub(crate) struct Job {
     pub(crate) why_stayed: Option<String>,
     pub(crate) seconds: f64,
     pub(crate) run_seconds: f64,
+    /// Bytes that each rank claims.
+    pub(crate) memory: Option<u64>,
     pub(crate) command: String,
     pub(crate) stuck: Option<String>,
 }
@@ -43,6 +45,7 @@ impl From<&Line> for Job {
             why_stayed: line.why_stayed.clone(),
             seconds: line.seconds,
             run_seconds: line.run_seconds,
+            memory: line.memory,
             command: line.command.clone(),
             stuck: line.stuck.clone(),
         }
@@ -82,7 +85,7 @@ fn document(listing: &Listing) -> Document {
 
 /// Formats a list of jobs as text.
 fn text(of: &Document) -> String {
-    let titles = "job, user, ranks, slots, priority, state, seconds, ran, stops, command";
+    let titles = "job, user, ranks, slots, priority, state, seconds, ran, stops, memory, command";
     let rows = of.jobs.iter().map(|job| {
         vec![
             job.job.to_string(),
@@ -94,6 +97,7 @@ fn text(of: &Document) -> String {
             format!("{:.1}", job.seconds),
             format!("{:.1}", job.run_seconds),
             job.preemptions.to_string(),
+            job.memory.map_or_else(|| "-".to_owned(), |bytes| Size(bytes).to_string()),
             job.command.clone(),
         ]
     });

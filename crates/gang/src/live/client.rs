@@ -34,23 +34,15 @@ const AGAIN: Duration = Duration::from_millis(50);
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// No daemon serves the socket.
-    #[error("{}: no daemon answers ({error}); start `midplane gang daemon`, or name its --socket", path.display())]
-    NoDaemon {
-        /// The socket.
-        path: PathBuf,
-        /// What the system says.
-        error: io::Error,
-    },
-    /// The socket is not this user's.
+    /// No daemon serves this socket.
+    #[error("{}: no daemon answers ({}); start `midplane gang daemon`, or name its --socket", .0.display(), .1)]
+    NoDaemon(PathBuf, io::Error),
+    /// This socket is not this user's.
     #[error(
         "{}: this user may not use its daemon: ask root for the socket's group, or start `midplane gang daemon` and name its \
-         --socket", path.display()
+         --socket", .0.display()
     )]
-    Denied {
-        /// The path of the socket.
-        path: PathBuf,
-    },
+    Denied(PathBuf),
     /// It can't be done.
     #[error("{0}")]
     Refused(String),
@@ -90,8 +82,8 @@ pub struct Output {
 async fn connect(socket: &Path) -> Result<Link, ClientError> {
     let stream = UnixStream::connect(socket).await;
     let no_daemon = |error: io::Error| match error.kind() {
-        io::ErrorKind::PermissionDenied => ClientError::Denied { path: socket.to_owned() },
-        _ => ClientError::NoDaemon { path: socket.to_owned(), error },
+        io::ErrorKind::PermissionDenied => ClientError::Denied(socket.to_owned()),
+        _ => ClientError::NoDaemon(socket.to_owned(), error),
     };
     Ok(link::local(stream.map_err(no_daemon)?))
 }
@@ -231,7 +223,7 @@ async fn begin_again(socket: &Path, job: JobId) -> Result<Found, ClientError> {
         // A root that is none any longer, and does not know, does not know the job either.
         let longest = match begin(socket, &Request::Attach(job)).await {
             Ok(found) => return Ok(found),
-            Err(ClientError::NoDaemon { .. }) => LOOKS_FOR_A_DAEMON,
+            Err(ClientError::NoDaemon(..)) => LOOKS_FOR_A_DAEMON,
             Err(_) => LOOKS_FOR,
         };
         if now() > lost_at + longest {

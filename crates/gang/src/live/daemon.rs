@@ -170,10 +170,8 @@ fn open_record(options: &DaemonOptions) -> Result<(Option<Record>, Durable), Sta
     }
     let owner = (options.host, options.cluster, options.peers.clone());
     let opened = Record::open(&options.socket, owner);
-    let (record, durable) = opened.map_err(|error| {
-        let path = options.socket.with_extension("record");
-        StartError::Record { path, error }
-    })?;
+    let path = || options.socket.with_extension("record");
+    let (record, durable) = opened.map_err(|error| StartError::Record(path(), error))?;
     Ok((Some(record), durable))
 }
 
@@ -197,7 +195,7 @@ fn credentials(options: &DaemonOptions) -> Result<Option<Credentials>, StartErro
 async fn open_network(options: &DaemonOptions) -> Result<Option<TcpListener>, StartError> {
     let own = options.peers.get(usize::from(options.host));
     let Some(address) = own.filter(|_| options.cluster.hosts > 1) else { return Ok(None) };
-    let wrong = |error| StartError::Address { address: address.clone(), error };
+    let wrong = |error| StartError::Address(address.clone(), error);
     Ok(Some(TcpListener::bind(address).await.map_err(wrong)?))
 }
 

@@ -85,17 +85,10 @@ pub(super) async fn send(
     for (rank, name) in files {
         let sent = send_file(sender, folder, (*rank, name)).await;
         let fits = sent.and_then(|sent| {
-            let expected = parts.and_then(|parts| parts.iter().find(|part| part.name == sent.name));
-            match expected.filter(|part| (part.bytes, part.crc32) != (sent.bytes, sent.crc32)) {
+            let stated = parts.and_then(|parts| parts.iter().find(|part| part.name == sent.name));
+            match stated.and_then(|stated| sent.differs_from(stated)) {
                 None => Ok(()),
-                Some(part) => Err(format!(
-                    "{}: {} bytes with checksum {:08x}, not {} with {:08x}",
-                    folder.join(&sent.name).display(),
-                    sent.bytes,
-                    sent.crc32,
-                    part.bytes,
-                    part.crc32
-                )),
+                Some(how) => Err(format!("{}: {how}", folder.join(&sent.name).display())),
             }
         });
         if let Err(why) = fits {

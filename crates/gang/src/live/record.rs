@@ -1,7 +1,7 @@
 //! The file in which a daemon remembers its votes and the jobs, for when it starts again.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::OpenOptions;
+use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -9,6 +9,7 @@ use midplane_simhw::wire;
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
+use crate::checkpoint::write_anew;
 use crate::node_core::message::Cluster;
 use crate::node_core::replica::Durable;
 
@@ -58,15 +59,7 @@ impl Record {
     fn replace(&self, durable: &Durable) -> io::Result<()> {
         let bytes = wire::encode_long(&(&self.owner, durable)).map_err(io::Error::other)?;
         let next = self.path.with_extension("record.new");
-        // What was left there, or was put there, is no file of this daemon's.
-        match std::fs::remove_file(&next) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file: File =
-            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&next)?;
-        file.write_all(&bytes)?;
-        file.sync_data()?;
+        write_anew(&next, &bytes)?;
         std::fs::rename(&next, &self.path)
     }
 }

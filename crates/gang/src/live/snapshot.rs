@@ -47,11 +47,8 @@ pub enum SnapshotError {
     #[error("{SNAPSHOTS} is damaged: start this by `midplane gang run`, which sets it")]
     Variable,
     /// A state has at most a gigabyte.
-    #[error("a state has at most {LONGEST_STATE} bytes, not {length}")]
-    TooLong {
-        /// This one's.
-        length: usize,
-    },
+    #[error("a state has at most {LONGEST_STATE} bytes, not {0}")]
+    TooLong(usize),
     /// The daemon is gone.
     #[error("the daemon is gone: {0}")]
     Gone(#[from] io::Error),
@@ -112,7 +109,7 @@ impl Snapshots {
     /// [`SnapshotError`].
     pub fn save(&mut self, state: &[u8]) -> Result<(), SnapshotError> {
         if state.len() > LONGEST_STATE {
-            return Err(SnapshotError::TooLong { length: state.len() });
+            return Err(SnapshotError::TooLong(state.len()));
         }
         // Whatever was said before is not about this state.
         self.stream.set_nonblocking(true)?;

@@ -4,6 +4,7 @@ mod admission;
 mod barrier;
 mod checking;
 mod imaging;
+mod job;
 mod listing;
 mod ranks;
 mod saving;
@@ -26,12 +27,11 @@ use crate::names::JobId;
 use crate::node_core::order::{Action, Launch, Order, Outcome};
 use crate::schedule::Policy;
 use crate::scheduler_core::{Event, SchedulerConfig, SchedulerCore, Switch};
-use barrier::Barrier;
-use checking::{Checks, Purpose};
+use checking::Purpose;
 pub(crate) use imaging::Collect;
+use job::Job;
 #[cfg(feature = "live")]
 pub(crate) use saving::Contents;
-use saving::Saves;
 pub(crate) use saving::{Read, Write};
 use takeover::Takeover;
 
@@ -40,77 +40,6 @@ const REMEMBERED: usize = 4096;
 
 /// Time for which the streams of a job may stay open after its processes have ended.
 const LINGER: Duration = Duration::from_secs(2);
-
-/// A job, and the front end that started it.
-#[derive(Debug)]
-struct Job {
-    /// `None` while its front end has not found this root.
-    client: Option<ClientId>,
-    /// The job as the other daemons hold it, but for its times and preemptions since they heard of it last.
-    entry: Entry,
-    /// The host of each rank.
-    hosts: Vec<u16>,
-    /// Hosts whose ranks' output may not have been received completely.
-    open: BTreeSet<u16>,
-    is_launched: bool,
-    /// True if a host could not start it: none of its ranks runs.
-    is_refused: bool,
-    /// True if it has been removed from all hosts.
-    is_removed: bool,
-    /// Its streams are given up at this time.
-    linger_until: Option<Instant>,
-    admitted_at: Instant,
-    /// Its age when this root took over.
-    earlier: Duration,
-    ran: Duration,
-    runs_since: Option<Instant>,
-    /// Preemptions in which its interfaces stayed on their NICs, and the last reason.
-    stayed: u32,
-    why_stayed: Option<String>,
-    barrier: Barrier,
-    checks: Checks,
-    saves: Saves,
-}
-
-impl Job {
-    /// Creates the record of a job on these hosts, which another root may have admitted.
-    fn new(now: Instant, client: Option<ClientId>, entry: Entry, hosts: Vec<u16>) -> Self {
-        let [earlier, ran] = entry.seconds.map(Duration::from_secs_f64);
-        Self {
-            client,
-            open: hosts.iter().copied().collect(),
-            hosts,
-            is_launched: entry.stage != Stage::Admitted,
-            entry,
-            is_refused: false,
-            is_removed: false,
-            linger_until: None,
-            admitted_at: now,
-            earlier,
-            ran,
-            runs_since: None,
-            stayed: 0,
-            why_stayed: None,
-            barrier: Barrier::default(),
-            checks: Checks::default(),
-            saves: Saves::default(),
-        }
-    }
-
-    fn age(&self, now: Instant) -> Duration {
-        self.earlier + Duration::from_nanos(now.nanos_since(self.admitted_at))
-    }
-
-    fn ran(&self, now: Instant) -> Duration {
-        let since = |began| Duration::from_nanos(now.nanos_since(began));
-        self.ran + self.runs_since.map_or(Duration::ZERO, since)
-    }
-
-    fn pause(&mut self, at: Instant) {
-        self.ran = self.ran(at);
-        self.runs_since = None;
-    }
-}
 
 /// Work for the node core after a call of the job manager.
 #[derive(Debug)]
@@ -406,7 +335,7 @@ impl JobManager {
                 Event::Stayed(job, why) => {
                     if let Some(it) = self.jobs.get_mut(&job) {
                         it.stayed += 1;
-                        it.why_stayed = Some(why.to_string());
+                        it.why_stayed = Some(why);
                     }
                 }
                 Event::Cut(job, epoch) => {

@@ -6,7 +6,10 @@ const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 /// A number of bytes, which is shown in the largest unit of which it has one, with one digit behind the point.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Size(pub(crate) u64);
+pub struct Size(
+    /// The number.
+    pub u64,
+);
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::interfaces::{CutError, HostInterfaces, RestoredInterface, check_cut};
+use crate::interfaces::{HostInterfaces, RestoredInterface, check_cut};
 use crate::names::JobId;
 
 /// The jobs whose interfaces are on no NIC, and the changes of the switch under way.
@@ -21,7 +21,7 @@ impl Migrations {
         &mut self,
         jobs: &[JobId],
         interfaces: &[HostInterfaces],
-    ) -> Vec<(JobId, CutError)> {
+    ) -> Vec<(JobId, String)> {
         let mut by_job: BTreeMap<JobId, Vec<&HostInterfaces>> = BTreeMap::new();
         for of in interfaces.iter().filter(|of| jobs.contains(&of.job)) {
             by_job.entry(of.job).or_default().push(of);

@@ -158,7 +158,8 @@ proptest! {
             match op {
                 Op::Submit(count, weight) => {
                     let request = Request { nodes: count, weight };
-                    taken.extend(scheduler_core.submit(request, count, Default::default()));
+                    let launch = scheduler_core.submit(request, count, Default::default());
+                    taken.extend(launch.map(|launch| launch.job));
                 }
                 Op::End(at) => {
                     if let Some(job) = nth(&taken, at) {
@@ -211,8 +212,9 @@ fn round(jobs: u8) -> (SchedulerCore, Vec<JobId>, Instant) {
     let mut scheduler_core =
         SchedulerCore::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
     let request = Request { nodes: 4, weight: 1 };
-    let jobs: Vec<JobId> =
-        (0..jobs).map(|_| scheduler_core.submit(request, 4, Default::default()).unwrap()).collect();
+    let jobs: Vec<JobId> = (0..jobs)
+        .map(|_| scheduler_core.submit(request, 4, Default::default()).unwrap().job)
+        .collect();
     let now = Instant::from_nanos(1);
     settle(&mut scheduler_core, now);
     assert_eq!(scheduler_core.running(), [jobs[0]]);

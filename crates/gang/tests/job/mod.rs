@@ -1,6 +1,7 @@
 //! A job in virtual time: ranks that send each other numbered messages, and a task that preempts them.
 
 pub(crate) mod network;
+pub(crate) mod scheduler;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -90,63 +90,32 @@ pub enum Fabric {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// Another daemon serves the socket.
-    #[error("{}: another daemon serves it; stop that, or name another --socket", path.display())]
-    Taken {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// This daemon is not root's, and can't run jobs as members of the group.
+    /// Another daemon serves this socket.
+    #[error("{}: another daemon serves it; stop that, or name another --socket", .0.display())]
+    Taken(PathBuf),
+    /// This daemon is not root's, and can't run jobs as members of this group.
     #[error(
-        "--socket-group {group}: only a daemon of root runs jobs as other users: start it as root, or leave the option out"
+        "--socket-group {0}: only a daemon of root runs jobs as other users: start it as root, or leave the option out"
     )]
-    GroupWithoutRoot {
-        /// The name of the group.
-        group: String,
-    },
-    /// The group does not exist, or the system refuses it.
-    #[error("--socket-group {group}: {why}; `getent group` lists the groups of this host")]
-    Group {
-        /// The name of the group.
-        group: String,
-        /// The reason of the refusal.
-        why: String,
-    },
-    /// The socket's folder does not exist.
-    #[error("--socket {}: there is no folder {}: make it, or name another", path.display(), folder.display())]
-    NoFolder {
-        /// The socket.
-        path: PathBuf,
-        /// The missing folder.
-        folder: PathBuf,
-    },
-    /// The socket can't be opened.
-    #[error("{}: {error}", path.display())]
-    Socket {
-        /// The socket.
-        path: PathBuf,
-        /// The error of the system.
-        error: io::Error,
-    },
-    /// The file beside the socket that remembers jobs can't be read.
+    GroupWithoutRoot(String),
+    /// This group does not exist, or the system refuses it for this reason.
+    #[error("--socket-group {0}: {1}; `getent group` lists the groups of this host")]
+    Group(String, String),
+    /// This socket's folder does not exist.
+    #[error("--socket {}: there is no folder {}: make it, or name another", .0.display(), .1.display())]
+    NoFolder(PathBuf, PathBuf),
+    /// This socket can't be opened.
+    #[error("{}: {}", .0.display(), .1)]
+    Socket(PathBuf, io::Error),
+    /// This file beside the socket, which remembers jobs, can't be read.
     #[error(
-        "{}: {error}; it remembers the jobs of this daemon's cluster: remove it if no other daemon of the cluster runs",
-        path.display()
+        "{}: {}; it remembers the jobs of this daemon's cluster: remove it if no other daemon of the cluster runs",
+        .0.display(), .1
     )]
-    Record {
-        /// The file.
-        path: PathBuf,
-        /// The error of the system.
-        error: io::Error,
-    },
-    /// The address can't be bound.
-    #[error("{address}: {error}; stop what has it, or give this host another address")]
-    Address {
-        /// The address of this host.
-        address: String,
-        /// The error of the system.
-        error: io::Error,
-    },
+    Record(PathBuf, io::Error),
+    /// This address of this host can't be bound.
+    #[error("{0}: {1}; stop what has it, or give this host another address")]
+    Address(String, io::Error),
     /// There are several daemons, but no key.
     #[error(
         "daemons of several hosts need keys: give each its own --secret-key, or all the same --key"

@@ -38,12 +38,12 @@ pub fn find_socket() -> PathBuf {
 fn find_group(name: &str) -> Result<Gid, StartError> {
     let group = name.to_owned();
     if !geteuid().is_root() {
-        return Err(StartError::GroupWithoutRoot { group });
+        return Err(StartError::GroupWithoutRoot(group));
     }
     match Group::from_name(name) {
         Ok(Some(found)) => Ok(Gid::from_raw(found.gid.as_raw())),
-        Ok(None) => Err(StartError::Group { group, why: "there is no such group".into() }),
-        Err(error) => Err(StartError::Group { group, why: error.to_string() }),
+        Ok(None) => Err(StartError::Group(group, "there is no such group".into())),
+        Err(error) => Err(StartError::Group(group, error.to_string())),
     }
 }
 
@@ -52,7 +52,7 @@ pub(super) async fn open_socket(
     path: &Path,
     group: Option<&str>,
 ) -> Result<UnixListener, StartError> {
-    let wrong = |error| StartError::Socket { path: path.to_owned(), error };
+    let wrong = |error| StartError::Socket(path.to_owned(), error);
     let group = group.map(find_group).transpose()?;
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         let is_system = path == Path::new(SYSTEM_SOCKET);
@@ -62,12 +62,11 @@ pub(super) async fn open_socket(
             let made = std::fs::DirBuilder::new().mode(mode).recursive(true).create(folder);
             made.map_err(wrong)?;
         } else if !folder.is_dir() {
-            let (path, folder) = (path.to_owned(), folder.to_owned());
-            return Err(StartError::NoFolder { path, folder });
+            return Err(StartError::NoFolder(path.to_owned(), folder.to_owned()));
         }
     }
     if UnixStream::connect(path).await.is_ok() {
-        return Err(StartError::Taken { path: path.to_owned() });
+        return Err(StartError::Taken(path.to_owned()));
     }
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(wrong(error)),

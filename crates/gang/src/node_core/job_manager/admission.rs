@@ -21,8 +21,8 @@ impl JobManager {
         (program, is_restored): (Program, bool),
     ) -> Option<JobId> {
         let program = Program { images: program.images && is_restored, ..program };
-        let job = match self.scheduler_core.submit(request, ranks, (program, user)) {
-            Ok(job) => job,
+        let launch = match self.scheduler_core.submit(request, ranks, (program, user)) {
+            Ok(launch) => launch,
             Err(AdmitError::TooLarge { there, .. }) => {
                 self.refuse(client, format!("--ranks {ranks}: there are {there} slots"));
                 return None;
@@ -32,7 +32,7 @@ impl JobManager {
                 return None;
             }
         };
-        let launch = self.scheduler_core.jobs()[&job].launch.clone();
+        let job = launch.job;
         let hosts = self.hosts_of(&launch);
         if let Some(why) = self.refusal(&launch, &hosts) {
             self.scheduler_core.end(now, job);

@@ -32,6 +32,7 @@ impl JobManager {
             why_stayed: it.why_stayed.clone(),
             seconds: it.age(now).as_secs_f64(),
             run_seconds: it.ran(now).as_secs_f64(),
+            memory: it.entry.launch.program.memory,
             command: it.entry.launch.program.shown(),
             stuck: it.checks.found().cloned(),
         };

@@ -33,7 +33,7 @@ fn run(
     let mut core = SchedulerCore::new(policy, config);
     let submit = |(nodes, weight): &(u16, u8)| {
         let request = Request { nodes: *nodes, weight: *weight };
-        core.submit(request, *nodes, Default::default()).unwrap()
+        core.submit(request, *nodes, Default::default()).unwrap().job
     };
     let jobs: Vec<JobId> = jobs.iter().map(submit).collect();
     let mut runs = vec![vec![0]; jobs.len()];
