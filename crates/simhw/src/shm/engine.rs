@@ -202,7 +202,7 @@ impl<F> std::fmt::Debug for Engine<F> {
     }
 }
 
-/// Handles the frames of a peer that has one, up to `most`; returns how many there were.
+/// Handles the frames of a peer that has at least one, up to `most`; returns how many it handled.
 #[inline]
 fn receive(firmware: &mut impl Firmware, nic: &mut Nic, rx_link: &mut RxLink, most: usize) -> u32 {
     let mut frames = 0;
@@ -215,7 +215,7 @@ fn receive(firmware: &mut impl Firmware, nic: &mut Nic, rx_link: &mut RxLink, mo
     }
 }
 
-/// Checks a frame and hands it to the firmware. What is wrong is counted, never answered.
+/// Checks a frame and hands it to the firmware. An invalid frame is dropped and counted.
 #[inline]
 fn deliver(firmware: &mut impl Firmware, nic: &mut Nic, from: NodeId, receiver: &mut Receiver) {
     let header = Header::parse_alone(&receiver.header()).ok();
