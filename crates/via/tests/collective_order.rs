@@ -1,4 +1,4 @@
-//! Collective operations whose futures are polled in another order than they were called in.
+//! Collective operations whose futures are polled in an order other than that of the calls.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -24,15 +24,15 @@ fn on_each_rank(program: impl Fn(&World) + Clone + Send + 'static) {
         let program = program.clone();
         std::thread::spawn(move || {
             let engine = Engine::new(carrier, Config::default());
-            program(&Communicator::world(engine, RANKS).expect("all ranks are there"));
+            program(&Communicator::world(engine, RANKS).expect("all ranks exist"));
         })
     });
     for rank in ranks.collect::<Vec<_>>() {
-        rank.join().expect("each result is the operation's own");
+        rank.join().expect("each operation has its own result");
     }
 }
 
-/// One future of each operation, called in this order. Each expects its own result.
+/// Calls each operation once, in this order. Each returned future checks its operation's result.
 fn every_operation(world: &World) -> Vec<Step<'_>> {
     let own = world.rank().0;
     let letter = |what: u8| Bytes::from(vec![what, own as u8]);
@@ -76,10 +76,10 @@ fn every_operation(world: &World) -> Vec<Step<'_>> {
 }
 
 #[test]
-fn operations_match_by_their_calls_in_whatever_order_tasks_poll_them() {
+fn operations_match_by_call_order_in_any_order_of_polls() {
     on_each_rank(|world| {
         let mut steps = every_operation(world);
-        // Another order on each rank.
+        // Each rank polls in another order.
         let turn = 5 * world.rank().0 as usize % steps.len();
         steps.rotate_left(turn);
         if world.rank().0 == 1 {
@@ -89,9 +89,9 @@ fn operations_match_by_their_calls_in_whatever_order_tasks_poll_them() {
     });
 }
 
-/// Communicators that are made at once are different ones, and the same on all ranks.
+/// Checks that communicators made at the same time differ, and are the same on all ranks.
 #[test]
-fn communicators_that_are_made_at_once_share_no_messages() {
+fn communicators_made_at_the_same_time_share_no_messages() {
     on_each_rank(|world| {
         let (first, second) = (world.duplicate(), world.split(Some(0), 0));
         let (first, second) = if world.rank().0 == 1 {
@@ -100,7 +100,7 @@ fn communicators_that_are_made_at_once_share_no_messages() {
         } else {
             block_on(futures_util::future::join(first, second))
         };
-        let (first, second) = (first.unwrap(), second.unwrap().expect("it named a color"));
+        let (first, second) = (first.unwrap(), second.unwrap().expect("it passed a color"));
         let next = Rank((world.rank().0 + 1) % RANKS);
         block_on(async {
             first.send(next, Tag(0), &b"first"[..]).await.unwrap();
@@ -113,13 +113,13 @@ fn communicators_that_are_made_at_once_share_no_messages() {
 }
 
 #[test]
-fn an_operation_that_is_dropped_before_its_first_poll_abandons_its_communicator() {
+fn an_operation_dropped_before_its_first_poll_abandons_its_communicator() {
     let polled = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&polled);
     on_each_rank(move |world| {
         drop(world.barrier());
         let next = block_on(world.barrier());
-        assert!(next.is_err(), "the others can't know that it takes no part");
+        assert!(next.is_err(), "the other ranks can't know that this one does not take part");
         seen.fetch_add(1, Ordering::Relaxed);
     });
     assert_eq!(polled.load(Ordering::Relaxed), RANKS as usize);

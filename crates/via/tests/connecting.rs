@@ -1,4 +1,4 @@
-//! Connections that come about, and those that do not: each refusal says why, and the interface is idle again.
+//! Connections that are made, and those that are refused: each refusal gives its reason and leaves the interface idle.
 
 use std::future::Future;
 use std::time::Duration;
@@ -14,35 +14,35 @@ use midplane_via::outcome::{ConnectError, DescriptorError};
 
 const SECOND: Option<Duration> = Some(Duration::from_secs(1));
 
-/// Runs one program on the client of a cluster where nobody serves.
+/// Runs one program on the client of a cluster without a server.
 fn alone<T: Send + 'static, F: Future<Output = T> + Send>(
     program: impl FnOnce(midplane_simhw::sim::SimHost) -> F + Send + 'static,
 ) -> T {
     let mut world = world(Setting::default());
     let host = world.host(CLIENT);
-    world.block_on(CLIENT, async move { program(host).await }).expect("it comes to its end")
+    world.block_on(CLIENT, async move { program(host).await }).expect("it ends")
 }
 
 #[test]
-fn connecting_to_nobody_says_so_at_once_or_in_time() {
+fn connecting_without_a_listener_fails_at_once_or_times_out() {
     alone(|host| async move {
         let mut end = End::new(host, reliable(), 64).await;
         let before = end.host.now();
-        let nobody = end.nic.connect(end.vi, address(SERVER, "service"), SECOND).await;
-        assert_eq!(nobody, Err(ConnectFailed::Connect(ConnectError::NoMatch)));
+        let unmatched = end.nic.connect(end.vi, address(SERVER, "service"), SECOND).await;
+        assert_eq!(unmatched, Err(ConnectFailed::Connect(ConnectError::NoMatch)));
         assert!(end.host.now().nanos_since(before) < 5_000_000);
-        // Another node than there is: its unit never answers.
+        // A node that does not exist never answers.
         let nowhere = end.nic.connect(end.vi, address(NodeId(77), "service"), SECOND).await;
         let expected = [ConnectError::TimedOut, ConnectError::Unreachable];
         assert!(expected.map(|e| Err(ConnectFailed::Connect(e))).contains(&nowhere), "{nowhere:?}");
         assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Idle);
-        let nobody = end.nic.connect_wait(name("x"), Some(Duration::from_millis(3))).await;
-        assert_eq!(nobody.unwrap_err(), ConnectFailed::Connect(ConnectError::TimedOut));
+        let waited = end.nic.connect_wait(name("x"), Some(Duration::from_millis(3))).await;
+        assert_eq!(waited.unwrap_err(), ConnectFailed::Connect(ConnectError::TimedOut));
     });
 }
 
 #[test]
-fn a_peer_that_begins_only_in_its_nodes_next_life_is_waited_for() {
+fn a_peer_that_starts_only_after_its_node_restarts_is_waited_for() {
     let mut world = world(Setting::default());
     let meet = |host: midplane_simhw::sim::SimHost, to: NodeId| async move {
         let mut end = End::new(host, reliable(), 64).await;
@@ -51,10 +51,10 @@ fn a_peer_that_begins_only_in_its_nodes_next_life_is_waited_for() {
     };
     let host = world.host(CLIENT);
     let client = meet(host, SERVER);
-    // The former life takes the question, and has nobody to answer it.
+    // The node receives the request before its restart, when no program runs there that would answer it.
     let host = world.host(CLIENT);
-    let asked = std::sync::Arc::new(std::sync::Mutex::new(None));
-    let result = std::sync::Arc::clone(&asked);
+    let outcome = std::sync::Arc::new(std::sync::Mutex::new(None));
+    let result = std::sync::Arc::clone(&outcome);
     world.spawn(CLIENT, async move {
         let connected = client.await;
         *result.lock().unwrap() = Some(connected);
@@ -67,7 +67,7 @@ fn a_peer_that_begins_only_in_its_nodes_next_life_is_waited_for() {
     let served = world.block_on(SERVER, async move { meet(server, CLIENT).await });
     assert_eq!(served, Some(Ok(())));
     world.block_on(CLIENT, async move { pause(&host, Duration::from_millis(50)).await });
-    assert_eq!(asked.lock().unwrap().take(), Some(Ok(())));
+    assert_eq!(outcome.lock().unwrap().take(), Some(Ok(())));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn an_idle_interface_sends_nothing() {
 }
 
 #[test]
-fn ends_that_differ_are_told_in_what_and_may_try_another() {
+fn ends_with_different_attributes_get_the_difference_and_may_try_another_interface() {
     let mut world = world(Setting::default());
     let (client, server) = (world.host(CLIENT), world.host(SERVER));
     world.spawn(SERVER, async move {
@@ -114,7 +114,7 @@ fn ends_that_differ_are_told_in_what_and_may_try_another() {
 }
 
 #[test]
-fn peers_that_ask_for_each_other_meet_whoever_is_first() {
+fn peers_that_request_each_other_connect_in_either_order() {
     for delay in [0, 3] {
         let mut world = world(Setting::default());
         let (client, server) = (world.host(CLIENT), world.host(SERVER));
@@ -141,7 +141,7 @@ fn peers_that_ask_for_each_other_meet_whoever_is_first() {
 }
 
 #[test]
-fn peers_that_differ_are_both_told_in_what() {
+fn peers_with_different_attributes_both_get_the_difference() {
     let mut world = world(Setting::default());
     let (client, server) = (world.host(CLIENT), world.host(SERVER));
     let peer = |host: midplane_simhw::sim::SimHost, attributes: ViAttributes| async move {
@@ -153,8 +153,8 @@ fn peers_that_differ_are_both_told_in_what() {
         assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Idle);
         pause(&end.host, Duration::from_millis(10)).await;
     };
-    let told = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let place = std::sync::Arc::clone(&told);
+    let refused = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let place = std::sync::Arc::clone(&refused);
     world.spawn(SERVER, async move {
         peer(server, ViAttributes::default()).await;
         place.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -162,11 +162,11 @@ fn peers_that_differ_are_both_told_in_what() {
     let done = world.block_on(CLIENT, peer(client, reliable()));
     assert!(done.is_some());
     world.run_until(pair::at(2_000_000_000));
-    assert!(told.load(std::sync::atomic::Ordering::Relaxed), "so was the other one");
+    assert!(refused.load(std::sync::atomic::Ordering::Relaxed), "the server was refused too");
 }
 
 #[test]
-fn who_gives_up_waiting_is_told_that_nobody_came_in_time() {
+fn a_cancelled_listen_ends_as_timed_out() {
     alone(|host| async move {
         let mut end = End::new(host, reliable(), 64).await;
         let ticket = end.nic.listen_for(name("service"), None).unwrap();
@@ -176,6 +176,6 @@ fn who_gives_up_waiting_is_told_that_nobody_came_in_time() {
         pause(&end.host, Duration::from_millis(5)).await;
         let gone = end.nic.requested(&ticket).unwrap_err();
         assert_eq!(gone, ConnectFailed::Connect(ConnectError::TimedOut));
-        assert_eq!(end.nic.save().map(drop), Ok(()), "nothing is under way");
+        assert_eq!(end.nic.save().map(drop), Ok(()), "nothing is in progress");
     });
 }

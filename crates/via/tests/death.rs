@@ -1,4 +1,4 @@
-//! The death of the other node: what is posted ends, whether it was under way or not.
+//! Crashes of the other node: posted descriptors complete, whether they were in progress or not.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,8 +14,10 @@ use midplane_via::descriptor::Descriptor;
 use midplane_via::nic::{NicError, WorkQueue};
 use midplane_via::outcome::{AsyncError, DescriptorError};
 
-/// Runs a client whose server dies after 100 ms, for three seconds.
-fn bereaved<F: Future<Output = ()> + Send>(client: impl FnOnce(End) -> F + Send + 'static) {
+/// Runs a client for three seconds; its server crashes after 100 ms.
+fn with_server_crash<F: Future<Output = ()> + Send>(
+    client: impl FnOnce(End) -> F + Send + 'static,
+) {
     let mut world = world(Setting::default());
     let (host, server): (SimHost, SimHost) = (world.host(CLIENT), world.host(SERVER));
     world.spawn(SERVER, async move {
@@ -37,14 +39,14 @@ fn bereaved<F: Future<Output = ()> + Send>(client: impl FnOnce(End) -> F + Send 
     world.crash(SERVER);
     let end = world.block_on(CLIENT, async move { pause(&waiting, Duration::from_secs(3)).await });
     assert!(end.is_some());
-    assert!(done.load(Ordering::Relaxed), "the client has come to its end");
+    assert!(done.load(Ordering::Relaxed), "the client has ended");
     assert_eq!(world.firmware(CLIENT).counters().traps, 0);
 }
 
 #[test]
-fn the_death_of_the_other_node_completes_all_that_is_posted() {
-    bereaved(|mut end| async move {
-        // Nothing is under way when the other one dies: the receive alone finds it out.
+fn a_crash_of_the_other_node_completes_all_posted_descriptors() {
+    with_server_crash(|mut end| async move {
+        // Nothing is in flight when the server crashes: only the posted receive detects it.
         let segment = end.memory.segment(0, 100).unwrap();
         end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
         let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
@@ -58,7 +60,7 @@ fn the_death_of_the_other_node_completes_all_that_is_posted() {
         assert_eq!(done.outcome, Err(DescriptorError::Flushed));
         let lost = end.nic.next_error().unwrap();
         assert_eq!(lost, (end.vi, AsyncError::ConnectionLost));
-        // It can be used again.
+        // The interface can be used again.
         end.nic.disconnect(end.vi).await.unwrap();
         assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Idle);
         end.nic.destroy_vi(end.vi).await.unwrap();
@@ -67,8 +69,8 @@ fn the_death_of_the_other_node_completes_all_that_is_posted() {
 }
 
 #[test]
-fn what_is_under_way_when_the_other_node_dies_ends_as_that() {
-    bereaved(|mut end| async move {
+fn a_send_in_flight_when_the_other_node_crashes_fails_with_a_transport_error() {
+    with_server_crash(|mut end| async move {
         pause(&end.host, Duration::from_millis(150)).await;
         let segment = end.memory.segment(0, 100).unwrap();
         end.nic.post_send(end.vi, Descriptor::of(segment.clone())).unwrap();

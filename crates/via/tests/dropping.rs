@@ -24,20 +24,20 @@ use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 use tokio::runtime::Runtime;
 use tokio::sync::Barrier;
 
-/// Only what hangs takes so long.
+/// Time after which a step counts as hanging.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Orders of dropping over each fabric.
+/// Number of orders of drops for each fabric.
 const ORDERS: u64 = 200;
 
 type World = Communicator;
 
 fn unit() -> Unit {
-    // Longer than a busy machine lets a process stand still.
-    let patience = Duration::from_secs(30);
+    // Longer than a busy machine keeps a process from running.
+    let timeout = Duration::from_secs(30);
     let mut control = ControlConfig::default();
-    control = control.dead_after(patience);
+    control = control.dead_after(timeout);
     let mut unit = Unit::new(control);
-    unit.install(VIA, Via::new(ViaConfig::default().dead_after(patience))).unwrap();
+    unit.install(VIA, Via::new(ViaConfig::default().dead_after(timeout))).unwrap();
     unit
 }
 
@@ -48,7 +48,7 @@ async fn join(host: &impl Host) -> World {
     Communicator::world(Engine::new(carrier, Config::default()), 2).unwrap()
 }
 
-/// Some messages, after which something may still be under way, and a task may wait.
+/// Exchanges some messages. Afterwards, messages may still be in flight, and tasks may wait.
 async fn talk(world: &World, rng: &mut Rng) {
     let other = Rank(1 - world.rank().0);
     for length in [10, 100_000] {
@@ -64,7 +64,7 @@ async fn talk(world: &World, rng: &mut Rng) {
     }
     exchange(world, rng.below(4));
     for _ in 0..4 {
-        // They go on meanwhile.
+        // The tasks run meanwhile.
         world.send_receive((other, Tag(103)), vec![1], other, Tag(103)).await.unwrap();
     }
 }
@@ -73,7 +73,7 @@ async fn talk(world: &World, rng: &mut Rng) {
 fn exchange(world: &World, senders: u64) {
     let other = Rank(1 - world.rank().0);
     let all = world.clone();
-    // The other one's messages are received for as long as this one lives: unread ones would block all else.
+    // Receives the other process's messages as long as this one exists: unread messages would block all others.
     tokio::spawn(async move { while all.receive(other, Tag(109)).await.is_ok() {} });
     for _ in 0..senders {
         let all = world.clone();
@@ -83,7 +83,7 @@ fn exchange(world: &World, senders: u64) {
     }
 }
 
-/// Drops all in an order of its own, within the runtime or outside of it, as long as there is one.
+/// Drops all in a random order: each within the runtime, while that exists, or outside of it.
 fn drop_all(mut things: Vec<(&'static str, Box<dyn Any>)>, rng: &mut Rng, at: &Sender<String>) {
     while !things.is_empty() {
         let next = rng.below(things.len() as u64) as usize;
@@ -123,25 +123,25 @@ fn process<N: 'static, H: Host + Clone + 'static>(
     drop_all(things, &mut rng, at);
 }
 
-/// Runs two processes as threads; which of their steps hangs is told.
+/// Runs two processes as threads; panics with the steps before one that hangs.
 fn both(run: impl Fn(u16, &Barrier, &Sender<String>) + Clone + Send + 'static, seed: u64) {
     let both_talked = Arc::new(Barrier::new(2));
     let ends: Vec<_> = [0, 1]
         .map(|node| {
-            let (tell, told) = channel();
+            let (sender, steps) = channel();
             let (run, both_talked) = (run.clone(), Arc::clone(&both_talked));
             std::thread::spawn(move || {
-                run(node, &both_talked, &tell);
-                let _ = tell.send("end".into());
+                run(node, &both_talked, &sender);
+                let _ = sender.send("end".into());
             });
-            told
+            steps
         })
         .into_iter()
         .collect();
-    for (node, told) in ends.iter().enumerate() {
+    for (node, reported) in ends.iter().enumerate() {
         let mut steps = Vec::new();
         while steps.last().is_none_or(|last| last != "end") {
-            match told.recv_timeout(LIMIT) {
+            match reported.recv_timeout(LIMIT) {
                 Ok(step) => steps.push(step),
                 Err(error) => panic!("order {seed}: process {node} after {steps:?}: {error}"),
             }
@@ -168,7 +168,7 @@ fn programs_over_shared_memory_end_in_any_order_of_drops() {
 #[test]
 fn programs_over_udp_end_in_any_order_of_drops() {
     for seed in 0..ORDERS {
-        // The system's choice, and nobody else's for as long as it is not bound anew.
+        // The system chooses free ports; they stay free unless another process binds them.
         let sockets = [0, 1].map(|_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
         let peers: Vec<SocketAddr> = sockets.iter().map(|s| s.local_addr().unwrap()).collect();
         drop(sockets);
@@ -181,7 +181,7 @@ fn programs_over_udp_end_in_any_order_of_drops() {
                         let host = nic.host();
                         break (nic, host);
                     }
-                    // Another test has it for a moment.
+                    // Another test has bound the port for a moment.
                     Err(StartError::PortInUse(_)) => std::thread::yield_now(),
                     Err(error) => panic!("{error}"),
                 }

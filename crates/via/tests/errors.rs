@@ -1,4 +1,4 @@
-//! What goes wrong: each in its own way, and the interface in the state that the architecture says.
+//! Errors: each with its own outcome, and the interface in the state that the architecture specifies.
 
 use std::time::Duration;
 
@@ -13,8 +13,7 @@ use midplane_via::memory::{MemoryOptions, OutOfRange};
 use midplane_via::nic::{MAX_SEGMENTS, Nic, NicError, WorkQueue};
 use midplane_via::outcome::{AsyncError, DescriptorError, Operation};
 
-/// What a sender's and a receiver's first descriptor, state and errors are after both have posted
-/// what they were told to.
+/// The outcomes of a sender's and a receiver's first descriptors, both states, and the receiver's errors.
 #[derive(Debug, PartialEq)]
 struct Seen {
     send: Result<(), DescriptorError>,
@@ -27,7 +26,7 @@ fn outcome(completed: &Completed) -> Result<(), DescriptorError> {
     completed.outcome
 }
 
-/// The client sends `sent` bytes; the server has posted a receive of `room`, if any.
+/// Has the client send `sent` bytes; the server has posted a receive of `room` bytes, if any.
 fn mismatch(attributes: ViAttributes, sent: usize, room: Option<usize>) -> Seen {
     let ((send, ours), (receive, theirs, errors)) = connected(
         Setting::default(),
@@ -108,7 +107,8 @@ fn a_message_longer_than_its_receive_fails_it() {
     }
 }
 
-/// Posts one descriptor that a client makes, on a connection; its outcome and the client's state.
+/// Posts the descriptor that `make` returns, on a connection; returns its operation and outcome, and the client's
+/// state.
 fn posted(
     attributes: ViAttributes,
     make: impl FnOnce(&mut End) -> Descriptor + Send + 'static,
@@ -148,7 +148,7 @@ fn memory_with_another_tag_is_not_sent() {
 }
 
 #[test]
-fn what_is_longer_than_the_largest_transfer_is_not_sent() {
+fn a_message_longer_than_the_largest_transfer_is_not_sent() {
     let attributes = ViAttributes { max_transfer: 1000, ..reliable() };
     let (_, outcome, state) =
         posted(attributes, |end| Descriptor::of(end.memory.segment(0, 1001).unwrap()));
@@ -157,7 +157,7 @@ fn what_is_longer_than_the_largest_transfer_is_not_sent() {
 
 #[test]
 fn memory_that_the_other_end_does_not_open_is_not_written() {
-    // The client's own memory is no memory of the server's.
+    // The name is that of the client's own memory, not of the server's.
     let forged = |end: &mut End| {
         let whole = end.memory.remote();
         Descriptor::of(end.memory.segment(0, 100).unwrap()).write(whole.at(4050).unwrap())
@@ -182,15 +182,15 @@ fn memory_that_the_other_end_does_not_open_is_not_read() {
     let closed = ViAttributes { rdma_read: false, ..reliable() };
     let (operation, outcome, state) = posted(closed, forged);
     assert_eq!(((operation, outcome), state), (refused, ViState::Error));
-    // Nothing is read where what is lost is not sent again.
+    // An unreliable interface allows no reads, because lost frames are not sent again.
     let unreliable = ViAttributes { rdma_read: true, ..ViAttributes::default() };
     let (operation, outcome, state) = posted(unreliable, forged);
     assert_eq!(((operation, outcome), state), (refused, ViState::Connected));
 }
 
-/// A name outlives its memory, and what is registered in its place is not meant.
+/// Checks that the name of deregistered memory does not reach memory that is registered in its place.
 #[test]
-fn memory_that_is_gone_is_not_written_nor_what_took_its_place() {
+fn a_stale_name_writes_neither_deregistered_memory_nor_its_successor() {
     let (seen, place) = connected(
         Setting::default(),
         reliable(),
@@ -229,7 +229,7 @@ fn memory_that_is_gone_is_not_written_nor_what_took_its_place() {
 }
 
 #[test]
-fn a_part_that_passes_the_end_of_its_memory_is_refused_before_it_is_posted() {
+fn a_segment_beyond_the_end_of_its_memory_is_refused_before_it_is_posted() {
     let (refused, _) = connected(
         Setting::default(),
         reliable(),
@@ -245,7 +245,7 @@ fn a_part_that_passes_the_end_of_its_memory_is_refused_before_it_is_posted() {
 }
 
 #[test]
-fn descriptors_with_too_many_segments_come_back_at_once() {
+fn descriptors_with_too_many_segments_are_returned_at_once() {
     let (refused, _) = connected(
         Setting::default(),
         reliable(),
@@ -266,9 +266,9 @@ fn descriptors_with_too_many_segments_come_back_at_once() {
     assert_eq!(refused, NicError::TooManySegments(MAX_SEGMENTS + 1));
 }
 
-/// More descriptors that the NIC needs a table for than it has tables: none stays with one that was refused.
+/// Posts more descriptors that need a segment table than the NIC has tables: a refused one keeps no table.
 #[test]
-fn refused_descriptors_of_many_segments_take_nothing_from_others() {
+fn refused_descriptors_of_many_segments_keep_no_table() {
     let ((after_gone, after_full), _) = connected(
         Setting::default(),
         reliable(),
@@ -287,10 +287,10 @@ fn refused_descriptors_of_many_segments_take_nothing_from_others() {
                 let failed = end.nic.post_send(end.vi, many()).unwrap_err();
                 assert_eq!(failed.error, NicError::QueueFull);
             }
-            // Nobody receives them: they come back, and with them room for another.
+            // The server has no receives: the sends fail and free their tables.
             pause(&end.host, Duration::from_millis(1)).await;
             while end.nic.send_done(end.vi).unwrap().is_some() {}
-            // The table of the first receive came back with it: one more than that is asked for.
+            // The first receive was flushed, which freed its table: two receives need one table more.
             end.nic.post_receive(end.vi, many()).unwrap();
             (after_gone, end.nic.post_receive(end.vi, many()).map_err(|failed| failed.error))
         },
@@ -303,7 +303,7 @@ fn refused_descriptors_of_many_segments_take_nothing_from_others() {
 }
 
 #[test]
-fn a_full_queue_gives_the_descriptor_back_and_nothing_is_lost() {
+fn a_full_queue_returns_the_descriptor_and_nothing_is_lost() {
     let (sent, received) = connected(
         Setting::default(),
         reliable(),
@@ -344,9 +344,9 @@ fn a_full_queue_gives_the_descriptor_back_and_nothing_is_lost() {
     assert_eq!((sent, received), (600, 600));
 }
 
-/// As where a machine sleeps, or all of it is moved: nobody could have answered.
+/// Suspends both NICs for 2 s, as when a machine sleeps: neither could have answered meanwhile.
 #[test]
-fn nics_that_stood_still_themselves_take_nobody_for_dead() {
+fn nics_that_were_suspended_do_not_declare_their_peers_dead() {
     let mut world = world(Setting::default());
     let (client, server) = (world.host(CLIENT), world.host(SERVER));
     for node in [CLIENT, SERVER] {
@@ -358,11 +358,11 @@ fn nics_that_stood_still_themselves_take_nobody_for_dead() {
         let mut end = End::new(server, reliable(), 4096).await;
         end.serve().await;
         end.nic.post_receive(end.vi, Descriptor::of(end.memory.whole())).unwrap();
-        let came = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
-        assert_eq!((came.outcome, came.length), (Ok(()), 100));
+        let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+        assert_eq!((done.outcome, done.length), (Ok(()), 100));
         std::future::pending::<()>().await;
     });
-    let told = world.block_on(CLIENT, async move {
+    let sent = world.block_on(CLIENT, async move {
         let mut end = End::new(client, reliable(), 4096).await;
         end.connect().await;
         end.nic.post_receive(end.vi, Descriptor::of(end.memory.whole())).unwrap();
@@ -372,11 +372,11 @@ fn nics_that_stood_still_themselves_take_nobody_for_dead() {
         let sent = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
         (sent.outcome, end.nic.query_vi(end.vi).await.unwrap().0)
     });
-    assert_eq!(told, Some((Ok(()), ViState::Connected)));
+    assert_eq!(sent, Some((Ok(()), ViState::Connected)));
 }
 
 #[test]
-fn a_nic_without_the_extension_says_so() {
+fn opening_a_nic_without_the_extension_fails() {
     use midplane_nicvm::unit::Unit;
     use midplane_simhw::link::LinkProfile;
     use midplane_simhw::profile::NicProfile;
@@ -397,7 +397,7 @@ fn a_nic_without_the_extension_says_so() {
 }
 
 #[test]
-fn a_nic_says_what_it_has_and_refuses_what_it_has_not() {
+fn a_nic_reports_its_limits_and_refuses_interfaces_beyond_them() {
     let setting = Setting { config: ViaConfig::default().max_vis(2), ..Setting::default() };
     let mut world = world(setting);
     let host = world.host(CLIENT);
@@ -414,12 +414,12 @@ fn a_nic_says_what_it_has_and_refuses_what_it_has_not() {
         assert_eq!(nic.query().await.unwrap().vis, 1);
         nic.create_vi(reliable()).await.unwrap();
     });
-    assert_eq!(done, Some(()), "it comes to its end");
+    assert_eq!(done, Some(()), "it ends");
 }
 
-/// The control segment alone is a message: of no bytes.
+/// Checks that a control segment alone is a message of no bytes.
 #[test]
-fn a_descriptor_of_no_segments_is_a_message_of_no_bytes() {
+fn a_descriptor_without_segments_is_a_message_of_no_bytes() {
     let (sent, received) = connected(
         Setting::default(),
         reliable(),

@@ -1,5 +1,5 @@
-//! Whatever frames a peer sends: nothing panics, nothing outside the memory that was opened is touched,
-//! and an honest connection beside it goes on.
+//! Hostile frames of a peer: nothing panics, only memory that is open is accessed, and an honest connection of the same
+//! victim continues.
 
 use crate::hostile::session::{self, FRAME, Verdict};
 use crate::pair::forger;
@@ -7,7 +7,7 @@ use crate::pair::forger::{ECHOES, Forged};
 use midplane_simhw::rng::Rng;
 use proptest::prelude::*;
 
-/// Numbers near those of a connection that has just begun, and any others.
+/// Generates forged frames: numbers close to those of a connection that has just begun, and arbitrary ones.
 fn forged() -> impl Strategy<Value = Forged> {
     let small = || prop_oneof![3 => 0_u32..6, 1 => any::<u32>()];
     let word = || {
@@ -30,10 +30,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn forged_frames_touch_nothing_and_stop_nobody(
+    fn forged_frames_write_no_closed_memory_and_disturb_no_honest_node(
         frames in proptest::collection::vec(forged(), 1..120),
     ) {
-        // On a network that is trusted, who speaks in another's name is taken for that one.
+        // The network is trusted: a frame with another node's address counts as that node's.
         let own_name = frames.iter().all(|frame| frame.source == 2 && frame.destination == 0);
         let verdict = forger::run(frames);
         prop_assert!(verdict.untouched, "memory that is not open was written");
@@ -44,13 +44,13 @@ proptest! {
     }
 }
 
-/// Without forged frames everything comes back: the test above would see it if it did not.
+/// Checks the test above: without forged frames, every message is echoed.
 #[test]
 fn an_honest_node_is_answered() {
     assert_eq!(forger::run(Vec::new()).echoed, ECHOES);
 }
 
-/// Makes a session of the fuzz target.
+/// Runs a session of the fuzz target from a seed.
 fn check_session(seed: u64) -> Verdict {
     let mut rng = Rng::new(seed, "frames");
     let bytes = rng.between(0, 60 * FRAME as u64);
@@ -64,7 +64,7 @@ fn check_session(seed: u64) -> Verdict {
 }
 
 #[test]
-fn any_bytes_are_frames_that_touch_and_read_nothing_that_is_not_open() {
+fn random_frames_access_only_open_memory() {
     const SESSIONS: u64 = 3_000;
     let mut sum = Verdict::default();
     for verdict in (0..SESSIONS).map(check_session) {
@@ -72,7 +72,7 @@ fn any_bytes_are_frames_that_touch_and_read_nothing_that_is_not_open() {
         sum.written += verdict.written;
         sum.read += verdict.read;
     }
-    // They get as far as memory: a session that broke at its first frame would prove nothing.
+    // Enough sessions reach memory: one that broke at its first frame would prove nothing.
     let reached = [sum.received, sum.written, sum.read];
     assert!(reached.iter().all(|count| *count > SESSIONS / 10), "{reached:?}");
 }
@@ -80,7 +80,7 @@ fn any_bytes_are_frames_that_touch_and_read_nothing_that_is_not_open() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
     #[test]
-    fn any_bytes_are_frames_that_touch_nothing_that_is_not_open_from_new_seeds(seed: u64) {
+    fn random_frames_of_new_seeds_access_only_open_memory(seed: u64) {
         check_session(seed);
     }
 }

@@ -1,5 +1,5 @@
-//! What a connected interface promises, over every fabric: in virtual time and over sockets, where
-//! frames are lost, doubled and reordered, and over shared memory.
+//! Guarantees of a connected interface, over every fabric: in virtual time and over sockets, where
+//! frames are lost, duplicated and reordered, and over shared memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use midplane_via::nic::WorkQueue;
 use midplane_via::outcome::{DescriptorError, Operation};
 
 const FAULTS: Faults = Faults { loss: 0.02, duplicate: 0.02, reorder: 0.03, ..Faults::NONE };
-/// On the machine's clock: only what hangs takes so long.
+/// Real time after which a case counts as hanging.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of memory of each end.
 const MEMORY: usize = 200_000;
@@ -34,7 +34,7 @@ fn attributes() -> ViAttributes {
     }
 }
 
-/// The two programs of a case over all fabrics.
+/// Makes a test for each case and fabric, from the two programs of the case.
 macro_rules! cases {
     ($($name:ident: $client:ident, $server:ident;)+) => {
         mod sim {
@@ -72,11 +72,11 @@ cases! {
     messages_of_all_sizes_arrive_in_order: sends_all_sizes, receives_all_sizes;
     memory_is_written_and_read_in_order: writes_and_reads, is_written_and_read;
     a_message_that_does_not_fit_breaks_the_connection_for_both: sends_too_much, has_too_little;
-    what_was_posted_comes_back_from_a_connection_that_ends: disconnects, is_left;
+    posted_receives_are_flushed_when_a_connection_ends: disconnects, is_left;
 }
 
-/// The client's end, which waits for what the server tells first, and then has `client` run.
-async fn ask<H: Host, F: Future<Output = ()>>(host: H, client: impl FnOnce(End<H>) -> F) {
+/// Runs the client: posts the receive of the server's first message, connects, then runs `client`.
+async fn connect<H: Host, F: Future<Output = ()>>(host: H, client: impl FnOnce(End<H>) -> F) {
     assert_eq!(host.node(), CLIENT);
     let mut end = End::new(host, attributes(), MEMORY).await;
     listen(&mut end);
@@ -100,16 +100,16 @@ fn in_virtual_time<C, S>(
 {
     let setting = Setting { seed: 5, faults: FAULTS, ..Setting::default() };
     let mut world = pair::world(setting);
-    let (asking, serving) = (world.host(CLIENT), world.host(SERVER));
+    let (connecting, serving) = (world.host(CLIENT), world.host(SERVER));
     let done = Arc::new(AtomicBool::new(false));
     let served = Arc::clone(&done);
     world.spawn(SERVER, async move {
         serve(serving, server).await;
         served.store(true, Ordering::Relaxed);
     });
-    world.block_on(CLIENT, ask(asking, client)).expect("the client comes to its end");
+    world.block_on(CLIENT, connect(connecting, client)).expect("the client ends");
     world.run_until(world.now() + Duration::from_secs(5));
-    assert!(done.load(Ordering::Relaxed), "the server comes to its end");
+    assert!(done.load(Ordering::Relaxed), "the server ends");
 }
 
 /// Runs both programs on a live fabric.
@@ -121,9 +121,10 @@ async fn both<H: Host, C, S>(
     C: Future<Output = ()> + Send + 'static,
     S: Future<Output = ()> + Send + 'static,
 {
-    let (serving, asking) = (hosts.pop().unwrap(), hosts.pop().unwrap());
-    let ends = join(tokio::spawn(ask(asking, client)), tokio::spawn(serve(serving, server)));
-    let (client, server) = tokio::time::timeout(LIMIT, ends).await.expect("both come to an end");
+    let (serving, connecting) = (hosts.pop().unwrap(), hosts.pop().unwrap());
+    let ends =
+        join(tokio::spawn(connect(connecting, client)), tokio::spawn(serve(serving, server)));
+    let (client, server) = tokio::time::timeout(LIMIT, ends).await.expect("both end");
     client.unwrap();
     server.unwrap();
 }
@@ -142,8 +143,8 @@ fn post_send<H: Host>(end: &mut End<H>, offset: usize, length: usize, number: u3
     end.nic.post_send(end.vi, Descriptor::of(segment).immediate(number)).unwrap();
 }
 
-/// The server tells when it is ready, and where its memory is.
-async fn tell<H: Host>(end: &mut End<H>) {
+/// Sends the server's first message: it is ready, and this is its memory.
+async fn send_memory<H: Host>(end: &mut End<H>) {
     let words = midplane_simhw::wire::encode(&end.memory.remote()).unwrap();
     end.memory.write(MEMORY - 16, &words).unwrap();
     post_send(end, MEMORY - 16, 16, 0);
@@ -154,7 +155,8 @@ fn listen<H: Host>(end: &mut End<H>) {
     post_receive(end, MEMORY - 16, 16);
 }
 
-async fn learn<H: Host>(end: &mut End<H>) -> RemoteMemory {
+/// Receives the server's first message; returns its memory.
+async fn receive_memory<H: Host>(end: &mut End<H>) -> RemoteMemory {
     assert_eq!(next(end, WorkQueue::Receive).await.outcome, Ok(()));
     midplane_simhw::wire::decode(&end.bytes(MEMORY - 16, 16)).unwrap()
 }
@@ -163,7 +165,7 @@ const SIZES: [usize; 12] = [0, 1, 8, 64, 1399, 1400, 1401, 4096, 9000, 16_385, 6
 /// Rounds of all sizes.
 const ROUNDS: u32 = 5;
 
-/// Where each of them lies, with its number and its length.
+/// Returns the number, offset and length of each message of a round.
 fn places(round: u32) -> impl Iterator<Item = (u32, usize, usize)> {
     let mut end = 0;
     (round * 100..).zip(SIZES).map(move |(number, length)| {
@@ -174,7 +176,7 @@ fn places(round: u32) -> impl Iterator<Item = (u32, usize, usize)> {
 
 async fn sends_all_sizes<H: Host>(mut end: End<H>) {
     for round in 0..ROUNDS {
-        learn(&mut end).await;
+        receive_memory(&mut end).await;
         listen(&mut end);
         for (number, at, length) in places(round) {
             end.memory.write(at, &pattern(number, length)).unwrap();
@@ -192,11 +194,11 @@ async fn receives_all_sizes<H: Host>(mut end: End<H>) {
         for (_, at, length) in places(round) {
             post_receive(&mut end, at, length);
         }
-        tell(&mut end).await;
+        send_memory(&mut end).await;
         for (number, at, length) in places(round) {
-            let came = next(&mut end, WorkQueue::Receive).await;
-            assert_eq!((came.outcome, came.length), (Ok(()), length));
-            assert_eq!((came.operation, came.immediate), (Operation::Receive, Some(number)));
+            let done = next(&mut end, WorkQueue::Receive).await;
+            assert_eq!((done.outcome, done.length), (Ok(()), length));
+            assert_eq!((done.operation, done.immediate), (Operation::Receive, Some(number)));
             assert!(end.bytes(at, length) == pattern(number, length), "message {number}");
         }
     }
@@ -204,7 +206,7 @@ async fn receives_all_sizes<H: Host>(mut end: End<H>) {
 
 async fn writes_and_reads<H: Host>(mut end: End<H>) {
     const LENGTH: usize = 90_000;
-    let remote = learn(&mut end).await;
+    let remote = receive_memory(&mut end).await;
     end.memory.write(0, &pattern(1, LENGTH)).unwrap();
     let mine = end.memory.segment(0, LENGTH).unwrap();
     end.nic.post_send(end.vi, Descriptor::of(mine).write(remote).immediate(77)).unwrap();
@@ -223,11 +225,11 @@ async fn is_written_and_read<H: Host>(mut end: End<H>) {
     for _ in 0..2 {
         end.nic.post_receive(end.vi, Descriptor::default()).unwrap();
     }
-    tell(&mut end).await;
+    send_memory(&mut end).await;
     let written = next(&mut end, WorkQueue::Receive).await;
     assert_eq!((written.operation, written.immediate), (Operation::RemoteRdmaWrite, Some(77)));
     assert!(end.bytes(0, 90_000) == pattern(1, 90_000));
-    // The fenced message comes once the memory was read.
+    // The fenced message arrives once the memory was read.
     assert_eq!(next(&mut end, WorkQueue::Receive).await.operation, Operation::Receive);
 }
 
@@ -241,7 +243,7 @@ async fn is_broken<H: Host>(end: &mut End<H>) {
 }
 
 async fn sends_too_much<H: Host>(mut end: End<H>) {
-    learn(&mut end).await;
+    receive_memory(&mut end).await;
     post_receive(&mut end, 100_000, 8);
     post_send(&mut end, 0, 5_000, 1);
     let refused = next(&mut end, WorkQueue::Send).await;
@@ -253,14 +255,14 @@ async fn sends_too_much<H: Host>(mut end: End<H>) {
 
 async fn has_too_little<H: Host>(mut end: End<H>) {
     post_receive(&mut end, 0, 4_999);
-    tell(&mut end).await;
+    send_memory(&mut end).await;
     let short = next(&mut end, WorkQueue::Receive).await;
     assert_eq!(short.outcome, Err(DescriptorError::Length));
     is_broken(&mut end).await;
 }
 
 async fn disconnects<H: Host>(mut end: End<H>) {
-    learn(&mut end).await;
+    receive_memory(&mut end).await;
     for at in 0..5 {
         post_receive(&mut end, at * 10, 10);
     }
@@ -275,7 +277,7 @@ async fn disconnects<H: Host>(mut end: End<H>) {
 
 async fn is_left<H: Host>(mut end: End<H>) {
     post_receive(&mut end, 0, 10);
-    tell(&mut end).await;
+    send_memory(&mut end).await;
     let flushed = next(&mut end, WorkQueue::Receive).await;
     assert_eq!(flushed.outcome, Err(DescriptorError::Flushed));
 }

@@ -1,4 +1,4 @@
-//! All integration tests of the crate in one binary: it is linked once.
+//! All integration tests of the crate, in one binary that is linked once.
 
 mod collective_order;
 mod connecting;

@@ -1,4 +1,4 @@
-//! A message that goes and comes in steady state allocates nothing.
+//! Allocations of eager messages: none in steady state.
 
 use crate::engines::{Process, cluster};
 use midplane_via::message::engine::Config;
@@ -8,7 +8,7 @@ use midplane_via::message::memory::MemoryConfig;
 use midplane_via::message::request::{Load, Mode, Operation};
 use midplane_via::message::transport::Wait;
 
-/// One message from 0 to 1; it comes before its receive if `early`.
+/// Passes one message from rank 0 to rank 1; it arrives before its receive is posted if `early`.
 fn pass(pair: &mut [Process], bytes: &[u8], storage: Vec<u8>, mode: Mode, early: bool) -> Vec<u8> {
     let context = Context(0);
     let send = Operation::Send { mode, to: Peer(1), context, tag: Tag(3) };
@@ -45,7 +45,7 @@ fn eager_messages_allocate_nothing() {
             for length in [0, 8, 64, 4096] {
                 let bytes = vec![7; length];
                 let mut storage = Vec::with_capacity(4096);
-                // Long enough that credit has left several times, through each of the carrier's packets.
+                // So many that credit was sent several times, and every packet buffer of the carrier was used.
                 for _ in 0..10_000 {
                     storage = pass(&mut pair, &bytes, storage, mode, early);
                 }

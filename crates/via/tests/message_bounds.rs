@@ -1,4 +1,4 @@
-//! What a peer can make an engine keep is bounded, whatever it sends and however little it takes.
+//! Bounds of the memory that a peer can make an engine use, whatever it sends and however little it receives.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,12 +16,12 @@ use midplane_via::message::transport::{InitError, Wait};
 const WINDOW: usize = 64 * 1024;
 const PACKETS: u32 = 100_000;
 
-/// A peer that sends what `make` makes of the number of each packet.
+/// A peer that sends the packets that `make` makes from their numbers.
 struct Flood<M> {
     make: M,
     next: Arc<AtomicU32>,
     bytes: Vec<u8>,
-    /// It takes what it is sent, credit above all.
+    /// True if the peer receives the packets sent to it, such as credit.
     takes: bool,
 }
 
@@ -68,7 +68,7 @@ fn packet(kind: Kind, number: u32) -> Envelope {
     }
 }
 
-/// The most bytes that an engine keeps while it is flooded; whether it still listens afterwards.
+/// Floods an engine, and checks the bytes that it uses meanwhile. Returns false if the sender then counts as lost.
 #[track_caller]
 fn flood(takes: bool, make: impl FnMut(u32) -> (Envelope, usize) + Send + 'static) -> bool {
     let next = Arc::new(AtomicU32::new(0));
@@ -81,7 +81,7 @@ fn flood(takes: bool, make: impl FnMut(u32) -> (Envelope, usize) + Send + 'stati
             engine.advance(Wait::Not);
         }
     });
-    // The window, as much again for buffers' rounding up, and what is kept beside it.
+    // The window, as much again for the rounding of buffers, and other state.
     let most = 4 * WINDOW as u64 + 64 * 1024;
     assert!(counts.bytes_max < most, "{} bytes", counts.bytes_max);
     assert!(engine.unexpected_bytes() <= WINDOW as u64);
@@ -89,17 +89,17 @@ fn flood(takes: bool, make: impl FnMut(u32) -> (Envelope, usize) + Send + 'stati
 }
 
 #[test]
-fn requests_to_take_messages_back_are_kept_up_to_a_bound() {
+fn withdrawals_are_kept_up_to_a_bound() {
     assert!(!flood(false, |number| (packet(Kind::Withdraw, number), 0)), "it breaks the protocol");
 }
 
 #[test]
-fn questions_after_messages_are_kept_up_to_a_bound() {
+fn seeks_are_kept_up_to_a_bound() {
     assert!(!flood(false, |number| (packet(Kind::Seek, number), 0)), "it breaks the protocol");
 }
 
 #[test]
-fn hints_leave_nothing_behind() {
+fn hints_use_bounded_memory() {
     assert!(flood(false, |number| (packet(Kind::Hint, number), 0)));
 }
 
@@ -110,15 +110,15 @@ fn messages_are_kept_up_to_the_window() {
             let envelope = packet(Kind::Eager, number);
             (Envelope { length: length as u32, ..envelope }, length)
         };
-        assert!(!flood(false, eager), "it passes its window");
+        assert!(!flood(false, eager), "it exceeds its window");
     }
-    let announced = |number| (Envelope { length: 9, ..packet(Kind::Rts, number) }, 0);
-    assert!(!flood(false, announced), "it passes its window");
+    let rts = |number| (Envelope { length: 9, ..packet(Kind::Rts, number) }, 0);
+    assert!(!flood(false, rts), "it exceeds its window");
 }
 
-/// Each takes back the message before it: the window never fills, and grants are due all the time.
+/// Withdraws each message after it was sent: the window never fills, and credit is always due.
 #[test]
-fn credit_that_a_peer_does_not_take_is_kept_once() {
+fn credit_that_a_peer_does_not_receive_is_stored_once() {
     flood(false, |number| match number % 3 {
         0 => (Envelope { sequence: number / 3, tag: Tag(1), ..packet(Kind::Rts, 0) }, 0),
         1 => (Envelope { tag: Tag(1), ..packet(Kind::Withdraw, 0) }, 0),
@@ -127,15 +127,15 @@ fn credit_that_a_peer_does_not_take_is_kept_once() {
 }
 
 #[test]
-fn answers_that_nobody_awaits_end_their_sender() {
+fn unexpected_answers_lose_their_sender() {
     for kind in [Kind::Cts, Kind::Acknowledge, Kind::Withdrawn, Kind::Sought, Kind::Settle] {
         assert!(!flood(false, move |number| (packet(kind, number), 0)), "{kind:?}");
     }
 }
 
-/// A stream that is not read fills its part of the window; what is sent of another still arrives whole, at once.
+/// Fills one stream's part of the window with unread messages; messages of another stream still arrive whole, at once.
 #[test]
-fn an_unread_stream_takes_its_part_of_the_window_and_no_more() {
+fn an_unread_stream_occupies_only_its_part_of_the_window() {
     let config = Config::default().eager(1_000).window(WINDOW);
     let mut pair = cluster(2, MemoryConfig::default(), config);
     pair.iter_mut().for_each(|engine| engine.assert_no_any_tag(Context(0)));
@@ -152,11 +152,11 @@ fn an_unread_stream_takes_its_part_of_the_window_and_no_more() {
     assert_eq!(pair[0].counters().eager, eager + 5);
 }
 
-/// The tag of a notice that its sender has left a collective operation.
+/// The tag of a notice that its sender left a collective operation.
 const LEFT: Tag = Tag(1 << 31);
 
 #[test]
-fn notices_of_collective_operations_that_were_left_are_kept_up_to_a_bound_and_take_no_window() {
+fn notices_of_abandoned_operations_are_kept_up_to_a_bound_and_occupy_no_window() {
     let notice = |number: u32| Envelope {
         tag: LEFT,
         context: Context(4 * number + 1 + number % 2),

@@ -1,5 +1,5 @@
-//! Collective operations on random ranks and sizes, each against what one process computes from all
-//! contributions.
+//! Collective operations on random numbers of ranks and values. Each result is compared with that of one process that
+//! has all contributions.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -46,7 +46,7 @@ fn combined<T: Plain, R: Reduction<T>>(
     })
 }
 
-/// Checks all reductions of `count` values, by an operation that differs with the order of the ranks.
+/// Checks all reductions of `count` values by an operation whose result may depend on the order of the ranks.
 async fn reductions<T: Plain + PartialEq + std::fmt::Debug, R: Reduction<T> + Copy>(
     world: &Communicator,
     count: usize,
@@ -87,7 +87,7 @@ async fn spreading(world: &Communicator, length: usize) {
     assert!(all.len() == size as usize && (0..).zip(&all).all(|(rank, got)| *got == block(rank)));
 }
 
-/// Runs one program over a network in memory for which `seed` draws the limits.
+/// Runs one program over a network in memory, whose limits `seed` decides.
 fn on_ranks<F: Future<Output = ()> + Send + 'static>(
     size: u32,
     seed: u64,
@@ -121,9 +121,9 @@ proptest! {
     }
 }
 
-/// Every algorithm is taken: the longest values are reduced in blocks, the shortest by doubling or a tree.
+/// Uses every algorithm: the longest values are reduced in blocks, the shortest by doubling or a tree.
 #[test]
-fn long_and_short_values_of_few_and_many_ranks_give_the_same() {
+fn results_are_right_for_long_and_short_values_of_few_and_many_ranks() {
     for size in [1, 2, 5, 8, 9] {
         for count in [0, 1, 11, 1_000, 40_000] {
             check(size, count, u64::from(size));
@@ -142,7 +142,7 @@ fn long_and_short_values_of_few_and_many_ranks_give_the_same() {
 }
 
 #[test]
-fn each_type_of_number_and_the_location_of_the_greatest_are_reduced() {
+fn each_type_of_number_and_the_location_of_the_maximum_are_reduced() {
     on_ranks(5, 1, |world| async move {
         let own = world.rank().0;
         let sum = world.all_reduce(&[own as i32 - 2, 1], Operation::Sum).await.unwrap();
@@ -159,10 +159,10 @@ fn each_type_of_number_and_the_location_of_the_greatest_are_reduced() {
     });
 }
 
-/// Processes that pass other counts get an error, at once or once another one has left. Transfers that are under
-/// way then are not taken for violations of the protocol: no process counts as lost.
+/// Has one process pass another count: all get an error, at once or once another process has left the operation.
+/// Transfers in progress are then no violations of the protocol: no process counts as lost.
 #[test]
-fn values_that_are_not_as_many_end_with_errors() {
+fn reductions_of_different_counts_end_with_errors() {
     for (count, seed) in [2, 3_000, 200_000].into_iter().flat_map(|c| (0..12).map(move |s| (c, s)))
     {
         on_ranks(4, seed, move |world| async move {
@@ -178,9 +178,9 @@ fn values_that_are_not_as_many_end_with_errors() {
     }
 }
 
-/// Starts a number of operations in the same order on all ranks; each rank ends them in an order of its own.
+/// Starts operations in the same order on all ranks; each rank polls them in an order of its own.
 #[test]
-fn operations_of_one_communicator_are_under_way_at_once_in_tasks_of_their_own() {
+fn operations_of_one_communicator_run_concurrently() {
     for seed in 0..20 {
         on_ranks(4, seed, move |world| async move {
             let mut started: Vec<Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
@@ -215,7 +215,7 @@ fn operations_of_one_communicator_are_under_way_at_once_in_tasks_of_their_own() 
 }
 
 #[test]
-fn operations_are_spawned() {
+fn operations_can_be_spawned_as_tasks() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
     runtime.block_on(async {
         let views = world(3, MemoryConfig::default(), Config::default());

@@ -1,4 +1,4 @@
-//! Engines over the carrier in memory: what each situation ends in.
+//! Engines over the carrier in memory: windows, losses, finalising, counters, dropped and cancelled requests.
 
 use std::task::Poll;
 
@@ -10,12 +10,12 @@ use midplane_via::message::request::{Failure, Mode, State};
 use midplane_via::message::transport::Wait;
 
 #[test]
-fn a_full_window_announces_waits_or_refuses() {
+fn a_full_window_leads_to_rendezvous_waiting_or_refusal() {
     for policy in [WhenFull::Rendezvous, WhenFull::Wait, WhenFull::Refuse] {
         let config = Config::default().eager(100).window(820).when_full(policy);
         let mut pair = cluster(2, MemoryConfig::default(), config);
         settle(&mut pair);
-        // 164 each: four fit.
+        // Each message counts 164 bytes: four fit their context's part of the window.
         let sends: Vec<_> =
             (0..6).map(|n| send(&mut pair[0], Mode::Standard, 1, n, &message(0, n, 100))).collect();
         settle(&mut pair);
@@ -37,7 +37,7 @@ fn a_full_window_announces_waits_or_refuses() {
 }
 
 #[test]
-fn a_lost_process_ends_what_waits_for_it_and_nothing_else() {
+fn the_loss_of_a_process_ends_only_requests_that_may_wait_for_it() {
     let mut ends = network(3, MemoryConfig::default());
     let mut third = ends.pop().unwrap();
     let everyone = [Peer(0), Peer(1), Peer(2)];
@@ -70,7 +70,7 @@ fn a_lost_process_ends_what_waits_for_it_and_nothing_else() {
 }
 
 #[test]
-fn finalising_waits_for_what_is_to_leave_and_fails_the_rest() {
+fn finalising_waits_for_sends_and_fails_receives() {
     let mut pair = cluster(2, MemoryConfig::default().depth(1), Config::default());
     let sends: Vec<_> =
         (0..20).map(|n| send(&mut pair[0], Mode::Standard, 1, n, &[7; 10])).collect();
@@ -87,7 +87,7 @@ fn finalising_waits_for_what_is_to_leave_and_fails_the_rest() {
 }
 
 #[test]
-fn counters_tell_how_messages_left_and_came() {
+fn counters_show_how_messages_were_sent_and_received() {
     let mut pair = cluster(2, MemoryConfig::default(), Config::default().eager(100));
     let expected = receive(&mut pair[1], Some(0), Some(1), 2);
     let _ = send(&mut pair[0], Mode::Ready, 1, 1, b"abc");
@@ -96,14 +96,14 @@ fn counters_tell_how_messages_left_and_came() {
     settle(&mut pair);
     let cut = take(&mut pair[1], expected).expect("it has ended").result;
     assert_eq!(cut, Err(Failure::Truncated { length: 3, room: 2 }));
-    let (left, came) = (pair[0].counters(), pair[1].counters());
-    assert_eq!((left.eager, left.rendezvous, left.demoted), (2, 1, 0));
-    assert_eq!((came.expected, came.unexpected, came.ready_too_early), (1, 2, 1));
-    assert_eq!((came.truncated, came.malformed), (1, 0));
+    let (sent, received) = (pair[0].counters(), pair[1].counters());
+    assert_eq!((sent.eager, sent.rendezvous, sent.demoted), (2, 1, 0));
+    assert_eq!((received.expected, received.unexpected, received.ready_too_early), (1, 2, 1));
+    assert_eq!((received.truncated, received.malformed), (1, 0));
 }
 
 #[test]
-fn what_a_stuck_receive_waits_for_is_said_with_what_came_instead() {
+fn an_explanation_shows_a_stuck_receive_and_the_unmatched_messages() {
     let mut pair = cluster(2, MemoryConfig::default(), Config::default());
     let _ = receive(&mut pair[1], Some(0), Some(5), 1);
     for _ in 0..3 {
@@ -119,7 +119,7 @@ fn what_a_stuck_receive_waits_for_is_said_with_what_came_instead() {
 }
 
 #[test]
-fn a_dropped_receive_leaves_its_message_to_the_next_in_its_old_place() {
+fn the_message_of_a_dropped_receive_returns_to_its_place() {
     for length in [10, 5_000] {
         let config = Config::default().eager(100);
         let mut pair = cluster(2, MemoryConfig::default().room(128), config);
@@ -145,7 +145,7 @@ fn a_dropped_receive_leaves_its_message_to_the_next_in_its_old_place() {
 }
 
 #[test]
-fn an_announced_message_that_no_receive_met_can_be_taken_back() {
+fn a_message_that_waits_for_its_answer_can_be_cancelled_until_it_matches() {
     let mut pair = cluster(2, MemoryConfig::default(), Config::default().eager(100));
     let sends = [
         send(&mut pair[0], Mode::Standard, 1, 1, &[1; 200]),
@@ -164,7 +164,7 @@ fn an_announced_message_that_no_receive_met_can_be_taken_back() {
 }
 
 #[test]
-fn who_receives_and_does_nothing_else_keeps_no_sender_waiting() {
+fn starting_a_receive_answers_its_sender_at_once() {
     for (mode, length) in [(Mode::Synchronous, 10), (Mode::Standard, 90)] {
         let mut pair = cluster(2, MemoryConfig::default(), Config::default().eager(100));
         let sent = send(&mut pair[0], mode, 1, 1, &message(0, 0, length));

@@ -1,4 +1,4 @@
-//! Futures that are dropped at every point, on several runtimes and threads.
+//! Message futures that are dropped at any poll, and wakes on several runtimes and threads.
 
 use std::future::Future;
 use std::pin::pin;
@@ -31,7 +31,7 @@ use midplane_via::message::transport::InitError;
 
 type Outcome = Result<(), MessageError>;
 
-/// A future that is polled at most `left` times, then dropped.
+/// Polls a future at most `left` times, then drops it. Returns its result, if it was ready by then.
 async fn at_most<T>(left: u32, future: impl Future<Output = T>) -> Option<T> {
     let mut future = Some(Box::pin(future));
     let mut left = left;
@@ -48,7 +48,7 @@ async fn at_most<T>(left: u32, future: impl Future<Output = T>) -> Option<T> {
                 Poll::Ready(None)
             }
             Poll::Pending => {
-                // Whether it was woken or not.
+                // Poll again whether the future has woken this task or not.
                 context.waker().wake_by_ref();
                 Poll::Pending
             }
@@ -57,10 +57,10 @@ async fn at_most<T>(left: u32, future: impl Future<Output = T>) -> Option<T> {
     .await
 }
 
-/// Ten messages; each receive is tried with one poll more until it gets one. None is lost, none
-/// comes twice, none overtakes.
+/// Receives ten messages; tries each receive with one poll more until it gets one. No message is lost, duplicated or
+/// reordered.
 #[test]
-fn a_receive_that_is_dropped_at_any_poll_loses_nothing() {
+fn a_receive_dropped_at_any_poll_loses_no_message() {
     for length in [10, 3_000, 50_000] {
         for probe in [false, true] {
             let memory = MemoryConfig::default().depth(3).room(500);
@@ -110,9 +110,9 @@ async fn drop_receives(world: Communicator, length: usize, probe: bool, dropped:
     assert_eq!(unexpected, 0, "windows are conserved");
 }
 
-/// A send that is dropped before its first poll has sent nothing; later, it is delivered.
+/// Checks that a send dropped before its first poll sends nothing, and one dropped later is delivered.
 #[test]
-fn a_send_that_is_dropped_is_sent_or_not_as_it_was_polled_or_not() {
+fn a_dropped_send_is_sent_only_if_it_was_polled() {
     for length in [10, 50_000] {
         let views = world(2, MemoryConfig::default().depth(2).room(500), Config::default());
         let programs: Vec<_> = views.clone().into_iter().map(|w| drop_sends(w, length)).collect();
@@ -136,7 +136,6 @@ async fn drop_sends(world: Communicator, length: usize) {
     }
 }
 
-/// A collective operation that is dropped abandons its communicator, and only that.
 #[test]
 fn a_dropped_collective_abandons_its_communicator_only() {
     let views = world(2, MemoryConfig::default(), Config::default());
@@ -153,7 +152,7 @@ fn a_dropped_collective_abandons_its_communicator_only() {
     turns(views.clone().into_iter().map(program).collect(), &views);
 }
 
-/// What both of the following run.
+/// Exchanges messages with both neighbours and reduces, 20 times.
 async fn exchange(world: Communicator) -> Outcome {
     let size = world.size();
     let own = world.rank().0;
@@ -189,8 +188,8 @@ fn tasks_of_tokio_are_woken() {
     });
 }
 
-/// Long messages are received into a slice while another task of the process receives others: what arrives during
-/// that task's polls is kept. Receives are dropped at every point; none loses a byte.
+/// Receives long messages into a slice while another task of the process receives short ones. Bytes that arrive during
+/// that task's polls are stored. Receives are dropped at any poll, and lose no byte.
 #[test]
 fn a_receive_into_a_slice_gets_what_arrives_while_other_tasks_poll() {
     for (length, seed) in [20, 900, 9_000].into_iter().flat_map(|l| (0..4).map(move |s| (l, s))) {
@@ -213,7 +212,7 @@ fn a_receive_into_a_slice_gets_what_arrives_while_other_tasks_poll() {
                 }
                 let long = async {
                     for n in 0..10 {
-                        receive_at_last(&world, &text(n, length), &dropped).await;
+                        receive_with_more_polls(&world, &text(n, length), &dropped).await;
                     }
                 };
                 let short = async {
@@ -230,8 +229,8 @@ fn a_receive_into_a_slice_gets_what_arrives_while_other_tasks_poll() {
     }
 }
 
-/// Receives into a slice, at first with one poll, then with one more each time, until there is the message.
-async fn receive_at_last(world: &Communicator, expected: &[u8], dropped: &AtomicU32) {
+/// Receives into a slice, with one poll more each time, until the message has arrived.
+async fn receive_with_more_polls(world: &Communicator, expected: &[u8], dropped: &AtomicU32) {
     for polls in 0.. {
         let mut memory = vec![0xEE; expected.len() + 3];
         let receive = world.receive_slice_into(ANY, tag(1), &mut memory);
@@ -244,7 +243,7 @@ async fn receive_at_last(world: &Communicator, expected: &[u8], dropped: &Atomic
     }
 }
 
-/// A NIC that does nothing: only the host's clock and tasks are wanted.
+/// A NIC that does nothing: the test uses only the host's clock and tasks.
 struct Nothing;
 
 impl Firmware for Nothing {
@@ -278,23 +277,23 @@ fn tasks_in_virtual_time_are_woken() {
     done.expect("it ends").unwrap();
 }
 
-/// The one whose waker is armed is dropped: another one is woken to see to that.
+/// Drops the future whose waker is armed: another task is woken, and arms its own.
 #[test]
-fn a_task_that_leaves_hands_over() {
+fn dropping_the_leading_future_wakes_another_task() {
     let mut views = world(2, MemoryConfig::default(), Config::default()).into_iter();
     let (first, second) = (views.next().unwrap(), views.next().unwrap());
     let flag = Arc::new(Count::default());
     let waker = Waker::from(Arc::clone(&flag));
     let mut stays = Box::pin(first.receive(rank(1), tag(1)));
     let mut leaves = Box::pin(first.receive(rank(1), tag(2)));
-    // Each lets others go first, once.
+    // Each future yields once before it waits.
     for _ in 0..2 {
         assert!(stays.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         assert!(leaves.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
     flag.0.store(0, Ordering::Relaxed);
     drop(leaves);
-    assert_eq!(flag.0.swap(0, Ordering::Relaxed), 1, "it was woken to be armed");
+    assert_eq!(flag.0.swap(0, Ordering::Relaxed), 1, "it was woken to arm its waker");
     assert!(stays.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     second.block_on(second.send(rank(0), tag(1), vec![])).unwrap();
     assert!(flag.0.load(Ordering::Relaxed) > 0);
@@ -310,10 +309,9 @@ impl std::task::Wake for Count {
     }
 }
 
-/// Each message is there when its receive is polled first, so that nothing ever parks: the other task
-/// has its turns all the same.
+/// Has each message arrive before the first poll of its receive, so that the task never waits: another task still runs.
 #[test]
-fn who_is_always_answered_at_once_keeps_nobody_waiting() {
+fn a_task_whose_requests_complete_at_once_still_yields() {
     const MESSAGES: u32 = 500;
     let views = world(2, MemoryConfig::default(), Config::default());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -328,8 +326,8 @@ fn who_is_always_answered_at_once_keeps_nobody_waiting() {
         let busy = tokio::spawn(async move {
             for number in 0..MESSAGES {
                 views[0].send(rank(1), tag(1), text(number, 9)).await.unwrap();
-                let came = views[1].receive(rank(0), tag(1)).await.unwrap();
-                assert_eq!(came.bytes, text(number, 9));
+                let received = views[1].receive(rank(0), tag(1)).await.unwrap();
+                assert_eq!(received.bytes, text(number, 9));
             }
             others.load(Ordering::Relaxed)
         });
@@ -337,10 +335,10 @@ fn who_is_always_answered_at_once_keeps_nobody_waiting() {
         other.abort();
         turns
     });
-    assert!(turns >= 10, "the other task ran {turns} times beside {MESSAGES} messages");
+    assert!(turns >= 10, "the other task ran {turns} times during {MESSAGES} messages");
 }
 
-/// A carrier that counts how often somebody would wait for it.
+/// A carrier that counts how often a task arms it to wait.
 struct Counting(MemoryCarrier, Arc<Count>);
 
 impl Carrier for Counting {
@@ -374,9 +372,9 @@ impl Carrier for Counting {
     }
 }
 
-/// A carrier may look for a while before it lets its thread sleep: nobody who could run waits for that.
+/// A carrier may busy-poll before its thread sleeps: tasks that could run must not wait for that.
 #[test]
-fn while_others_can_run_nobody_waits_for_the_carrier() {
+fn no_task_waits_for_the_carrier_while_other_tasks_can_run() {
     const CALLERS: u32 = 8;
     const CALLS: u32 = 100;
     let waits = Arc::new(Count::default());
@@ -390,8 +388,8 @@ fn while_others_can_run_nobody_waits_for_the_carrier() {
     runtime.block_on(async {
         tokio::spawn(async move {
             loop {
-                let asked = there.receive(rank(0), ANY_TAG).await.unwrap();
-                there.send(rank(0), asked.tag, asked.bytes).await.unwrap();
+                let call = there.receive(rank(0), ANY_TAG).await.unwrap();
+                there.send(rank(0), call.tag, call.bytes).await.unwrap();
             }
         });
         let call = |caller: u32| {
@@ -413,7 +411,8 @@ fn while_others_can_run_nobody_waits_for_the_carrier() {
     assert!(waits < CALLERS * CALLS / 10, "{waits} waits for {} calls", CALLERS * CALLS);
 }
 
-/// A carrier whose peer, once the count is above 0, has exited and returned: so many reports are still to come.
+/// A carrier whose peer has exited and returned once the count is above 0: the number of reports that polls have yet to
+/// return.
 struct Unreported(MemoryCarrier, Arc<Count>);
 
 impl Carrier for Unreported {
@@ -455,9 +454,9 @@ impl Carrier for Unreported {
     }
 }
 
-/// A send that the carrier refuses completes without a poll of the carrier: the next one polls it.
+/// A send that the carrier refuses completes without a poll of the carrier: the next send polls it.
 #[test]
-fn a_program_that_only_sends_hears_that_its_peer_has_returned() {
+fn a_program_that_only_sends_learns_that_its_peer_has_returned() {
     let reports = Arc::new(Count::default());
     let ends = network(2, MemoryConfig::default()).into_iter();
     let mut sides = ends.map(|end| {
@@ -480,6 +479,6 @@ fn a_program_that_only_sends_hears_that_its_peer_has_returned() {
         let mut send = pin!(here.send(rank(1), tag(1), vec![7; 100]));
         matches!(send.as_mut().poll(&mut context), Poll::Ready(Err(_)))
     };
-    assert!(is_refused(), "the process that it was for has exited");
+    assert!(is_refused(), "the former process has exited");
     assert!((0..3).any(|_| !is_refused()), "the peer has returned");
 }

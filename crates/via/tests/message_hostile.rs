@@ -1,4 +1,4 @@
-//! Whatever a process sends, the others do not panic, keep their memory bounded and go on talking.
+//! Hostile packets of a process: the others do not panic, keep their memory bounded, and continue to communicate.
 
 use crate::hostile::packets::{self, Op, STEP};
 use midplane_simhw::rng::Rng;
@@ -22,8 +22,8 @@ fn operation() -> impl Strategy<Value = Op> {
         .prop_map(<[u32; 6]>::from);
     let packet = (1_u32..4, words, [handle.clone(), handle], 0_usize..300, any::<bool>());
     prop_oneof![
-        6 => packet.prop_map(|(from, words, handles, payload, mend)| Op::Packet {
-            from, words, handles, payload, mend
+        6 => packet.prop_map(|(from, words, handles, payload, repair)| Op::Packet {
+            from, words, handles, payload, repair
         }),
         2 => (any::<bool>(), 0_usize..400).prop_map(|(synchronous, length)| Op::Send {
             synchronous, length
@@ -39,27 +39,27 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn no_packets_panic_or_pass_the_window(ops in proptest::collection::vec(operation(), 0..60)) {
+    fn no_packets_cause_a_panic_or_exceed_the_window(ops in proptest::collection::vec(operation(), 0..60)) {
         packets::run(&ops);
     }
 }
 
-/// What it takes of its sender's window is more than a word holds.
+/// The bytes of the sender's window that the message would occupy exceed 32 bits.
 #[test]
-fn a_whole_message_that_says_the_greatest_length_is_refused() {
+fn a_whole_message_that_claims_the_greatest_length_is_refused() {
     let words = [u32::MAX, 0, 1, 1, 0, 0];
-    packets::run(&[Op::Packet { from: 1, words, handles: [0; 2], payload: 8, mend: false }]);
+    packets::run(&[Op::Packet { from: 1, words, handles: [0; 2], payload: 8, repair: false }]);
 }
 
-/// The message was cleared, and the turn that sends it comes after the second answer.
+/// The CTS of the message has arrived; the engine sends the data only after the second answer.
 #[test]
-fn a_message_that_was_cleared_is_not_acknowledged_as_well() {
+fn a_second_answer_to_a_message_after_its_cts_is_refused() {
     let packet = |kind, length, handles| Op::Packet {
         from: 1,
         words: [length, 0, kind, 1, 0, 0],
         handles,
         payload: 0,
-        mend: false,
+        repair: false,
     };
     let (first_send, limits) = (1 << 32, u64::from(u32::MAX) << 32 | u64::from(u32::MAX));
     for second in [3, 5] {
@@ -72,7 +72,7 @@ fn a_message_that_was_cleared_is_not_acknowledged_as_well() {
     }
 }
 
-/// Makes a run of the fuzz target.
+/// Makes a run of the fuzz target from a seed.
 fn check_packets(seed: u64) {
     let mut rng = Rng::new(seed, "packets");
     let bytes = rng.between(0, 80 * STEP as u64);
@@ -82,14 +82,14 @@ fn check_packets(seed: u64) {
 }
 
 #[test]
-fn any_bytes_are_packets_that_stop_nobody() {
+fn random_packets_stop_no_process() {
     (0..3_000).for_each(check_packets);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
     #[test]
-    fn any_bytes_are_packets_that_stop_nobody_from_new_seeds(seed: u64) {
+    fn random_packets_of_new_seeds_stop_no_process(seed: u64) {
         check_packets(seed);
     }
 }

@@ -1,4 +1,4 @@
-//! Processes that poll or block, without futures: two threads that park whenever they wait.
+//! Processes that poll or block, without futures: two threads that park or spin while they wait.
 
 use std::thread;
 
@@ -15,8 +15,7 @@ type Own = Process;
 const A: Rank = Rank(0);
 const B: Rank = Rank(1);
 
-/// Runs both sides on threads of their own: once parking before they poll, once polling first, and once
-/// without ever parking.
+/// Runs each side on its own thread: once parking at once, once polling before it parks, and once without ever parking.
 fn pair(
     first: impl Fn(&mut Own, &CommHandle, &Parker) + Send + Copy + 'static,
     second: impl Fn(&mut Own, &CommHandle, &Parker) + Send + Copy + 'static,
@@ -30,7 +29,7 @@ fn pair(
             let (mut process, scope) = Process::new(Engine::new(end, config), 2).unwrap();
             let parker = parker();
             program(&mut process, &scope, &parker);
-            part(&mut process, &parker, &scope);
+            finish(&mut process, &parker, &scope);
         };
         let threads =
             [thread::spawn(move || play(one, &first)), thread::spawn(move || play(other, &second))];
@@ -38,15 +37,15 @@ fn pair(
     }
 }
 
-/// Both sides say that they are done; who has heard it needs nothing more.
-fn part(process: &mut Own, parker: &Parker, scope: &CommHandle) {
+/// Exchanges a last message, after which neither side needs the other.
+fn finish(process: &mut Own, parker: &Parker, scope: &CommHandle) {
     let (other, end) = (Rank(1 - scope.rank().0), Tag(u32::MAX));
     process.send(scope, Mode::Standard, other, end, &[], parker).unwrap();
-    let heard = process.receive(scope, Some(other), Some(end), Load::anything(), parker).unwrap();
-    heard.result.unwrap();
+    let last = process.receive(scope, Some(other), Some(end), Load::anything(), parker).unwrap();
+    last.result.unwrap();
 }
 
-/// Asks again and again.
+/// Calls `ask` until it returns a value.
 fn poll<T>(mut ask: impl FnMut() -> Option<T>) -> T {
     loop {
         if let Some(answer) = ask() {
@@ -57,7 +56,7 @@ fn poll<T>(mut ask: impl FnMut() -> Option<T>) -> T {
 }
 
 #[test]
-fn messages_go_and_come_in_storage_that_is_used_again() {
+fn messages_are_exchanged_in_reused_storage() {
     pair(
         |process, scope, parker| {
             let mut storage = Vec::new();
@@ -114,12 +113,12 @@ fn wrong_use_is_refused_and_changes_nothing() {
             let receive = process.receive_init(scope, Some(B), None).unwrap();
             assert!(process.start(receive, Load::Copy(b"x")).is_err(), "a receive no message");
             process.start(receive, Load::anything()).unwrap();
-            assert!(process.start(receive, Load::anything()).is_err(), "it is under way");
+            assert!(process.start(receive, Load::anything()).is_err(), "it is in progress");
             process.cancel(receive);
             let outcome = poll(|| process.test(receive));
             assert_eq!(outcome.result, Err(Failure::Cancelled));
             process.free(receive);
-            assert!(process.start(receive, Load::anything()).is_err(), "it is gone");
+            assert!(process.start(receive, Load::anything()).is_err(), "it was freed");
             assert!(process.test(receive).is_none());
             process.free(receive);
             process.start(send, Load::Copy(b"x")).unwrap();

@@ -1,8 +1,8 @@
 //! Every legal program ends, however small the windows are and however long messages wait unreceived.
 //!
-//! A program is drawn together with an order of its steps in which it ends if sends never block: a
-//! receive is waited for once its message was sent, a send once its receive is posted. It then runs
-//! over engines whose windows hold a packet or a few, in another order.
+//! A random program is made together with an order of its steps in which it ends if sends never block: it waits for a
+//! receive after the message was sent, and for a send after its receive is posted. The program then runs in another
+//! order, over engines whose windows hold one packet or a few.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -17,7 +17,7 @@ use midplane_via::message::transport::{Claim, Wait};
 
 const ANYTHING: Pattern = Pattern { context: Context(0), source: None, tag: None };
 
-/// Passes messages of 64 bytes back and forth; ends when both have come `rounds` times.
+/// Passes `rounds` messages of 64 bytes in each direction, in turn.
 fn ping_pong(pair: &mut [Process], tag: u32, rounds: u32) {
     let pass = |pair: &mut [Process], from: usize, number: u32| {
         let request = receive(&mut pair[1 - from], Some(from as u32), Some(tag), 64);
@@ -54,18 +54,18 @@ fn receive_held(pair: &mut [Process], count: u32, length: usize) {
 }
 
 #[test]
-fn sixty_four_messages_that_wait_unreceived_stop_no_others() {
+fn sixty_four_unreceived_messages_block_no_others() {
     let mut pair = cluster(2, MemoryConfig::default(), Config::default());
     hold(&mut pair, 64, 8192);
     settle(&mut pair);
     ping_pong(&mut pair, 2, 5_000);
-    assert_eq!(pair[0].counters().demoted, 0, "a window that half holds still goes round");
+    assert_eq!(pair[0].counters().demoted, 0, "half a window is enough for the other messages");
     receive_held(&mut pair, 64, 8192);
     assert_eq!(pair[1].unexpected_bytes(), 0);
 }
 
 #[test]
-fn more_messages_than_any_window_holds_stop_no_others() {
+fn more_unreceived_messages_than_a_window_holds_block_no_others() {
     for window in [256, 4096, 1 << 16] {
         let mut pair = cluster(2, MemoryConfig::default(), Config::default().window(window));
         let sends = hold(&mut pair, 5_000, 100);
@@ -76,7 +76,7 @@ fn more_messages_than_any_window_holds_stop_no_others() {
         for send in &sends {
             pair[0].requests().cancel(*send);
         }
-        // A turn ends with the first request that is done.
+        // A turn ends after the first request that completes.
         for _ in 0..sends.len() {
             pair[0].advance(Wait::Not);
             pair[1].advance(Wait::Not);
@@ -94,7 +94,7 @@ fn fresh() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// Programs that every run of the tests draws; `MIDPLANE_PROGRAMS` sets another number.
+/// Number of random programs in a test run; `MIDPLANE_PROGRAMS` sets another number.
 const PROGRAMS: u64 = 10_000;
 
 #[test]
@@ -106,8 +106,8 @@ fn every_legal_program_ends() {
     }
 }
 
-/// Seeds of programs that once did not end: a message was given to two receives, as its hint was under
-/// way when the receiver asked for it.
+/// Seeds of programs that once did not end: a message was given to two receives, because its hint was in flight when
+/// the receiver asked for it.
 const FAILED: [u64; 1] = [15_855_264_933_569_604_455];
 
 #[test]

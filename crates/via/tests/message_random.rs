@@ -1,5 +1,5 @@
-//! Whatever is sent, received, cancelled, claimed and dropped at random, messages arrive once,
-//! whole, in order, and windows are conserved.
+//! Random sends, receives, cancellations, claims and drops: messages arrive once, complete and in order, and windows
+//! are conserved.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ use proptest::prelude::*;
 const PROCESSES: u64 = 3;
 const ANYTHING: Pattern = Pattern { context: Context(0), source: None, tag: None };
 
-/// Sender, receiver, tag.
+/// Sender, receiver and tag of a stream of messages.
 type Stream = (u32, u32, u32);
 
-/// A program that does anything, and what it knows of its messages.
+/// A random program, and a record of its messages.
 struct Random {
     engines: Vec<Process>,
     rng: Rng,
@@ -68,7 +68,7 @@ impl Random {
                     self.engines[at].requests().cancel(request);
                 }
             }
-            // A future is dropped: what it has met stands in the queue again.
+            // As a dropped future: a message that the receive has matched returns to the queue.
             7 => {
                 if let Some(index) = self.any_receive() {
                     let (at, request) = self.receives.swap_remove(index);
@@ -91,7 +91,7 @@ impl Random {
                 self.engines[at].advance(Wait::Not);
             }
         }
-        // Some stay done for a while, so that such ones are dropped, too.
+        // Some requests stay done for a while, so that done ones are dropped, too.
         if self.rng.chance(0.3) {
             self.reap();
         }
@@ -117,7 +117,7 @@ impl Random {
         self.sends.push((at, request, self.numbers));
     }
 
-    /// A message that was received is one that was sent, whole.
+    /// Checks that a received message was sent, and is complete.
     fn check(&mut self, at: usize, outcome: &Outcome) {
         let Self { sent, received, .. } = self;
         match outcome.result {
@@ -128,13 +128,13 @@ impl Random {
         let number = u32::from_le_bytes(outcome.bytes[4..8].try_into().unwrap());
         let source = outcome.status.source.0;
         let stream = (source, at as u32, outcome.status.tag.0);
-        let sent = sent.get(&stream).expect("somebody sent it");
+        let sent = sent.get(&stream).expect("the stream has messages");
         let (_, length) = sent.iter().find(|(n, _)| *n == number).expect("it was sent");
-        assert_eq!(outcome.bytes, message(source, number, *length), "whole and intact");
+        assert_eq!(outcome.bytes, message(source, number, *length), "complete and intact");
         received.entry(stream).or_default().push(number);
     }
 
-    /// A message that is claimed is received, or put back.
+    /// Claims a message, and receives it or puts it back.
     fn probe(&mut self, at: usize) {
         let engine = &mut self.engines[at];
         let seen = engine.iprobe(&ANYTHING, Claim::Leave);
@@ -174,7 +174,7 @@ impl Random {
         }
     }
 
-    /// Receives everything that is left, and looks at the whole.
+    /// Receives all remaining messages, and checks the whole run.
     fn finish(mut self) {
         for (at, request) in &self.receives {
             self.engines[*at].requests().cancel(*request);
@@ -198,7 +198,7 @@ impl Random {
             assert!(engine.explain().waiting.is_empty());
         }
         for (stream, sent) in &self.sent {
-            // Receives are reaped in no order: the test below is about that.
+            // Receives are reaped in no order; the test below checks the order.
             let mut received = self.received.remove(stream).unwrap_or_default();
             received.sort_unstable();
             let kept = sent.iter().map(|(n, _)| *n).filter(|n| !self.cancelled.contains(n));
@@ -215,7 +215,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn every_message_arrives_once_and_whole(
+    fn every_message_arrives_once_and_complete(
         seed: u64, steps in 1_usize..400, depth in 1_usize..9,
         window in prop_oneof![Just(1300_usize), Just(3000), Just(1 << 20)], wait: bool,
     ) {
@@ -259,7 +259,7 @@ proptest! {
     }
 
     #[test]
-    fn with_and_without_requests_messages_never_overtake(
+    fn messages_with_and_without_requests_never_overtake(
         seed: u64, lengths in proptest::collection::vec(0_usize..5, 1..60), depth in 1_usize..4,
         wild: (bool, bool),
     ) {
@@ -276,8 +276,8 @@ proptest! {
                     let bytes = message(0, sent as u32, LENGTHS[lengths[sent]]);
                     let (mode, to, tag) = (Mode::Standard, Peer(1), Tag(3));
                     let operation = Operation::Send { mode, to, context: Context(0), tag };
-                    let hasty = rng.chance(0.5).then(|| pair[0].send_now(operation, &bytes));
-                    if hasty.flatten().is_none() {
+                    let sent_now = rng.chance(0.5).then(|| pair[0].send_now(operation, &bytes));
+                    if sent_now.flatten().is_none() {
                         send(&mut pair[0], mode, 1, 3, &bytes);
                     }
                     sent += 1;
@@ -307,7 +307,7 @@ proptest! {
 }
 
 #[test]
-fn a_done_receive_that_is_dropped_gives_its_message_back() {
+fn a_dropped_done_receive_returns_its_message_to_the_queue() {
     let mut random = Random::new(0, 4, 1 << 20, WhenFull::Rendezvous);
     random.send(0);
     let to = random.sent.keys().next().unwrap().1 as usize;
@@ -319,7 +319,7 @@ fn a_done_receive_that_is_dropped_gives_its_message_back() {
 }
 
 #[test]
-fn without_a_request_only_who_is_alone_sends_and_receives() {
+fn sends_and_receives_without_a_request_need_no_others_to_wait() {
     let memory = MemoryConfig::default().room(600);
     let mut pair = cluster(2, memory, Config::default().eager(500));
     settle(&mut pair);
@@ -343,24 +343,27 @@ fn without_a_request_only_who_is_alone_sends_and_receives() {
     ] {
         assert_eq!(send(mode, to, length), None, "{mode:?} to {to}, {length} bytes");
     }
-    let look = |pair: &mut [Process], room| pair[1].receive_now(&ANYTHING, room, &mut vec![]);
-    let TryReceive::Here(first) = look(&mut pair, 400) else { panic!("it has come") };
+    let try_receive =
+        |pair: &mut [Process], room| pair[1].receive_now(&ANYTHING, room, &mut vec![]);
+    let TryReceive::Here(first) = try_receive(&mut pair, 400) else { panic!("it has arrived") };
     let truncated = Failure::Truncated { length: 500, room: 400 };
     assert_eq!((first.result, &first.bytes[..]), (Err(truncated), &message(0, 1, 500)[..400]));
-    assert!(matches!(look(&mut pair, 400), TryReceive::Here(second) if second.result.is_ok()));
-    assert!(matches!(look(&mut pair, 400), TryReceive::NotYet));
+    assert!(
+        matches!(try_receive(&mut pair, 400), TryReceive::Here(second) if second.result.is_ok())
+    );
+    assert!(matches!(try_receive(&mut pair, 400), TryReceive::NotYet));
 
     let posted = receive(&mut pair[1], None, Some(9), 400);
-    assert!(matches!(look(&mut pair, 400), TryReceive::Refused), "another receive waits");
+    assert!(matches!(try_receive(&mut pair, 400), TryReceive::Refused), "another receive waits");
     pair[1].destroy(posted, true);
     pair[0].send_now(standard, b"held").unwrap();
     pair[1].advance(Wait::Not);
-    assert!(matches!(look(&mut pair, 400), TryReceive::Refused), "a message waits");
+    assert!(matches!(try_receive(&mut pair, 400), TryReceive::Refused), "a message waits");
     let held = receive(&mut pair[1], None, None, 400);
     assert_eq!(take(&mut pair[1], held).unwrap().bytes, b"held");
     drop(pair.remove(0));
-    let from_the_dead = Pattern { source: Some(Peer(0)), ..ANYTHING };
-    let after = (0..3).map(|_| pair[0].receive_now(&from_the_dead, 400, &mut vec![]));
-    assert!(matches!(after.last(), Some(TryReceive::Refused)), "nothing comes from there");
+    let from_lost = Pattern { source: Some(Peer(0)), ..ANYTHING };
+    let after = (0..3).map(|_| pair[0].receive_now(&from_lost, 400, &mut vec![]));
+    assert!(matches!(after.last(), Some(TryReceive::Refused)), "the sender was lost");
     assert_eq!(pair[0].unexpected_bytes(), 0);
 }

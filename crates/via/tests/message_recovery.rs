@@ -1,4 +1,4 @@
-//! Processes that are lost while the others agree, revoke and shrink, at every point.
+//! Processes that are lost at any point while the others agree, revoke and shrink.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -27,7 +27,7 @@ impl Wake for Flag {
 
 type Program<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// A process: what it runs, and after how many polls it dies.
+/// A process with its program, and the number of polls after which it ends.
 struct Mortal<T> {
     program: Option<Program<T>>,
     flag: Arc<Flag>,
@@ -35,8 +35,9 @@ struct Mortal<T> {
     result: Option<T>,
 }
 
-/// Runs a program on `size` ranks, of which about `mortality` tenths die at random polls, at least one not. Returns what each rank
-/// returned; `None` for those that died. A rank that has ended keeps its communicator, and is polled no more.
+/// Runs a program on `size` ranks, of which about `mortality` tenths are killed at random polls; at least one survives.
+/// Returns the results of the ranks; `None` for those killed. A rank that has ended keeps its communicator, and is
+/// polled no more.
 fn with_deaths<T, F>(
     size: u32,
     seed: u64,
@@ -70,7 +71,7 @@ where
         if ranks.iter().all(|rank| rank.program.is_none()) {
             return ranks.into_iter().map(|rank| rank.result).collect();
         }
-        assert!(!ready.is_empty(), "nobody was woken");
+        assert!(!ready.is_empty(), "no rank was woken");
         let rank = &mut ranks[ready[rng.below(ready.len() as u64) as usize]];
         if rank.dies_after == Some(0) {
             rank.program = None;
@@ -90,7 +91,8 @@ fn flags_of(rank: u32) -> u64 {
     !(1 << rank)
 }
 
-/// All that decide, decide the same: flags that all survivors have passed, and none that no process has passed.
+/// Checks that all ranks that decide agree: on the flags that all have passed, without those that a deciding rank has
+/// not passed.
 fn agreement(size: u32, seed: u64) {
     let decided = with_deaths(size, seed, 6, |world| async move {
         let own = world.rank().0;
@@ -108,13 +110,13 @@ fn agreement(size: u32, seed: u64) {
     }
 }
 
-/// A program that notices a loss, revokes, shrinks and repeats, until an operation of all survivors succeeds.
+/// Reduces, and after a failure revokes, shrinks and repeats, until an operation of all survivors succeeds.
 async fn persist(world: Communicator) -> (Vec<Peer>, u32, Communicator) {
     let mut now = world;
     loop {
         let sum = now.all_reduce(&[1_u32; 300], Operation::Sum).await;
         if sum.is_ok() {
-            // It would wait forever if a rank that has seen a loss did not revoke.
+            // This would wait for ever if a rank that has seen a loss did not revoke.
             let (next, before) = ((now.rank().0 + 1) % now.size(), now.rank().0 + now.size() - 1);
             let to = (Rank(next), Tag(1));
             let _ = now.send_receive(to, vec![1; 200], Rank(before % now.size()), Tag(1)).await;
@@ -146,7 +148,7 @@ fn survivors(size: u32, seed: u64) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
-    fn all_agree_whoever_dies_meanwhile(size in 1_u32..10, seed in any::<u64>()) {
+    fn all_survivors_agree_when_processes_are_lost_meanwhile(size in 1_u32..10, seed in any::<u64>()) {
         agreement(size, seed);
     }
 
@@ -164,7 +166,7 @@ fn fixed_seeds_agree_and_continue() {
     }
 }
 
-/// A receive that no message will meet ends once another process revokes; other communicators are unaffected.
+/// Has receives wait for messages that are never sent, until a process revokes; other communicators are unaffected.
 #[test]
 fn a_revoked_communicator_ends_all_operations_and_only_its_own() {
     for seed in 0..30 {

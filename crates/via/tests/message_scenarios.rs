@@ -3,7 +3,7 @@
 use crate::scenarios;
 use crate::scenarios::list;
 
-/// One test a scenario: its name, where it is told, how many ranks run it.
+/// Makes a test for each scenario: the group that defines it, its name, the number of ranks.
 macro_rules! run {
     ($($group:ident: $($name:ident $ranks:literal),+;)+) => {
         $($(
@@ -18,7 +18,7 @@ macro_rules! run {
 list::each!(run);
 
 #[test]
-fn collective_operations_give_what_they_should_for_every_size() {
+fn collective_operations_are_right_for_every_number_of_ranks() {
     for ranks in 1..10 {
         scenarios::harness::run(ranks, &|world| Box::pin(scenarios::collective::broadcasts(world)));
         scenarios::harness::run(ranks, &|world| Box::pin(scenarios::collective::reductions(world)));

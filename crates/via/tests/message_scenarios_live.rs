@@ -1,5 +1,5 @@
-//! The scenarios of MPICH's point-to-point tests over Virtual Interfaces on the live fabrics: shared
-//! memory, and sockets between which datagrams are lost, doubled and reordered. And over lanes.
+//! The scenarios of MPICH's point-to-point tests over lanes, and over Virtual Interfaces on the live fabrics: shared
+//! memory, and sockets between which datagrams are lost, duplicated and reordered.
 
 use crate::live;
 use crate::scenarios;
@@ -7,12 +7,12 @@ use crate::scenarios::list;
 use midplane_simhw::fault::Faults;
 use midplane_via::rdma::RdmaConfig;
 
-/// Areas are small, so that they wrap and credit runs out.
+/// Makes the areas small, so that they wrap and credit runs out.
 fn narrow() -> RdmaConfig {
     RdmaConfig::default().area(16_384).descriptors(12)
 }
 
-/// One test a scenario: its name, where it is told, how many ranks run it.
+/// A test for each scenario over shared memory: the group that defines it, its name, the number of ranks.
 #[cfg(target_os = "linux")]
 mod shm {
     use super::{list, live, narrow, scenarios};
@@ -31,7 +31,8 @@ mod shm {
     list::each!(run);
 }
 
-/// The same, with few slots and short frames: room runs out, and long messages go in many parts.
+/// A test for each scenario over lanes with few slots and short frames: room runs out, and long messages take many
+/// parts.
 #[cfg(target_os = "linux")]
 mod lanes {
     use std::time::Duration;
@@ -56,20 +57,20 @@ mod lanes {
     list::each!(run);
 
     #[test]
-    fn what_waits_for_a_process_that_never_comes_fails() {
+    fn requests_for_a_process_that_never_starts_fail() {
         let within = Duration::from_millis(80);
         live::alone(within, &|world| Box::pin(scenarios::failures::never(world)));
         live::alone(within, &|world| Box::pin(scenarios::failures::never_sent(world)));
     }
 }
 
-/// The same.
+/// A test for each scenario over sockets.
 mod udp {
     use super::{Faults, list, live, narrow, scenarios};
 
-    /// Otherwise the others would prove little.
+    /// Checks that datagrams meet faults: without, the other tests would prove little.
     #[test]
-    fn there_are_faults() {
+    fn datagrams_meet_faults() {
         let faulty =
             live::udp(4, narrow(), FAULTS, &|world| Box::pin(scenarios::volume::sendflood(world)));
         assert!(faulty > 20, "only {faulty}");

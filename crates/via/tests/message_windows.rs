@@ -107,7 +107,7 @@ fn the_lock_of_a_lost_process_is_released() {
             1 => {
                 window.lock(Rank(0), Lock::Exclusive).await.unwrap();
                 world.send(Rank(2), Tag(1), vec![]).await.unwrap();
-                // It leaves without a word.
+                // The process exits without an unlock.
             }
             _ => {
                 world.receive(Rank(1), Tag(1)).await.unwrap();
@@ -120,7 +120,7 @@ fn the_lock_of_a_lost_process_is_released() {
     });
 }
 
-/// A process that makes a window's communicator, and then sends what it likes.
+/// Has a process take part in making a window, and then send random requests.
 #[test]
 fn hostile_requests_change_nothing_and_only_their_sender_is_refused() {
     on_threads(3, |world| async move {
@@ -185,7 +185,7 @@ fn a_process_that_was_lost_before_its_request_was_served_gets_no_lock() {
         let window = Window::<u32>::create(&world, 1).await.unwrap();
         match world.rank().0 {
             0 => {
-                // The request arrives, and the loss, before anything is served.
+                // The request and the loss arrive before any request is served.
                 assert!(world.receive(Rank(1), Tag(1)).await.is_err());
                 let done = world.receive(Rank(2), Tag(1));
                 futures_util::future::select(pin!(done), pin!(window.serve())).await;
@@ -202,7 +202,7 @@ fn a_process_that_was_lost_before_its_request_was_served_gets_no_lock() {
 }
 
 #[test]
-fn a_get_behind_many_dropped_ones_is_woken_although_another_task_polls_last() {
+fn a_get_after_many_dropped_ones_is_woken_although_another_task_polls_last() {
     const LONG: usize = 30_000;
     on_threads(2, |world| async move {
         let window = Window::<u64>::create(&world, LONG).await.unwrap();
@@ -216,7 +216,7 @@ fn a_get_behind_many_dropped_ones_is_woken_although_another_task_polls_last() {
         for _ in 0..100 {
             polled(1, window.get(Rank(0), 0, LONG)).await;
         }
-        // Each has a waker of its own.
+        // Each future has a waker of its own.
         let mut tasks = FuturesUnordered::<Pin<Box<dyn Future<Output = ()>>>>::new();
         tasks.push(Box::pin(async {
             window.get(Rank(0), 0, LONG).await.unwrap();
@@ -250,7 +250,7 @@ fn a_task_that_serves_many_requests_yields_to_others() {
             }
             world.send(Rank(0), Tag(1), vec![]).await.unwrap();
         } else {
-            // All requests are here; nothing was served.
+            // All requests have arrived; none was served.
             world.receive(Rank(1), Tag(1)).await.unwrap();
             let served = |window: &Window<u32>| window.local(|values| values[0]);
             assert_eq!(served(&window), 0);
@@ -264,8 +264,8 @@ fn a_task_that_serves_many_requests_yields_to_others() {
 }
 
 #[test]
-fn a_read_longer_than_a_message_is_refused_and_ends_nothing() {
-    // Zeroed pages that nothing touches.
+fn a_read_longer_than_a_message_is_refused_and_fails_no_other_access() {
+    // Zeroed pages that are never touched, so they take no memory.
     const LONG: usize = 1 << 30;
     on_threads(2, |world| async move {
         if world.rank() == Rank(1) {

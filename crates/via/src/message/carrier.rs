@@ -36,7 +36,7 @@ pub enum Event<'a> {
     Placed {
         /// The process that sent the packet.
         from: Peer,
-        /// The packet's envelope.
+        /// The envelope of the data packet.
         envelope: Envelope,
     },
     /// The NIC no longer reads the memory that was posted for the send with this handle

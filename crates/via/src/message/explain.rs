@@ -60,7 +60,7 @@ pub struct Unmatched {
 /// A snapshot of what each request of a process waits for.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Explanation {
-    /// Requests that are under way.
+    /// Requests in progress, and the event that each waits for.
     pub waiting: Vec<(Request, Missing)>,
     /// Messages that have arrived without a matching receive.
     pub unmatched: BTreeMap<Key, Unmatched>,

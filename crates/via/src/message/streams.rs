@@ -36,7 +36,7 @@ pub struct StreamFeed<S> {
     wanted: mpsc::UnboundedReceiver<Peer>,
 }
 
-/// What a source reports of a process.
+/// An event of a process that a source reports.
 #[derive(Debug)]
 enum PeerEvent<S> {
     Connected(Peer, S),

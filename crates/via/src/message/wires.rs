@@ -44,7 +44,7 @@ struct State {
     busy: Vec<Peer>,
     /// Processes found on this host, to which the local carriers are to be connected.
     found: Vec<Peer>,
-    /// Events to report.
+    /// Events that the next polls report.
     news: VecDeque<Event<'static>>,
     /// The carrier that is polled next; its events since its turn began; and the carriers in a row without events.
     turn: usize,

@@ -1,4 +1,4 @@
-//! Engines over the carrier in memory, driven by hand.
+//! Helpers that drive engines over the carrier in memory.
 
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Context, Peer, Tag};
@@ -53,7 +53,7 @@ pub(crate) fn take(engine: &mut Process, request: Request) -> Option<Outcome> {
     Some(outcome)
 }
 
-/// A message of at least 8 bytes that says who sent it, which one it is, and whether it is whole.
+/// Makes a message of at least 8 bytes that shows its sender, its number, and whether it is complete.
 pub(crate) fn message(sender: u32, number: u32, length: usize) -> Vec<u8> {
     let pattern = (0..length).map(|i| (i as u32 ^ number ^ sender << 4) as u8);
     let mut bytes: Vec<u8> = pattern.collect();

@@ -1,5 +1,5 @@
-//! Frames that come before the NIC has lent the receive queue: no other process displaces those of the other end, and the
-//! other end is not kept without bound.
+//! Frames that arrive before the NIC has given the host its receive queue: other processes' frames do not displace
+//! those of the peer, and the frames stored for the peer are bounded.
 
 use std::time::Duration;
 
@@ -10,11 +10,12 @@ use super::pair::{End, Setting, connected_over, pause};
 use super::rings::rings;
 use super::{attributes, descriptor, errors};
 
-/// More frames than an interface keeps.
+/// More frames than an interface stores.
 const FLOOD: usize = 5_000;
 
-/// Floods the client's ring after it has offered its receive queue and before its NIC has lent it, from another node or
-/// from its other end. Returns whether the server's message arrived, and what the client was told.
+/// Floods the client's ring after the client has offered its receive queue, before its NIC gives it the queue. The
+/// frames come from another node or from the peer. Returns whether the server's message arrived, and the client's
+/// errors.
 fn flooded_by(node: Option<NodeId>) -> (bool, Vec<AsyncError>) {
     let (both, [to_client, _]) = rings(1_000, 64);
     let client = move |mut end: End| async move {
@@ -25,10 +26,10 @@ fn flooded_by(node: Option<NodeId>) -> (bool, Vec<AsyncError>) {
                 Some(node) => to_client.send_as(node, frame),
                 None => to_client.send(frame),
             }
-            // No time passes: the NIC can't lend the queue meanwhile.
+            // No time passes: the NIC can't give the queue to the host meanwhile.
             end.nic.poll();
         }
-        // The queue is lent, and the server's message is in the ring, before the client looks again.
+        // The host has the queue, and the server's message is in the ring, before the client polls again.
         pause(&end.host, Duration::from_millis(5)).await;
         for _ in 0..100 {
             end.nic.poll();
@@ -51,11 +52,11 @@ fn flooded_by(node: Option<NodeId>) -> (bool, Vec<AsyncError>) {
 }
 
 #[test]
-fn frames_of_another_process_displace_no_message_of_the_other_end() {
+fn frames_of_another_process_displace_no_message_of_the_peer() {
     assert_eq!(flooded_by(Some(NodeId(7))), (true, vec![]));
 }
 
 #[test]
-fn an_end_that_floods_a_queue_before_it_is_lent_loses_its_connection() {
+fn a_peer_that_floods_a_queue_before_the_host_has_it_loses_its_connection() {
     assert_eq!(flooded_by(None), (false, vec![AsyncError::ConnectionLost]));
 }

@@ -1,5 +1,5 @@
-//! Interfaces that bypass their NIC while its gate is open: what was sent arrives once, in order and whole, whatever the
-//! rings are like and whenever the gate moves; connections end as any other's do; no frame of a ring is trusted.
+//! Interfaces that bypass their NIC while its gate is open. Messages arrive once, in order and complete, with any rings
+//! and any movement of the gate. Connections end as those over NICs do. No frame of a ring is trusted.
 
 mod early;
 mod moves;
@@ -31,7 +31,7 @@ pub(crate) fn attributes() -> ViAttributes {
     ViAttributes { reliability: Reliability::ReliableDelivery, ..ViAttributes::default() }
 }
 
-/// A descriptor of these bytes of an end's memory, in segments of at most `most`.
+/// Makes a descriptor of `bytes` bytes of an end's memory, in segments of at most `most` bytes.
 pub(crate) fn descriptor<H: midplane_simhw::host::Host>(
     end: &End<H>,
     offset: usize,
@@ -54,7 +54,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_was_sent_arrives_once_in_order_and_whole(
+    fn messages_arrive_once_in_order_and_complete(
         lengths in proptest::collection::vec(0_usize..ROOM, 0..12),
         mtu in 1_usize..3_000, depth in 1_usize..6, most in 1_usize..ROOM,
     ) {
@@ -115,56 +115,56 @@ proptest! {
                 end.nic.post_receive(end.vi, receive).unwrap();
             }
             end.opens().await;
-            for (mut words, vi, connection, kind, is_near, bytes) in frames {
-                if is_near {
-                    // Near to what somebody of ours would say.
+            for (mut words, vi, connection, kind, is_plausible, bytes) in frames {
+                if is_plausible {
+                    // Similar to the words of a valid frame.
                     words[0] = vi | connection << 16 | kind << 32;
                     words[1] = bytes as u64 | (words[1] & 1) << 32;
                 }
                 to_server.send((words, vec![7; bytes]));
             }
-            // However that ends: all that was posted comes back, and nothing beside it is touched.
-            let mut back = 0;
-            while back < 4 {
+            // In every case, all posted receives complete, and no other memory is written.
+            let mut completed = 0;
+            while completed < 4 {
                 let done = received(&mut end).await;
-                assert!(done.length <= 500, "more than it has room for");
-                back += 1;
+                assert!(done.length <= 500, "more than the receive has room for");
+                completed += 1;
             }
             assert!(end.bytes(2_000, 500).iter().all(|byte| *byte == 0));
-            back
+            completed
         };
         let attributes = ViAttributes { rdma_write, ..attributes() };
-        let (_, back) = connected_over(Setting::default(), attributes, 2_500, both, client, server);
-        prop_assert_eq!(back, 4);
+        let (_, completed) = connected_over(Setting::default(), attributes, 2_500, both, client, server);
+        prop_assert_eq!(completed, 4);
     }
 }
 
-/// The errors that an end has been told of.
+/// Returns the errors that an end's NIC has reported.
 fn errors(end: &mut End) -> Vec<AsyncError> {
     std::iter::from_fn(|| end.nic.next_error().map(|(_, error)| error)).collect()
 }
 
-/// How a receive ended, if it did, and what its end was told.
-type Told = (Option<Result<(), DescriptorError>>, Vec<AsyncError>);
+/// The outcome of a receive, if it completed, and the errors reported to its end.
+type Ended = (Option<Result<(), DescriptorError>>, Vec<AsyncError>);
 
-/// Both ends, after the client has sent a message of `sent` bytes, and the server has posted a receive of
-/// `room`, if any: how the receive ended, and what both were told.
-fn met(sent: usize, room: Option<usize>) -> (Vec<AsyncError>, Told) {
+/// Has the client send a message of `sent` bytes to a server with a receive of `room` bytes, if any. Returns the
+/// client's errors, and the receive's outcome with the server's errors.
+fn met(sent: usize, room: Option<usize>) -> (Vec<AsyncError>, Ended) {
     let (both, _) = rings(1_000, 8);
     let client = move |mut end: End| async move {
         end.opens().await;
         end.nic.post_send(end.vi, descriptor(&end, 0, sent, sent)).unwrap();
         pause(&end.host, Duration::from_millis(5)).await;
-        let told = errors(&mut end);
+        let reported = errors(&mut end);
         let state = end.nic.query_vi(end.vi).await.unwrap().0;
-        assert_eq!(state == ViState::Error, !told.is_empty());
-        // It can be used again.
+        assert_eq!(state == ViState::Error, !reported.is_empty());
+        // The interface can be used again.
         end.nic.disconnect(end.vi).await.unwrap();
         end.connect().await;
         end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
         pause(&end.host, Duration::from_millis(5)).await;
         end.nic.poll();
-        told
+        reported
     };
     let server = move |mut end: End| async move {
         if let Some(room) = room {
@@ -172,22 +172,22 @@ fn met(sent: usize, room: Option<usize>) -> (Vec<AsyncError>, Told) {
         }
         pause(&end.host, Duration::from_millis(4)).await;
         end.nic.poll();
-        let told = errors(&mut end);
+        let reported = errors(&mut end);
         let done = end.nic.receive_done(end.vi).unwrap().map(|done| done.outcome);
         assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Error);
-        // The other end knows by then.
+        // The client has learned of the error by then.
         pause(&end.host, Duration::from_millis(4)).await;
         end.nic.disconnect(end.vi).await.unwrap();
         end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
         end.serve().await;
-        assert_eq!(received(&mut end).await.outcome, Ok(()), "the next connection is a good one");
-        (done, told)
+        assert_eq!(received(&mut end).await.outcome, Ok(()), "the next connection works");
+        (done, reported)
     };
     connected_over(Setting::default(), attributes(), 4_000, both, client, server)
 }
 
 #[test]
-fn a_message_that_nobody_has_room_for_ends_the_connection_at_both_ends() {
+fn a_message_without_a_receive_ends_the_connection_at_both_ends() {
     let (client, (done, server)) = met(100, None);
     assert_eq!(client, [AsyncError::ConnectionLost]);
     assert_eq!(done, None);
@@ -202,10 +202,10 @@ fn a_message_longer_than_its_receive_ends_the_connection_at_both_ends() {
     assert_eq!(server, [AsyncError::ConnectionLost]);
 }
 
-/// The server is connected when it has accepted, the client only when the news of that has come: a lane is
-/// faster.
+/// The server is connected once it has accepted, the client only once the acceptance has arrived: a message over the
+/// rings may overtake that.
 #[test]
-fn what_is_sent_before_the_other_end_knows_of_the_connection_arrives_after() {
+fn a_message_that_arrives_before_the_acceptance_of_its_connection_is_received() {
     let (both, _) = rings(1_000, 64);
     let client = |mut end: End| async move {
         end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
@@ -219,9 +219,9 @@ fn what_is_sent_before_the_other_end_knows_of_the_connection_arrives_after() {
     assert_eq!(ended, (Ok(()), Ok(())));
 }
 
-/// As of any other interface: the receives that it has are not touched.
+/// Checks that the posted receives stay posted, as those of any other interface.
 #[test]
-fn a_send_without_a_connection_comes_back_and_nothing_else_does() {
+fn a_send_without_a_connection_is_flushed_and_receives_are_not() {
     let (both, _) = rings(1_000, 8);
     let client = |mut end: End| async move {
         end.nic.disconnect(end.vi).await.unwrap();
@@ -247,7 +247,7 @@ fn a_send_without_a_connection_comes_back_and_nothing_else_does() {
 }
 
 #[test]
-fn what_was_sent_before_its_sender_disconnected_arrives() {
+fn messages_sent_before_a_disconnect_arrive() {
     let (both, _) = rings(1_000, 64);
     let client = |mut end: End| async move {
         end.opens().await;
@@ -260,7 +260,7 @@ fn what_was_sent_before_its_sender_disconnected_arrives() {
         for _ in 0..21 {
             end.nic.post_receive(end.vi, descriptor(&end, 0, 900, 900)).unwrap();
         }
-        // The news of the end comes long before it looks.
+        // The disconnect arrives long before the server polls.
         pause(&end.host, Duration::from_millis(20)).await;
         let mut outcomes = Vec::new();
         while outcomes.len() < 21 {
@@ -268,17 +268,18 @@ fn what_was_sent_before_its_sender_disconnected_arrives() {
         }
         (outcomes, errors(&mut end))
     };
-    let (_, (outcomes, told)) =
+    let (_, (outcomes, reported)) =
         connected_over(Setting::default(), attributes(), 1_000, both, client, server);
     assert_eq!(outcomes[..20], [Ok(()); 20]);
     assert_eq!(outcomes[20], Err(DescriptorError::Flushed));
-    assert_eq!(told, [AsyncError::ConnectionLost]);
+    assert_eq!(reported, [AsyncError::ConnectionLost]);
 }
 
 #[test]
-fn a_completion_queue_is_told_of_each_descriptor_once() {
+fn a_completion_queue_gets_each_descriptor_once() {
     let (both, _) = rings(1_000, 8);
-    let told = |end: &mut End, cq| (0..20).filter_map(|_| end.nic.cq_done(cq)).collect::<Vec<_>>();
+    let entries =
+        |end: &mut End, cq| (0..20).filter_map(|_| end.nic.cq_done(cq)).collect::<Vec<_>>();
     let client = move |mut end: End| async move {
         let cq = end.nic.create_cq();
         end.vi = end.nic.create_vi_with(attributes(), Some(cq), Some(cq)).await.unwrap();
@@ -288,9 +289,9 @@ fn a_completion_queue_is_told_of_each_descriptor_once() {
             end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
         }
         pause(&end.host, Duration::from_millis(5)).await;
-        assert_eq!(told(&mut end, cq), [(end.vi, WorkQueue::Send); 2]);
+        assert_eq!(entries(&mut end, cq), [(end.vi, WorkQueue::Send); 2]);
         end.nic.disconnect(end.vi).await.unwrap();
-        assert_eq!(told(&mut end, cq), [], "nothing was left");
+        assert_eq!(entries(&mut end, cq), [], "nothing was left");
     };
     let server = move |mut end: End| async move {
         let cq = end.nic.create_cq();
@@ -301,17 +302,17 @@ fn a_completion_queue_is_told_of_each_descriptor_once() {
         end.serve().await;
         end.opens().await;
         pause(&end.host, Duration::from_millis(3)).await;
-        assert_eq!(told(&mut end, cq), [(end.vi, WorkQueue::Receive); 2]);
+        assert_eq!(entries(&mut end, cq), [(end.vi, WorkQueue::Receive); 2]);
         pause(&end.host, Duration::from_millis(50)).await;
-        // The end flushes the third.
+        // The end of the connection flushes the third receive.
         assert_eq!(errors(&mut end), [AsyncError::ConnectionLost]);
-        assert_eq!(told(&mut end, cq), [(end.vi, WorkQueue::Receive)]);
+        assert_eq!(entries(&mut end, cq), [(end.vi, WorkQueue::Receive)]);
     };
     connected_over(Setting::default(), attributes(), 100, both, client, server);
 }
 
 #[test]
-fn a_process_that_is_gone_ends_its_connections() {
+fn the_exit_of_a_process_ends_its_connections() {
     let (both, forgers) = rings(1_000, 8);
     let [_, to_server]: [Forger; 2] = forgers;
     let client = |mut end: End| async move {
@@ -329,14 +330,14 @@ fn a_process_that_is_gone_ends_its_connections() {
         let sent = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome;
         (done.outcome, sent, errors(&mut end))
     };
-    let (_, (done, sent, told)) =
+    let (_, (done, sent, reported)) =
         connected_over(Setting::default(), attributes(), 100, both, client, server);
     let flushed = Err(DescriptorError::Flushed);
-    assert_eq!((done, sent, told), (flushed, flushed, vec![AsyncError::ConnectionLost]));
+    assert_eq!((done, sent, reported), (flushed, flushed, vec![AsyncError::ConnectionLost]));
 }
 
 #[test]
-fn a_disconnect_that_nobody_waits_for_holds_nothing_that_is_posted_then() {
+fn a_dropped_disconnect_holds_back_no_later_descriptor() {
     let (both, _) = rings(1_000, 8);
     let client = |mut end: End| async move {
         let mut ending = Box::pin(end.nic.disconnect(end.vi));
@@ -353,7 +354,7 @@ fn a_disconnect_that_nobody_waits_for_holds_nothing_that_is_posted_then() {
 }
 
 #[test]
-fn memory_that_may_not_be_read_is_not() {
+fn memory_without_read_permission_is_not_read() {
     let (both, _) = rings(1_000, 8);
     let client = |mut end: End| async move {
         let read = descriptor(&end, 0, 10, 10).read(end.memory.remote());
@@ -366,13 +367,13 @@ fn memory_that_may_not_be_read_is_not() {
 }
 
 #[test]
-fn what_a_descriptor_may_not_touch_ends_the_connection_and_the_descriptor_in_its_turn() {
+fn a_descriptor_of_foreign_memory_fails_in_its_turn_and_ends_the_connection() {
     let (both, _) = rings(1_000, 1);
     let client = |mut end: End| async move {
         end.opens().await;
         let options = MemoryOptions { tag: ProtectionTag(9), ..MemoryOptions::default() };
         let foreign = end.nic.register(100, options).unwrap();
-        // The ring takes one; the second one waits.
+        // The ring has room for one; the second descriptor waits.
         for _ in 0..2 {
             end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
         }
@@ -389,9 +390,9 @@ fn what_a_descriptor_may_not_touch_ends_the_connection_and_the_descriptor_in_its
         end.nic.poll();
         errors(&mut end)
     };
-    let (outcomes, told) =
+    let (outcomes, reported) =
         connected_over(Setting::default(), attributes(), 100, both, client, server);
-    let wrong = [Ok(()), Err(DescriptorError::Flushed), Err(DescriptorError::Protection)];
-    assert_eq!(outcomes, wrong);
-    assert_eq!(told, [AsyncError::ConnectionLost]);
+    let expected = [Ok(()), Err(DescriptorError::Flushed), Err(DescriptorError::Protection)];
+    assert_eq!(outcomes, expected);
+    assert_eq!(reported, [AsyncError::ConnectionLost]);
 }

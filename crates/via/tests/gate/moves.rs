@@ -1,4 +1,4 @@
-//! Gates that move at random: each descriptor completes once and in order, and a closed gate lets nothing pass.
+//! Gates that open and close at random: each descriptor completes once and in order, and no data passes a closed gate.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,10 +28,10 @@ pub(super) const RESUME: u8 = 0;
 pub(super) const SUSPEND: u8 = 1;
 const ADMIT: u8 = 2;
 
-/// Suspends and resumes the port that a command names, or has every frame admitted.
+/// Suspends or resumes the port that a command names, or installs an admission of every frame.
 pub(super) struct Mover;
 
-/// Admits all, and so has all pass the NIC.
+/// Admits every frame; because it is an admission, every frame passes the NIC.
 struct All;
 
 impl Admission for All {
@@ -68,7 +68,7 @@ impl Extension for Mover {
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
-/// What moves a gate: a node's port is suspended after a pause, for a time, in microseconds.
+/// A movement of a gate: a node's port is suspended after a pause, for a time, both in microseconds.
 #[derive(Clone, Copy, Debug)]
 struct Move {
     node: u16,
@@ -88,7 +88,7 @@ pub(super) async fn order(host: &SimHost, opcode: u8, port: PortId) {
     own.completion().await.unwrap();
 }
 
-/// Moves the gate of one node's first port; tells its ring when nothing may pass.
+/// Moves the gate of one node's first port; sets `is_closed` while no data may pass its ring.
 async fn move_gate(host: SimHost, moves: Vec<Move>, is_closed: Arc<AtomicBool>) {
     for step in moves.into_iter().filter(|step| step.node == host.node().0) {
         pause(&host, Duration::from_micros(step.pause)).await;
@@ -103,19 +103,19 @@ async fn move_gate(host: SimHost, moves: Vec<Move>, is_closed: Arc<AtomicBool>) 
 const ROOM: usize = 4_000;
 const MESSAGES: usize = 24;
 
-/// What one end does: the lengths of its messages, and the pause before each, in microseconds. Every third one that has
-/// a bit set is a write with immediate data.
+/// The messages of one end: length in bytes, pause before it in microseconds, and whether it is a write with immediate
+/// data.
 type Plan = Vec<(usize, u64, bool)>;
 
 fn plan() -> impl Strategy<Value = Plan> {
     proptest::collection::vec((0..ROOM, 0..120_u64, any::<bool>()), 0..MESSAGES)
 }
 
-/// Sends all of one plan, and receives all of the other.
+/// Sends all messages of one plan, and receives all of the other.
 async fn exchange(mut end: End, own: Plan, other: Plan, to: Arc<Mutex<[Option<RemoteMemory>; 2]>>) {
     let (node, most) = (usize::from(end.host.node().0), 900);
     assert_eq!(end.nic.port(), PortId(0));
-    // The first half of the memory is sent from, the second received in; writes have memory of their own.
+    // Messages are sent from the first half of the memory, and received in the second; writes go to other memory.
     let landing = end.nic.register(ROOM * MESSAGES, pair_options()).unwrap();
     for number in 0..other.len() {
         let at = (MESSAGES + number) * ROOM;
@@ -218,14 +218,14 @@ fn run(
     while *done.lock().unwrap() < 2 && world.now() < limit {
         world.run_until(world.now() + Duration::from_millis(10));
     }
-    assert_eq!(*done.lock().unwrap(), 2, "both come to their ends");
+    assert_eq!(*done.lock().unwrap(), 2, "both end");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn each_message_arrives_once_and_in_order_however_often_the_gates_move(
+    fn each_message_arrives_once_and_in_order_while_gates_move(
         there in plan(), back in plan(), shape in (1_usize..3_000, 1_usize..6), moves in moves(),
         seed: u64, loss in prop_oneof![Just(0.0), 0.0..0.05],
     ) {
@@ -234,18 +234,18 @@ proptest! {
 }
 
 #[test]
-fn a_resumption_while_a_queue_is_lent_loses_nothing() {
+fn resuming_a_port_while_the_host_has_a_queue_loses_nothing() {
     let moves = vec![Move { node: 0, pause: 5, time: 0 }];
     run([vec![], vec![(0, 0, false); 2]], (1, 1), moves, Faults::NONE, 0);
 }
 
-/// The request to map the memory comes before the receiver's host knows that it has the queue.
+/// The request to map the memory arrives before the receiver's host knows that it has the queue.
 #[test]
 fn a_write_right_after_the_gate_has_opened_is_done() {
     run([vec![(0, 0, true)], vec![]], (1, 1), vec![], Faults::NONE, 0);
 }
 
-/// Without rings of its own, a host offers nothing: all passes the NICs.
+/// A host without rings of its own offers no queues: all messages pass the NICs.
 #[test]
 fn a_process_without_rings_is_served_by_the_nics() {
     let (mut both, _) = rings(1_000, 4);
@@ -265,9 +265,10 @@ fn a_process_without_rings_is_served_by_the_nics() {
     assert_eq!(ended, (Ok(()), Ok(())));
 }
 
-/// A host that computes, and does not poll, is stopped all the same; what it posts then waits for the NIC.
+/// Checks that the gate closes even if the host computes and does not poll. Messages posted from then on wait for the
+/// NIC.
 #[test]
-fn an_admission_closes_the_gate_at_once_and_all_passes_the_nic_from_then_on() {
+fn an_admission_closes_the_gate_at_once_and_later_messages_pass_the_nic() {
     let (both, _) = rings(1_000, 64);
     let mut world = world_with(Setting::default(), |_, unit| {
         unit.install(MOVER, Mover).unwrap();
@@ -307,7 +308,7 @@ fn an_admission_closes_the_gate_at_once_and_all_passes_the_nic_from_then_on() {
         }
         pause(&host, Duration::from_millis(5)).await;
         end.nic.poll();
-        assert!(!end.nic.is_gate_open(end.vi), "the admission is there still");
+        assert!(!end.nic.is_gate_open(end.vi), "the admission is still installed");
     });
-    ended.expect("the client comes to its end");
+    ended.expect("the client ends");
 }

@@ -13,7 +13,7 @@ pub(crate) type Frame = ([u64; WORDS], Vec<u8>);
 
 #[derive(Debug, Default)]
 struct Ring {
-    /// Frames, with the node that another one than the other end has sent them from.
+    /// Frames, with the node that sent them if that is not the peer.
     frames: VecDeque<(Option<NodeId>, Frame)>,
     shown: VecDeque<([u64; 2], SharedMemory)>,
     receiver: Option<Waker>,
@@ -21,22 +21,22 @@ struct Ring {
     is_over: bool,
 }
 
-/// One end: what it sends is in the other's queue at once.
+/// One end of the rings: its frames are in the peer's queue at once.
 #[derive(Debug)]
 pub(crate) struct MemoryRings {
     node: NodeId,
     mtu: usize,
     depth: usize,
     rings: [Arc<Mutex<Ring>>; 2],
-    /// The frame that was handed out last.
-    lent: Vec<u8>,
-    has_told: bool,
+    /// The payload of the frame that was returned last.
+    current: Vec<u8>,
+    has_reported_end: bool,
     was_full: bool,
     /// True while the gate is closed: then no data may be sent.
     is_closed: Arc<AtomicBool>,
 }
 
-/// Puts frames of anybody's making into a ring, and ends it.
+/// Puts forged frames into a ring, and ends it.
 #[derive(Clone, Debug)]
 pub(crate) struct Forger(Arc<Mutex<Ring>>);
 
@@ -90,8 +90,8 @@ fn ends(
             mtu,
             depth,
             rings,
-            lent: Vec::new(),
-            has_told: false,
+            current: Vec::new(),
+            has_reported_end: false,
             was_full: false,
             is_closed: Arc::clone(&are_closed[node]),
         };
@@ -115,13 +115,13 @@ impl PeerRings for MemoryRings {
         words: [u64; WORDS],
         parts: &[Payload<'_>],
     ) -> Result<(), SendRefused> {
-        assert_eq!(to.0, 1 - self.node.0, "there are two");
+        assert_eq!(to.0, 1 - self.node.0, "there are two nodes");
         let mut ring = self.rings[1].lock().unwrap();
         let bytes: Vec<u8> = parts.iter().flat_map(Payload::to_vec).collect();
-        assert!(bytes.len() <= self.mtu, "it is cut");
+        assert!(bytes.len() <= self.mtu, "longer than the MTU");
         let is_data = matches!(words[0] >> 32, 2 | 5);
         assert!(!(is_data && self.is_closed.load(Ordering::Relaxed)), "the gate is closed");
-        if self.has_told {
+        if self.has_reported_end {
             return Err(SendRefused::Gone(to));
         }
         if ring.frames.len() >= self.depth {
@@ -135,7 +135,7 @@ impl PeerRings for MemoryRings {
     }
 
     fn show(&mut self, to: NodeId, name: [u64; 2], region: &Region) -> Result<(), SendRefused> {
-        assert_eq!(to.0, 1 - self.node.0, "there are two");
+        assert_eq!(to.0, 1 - self.node.0, "there are two nodes");
         let memory = SharedMemory::map(region.file().unwrap(), region.len()).unwrap();
         let mut ring = self.rings[1].lock().unwrap();
         ring.shown.push_back((name, memory));
@@ -152,11 +152,11 @@ impl PeerRings for MemoryRings {
         if let Some((node, (words, bytes))) = ring.frames.pop_front() {
             let from = node.unwrap_or(from);
             ring.sender.take().into_iter().for_each(Waker::wake);
-            self.lent = bytes;
-            return Some(News::Frame { from, words, payload: Payload::from(&self.lent[..]) });
+            self.current = bytes;
+            return Some(News::Frame { from, words, payload: Payload::from(&self.current[..]) });
         }
-        if ring.is_over && !self.has_told {
-            self.has_told = true;
+        if ring.is_over && !self.has_reported_end {
+            self.has_reported_end = true;
             return Some(News::Left(from));
         }
         None
@@ -164,7 +164,8 @@ impl PeerRings for MemoryRings {
 
     fn arm_wakeup(&mut self, waker: &Waker) -> bool {
         let mut own = self.rings[0].lock().unwrap();
-        if !own.frames.is_empty() || !own.shown.is_empty() || own.is_over && !self.has_told {
+        if !own.frames.is_empty() || !own.shown.is_empty() || own.is_over && !self.has_reported_end
+        {
             return false;
         }
         own.receiver = Some(waker.clone());

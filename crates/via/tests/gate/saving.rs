@@ -1,4 +1,4 @@
-//! Processes that bypass their NICs are saved and restored: what lies in their rings belongs to them.
+//! Save and restore of processes that bypass their NICs: the contents of their rings are part of their state.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const PORT: PortId = PortId(0);
 const ROOM: usize = 2_000;
 const SENT: usize = 5;
 
-/// Bytes of a message: the ring holds parts of 300 bytes, and four of them.
+/// Returns the length of a message in bytes: the ring holds four parts of 300 bytes.
 const fn length(number: usize) -> usize {
     350 * number + 10
 }
@@ -63,7 +63,7 @@ async fn connected(hosts: &[SimHost]) -> [End; 2] {
     [one, other]
 }
 
-/// Makes the ends known to each other again, and lets both processes run.
+/// Restores both ends, joins them again, and resumes both processes.
 async fn rejoin(keepers: &mut [Checkpointer], hosts: &[SimHost], saved: &[SavedPort]) {
     let mut now = Vec::new();
     for (keeper, saved) in keepers.iter_mut().zip(saved) {
@@ -90,7 +90,7 @@ fn interfaces_are_saved_and_restored_and_the_gate_opens_again() {
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
     let ended = world.block_on(NodeId(0), async move {
         let [mut one, mut other] = connected(&hosts).await;
-        // Some are in the ring, one in part, and the rest waits; the receiver has taken one.
+        // Some messages are in the ring, one in part, and the others wait; the receiver has taken one.
         (0..SENT).for_each(|number| send(&mut one, number));
         receive(&mut other, 0).await;
         let open = |host: &SimHost| Checkpointer::open(host, KEEPER).unwrap();
@@ -102,16 +102,16 @@ fn interfaces_are_saved_and_restored_and_the_gate_opens_again() {
         for keeper in &mut keepers {
             saved.push(keeper.save(PORT).await.unwrap());
         }
-        let lent = |at: usize| saved[at].context.vis[0].gate.lent;
-        assert_eq!([lent(0), lent(1)], [[true; 2]; 2], "the hosts have yet to return them");
-        assert_eq!(one.nic.save().map(drop), Err(NicSaveError::Lent), "it may not move");
+        let held = |at: usize| saved[at].context.vis[0].gate.lent;
+        assert_eq!([held(0), held(1)], [[true; 2]; 2], "the hosts have yet to return the queues");
+        assert_eq!(one.nic.save().map(drop), Err(NicSaveError::Lent), "it can't be moved");
         for (keeper, saved) in keepers.iter_mut().zip(&saved) {
             keeper.forget(PORT, saved).await.unwrap();
         }
         rejoin(&mut keepers, &hosts, &saved).await;
         for number in 1..SENT {
             let done = loop {
-                // Both run in this task.
+                // Both ends run in this task.
                 pause(&hosts[0], Duration::from_micros(10)).await;
                 one.nic.poll();
                 if let Some(done) = other.nic.receive_done(other.vi).unwrap() {
@@ -134,5 +134,5 @@ fn interfaces_are_saved_and_restored_and_the_gate_opens_again() {
         send(&mut one, 0);
         receive(&mut other, 0).await;
     });
-    ended.expect("it comes to its end");
+    ended.expect("it ends");
 }

@@ -19,7 +19,7 @@ use super::{attributes, descriptor};
 const ROOM: usize = 100_000;
 const MESSAGES: usize = 400;
 
-/// Lengths of both kinds of frames, and of several.
+/// Returns the length of a message, of one frame or several.
 const fn length(number: usize) -> usize {
     number * number * 37 % ROOM
 }
@@ -31,9 +31,9 @@ async fn sends(mut end: End<LiveHost>) -> End<LiveHost> {
         let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
         assert_eq!(done.outcome, Ok(()));
         if number % 16 == 15 {
-            // The other side has said that it has taken all so far.
-            let told = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
-            end.nic.post_receive(end.vi, told.descriptor).unwrap();
+            // The other side reports that it has received all messages so far.
+            let report = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+            end.nic.post_receive(end.vi, report.descriptor).unwrap();
         }
     }
     end
@@ -53,7 +53,7 @@ async fn receives(mut end: End<LiveHost>) -> End<LiveHost> {
     end
 }
 
-/// Writes messages to where the other reads them, each with its number.
+/// Writes messages, each with its number, to the memory from which the other side reads them.
 async fn writes(mut end: End<LiveHost>, to: RemoteMemory) -> End<LiveHost> {
     for number in 0..MESSAGES {
         end.memory.write(0, &pattern(number as u32, length(number))).unwrap();
@@ -63,9 +63,9 @@ async fn writes(mut end: End<LiveHost>, to: RemoteMemory) -> End<LiveHost> {
         let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
         assert_eq!(done.outcome, Ok(()));
         if number % 16 == 15 {
-            // The other side has said that it has read all so far.
-            let told = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
-            end.nic.post_receive(end.vi, told.descriptor).unwrap();
+            // The other side reports that it has read all messages so far.
+            let report = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+            end.nic.post_receive(end.vi, report.descriptor).unwrap();
         }
     }
     end
@@ -94,7 +94,7 @@ async fn end(nic: &ShmNic) -> End<LiveHost> {
     end
 }
 
-/// Has two tasks meet, the first of which serves.
+/// Connects two ends, each in a task of its own, and runs a program at each.
 fn meet<F: Future<Output = End<LiveHost>> + Send + 'static>(
     what: &str,
     first: impl FnOnce(End<LiveHost>) -> F + Send + 'static,
@@ -124,7 +124,7 @@ fn meet<F: Future<Output = End<LiveHost>> + Send + 'static>(
             (second(server, memory).await, first.await.unwrap())
         };
         let ends = tokio::time::timeout(Duration::from_secs(30), all).await;
-        drop(ends.expect("nobody waits for ever"));
+        drop(ends.expect("both programs end"));
         for nic in nics {
             nic.shutdown().await;
         }

@@ -1,5 +1,5 @@
-//! Writes to the other end's memory past the NIC: they land where they are aimed and nowhere else, and only where
-//! they may.
+//! Writes to the peer's memory that bypass the NIC: they change only the memory that they name, and only if it is open
+//! to them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,19 +23,19 @@ fn attributes() -> ViAttributes {
     ViAttributes { rdma_write: true, ..super::attributes() }
 }
 
-/// What the client does next.
+/// A message or a write of the client.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     offset: usize,
     length: usize,
-    /// A message, and no write.
+    /// True for a message, false for a write.
     is_send: bool,
     has_immediate: bool,
 }
 
 impl Step {
-    /// Whether it takes a receive of the other end's.
-    const fn is_told(self) -> bool {
+    /// Returns whether the step consumes a receive of the peer.
+    const fn takes_receive(self) -> bool {
         self.is_send || self.has_immediate
     }
 }
@@ -54,9 +54,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Writes and messages in any order; the last message is behind all of them.
+    /// Sends writes and messages in any order; the last message follows all of them.
     #[test]
-    fn writes_land_where_they_are_aimed_and_nowhere_else(
+    fn writes_change_the_memory_that_they_name_and_no_other(
         steps in steps(), mtu in 1_usize..3_000, depth in 2_usize..6, most in 1_usize..BYTES,
     ) {
         let (both, _) = rings(mtu, depth);
@@ -64,16 +64,16 @@ proptest! {
         let (place, todo, expected) = (Arc::clone(&name), steps.clone(), steps.clone());
         let client = move |mut end: End| async move {
             end.opens().await;
-            let to: RemoteMemory = name.lock().unwrap().expect("the other end is there");
+            let to: RemoteMemory = name.lock().unwrap().expect("the server has registered it");
             for (number, step) in todo.iter().enumerate() {
                 let at = number * BYTES;
                 end.memory.write(at, &pattern(number as u32, step.length)).unwrap();
-                let mut asked = descriptor(&end, at, step.length, most);
-                asked.immediate = step.has_immediate.then_some(number as u32);
+                let mut posted = descriptor(&end, at, step.length, most);
+                posted.immediate = step.has_immediate.then_some(number as u32);
                 if !step.is_send {
-                    asked = asked.write(to.at(step.offset as u32).unwrap());
+                    posted = posted.write(to.at(step.offset as u32).unwrap());
                 }
-                end.nic.post_send(end.vi, asked).unwrap();
+                end.nic.post_send(end.vi, posted).unwrap();
             }
             end.nic.post_send(end.vi, descriptor(&end, 0, 0, 1)).unwrap();
             for step in todo {
@@ -84,14 +84,14 @@ proptest! {
             end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome
         };
         let server = move |mut end: End| async move {
-            let told = todo_told(&expected);
+            let received_steps = steps_with_receive(&expected);
             let options = MemoryOptions { rdma_write: true, rdma_read: true, ..MemoryOptions::default() };
             let memory = end.nic.register(BYTES, options).unwrap();
-            for slot in 0..=told.len() {
+            for slot in 0..=received_steps.len() {
                 end.nic.post_receive(end.vi, descriptor(&end, slot * BYTES, BYTES, most)).unwrap();
             }
             *place.lock().unwrap() = Some(memory.remote());
-            for number in told {
+            for number in received_steps {
                 let step = expected[number];
                 let done = received(&mut end).await;
                 let operation =
@@ -120,13 +120,13 @@ proptest! {
     }
 }
 
-/// The steps that take a receive, by number.
-fn todo_told(steps: &[Step]) -> Vec<usize> {
-    (0..steps.len()).filter(|number| steps[*number].is_told()).collect()
+/// Returns the numbers of the steps that consume a receive.
+fn steps_with_receive(steps: &[Step]) -> Vec<usize> {
+    (0..steps.len()).filter(|number| steps[*number].takes_receive()).collect()
 }
 
-/// What becomes of a write of ten bytes to memory that the server makes, once the server has had a moment to
-/// undo it, and of the connection; the memory's bytes, if it is there still.
+/// Writes ten bytes to memory that the server exposes, then sends a message. If `is_undone`, a first write succeeds,
+/// and the server drops the memory before the second. Returns both outcomes, and the errors of client and server.
 fn refused(
     ours: ViAttributes,
     expose: impl Fn(&mut End) -> (RemoteMemory, Option<Memory>) + Send + 'static,
@@ -137,12 +137,12 @@ fn refused(
     let place = Arc::clone(&name);
     let client = move |mut end: End| async move {
         end.opens().await;
-        let to: RemoteMemory = name.lock().unwrap().expect("the other end is there");
+        let to: RemoteMemory = name.lock().unwrap().expect("the server has registered it");
         let write = |end: &End| descriptor(end, 0, 10, 10).write(to);
         if is_undone {
             end.nic.post_send(end.vi, write(&end)).unwrap();
             let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
-            assert_eq!(done.outcome, Ok(()), "it is there still");
+            assert_eq!(done.outcome, Ok(()), "the memory is still registered");
             pause(&end.host, Duration::from_millis(5)).await;
         }
         end.nic.post_send(end.vi, write(&end)).unwrap();
@@ -183,7 +183,7 @@ fn options() -> MemoryOptions {
 }
 
 #[test]
-fn what_may_not_be_written_is_not_and_the_connection_ends() {
+fn memory_without_write_permission_is_not_written_and_the_connection_ends() {
     type Expose = fn(&mut End) -> (RemoteMemory, Option<Memory>);
     let other_tag: Expose = |end| {
         let options = MemoryOptions { tag: ProtectionTag(9), ..options() };
@@ -198,29 +198,29 @@ fn what_may_not_be_written_is_not_and_the_connection_ends() {
         let memory = end.nic.register(109, options()).unwrap();
         (memory.remote().at(100).unwrap(), Some(memory))
     };
-    let gone: Expose = |end| (end.nic.register(100, options()).unwrap().remote(), None);
+    let deregistered: Expose = |end| (end.nic.register(100, options()).unwrap().remote(), None);
     let plain: Expose = |end| {
         let memory = end.nic.register(100, options()).unwrap();
         (memory.remote(), Some(memory))
     };
-    let is_refused = |ours, expose: Expose, is_undone, told: &[AsyncError]| {
+    let is_refused = |ours, expose: Expose, is_undone, reported: &[AsyncError]| {
         let (outcomes, [client, server]) = refused(ours, expose, is_undone);
-        let wrong = [Err(DescriptorError::RdmaProtection), Err(DescriptorError::Flushed)];
-        assert_eq!(outcomes, wrong);
-        assert_eq!([&client[..], &server[..]], [&[AsyncError::ConnectionLost], told]);
+        let expected = [Err(DescriptorError::RdmaProtection), Err(DescriptorError::Flushed)];
+        assert_eq!(outcomes, expected);
+        assert_eq!([&client[..], &server[..]], [&[AsyncError::ConnectionLost], reported]);
     };
-    // The server's NIC refuses them.
-    let told = &[AsyncError::RdmaWriteProtection, AsyncError::ConnectionLost];
-    for expose in [other_tag, not_exposed, too_short, gone] {
-        is_refused(attributes(), expose, false, told);
+    // The server's NIC refuses these writes.
+    let reported = &[AsyncError::RdmaWriteProtection, AsyncError::ConnectionLost];
+    for expose in [other_tag, not_exposed, too_short, deregistered] {
+        is_refused(attributes(), expose, false, reported);
     }
-    // The interface lets no process write: the client's NIC refuses.
+    // The interface allows no writes: the client's NIC refuses this one.
     is_refused(super::attributes(), plain, false, &[AsyncError::ConnectionLost]);
-    // It was mapped, and is deregistered.
-    is_refused(attributes(), plain, true, told);
+    // The memory was mapped, and is deregistered.
+    is_refused(attributes(), plain, true, reported);
 }
 
-/// A process that maps memory can read it: the NIC writes memory that may not be read.
+/// A process that maps memory can also read it, so the NIC writes memory that may not be read.
 #[test]
 fn memory_that_may_not_be_read_is_written_by_the_nic() {
     let (both, _) = rings(1_000, 8);
@@ -228,7 +228,7 @@ fn memory_that_may_not_be_read_is_written_by_the_nic() {
     let place = Arc::clone(&name);
     let client = move |mut end: End| async move {
         end.opens().await;
-        let to: RemoteMemory = name.lock().unwrap().expect("the other end is there");
+        let to: RemoteMemory = name.lock().unwrap().expect("the server has registered it");
         end.memory.write(0, &[7; 10]).unwrap();
         end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10).write(to)).unwrap();
         end.nic.post_send(end.vi, descriptor(&end, 0, 0, 1)).unwrap();
@@ -236,7 +236,7 @@ fn memory_that_may_not_be_read_is_written_by_the_nic() {
         for _ in 0..2 {
             outcomes.push(end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome);
         }
-        assert!(!end.nic.is_gate_open(end.vi), "the NIC has to write again");
+        assert!(!end.nic.is_gate_open(end.vi), "the NIC writes, so the gate is closed");
         outcomes
     };
     let server = move |mut end: End| async move {
@@ -253,13 +253,13 @@ fn memory_that_may_not_be_read_is_written_by_the_nic() {
 }
 
 #[test]
-fn news_of_a_write_without_a_receive_ends_the_connection() {
+fn a_write_with_immediate_data_and_no_receive_ends_the_connection() {
     let (both, _) = rings(1_000, 8);
     let name = Arc::new(Mutex::new(None));
     let place = Arc::clone(&name);
     let client = move |mut end: End| async move {
         end.opens().await;
-        let to: RemoteMemory = name.lock().unwrap().expect("the other end is there");
+        let to: RemoteMemory = name.lock().unwrap().expect("the server has registered it");
         let write: Descriptor = descriptor(&end, 0, 10, 10).write(to).immediate(7);
         end.nic.post_send(end.vi, write).unwrap();
         let outcome = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome;
@@ -268,12 +268,12 @@ fn news_of_a_write_without_a_receive_ends_the_connection() {
     };
     let server = move |mut end: End| async move {
         *place.lock().unwrap() = Some(end.memory.remote());
-        let mut told = Vec::new();
-        while told.len() < 2 {
+        let mut reported = Vec::new();
+        while reported.len() < 2 {
             end.nic.progress().await.unwrap();
-            told.extend(errors(&mut end));
+            reported.extend(errors(&mut end));
         }
-        told
+        reported
     };
     let ((outcome, client), server) =
         connected_over(Setting::default(), attributes(), 100, both, client, server);
@@ -281,15 +281,15 @@ fn news_of_a_write_without_a_receive_ends_the_connection() {
     assert_eq!(server, [AsyncError::ReceiveQueueEmpty, AsyncError::ConnectionLost]);
 }
 
-/// What was asked for over a connection that is over is asked for again over the next.
+/// Memory that was requested over an ended connection is requested again over the next one.
 #[test]
-fn a_write_over_the_next_connection_lands() {
+fn a_write_over_the_next_connection_succeeds() {
     let (both, _) = rings(1_000, 8);
     let name = Arc::new(Mutex::new(None));
     let place = Arc::clone(&name);
     let client = move |mut end: End| async move {
         end.opens().await;
-        let to: RemoteMemory = name.lock().unwrap().expect("the other end is there");
+        let to: RemoteMemory = name.lock().unwrap().expect("the server has registered it");
         end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10).write(to)).unwrap();
         end.nic.disconnect(end.vi).await.unwrap();
         let first = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome;
@@ -315,9 +315,9 @@ fn a_write_over_the_next_connection_lands() {
     assert_eq!(bytes, [7; 10]);
 }
 
-/// Whoever says so is none of ours: nothing is taken for what it is not.
+/// Checks forged reports of completed writes: those that no correct peer sends end the connection.
 #[test]
-fn news_of_writes_that_nobody_of_ours_tells_ends_the_connection() {
+fn invalid_reports_of_writes_end_the_connection() {
     const SEND: u64 = 2 << 32;
     const WRITTEN: u64 = 5 << 32;
     let (of_vi, with_immediate) = (1 << 16, 1 << 32);
@@ -325,7 +325,7 @@ fn news_of_writes_that_nobody_of_ours_tells_ends_the_connection() {
     let whole = [of_vi | WRITTEN, 10, with_immediate, 0, 0];
     let long = [of_vi | WRITTEN, (1 << 20) + 1, with_immediate, 0, 0];
     let bare = [of_vi | WRITTEN, 10, 0, 0, 0];
-    let told = |frames: Vec<([u64; 5], Vec<u8>)>| {
+    let outcome_of = |frames: Vec<([u64; 5], Vec<u8>)>| {
         let (both, [_, to_server]) = rings(1_000, 8);
         let client = |mut end: End| async move {
             pause(&end.host, Duration::from_millis(20)).await;
@@ -339,9 +339,9 @@ fn news_of_writes_that_nobody_of_ours_tells_ends_the_connection() {
         };
         connected_over(Setting::default(), attributes(), 100, both, client, server).1
     };
-    assert_eq!(told(vec![(whole, vec![])]), Ok(()), "so it is told");
+    assert_eq!(outcome_of(vec![(whole, vec![])]), Ok(()), "a valid report");
     let flushed = Err(DescriptorError::Flushed);
-    assert_eq!(told(vec![(half, vec![1; 50]), (whole, vec![])]), flushed);
-    assert_eq!(told(vec![(long, vec![])]), flushed);
-    assert_eq!(told(vec![(bare, vec![])]), flushed);
+    assert_eq!(outcome_of(vec![(half, vec![1; 50]), (whole, vec![])]), flushed);
+    assert_eq!(outcome_of(vec![(long, vec![])]), flushed);
+    assert_eq!(outcome_of(vec![(bare, vec![])]), flushed);
 }

@@ -1,4 +1,4 @@
-//! A NIC that is nothing but memory: what a unit sends lies in a queue, and its regions are vectors.
+//! A NIC in memory, for tests of a unit: sent frames are in a queue, and regions are vectors.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use midplane_simhw::port::{Command, Completion};
 use midplane_simhw::region::{Access, Payload, ProtectionTag, RegionError, RegionRef, Rights};
 use midplane_simhw::time::{Instant, LineRate};
 
-/// A region of port 0, in its first life.
+/// A region of port 0, of generation 1.
 #[derive(Clone, Debug)]
 pub(crate) struct Slab {
     pub(crate) bytes: Vec<u8>,
@@ -62,7 +62,7 @@ impl MemoryNic {
         self.now = self.now.plus_nanos(nanos);
     }
 
-    /// An alarm that goes off.
+    /// Returns a timer that has expired, and disarms it.
     pub(crate) fn expired(&mut self) -> Option<TimerId> {
         let at = self.timers.iter().position(|at| *at <= self.now)?;
         self.timers[at] = Instant::FAR_FUTURE;

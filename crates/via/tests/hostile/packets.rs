@@ -1,4 +1,4 @@
-//! An engine of messages whose carrier hands in what somebody says that a peer has sent.
+//! A message engine whose carrier delivers forged packets of its peers.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -12,10 +12,10 @@ use midplane_via::message::matching::Pattern;
 use midplane_via::message::request::{Load, Mode, Operation, Request};
 use midplane_via::message::transport::{Claim, InitError, Wait};
 
-/// Packets that peers have sent: who, the envelope, the payload.
+/// Forged packets: sender, envelope, payload.
 type Packets = Arc<Mutex<VecDeque<(u32, Vec<u8>, Vec<u8>)>>>;
 
-/// Hands in what the test says, and remembers what the engine posts.
+/// A carrier that delivers the test's packets, and records the envelopes that the engine posts.
 #[derive(Debug, Default)]
 struct Script {
     packets: Packets,
@@ -53,10 +53,10 @@ impl Carrier for Script {
     fn close(&mut self) {}
 }
 
-/// What the other side does: mostly what it may, with one thing wrong now and then.
+/// A step of a run: a packet of a peer, or an operation of the engine's program.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    Packet { from: u32, words: [u32; 6], handles: [u64; 2], payload: usize, mend: bool },
+    Packet { from: u32, words: [u32; 6], handles: [u64; 2], payload: usize, repair: bool },
     Send { synchronous: bool, length: usize },
     Receive { wild: bool, room: usize },
     Claim,
@@ -68,11 +68,11 @@ const WINDOW: usize = 4096;
 
 struct Run {
     script: Vec<(u32, Vec<u8>, Vec<u8>)>,
-    /// Those that the engine's carrier hands in next.
+    /// The packets that the engine's carrier delivers next.
     packets: Packets,
     engine: Engine,
     requests: Vec<Request>,
-    /// What a well-behaved process 1 and 2 would number next.
+    /// For each process, the number that its next packet has if it follows the protocol.
     sequences: [u32; 4],
 }
 
@@ -87,11 +87,11 @@ impl Run {
         Self { script: vec![], packets, engine, requests: vec![], sequences: [0; 4] }
     }
 
-    /// A packet as `emit` would write it; mended, it is one that its sender may send.
+    /// Appends a packet to the script. If `repair`, first corrects the fields that its sender must set.
     fn packet(&mut self, op: &Op) {
-        let Op::Packet { from, mut words, handles, payload, mend } = *op else { return };
+        let Op::Packet { from, mut words, handles, payload, repair } = *op else { return };
         let matched = matches!(words[2] & 0xFF, 1 | 2);
-        if mend {
+        if repair {
             words[3] = from;
             words[0] = if words[2] & 0xFF == 2 { words[0] % 5000 } else { payload as u32 };
             words[5] = self.sequences[from as usize];
@@ -100,7 +100,7 @@ impl Run {
         let mut header: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         header.extend(handles.iter().flat_map(|handle| handle.to_le_bytes()));
         assert_eq!(header.len(), LONGEST);
-        let payload = if mend && words[2] & 0xFF == 2 { vec![] } else { vec![7; payload] };
+        let payload = if repair && words[2] & 0xFF == 2 { vec![] } else { vec![7; payload] };
         self.script.push((from, header, payload));
     }
 
@@ -140,16 +140,16 @@ impl Run {
     }
 }
 
-/// Runs what peers and the program do, one after the other. The engine neither panics nor keeps more than it
-/// may, and still talks with itself at the end.
+/// Runs steps in order. Checks that the engine does not panic, stores no more than its limits, and can still send to
+/// itself at the end.
 pub(crate) fn run(ops: &[Op]) {
     run_in_turns(ops, false);
     run_in_turns(ops, true);
 }
 
-/// Does the same; `together`: packets that follow each other arrive in one turn of the engine.
+/// Does the same as `run`. If `together`, consecutive packets arrive in one turn of the engine.
 fn run_in_turns(ops: &[Op], together: bool) {
-    // The packets of the whole run are known first; between them, the program does its part.
+    // All packets of the run are made first; the program's operations then run between them.
     let mut run = Run::new();
     ops.iter().for_each(|op| run.packet(op));
     let mut packets = std::mem::take(&mut run.script).into_iter();
@@ -168,7 +168,7 @@ fn run_in_turns(ops: &[Op], together: bool) {
         assert!(run.engine.unexpected_bytes() <= 2 * WINDOW as u64);
         let _ = run.engine.explain().to_string();
     }
-    // The process that nobody else speaks for still reaches itself.
+    // No forged packet is from this process, so it can still send to itself.
     let (to, context, tag) = (Peer(0), Context(9), Tag(1));
     let own = Operation::Send { mode: Mode::Synchronous, to, context, tag };
     let send = run.engine.build(own).unwrap();
@@ -182,10 +182,10 @@ fn run_in_turns(ops: &[Op], together: bool) {
     assert_eq!(run.engine.requests().take(receive).expect("it is here").bytes, [5; 300]);
 }
 
-/// Bytes of the input that make one step.
+/// Bytes of the input for one step.
 pub(crate) const STEP: usize = 24;
 
-/// The steps that bytes say, [`STEP`] each: any sequence of bytes is a run.
+/// Decodes steps from bytes, [`STEP`] each: any sequence of bytes is a run.
 pub(crate) fn steps(input: &[u8]) -> Vec<Op> {
     input.as_chunks::<STEP>().0.iter().map(step).collect()
 }
@@ -197,7 +197,7 @@ fn step(bytes: &[u8; STEP]) -> Op {
         _ => u64::from(bytes[at + 1] % 6) | u64::from(bytes[at + 2] % 6) << 32,
     };
     let [kind, flag, ..] = *bytes;
-    let (flag, mend) = (flag & 1 != 0, flag & 2 != 0);
+    let (flag, repair) = (flag & 1 != 0, flag & 2 != 0);
     match kind % 16 {
         0 | 1 => Op::Send { synchronous: flag, length: short(2) % 400 },
         2 | 3 => Op::Receive { wild: flag, room: short(2) % 400 },
@@ -210,7 +210,7 @@ fn step(bytes: &[u8; STEP]) -> Op {
             let what = small(6, 14) | small(7, 16) << 8;
             let words = [length, small(5, 2), what, 1 + small(2, 2), small(3, 2), small(1, 4)];
             let handles = [handle(8), handle(16)];
-            Op::Packet { from: 1 + small(2, 3), words, handles, payload: short(22) % 300, mend }
+            Op::Packet { from: 1 + small(2, 3), words, handles, payload: short(22) % 300, repair }
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A victim with one Virtual Interface, on a NIC that is nothing but memory, and a peer that connects and
-//! then sends any frames: thousands of sessions a second.
+//! A victim with one Virtual Interface, on a NIC in memory, and a peer that connects and then sends forged frames:
+//! thousands of sessions a second.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use midplane_via::firmware::{Via, ViaConfig};
 
 use super::memory_nic::{MemoryNic, Sent, Slab};
 
-/// Opcodes, as the host's half puts them into a port's ring.
+/// Opcodes, as the host's side writes them into a port's ring.
 const CREATE: u8 = 1;
 const POST_RECEIVE: u8 = 5;
 const CONNECT_REQUEST: u8 = 6;
@@ -28,7 +28,7 @@ const PEER: NodeId = NodeId(1);
 const PORT: PortId = PortId(0);
 const TAG: ProtectionTag = ProtectionTag(7);
 
-/// The victim's regions, by their slots: parameters of commands, memory that is open to nobody, to posted
+/// The victim's regions, by their slots: parameters of commands, then memory that is open to no access, to posted
 /// receives, to writes, to writes under another tag, and to reads.
 const PARAMETERS: u16 = 0;
 const CLOSED: u16 = 1;
@@ -37,10 +37,10 @@ const WRITABLE: u16 = 3;
 const FOREIGN: u16 = 4;
 const READABLE: u16 = 5;
 const REGION: usize = 4_096;
-/// What receives are posted into, one after the other; the rest of their region is not posted.
+/// Number of posted receives, one after another in their region; the rest of the region is not posted.
 const SLOTS: u32 = 4;
 const SLOT: u32 = 1_000;
-/// Every byte that may be read from elsewhere; no other memory has it.
+/// The value of every byte that a peer may read; no other memory contains it.
 const OPEN_BYTE: u8 = 0x55;
 
 struct Side {
@@ -72,7 +72,7 @@ impl Side {
         self.unit.on_doorbell(&mut self.nic, PORT);
     }
 
-    /// Makes the one interface.
+    /// Creates the interface of this side.
     fn create(&mut self, level: Reliability) {
         let remote = 3 << 8;
         let bits = level as u64 | remote | 1 << 32 << 20;
@@ -83,10 +83,10 @@ impl Side {
         });
     }
 
-    /// A command about a connection.
+    /// Posts a command about a connection.
     fn connect(&mut self, opcode: u8) {
         let name = Discriminator::new(b"service").unwrap();
-        // The node, what is asked for, who asks, and no end to its patience.
+        // The node, the name requested, the name of the requester, and no timeout.
         let bytes = wire::encode(&(VICTIM.0, name, name, 0_u64)).unwrap();
         self.nic.slabs[usize::from(PARAMETERS)].bytes[..bytes.len()].copy_from_slice(&bytes);
         let region = range(PARAMETERS, 0, bytes.len() as u32);
@@ -103,7 +103,7 @@ impl Side {
         self.unit.on_frame(&mut self.nic, Frame { header, payload: Payload::from(payload) });
     }
 
-    /// Time passes; alarms go off.
+    /// Advances time, and handles the timers that expire.
     fn pass(&mut self, nanos: u64) {
         self.nic.pass(nanos);
         while let Some(timer) = self.nic.expired() {
@@ -112,7 +112,7 @@ impl Side {
     }
 
     fn answer(&mut self, opcode: u8) -> Option<Completion> {
-        let at = self.nic.completions.iter().position(|told| told.opcode == opcode)?;
+        let at = self.nic.completions.iter().position(|done| done.opcode == opcode)?;
         Some(self.nic.completions.remove(at))
     }
 }
@@ -121,20 +121,20 @@ const fn range(slot: u16, offset: u32, length: u32) -> RegionRef {
     RegionRef { port: PORT, slot, generation: 1, offset, length }
 }
 
-/// A frame of the peer's, as bytes say.
+/// A frame of the peer, decoded from the input.
 #[derive(Clone, Copy, Debug)]
 struct Forged {
-    /// It has the number that is expected next.
+    /// True if the frame has the sequence number that the victim expects next.
     follows: bool,
     header: Header,
     length: usize,
 }
 
-/// Bytes of the input that make one frame.
+/// Bytes of the input for one frame.
 pub(crate) const FRAME: usize = 22;
 
 impl Forged {
-    /// Mostly what a connection that goes on would send, with anything wrong about it.
+    /// Decodes a frame: most fields have values that a valid connection might send; any may be wrong.
     fn of(bytes: &[u8; FRAME]) -> Self {
         let short = |at: usize| u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
         let long = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four"));
@@ -164,11 +164,11 @@ impl Forged {
             ..Header::default()
         };
         let forged = Self { follows: bytes[0] & 0x80 != 0, header, length: length as usize };
-        if bytes[19].is_multiple_of(8) { forged } else { forged.mended() }
+        if bytes[19].is_multiple_of(8) { forged } else { forged.repaired() }
     }
 
-    /// The same, as an honest peer would send it in its place: one frame that is a whole message.
-    fn mended(mut self) -> Self {
+    /// Corrects the frame to one that an honest peer might send: a whole message in one frame.
+    fn repaired(mut self) -> Self {
         const WHOLE: u8 = 3 << 3;
         let [.., place] = self.header.words;
         let kind = self.header.flags & 7;
@@ -196,28 +196,27 @@ impl Forged {
     }
 }
 
-/// What came of a session.
+/// The result of a session.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Verdict {
-    /// Memory that is open to nobody was written.
+    /// True if memory that is not open to writes was written.
     pub(crate) touched: bool,
-    /// Memory that nobody may read has left.
+    /// True if memory that is not open to reads was sent.
     pub(crate) leaked: bool,
-    /// Handlers that panicked.
+    /// Number of handlers that panicked.
     pub(crate) traps: u64,
-    /// Receives that were completed with a message, bytes that were written, frames that were answered with
-    /// memory.
+    /// Number of receives completed with a message, of bytes written, and of frames sent with memory that was read.
     pub(crate) received: u64,
     pub(crate) written: u64,
     pub(crate) read: u64,
 }
 
-/// The two ends, connected.
+/// A connected victim and peer.
 struct Session {
     victim: Side,
     peer: Side,
     verdict: Verdict,
-    /// The number that the victim expects next, as far as is known.
+    /// The sequence number that the victim most likely expects next.
     next: u32,
 }
 
@@ -230,16 +229,16 @@ impl Session {
         victim.connect(CONNECT_WAIT);
         peer.connect(CONNECT_REQUEST);
         let mut session = Self { victim, peer, verdict: Verdict::default(), next: 0 };
-        let told = session.run_until(|session| session.victim.answer(CONNECT_WAIT));
-        let args = [told.args[3] & 0xFFFF_FFFF, 0, 0];
+        let request = session.run_until(|session| session.victim.answer(CONNECT_WAIT));
+        let args = [request.args[3] & 0xFFFF_FFFF, 0, 0];
         let accept = Command { opcode: CONNECT_ACCEPT, args, ..Command::default() };
         session.victim.command(accept);
-        let told = session.run_until(|session| session.peer.answer(CONNECT_REQUEST));
-        assert_eq!(told.args[0], 0, "they are connected");
+        let answer = session.run_until(|session| session.peer.answer(CONNECT_REQUEST));
+        assert_eq!(answer.args[0], 0, "they are connected");
         session
     }
 
-    /// Lets both sides run until there is what is waited for.
+    /// Runs both sides until `found` returns a value.
     fn run_until<T>(&mut self, mut found: impl FnMut(&mut Self) -> Option<T>) -> T {
         for _ in 0..1_000 {
             if let Some(found) = found(self) {
@@ -257,7 +256,7 @@ impl Session {
                 peer.pass(20_000);
             }
         }
-        panic!("two honest units do not meet");
+        panic!("two honest units do not connect");
     }
 
     fn attack(&mut self, forged: &Forged) {
@@ -276,11 +275,11 @@ impl Session {
         self.next = self.next.wrapping_add(u32::from(forged.follows));
         self.victim.receive(header, &payload);
         self.victim.pass(1_000);
-        self.look();
+        self.collect();
     }
 
-    /// What the victim has done since: its answers are read, its receives posted again.
-    fn look(&mut self) {
+    /// Collects the victim's frames and completions, and posts its receives again.
+    fn collect(&mut self) {
         while let Some(Sent { header, payload }) = self.victim.nic.sent.pop_front() {
             if header.kind == Kind::Data {
                 self.next = header.acknowledgement;
@@ -298,7 +297,7 @@ impl Session {
 
     fn end(mut self) -> Verdict {
         self.victim.pass(2_000_000_000);
-        self.look();
+        self.collect();
         let slabs = &self.victim.nic.slabs;
         let is = |slot: u16, from: usize, byte: u8| {
             slabs[usize::from(slot)].bytes[from..].iter().all(|other| *other == byte)
@@ -317,7 +316,7 @@ impl Session {
     }
 }
 
-/// A session whose first byte says how reliable it is, and the others what the peer sends.
+/// Runs a session: the first byte of the input selects the reliability, the others are the peer's frames.
 pub(crate) fn run(input: &[u8]) -> Verdict {
     let (level, frames) = input.split_first().map_or((0, input), |(level, rest)| (*level, rest));
     let level = match level % 4 {

@@ -1,4 +1,4 @@
-//! Processes on NICs of their own over a live fabric, all of them in this process.
+//! Helpers that run several ranks over a live fabric, each with its own NIC, all in this process.
 #![allow(dead_code, reason = "each test uses its own part")]
 
 mod relay;
@@ -38,24 +38,24 @@ pub(crate) use crate::scenarios::{Program, World};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-/// On the machine's clock: only what hangs takes so long.
+/// Real time after which a program counts as hanging.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Most payload bytes of a datagram between NICs.
 const MTU: usize = 1_400;
 
 fn unit(ranks: u16) -> Unit {
-    // Longer than a busy machine lets a process stand still.
-    let patience = Duration::from_secs(30);
+    // Longer than a busy machine keeps a process from running.
+    let timeout = Duration::from_secs(30);
     let mut control = ControlConfig::default();
-    control = control.dead_after(patience);
+    control = control.dead_after(timeout);
     let mut unit = Unit::new(control);
-    unit.install(VIA, Via::new(ViaConfig::default().dead_after(patience))).unwrap();
+    unit.install(VIA, Via::new(ViaConfig::default().dead_after(timeout))).unwrap();
     unit.install(COLLECTIVES, Collectives::new((0..ranks).map(NodeId).collect())).unwrap();
     unit
 }
 
-/// A process for each host.
+/// Makes a rank for each host.
 pub(crate) async fn worlds(hosts: &[impl Host], config: RdmaConfig) -> Vec<World> {
     let carriers = carriers(hosts, config).await.into_iter();
     let worlds = carriers.map(|carrier| {
@@ -64,7 +64,7 @@ pub(crate) async fn worlds(hosts: &[impl Host], config: RdmaConfig) -> Vec<World
     worlds.collect()
 }
 
-/// A carrier for each host.
+/// Makes a carrier for each host.
 async fn carriers(hosts: &[impl Host], config: RdmaConfig) -> Vec<RdmaCarrier> {
     let nodes: Vec<NodeId> = hosts.iter().map(Host::node).collect();
     let mut carriers = Vec::new();
@@ -75,8 +75,8 @@ async fn carriers(hosts: &[impl Host], config: RdmaConfig) -> Vec<RdmaCarrier> {
     carriers
 }
 
-/// Runs one program in each process; one that has come to its end serves the others, as one does
-/// that has not finalised.
+/// Runs one program on each rank. A rank whose program has ended continues to serve the others, because it has not
+/// finalised.
 async fn play(carriers: Vec<impl Carrier + 'static>, program: &Program) {
     let ranks = carriers.len();
     let at_the_end = Arc::new(Barrier::new(ranks));
@@ -113,18 +113,18 @@ fn live<T>(run: impl Future<Output = T>) -> T {
     runtime.worker_threads(2).enable_all().build().unwrap().block_on(run)
 }
 
-/// Messages over shared memory.
+/// Runs a program over NICs in shared memory.
 #[cfg(target_os = "linux")]
 pub(crate) fn shm(ranks: u16, config: RdmaConfig, program: &Program) {
     over_shm(ranks, async |hosts| play(carriers(&hosts, config).await, program).await);
 }
 
-/// Messages over sockets, through a relay with these faults; how many datagrams met one.
+/// Runs a program over sockets, through a relay with these faults; returns how many datagrams met one.
 pub(crate) fn udp(ranks: u16, config: RdmaConfig, faults: Faults, program: &Program) -> u64 {
     over_udp(ranks, faults, async |hosts| play(carriers(&hosts, config).await, program).await)
 }
 
-/// Messages over lanes that `change` makes narrow.
+/// Runs a program over lanes, whose configuration `change` restricts.
 #[cfg(target_os = "linux")]
 pub(crate) fn lanes(ranks: u16, change: impl Fn(ShmConfig) -> ShmConfig, program: &Program) {
     let name = fabric_name();
@@ -137,7 +137,7 @@ pub(crate) fn lanes(ranks: u16, change: impl Fn(ShmConfig) -> ShmConfig, program
     });
 }
 
-/// The first of two processes over lanes; the other is waited for so long, and never comes.
+/// Runs the first of two ranks over lanes. It waits `within` for the second one, which never starts.
 #[cfg(target_os = "linux")]
 pub(crate) fn alone(within: Duration, program: &Program) {
     live(async {
@@ -148,7 +148,7 @@ pub(crate) fn alone(within: Duration, program: &Program) {
     });
 }
 
-/// A name that no fabric has had.
+/// Returns a new name for a fabric.
 #[cfg(target_os = "linux")]
 fn fabric_name() -> String {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -158,7 +158,7 @@ fn fabric_name() -> String {
     format!("midplane-scenarios-{}-{number}", std::process::id())
 }
 
-/// Hosts whose NICs are joined by shared memory.
+/// Runs `work` on hosts whose NICs are connected by shared memory.
 #[cfg(target_os = "linux")]
 pub(crate) fn over_shm(ranks: u16, work: impl AsyncFnOnce(Vec<LiveHost>)) {
     use midplane_simhw::shm::ShmNic;
@@ -180,7 +180,7 @@ pub(crate) fn over_shm(ranks: u16, work: impl AsyncFnOnce(Vec<LiveHost>)) {
     });
 }
 
-/// Hosts whose NICs are joined by a relay with these faults; how many datagrams met one.
+/// Runs `work` on hosts whose NICs are connected by a relay with these faults; returns how many datagrams met one.
 pub(crate) fn over_udp(ranks: u16, faults: Faults, work: impl AsyncFnOnce(Vec<LiveHost>)) -> u64 {
     live(async {
         let (nics, relay) = start_nics(ranks, faults);

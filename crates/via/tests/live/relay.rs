@@ -1,4 +1,4 @@
-//! A bad switch between NICs over UDP: it loses, doubles and reorders datagrams.
+//! A faulty switch between NICs over UDP: it loses, duplicates and reorders datagrams.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use midplane_simhw::fault::Faults;
 use midplane_simhw::frame::Header;
 use midplane_simhw::rng::Rng;
 
-/// How long a datagram that is overtaken waits for those that overtake it.
+/// Time for which a reordered datagram is held back.
 const HELD: Duration = Duration::from_millis(1);
 
-/// Runs until it is dropped.
+/// A relay, which runs until it is dropped.
 pub(crate) struct Relay {
     address: SocketAddr,
     is_over: Arc<AtomicBool>,
-    /// Ends with how many datagrams met a fault.
+    /// The relay's thread; returns how many datagrams met a fault.
     thread: Option<JoinHandle<u64>>,
 }
 
 impl Relay {
-    /// A relay between `peers`: node `i` is at `peers[i]`.
+    /// Starts a relay between `peers`: node `i` is at `peers[i]`.
     pub(crate) fn start(peers: Vec<SocketAddr>, faults: Faults) -> Self {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         socket.set_read_timeout(Some(HELD)).unwrap();
@@ -33,7 +33,7 @@ impl Relay {
         Self { address, is_over, thread: Some(thread) }
     }
 
-    /// Ends it; how many datagrams met a fault.
+    /// Ends the relay; returns how many datagrams met a fault.
     pub(crate) fn end(mut self) -> u64 {
         self.is_over.store(true, Ordering::Relaxed);
         self.thread.take().expect("it ends once").join().unwrap()
@@ -55,9 +55,9 @@ fn relay(socket: &UdpSocket, peers: &[SocketAddr], faults: Faults, is_over: &Ato
     let mut happens = |probability: f64| (rng.below(1_000_000) as f64) < probability * 1e6;
     let mut faulty = 0;
     let mut datagram = vec![0; 65_536];
-    // What others overtake.
+    // A datagram that others overtake.
     let mut held: Option<(Vec<u8>, SocketAddr)> = None;
-    // A NIC that has gone takes nothing more: that is no error of the relay's.
+    // A NIC may have closed its socket, which is no error of the relay.
     let send = |bytes: &[u8], to: SocketAddr| drop(socket.send_to(bytes, to));
     while !is_over.load(Ordering::Relaxed) {
         let Ok((length, _)) = socket.recv_from(&mut datagram) else {

@@ -22,7 +22,7 @@ use crate::message::transport::BuildError;
 /// One process's access to the NICs; one operation runs at a time.
 pub(in crate::message) struct Nics {
     state: Mutex<State>,
-    /// Wakes the task whose operation is under way.
+    /// Wakes the task whose operation is in progress.
     bell: Arc<Bell>,
 }
 

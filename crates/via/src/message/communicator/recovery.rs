@@ -55,7 +55,7 @@ impl Proposal {
 }
 
 impl Communicator {
-    /// Ends every operation of this communicator, at all its processes, with [`Failure::Revoked`]: those under way
+    /// Ends every operation of this communicator, at all its processes, with [`Failure::Revoked`]: those in progress
     /// and those started later. A process that sees a loss calls it, so that the others do not wait for messages
     /// that will not come. [`agree`](Self::agree) and [`shrink`](Self::shrink) still work.
     ///

@@ -1,4 +1,4 @@
-//! The limits of an engine, and what it does when they are reached.
+//! The limits of an engine, and its behaviour when they are reached.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Tests whether a request has completed, without waiting (`MPI_Test`).
 //!
-//! A request that is not under way (built, or its outcome taken) has no outcome, like an inactive request in MPI.
+//! A request that is not in progress (built, or its outcome taken) has no outcome, like an inactive request in MPI.
 
 use super::Process;
 use crate::message::request::{Failure, Outcome, Request, State, Status};

@@ -57,7 +57,7 @@ pub(super) struct Part<T> {
     locks: Locks,
     /// The receive of the next request.
     receive: Option<Pending>,
-    /// Answers under way, by rank.
+    /// Answers in flight, by rank.
     answers: Vec<Vec<Pending>>,
     /// Processes that have broken the protocol: they are not served.
     refused: BTreeSet<u32>,

@@ -341,7 +341,7 @@ enum Trouble {
     Breaks,
     /// Processes end and are replaced.
     Ends,
-    /// As `Ends`; also, running processes may be reached by no wire, and clocks are set back.
+    /// Processes end, running processes may be reached by no wire, and clocks are set back.
     All,
 }
 
