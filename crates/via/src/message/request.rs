@@ -157,7 +157,7 @@ pub enum Failure {
     PeerLost(Peer),
     /// The other process was killed or has ended, and was started again: this request was for the former process.
     /// Messages can be sent to the new one.
-    #[error("process {0} was started again; this request was for the process before")]
+    #[error("process {0} was lost and started again; this request was for the former one")]
     PeerRestarted(Peer),
     /// The receiver's memory for unexpected messages is full, and its configuration refuses more: nothing was
     /// sent.
