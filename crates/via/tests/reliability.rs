@@ -51,7 +51,7 @@ fn run(
         attributes(level),
         (total.max(receives) + 2) * ROOM,
         move |mut end| async move {
-            let window = learn_memory(&mut end).await;
+            let window = receive_memory_name(&mut end).await;
             let mut receive = 0;
             for (number, posted) in posted.iter().enumerate() {
                 let (Posted::Send(bytes) | Posted::Write(bytes) | Posted::Read(bytes)) = *posted;
@@ -87,7 +87,7 @@ fn run(
                 end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
             }
             end.memory.write(receives * ROOM, &pattern(READ, ROOM)).unwrap();
-            tell_memory(&mut end).await;
+            send_memory_name(&mut end).await;
             let (mut times, mut last) = (Times::new(), None);
             for place in 0..receives {
                 let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
@@ -107,14 +107,14 @@ fn run(
 }
 
 /// Receives the name of the other end's memory.
-async fn learn_memory(end: &mut End) -> RemoteMemory {
+async fn receive_memory_name(end: &mut End) -> RemoteMemory {
     let segment = end.memory.segment(0, 16).unwrap();
     end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
     end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
     midplane_simhw::wire::decode(&end.bytes(0, 16)).unwrap()
 }
 
-async fn tell_memory(end: &mut End) {
+async fn send_memory_name(end: &mut End) {
     let words = midplane_simhw::wire::encode(&end.memory.remote()).unwrap();
     let at = end.memory.len() - words.len();
     end.memory.write(at, &words).unwrap();

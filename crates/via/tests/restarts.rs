@@ -67,7 +67,7 @@ impl Program {
 
     /// Waits until the child prints a line that begins like that, and returns it.
     #[track_caller]
-    fn hears(&self, beginning: &str) -> String {
+    fn wait_for_line(&self, beginning: &str) -> String {
         let mut before = Vec::new();
         loop {
             match self.lines.recv_timeout(LIMIT) {
@@ -216,7 +216,7 @@ fn place(fabric: &str) -> String {
 
 /// Waits for the time in which there is no process.
 #[expect(clippy::disallowed_methods, reason = "the test varies the time between two processes")]
-fn stay_away(pause: Duration) {
+fn wait_for(pause: Duration) {
     std::thread::sleep(pause);
 }
 
@@ -225,11 +225,11 @@ fn a_pair_after_a_killed_one(fabric: &str, apart: Duration) {
     let place = place(fabric);
     for _ in 0..2 {
         let first = Program::start(fabric, 0, &place);
-        first.hears("started");
-        stay_away(apart);
+        first.wait_for_line("started");
+        wait_for(apart);
         let second = Program::start(fabric, 1, &place);
-        second.hears("talks");
-        first.hears("talks");
+        second.wait_for_line("talks");
+        first.wait_for_line("talks");
         first.kill();
         second.kill();
     }
@@ -263,22 +263,22 @@ fn a_pair_of_which_one_starts_late_starts_after_a_killed_one() {
 )]
 fn one_of_two_returns(fabric: &str, returns: u32, pause: Duration) {
     let place = place(fabric);
-    let stays = Program::start(fabric, 1 - returns, &place);
-    let mut goes = Program::start(fabric, returns, &place);
-    stays.hears("talks");
-    goes.hears("talks");
+    let remaining = Program::start(fabric, 1 - returns, &place);
+    let mut restarted = Program::start(fabric, returns, &place);
+    remaining.wait_for_line("talks");
+    restarted.wait_for_line("talks");
     for _ in 0..3 {
-        goes.kill();
-        stay_away(pause);
+        restarted.kill();
+        wait_for(pause);
         let begin = Instant::now();
-        goes = Program::start(fabric, returns, &place);
-        goes.hears("talks");
+        restarted = Program::start(fabric, returns, &place);
+        restarted.wait_for_line("talks");
         let took = begin.elapsed();
         println!("{fabric}: after {pause:?}, rank {returns} exchanged messages within {took:?}");
         assert!(took < SOON + SLACK, "it took {took:?}");
-        let lost = stays.hears("lost");
+        let lost = remaining.wait_for_line("lost");
         assert!(lost.contains("gone"), "{lost}");
-        stays.hears("talks");
+        remaining.wait_for_line("talks");
     }
 }
 

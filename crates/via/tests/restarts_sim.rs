@@ -118,14 +118,14 @@ fn restarts(seed: u64) {
         world.spawn(node, live(&host, NODES, &log));
     };
     (0..NODES.into()).for_each(|node| begin(&mut world, node));
-    let mut lives = Vec::new();
+    let mut incarnations = Vec::new();
     for _ in 0..4 {
         world.run_until(world.now() + Duration::from_micros(rng.below(3_000_000)));
         // One of the nodes crashes, or several at once.
         let gone: BTreeSet<_> =
             (0..=rng.below(2)).map(|_| rng.below(NODES.into()) as u32).collect();
         for node in &gone {
-            lives.push((*node, began[*node as usize], world.now()));
+            incarnations.push((*node, began[*node as usize], world.now()));
             world.crash(NodeId(*node as u16));
         }
         for node in &gone {
@@ -137,8 +137,8 @@ fn restarts(seed: u64) {
         }
     }
     world.run_until(world.now() + Duration::from_secs(2));
-    lives.extend((0..).zip(began).map(|(node, since)| (node, since, world.now())));
-    check(&log, seed, &lives);
+    incarnations.extend((0..).zip(began).map(|(node, since)| (node, since, world.now())));
+    check(&log, seed, &incarnations);
     for node in 0..NODES {
         assert_eq!(world.firmware(NodeId(node)).counters().traps, 0, "seed {seed}");
     }
@@ -153,7 +153,7 @@ fn restarted_processes_exchange_messages_within_a_second() {
 }
 
 /// Runs one of the operations that processes carry out together.
-async fn together(world: &World, which: u64) -> Result<(), MessageError> {
+async fn collective_step(world: &World, which: u64) -> Result<(), MessageError> {
     match which {
         0 => world.duplicate().await.map(drop),
         1 => world.split(Some(0), 0).await.map(drop),
@@ -170,7 +170,7 @@ async fn together(world: &World, which: u64) -> Result<(), MessageError> {
 }
 
 /// Crashes a node while all processes carry out one operation after the other. At all others, the operation must end.
-fn bereaved(seed: u64, which: u64) {
+fn crash_during(seed: u64, which: u64) {
     const NODES: u16 = 5;
     let mut rng = Rng::new(seed, "bereaved");
     let mut world = cluster(NODES, seed);
@@ -181,7 +181,7 @@ fn bereaved(seed: u64, which: u64) {
         world.spawn(NodeId(node), async move {
             let world = join(&host, NODES).await;
             let error = loop {
-                if let Err(error) = together(&world, which).await {
+                if let Err(error) = collective_step(&world, which).await {
                     break error;
                 }
             };
@@ -190,7 +190,8 @@ fn bereaved(seed: u64, which: u64) {
             assert!(world.barrier().await.is_err(), "nor does it begin again");
             // Messages to the others still arrive.
             let others: Vec<_> = (0..u32::from(NODES)).filter(|it| *it != victim.into()).collect();
-            let at = others.iter().position(|it| *it == world.rank().0).expect("it lives");
+            let at =
+                others.iter().position(|it| *it == world.rank().0).expect("this rank is alive");
             let next = Rank(others[(at + 1) % others.len()]);
             let previous = Rank(others[(at + others.len() - 1) % others.len()]);
             world.send(next, Tag(5), vec![1]).await.unwrap();
@@ -215,13 +216,13 @@ fn bereaved(seed: u64, which: u64) {
 /// operation, and not as one that its owner has cancelled.
 #[test]
 fn a_message_that_waits_for_a_window_ends_with_the_operation() {
-    bereaved(10_215_123_218_146_729_250, 7);
+    crash_during(10_215_123_218_146_729_250, 7);
 }
 
 #[test]
 fn collective_operations_end_at_all_others_once_one_process_is_lost() {
     for which in 0..8 {
-        (0..3).for_each(|seed| bereaved(seed, which));
-        bereaved(RandomState::new().hash_one(which), which);
+        (0..3).for_each(|seed| crash_during(seed, which));
+        crash_during(RandomState::new().hash_one(which), which);
     }
 }

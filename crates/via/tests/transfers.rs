@@ -257,7 +257,12 @@ fn unit(cut: &Cut) -> Unit {
 }
 
 /// Returns the nanoseconds that `count` messages at a time take to the other end's memory.
-fn takes((profile, link): (NicProfile, LinkProfile), cut: Cut, length: usize, count: usize) -> u64 {
+fn nanos_for_messages(
+    (profile, link): (NicProfile, LinkProfile),
+    cut: Cut,
+    length: usize,
+    count: usize,
+) -> u64 {
     let switch = SwitchProfile::new(Buffer::Bytes(1 << 20));
     let mut world =
         World::new(&Topology::star(2, link, switch), profile, 1, move |_, _| unit(&cut));
@@ -315,8 +320,8 @@ fn messages_that_are_cut_by_a_plan_arrive_sooner() {
         .map(|(overhead, byte)| Stage::new(overhead, byte).unwrap());
     let chain = Pipeline::new(stages.into()).unwrap();
     for length in [1_000, 2_000, 4_000, 6_000] {
-        let whole = takes(slow(), Cut::Full, length, 1);
-        let planned = takes(slow(), Cut::By(chain.clone()), length, 1);
+        let whole = nanos_for_messages(slow(), Cut::Full, length, 1);
+        let planned = nanos_for_messages(slow(), Cut::By(chain.clone()), length, 1);
         println!("{length} bytes: whole {whole} ns, planned {planned} ns");
         assert!(planned < whole, "{length} bytes: {planned} ns by a plan, {whole} ns whole");
     }
@@ -330,7 +335,7 @@ fn a_long_frame_on_a_slow_line_is_sent_once() {
     let nic = NicProfile { mtu: 65_000, ..NicProfile::MODERN };
     let machine = (nic, LinkProfile::plain(rate, Duration::from_nanos(500)));
     let (taken, two_lines) =
-        (takes(machine, Cut::Full, BYTES, 1), 2 * rate.nanos_for(BYTES as u64));
+        (nanos_for_messages(machine, Cut::Full, BYTES, 1), 2 * rate.nanos_for(BYTES as u64));
     assert!(taken < two_lines * 11 / 10, "{taken} ns, of which lines take {two_lines}");
 }
 
@@ -351,7 +356,8 @@ fn a_simulated_nic_plans_by_default() {
         for rate in [100, 10_000] {
             for length in [1_000, 6_000, 30_000] {
                 let machine = (nic, link(LineRate::mbps(rate), Duration::from_nanos(500)));
-                let times = |cut: Cut, count| takes(machine, cut, length, count) as f64;
+                let times =
+                    |cut: Cut, count| nanos_for_messages(machine, cut, length, count) as f64;
                 let gain = |count| times(Cut::Default, count) / times(Cut::Full, count);
                 let (one, eight) = (gain(1), gain(8));
                 let what = format!("{length} bytes, {line} {rate} Mb/s, {name}: {one} {eight}");

@@ -84,7 +84,7 @@ async fn other(host: SimHost, level: Reliability, state: ViState, event: Event) 
     pause(&host, Duration::from_secs(5)).await;
 }
 
-async fn bring(host: SimHost, level: Reliability, state: ViState) -> End {
+async fn in_state(host: SimHost, level: Reliability, state: ViState) -> End {
     let mut end = End::new(host, attributes(level), 4096).await;
     match state {
         ViState::Idle => {}
@@ -163,7 +163,7 @@ fn outcome(level: Reliability, state: ViState, event: Event) -> String {
     let place = std::sync::Arc::new(std::sync::Mutex::new(None));
     let result = std::sync::Arc::clone(&place);
     world.spawn(CLIENT, async move {
-        let mut end = bring(ours, level, state).await;
+        let mut end = in_state(ours, level, state).await;
         let outcome = apply(&mut end, event).await;
         let after = match end.nic.query_vi(end.vi).await {
             Ok((state, _)) => format!("{state:?}"),

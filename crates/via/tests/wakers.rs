@@ -27,7 +27,7 @@ fn worlds() -> Vec<World> {
 
 /// Runs `work` on a thread; fails if it deadlocks, after a minute.
 #[track_caller]
-fn ends(work: impl FnOnce() + Send + 'static) {
+fn must_end(work: impl FnOnce() + Send + 'static) {
     let (done, ended) = channel();
     std::thread::spawn(move || {
         work();
@@ -76,7 +76,7 @@ fn poll<F: Future>(future: &mut Pin<Box<F>>, waker: &Waker) -> Poll<F::Output> {
 
 #[test]
 fn a_waker_may_drop_other_requests_of_its_process_when_it_is_woken() {
-    ends(|| {
+    must_end(|| {
         let (worlds, woken) = (worlds(), Arc::new(AtomicUsize::new(0)));
         for round in 0..10 {
             let waker = Task::waker(&worlds[1], &woken);
@@ -95,7 +95,7 @@ fn a_waker_may_drop_other_requests_of_its_process_when_it_is_woken() {
 
 #[test]
 fn a_waker_may_use_its_process_when_it_is_dropped() {
-    ends(|| {
+    must_end(|| {
         let (worlds, woken) = (worlds(), Arc::new(AtomicUsize::new(0)));
         for _ in 0..10 {
             let mut receive = Box::pin(worlds[1].receive(Rank(0), TAG));

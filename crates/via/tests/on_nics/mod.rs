@@ -1,7 +1,7 @@
 //! Communicators whose collective operations the NICs carry out: the same results as by hosts.
 
 mod failures;
-mod lives;
+mod live_fabrics;
 mod progress;
 mod steps;
 

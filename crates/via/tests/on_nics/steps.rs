@@ -43,11 +43,11 @@ impl Step {
             }
             Self::Broadcast { root, length } => {
                 let root = root_of(*root);
-                let bytes = if Rank(own) == root { brings(own, at, *length) } else { vec![7; 300] };
+                let bytes = if Rank(own) == root { block(own, at, *length) } else { vec![7; 300] };
                 vec![world.broadcast(root, bytes).await.unwrap().to_vec()]
             }
             Self::AllGather { lengths } => {
-                let bytes = brings(own, at, lengths[own as usize % lengths.len()]);
+                let bytes = block(own, at, lengths[own as usize % lengths.len()]);
                 let all = world.all_gather(bytes).await.unwrap();
                 all.into_iter().map(|block| block.to_vec()).collect()
             }
@@ -68,12 +68,12 @@ impl Step {
                 got.into_iter().chain([all]).map(|sums| to_bytes(&sums).to_vec()).collect()
             }
             Self::Gather { root, length } => {
-                let got = world.gather(root_of(*root), brings(own, at, *length)).await.unwrap();
+                let got = world.gather(root_of(*root), block(own, at, *length)).await.unwrap();
                 got.into_iter().flatten().map(|block| block.to_vec()).collect()
             }
             Self::Join { length } => {
                 let first = |_: &mut u8, _: &u8| ();
-                vec![world.all_reduce(&brings(own, at, *length), first).await.unwrap()]
+                vec![world.all_reduce(&block(own, at, *length), first).await.unwrap()]
             }
         }
     }
@@ -84,7 +84,7 @@ pub(crate) async fn take(world: &Communicator, at: usize, steps: &[Step]) -> Vec
     join_all(steps.iter().map(|step| step.take(world, at))).await
 }
 
-fn brings(rank: u32, at: usize, length: usize) -> Vec<u8> {
+fn block(rank: u32, at: usize, length: usize) -> Vec<u8> {
     let start = rank as usize * 37 + at * 11;
     (start..start + length).map(|number| (number % 251) as u8).collect()
 }

@@ -322,7 +322,7 @@ impl Run<'_> {
 
 /// Draws a program from a seed and runs it to its end.
 pub(crate) fn run(seed: u64) {
-    let said = Said(seed);
+    let seed_printer = SeedPrinter(seed);
     let mut rng = Rng::new(seed, "program");
     let program = Program::draw(&mut rng);
     let memory = MemoryConfig::default()
@@ -355,13 +355,13 @@ pub(crate) fn run(seed: u64) {
     for engine in &run.engines {
         assert_eq!(engine.counters().malformed, 0);
     }
-    drop(said);
+    drop(seed_printer);
 }
 
 /// Prints the seed if a run fails.
-struct Said(u64);
+struct SeedPrinter(u64);
 
-impl Drop for Said {
+impl Drop for SeedPrinter {
     fn drop(&mut self) {
         if thread::panicking() {
             eprintln!("the program of seed {} failed: programs::run({})", self.0, self.0);

@@ -28,25 +28,25 @@ const SPREAD: u64 = 20_000;
 const DOUBLINGS: u32 = 6;
 
 /// Makes the streams between all ranks.
-struct Hub {
+struct Connector {
     rng: Rng,
     sources: Vec<StreamSource<Fragile>>,
     /// Streams made for each pair.
     made: BTreeMap<[u32; 2], u32>,
 }
 
-impl Hub {
-    fn connect(hub: &Arc<Mutex<Self>>, pair: [u32; 2]) {
-        let mut own = hub.lock().unwrap();
+impl Connector {
+    fn connect(connector: &Arc<Mutex<Self>>, pair: [u32; 2]) {
+        let mut own = connector.lock().unwrap();
         let made = own.made.entry(pair).or_insert(0);
         let doubled = (*made).min(DOUBLINGS);
         *made += 1;
-        let life = (LEAST + own.rng.below(SPREAD) as i64) << doubled;
-        let left = Arc::new(AtomicI64::new(life));
+        let bytes_left = (LEAST + own.rng.below(SPREAD) as i64) << doubled;
+        let left = Arc::new(AtomicI64::new(bytes_left));
         let (one, other) = duplex(HELD);
         for (end, stream) in [(0, one), (1, other)] {
-            let (hub, left) = (Arc::clone(hub), Arc::clone(&left));
-            let stream = Fragile { stream, left, hub, pair };
+            let (connector, left) = (Arc::clone(connector), Arc::clone(&left));
+            let stream = Fragile { stream, left, connector, pair };
             own.sources[pair[end] as usize].connect(Peer(pair[1 - end]), stream);
         }
     }
@@ -57,7 +57,7 @@ struct Fragile {
     stream: DuplexStream,
     /// Bytes until the stream breaks; both ends count.
     left: Arc<AtomicI64>,
-    hub: Arc<Mutex<Hub>>,
+    connector: Arc<Mutex<Connector>>,
     pair: [u32; 2],
 }
 
@@ -70,7 +70,7 @@ impl Fragile {
         }
         if left > i64::MIN / 2 {
             self.left.store(i64::MIN, Ordering::Relaxed);
-            Hub::connect(&self.hub, self.pair);
+            Connector::connect(&self.connector, self.pair);
         }
         Err(io::ErrorKind::ConnectionReset.into())
     }
@@ -115,11 +115,14 @@ pub(crate) fn world(ranks: u32, config: Config, with_memory: bool) -> Vec<World>
     let (carriers, feeds): (Vec<_>, Vec<_>) =
         (0..ranks).map(|rank| StreamCarrier::new(Peer(rank), ranks)).unzip();
     let sources = feeds.iter().map(|feed| feed.source()).collect();
-    let hub =
-        Arc::new(Mutex::new(Hub { rng: Rng::new(3, "breaks"), sources, made: BTreeMap::new() }));
+    let connector = Arc::new(Mutex::new(Connector {
+        rng: Rng::new(3, "breaks"),
+        sources,
+        made: BTreeMap::new(),
+    }));
     for one in 0..ranks {
         for other in 0..one {
-            Hub::connect(&hub, [one, other]);
+            Connector::connect(&connector, [one, other]);
         }
     }
     let memories = network(ranks as usize, MemoryConfig::default());

@@ -1,4 +1,4 @@
-//! The body of a data packet: flags and the fields that they announce; the layout is in [`packet`](super::packet).
+//! The body of a data packet: flags and the fields that these require; the layout is in [`packet`](super::packet).
 
 use super::packet::{u32_at, u64_at};
 

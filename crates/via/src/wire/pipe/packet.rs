@@ -20,7 +20,7 @@
 //! bytes of dial and refuse are the same in every version.
 //!
 //! If the endpoint has a key, the body of a data packet is sealed with the packet number as nonce, and 16 bytes
-//! longer ([`body`](super::body)). It is a byte of flags and the fields that they announce, in this order:
+//! longer ([`body`](super::body)). It is a byte of flags and the fields that these require, in this order:
 //!
 //! | flag | fields |
 //! |---|---|
