@@ -124,7 +124,7 @@ impl<P> PortContext<P> {
         match self.errors.iter().find(|(vi, _)| self.vi(*vi).is_none()) {
             Some((vi, _)) => Err(Inconsistency {
                 vi: *vi,
-                what: "an error is reported for it, and it is missing",
+                what: "an error names it, and it does not exist",
             }),
             None => Ok(()),
         }
@@ -142,7 +142,7 @@ impl<P> ViContext<P> {
             return Err("a connection is being made");
         }
         if self.link.is_some() != (self.state == ViState::Connected) {
-            return Err("its state contradicts whether it has a connection");
+            return Err("its state and its connection contradict each other");
         }
         if self.link.is_none() && !self.sends.is_empty() {
             return Err("it has sends and no connection");
