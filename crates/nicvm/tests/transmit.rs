@@ -313,11 +313,11 @@ fn an_admission_that_panics_is_removed_with_its_extension_and_holds_no_other_fra
 
 #[test]
 fn the_gate_has_one_controller() {
-    let update = Scripted::new(|_, _| {}).starting(|nic, _| nic.control_gate().unwrap());
+    let first = Scripted::new(|_, _| {}).starting(|nic, _| nic.control_gate().unwrap());
     let second = Scripted::new(|_, _| {}).starting(|nic, _| {
         assert_eq!(nic.control_gate(), Err(GateRefused::Taken(MINE)));
     });
-    let harness = harness([(MINE, steer), (OTHER, second)]);
+    let harness = harness([(MINE, first), (OTHER, second)]);
     assert_eq!((harness.unit.failure(), harness.unit.counters().traps), (None, 0));
 }
 
