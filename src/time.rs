@@ -31,7 +31,7 @@ pub async fn sleep(time: Duration) {
 /// Waits for a future for at most this time, as exactly as [`sleep`].
 ///
 /// # Errors
-/// [`Elapsed`] if the time is over before the future is ready.
+/// [`Elapsed`] if the time expires before the future is ready.
 ///
 /// # Cancel safety
 /// That of the future.

@@ -136,7 +136,7 @@ over_each! {
             tokio::time::timeout(Duration::from_millis(300), unread.write(&chunk)).await
         {
             written += count.unwrap();
-            assert!(written <= 64 << 20, "what nobody reads is bounded");
+            assert!(written <= 64 << 20, "unread bytes are bounded");
         }
         let mut stream = client.connect("echo").await.unwrap();
         for length in [1, 1_000, 1_000_000] {

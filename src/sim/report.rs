@@ -26,7 +26,7 @@ pub struct Report {
     pub faults: FaultCounts,
     /// The hosts whose code has ended, in the order of their ends.
     pub ended: Vec<HostEnd>,
-    /// The path of the [trace](super::SimBuilder::trace), if the run was traced and is over, without the extensions
+    /// The path of the [trace](super::SimBuilder::trace), if the run was traced and has ended, without the extensions
     /// `.pcapng` and `.perfetto-trace`.
     pub trace: Option<PathBuf>,
 }

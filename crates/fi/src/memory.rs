@@ -106,6 +106,7 @@ impl Buffer {
     ) -> usize {
         let mut count = 0;
         self.each(offset, length, |part| {
+            // SAFETY: the maker of the buffer promised that its bytes are readable while it is used.
             let bytes =
                 unsafe { std::slice::from_raw_parts(part.address as *const u8, part.length) };
             out[count] = IoSlice::new(bytes);

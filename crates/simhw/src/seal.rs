@@ -6,8 +6,8 @@
 //!
 //! - An [`Identity`]: a key pair for each node, and the list of all public keys. A key that is not on the list
 //!   is refused, and no node can impersonate another: the source of an opened frame is certain.
-//! - A [`Key`]: one secret of the whole fabric. It keeps out every process without it. Alone, it *does not tell
-//!   its holders apart*: each of them can claim to be any node. Together with identities, it is a second lock.
+//! - A [`Key`]: one secret of the whole fabric. It keeps out every process without it. Alone, it *does not
+//!   distinguish its holders*: each of them can claim to be any node. Together with identities, it is a second lock.
 //!
 //! Each pair of nodes agrees on its own session keys by a Noise handshake (Noise Protocol Framework, revision
 //! 34, sections 7.5 and 9), implemented by the crate `snow`. The pattern is `NNpsk0` with the fabric's key

@@ -180,7 +180,7 @@ catalogue! {
         /// Probability for each frame.
         probability: f64
     } = "misroute",
-    /// A switch's table has room for at most `most` circuits from one node to another; frames of others are
+    /// A switch's table holds at most `most` circuits from one node to another; frames of others are
     /// dropped.
     CircuitTable {
         /// The switch.

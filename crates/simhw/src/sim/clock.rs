@@ -5,8 +5,9 @@ use crate::time::Instant;
 /// A node's clock; it is exact unless a fault has changed it.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Clock {
-    /// The world's time of the last change, and what the clock showed then (`showed`).
+    /// The world's time of the last change.
     since: Instant,
+    /// The clock's own time at the last change.
     showed: Instant,
     /// Millionths by which it is too fast.
     ppm: i32,

@@ -160,9 +160,12 @@ impl Shared {
         self.charged.load(Ordering::Relaxed)
     }
 
-    /// Calls `ask` on the processors; `None` if work costs no time.
-    pub(super) fn processors<T>(&self, ask: impl FnOnce(&mut Processors) -> T) -> Option<T> {
-        if self.is_charged() { lock(&self.processors).as_mut().map(ask) } else { None }
+    /// Calls `use_processors` on the processors; returns `None` if work costs no time.
+    pub(super) fn processors<T>(
+        &self,
+        use_processors: impl FnOnce(&mut Processors) -> T,
+    ) -> Option<T> {
+        if self.is_charged() { lock(&self.processors).as_mut().map(use_processors) } else { None }
     }
 
     pub(super) fn set_now(&self, now: Instant) {

@@ -183,7 +183,7 @@ impl UdpConfig {
 
     /// Seals every frame with session keys that `key` admits, and accepts no frame that is not sealed: see
     /// [`seal`](crate::seal). Handshakes begin with the first given key and are answered with any, so that keys
-    /// can be exchanged one node after another. Holders of a key are not told apart: each can claim to be any
+    /// can be exchanged one node after another. Holders of a key cannot be distinguished: each can claim to be any
     /// node. The NIC warns of that at its start, unless it has an [`identity`](UdpConfig::identity). Default:
     /// no key; without an identity, the network is then trusted.
     #[must_use]

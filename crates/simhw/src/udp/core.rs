@@ -59,7 +59,7 @@ pub(super) struct Core<F> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Reported {
     counters: NicCounters,
-    /// True once the NIC has stopped: they then include what the system lost.
+    /// True once the NIC has stopped: the counters then include the datagrams that the system dropped.
     has_stopped: bool,
 }
 

@@ -239,7 +239,7 @@ impl Discovery {
         if lost < if in_use { MAX_CONFIRMATIONS } else { MAX_PROBES } {
             round.expires = now.plus_nanos(timeout << lost.min(MAX_PROBES - 1));
             self.due.push_back(bytes);
-            // A shorter probe tells whether the length is the cause of the loss.
+            // A shorter probe shows whether the length is the cause of the loss.
             if in_use && bytes > BASE_BYTES {
                 self.due.push_back(BASE_BYTES);
             }

@@ -194,7 +194,7 @@ impl Line {
         self.borrows
     }
 
-    /// Copies the bytes of each frame from its region with `read`; if the memory is gone, they stay zero.
+    /// Copies the bytes of each frame from its region with `read`; if the region was dropped, they stay zero.
     pub(super) fn make_whole<'a>(&mut self, read: impl Fn(RegionRef) -> Payload<'a>) {
         self.borrows = false;
         for frame in &mut self.frames {

@@ -44,7 +44,7 @@ async fn count(of: impl Fn() -> u64, count: u64) {
 #[track_caller]
 fn assert_silent(socket: &UdpSocket) {
     socket.set_nonblocking(true).unwrap();
-    let error = socket.recv(&mut [0; 100]).expect_err("nobody is answered");
+    let error = socket.recv(&mut [0; 100]).expect_err("no datagram is answered");
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
 }
 

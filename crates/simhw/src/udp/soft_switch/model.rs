@@ -423,8 +423,8 @@ impl Model {
         };
         let bytes = self.link.framing.wire_bytes(HEADER_BYTES as u32);
         let slot = self.store(back);
-        // It takes the time of a header on the line but no queueing: it is small, and must not distort what it
-        // measures.
+        // The returned header takes its time on the line but no queueing: it is small, and must not distort the
+        // measurement.
         let takes = self.link.rate.nanos_for(u64::from(bytes));
         let at = now.plus_nanos(takes) + self.link.propagation;
         self.schedule(at, Event::Delivered { frame: slot });
