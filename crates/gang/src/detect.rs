@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::context::NetworkContext;
+use crate::channel::geometry::{FifoSize, Geometry};
+use crate::context::{ChannelContext, NetworkContext};
 use crate::names::Rank;
 use crate::wait::WaitState;
 
@@ -116,6 +117,14 @@ impl NetworkContext {
     }
 }
 
+impl Geometry {
+    /// Returns whether a FIFO that holds messages of these lengths has room for the longest one.
+    fn has_room(&self, of: FifoSize, lengths: impl ExactSizeIterator<Item = usize>) -> bool {
+        let is_free = lengths.len() < of.messages as usize;
+        is_free && lengths.sum::<usize>() + self.message as usize <= of.bytes as usize
+    }
+}
+
 struct Cut<'a, T> {
     context: &'a NetworkContext,
     tags: &'a T,
@@ -140,13 +149,11 @@ impl<'a, T: Tags> Cut<'a, T> {
             }),
             WaitState::Send { to } if self.has_full_ring(rank, to) => !self.sends(to),
             WaitState::Send { .. } => {
-                let channel = &self.context.ranks[rank.index()];
-                let room = channel.send.len() < channel.geometry.send.messages as usize;
-                let bytes: usize = channel.send.iter().map(|m| m.length as usize).sum();
-                let most = channel.geometry.send.bytes as usize;
+                let ChannelContext { send, geometry, .. } = &self.context.ranks[rank.index()];
                 // Room for the longest message, since the length of the one to be sent is unknown.
-                let has_room = room && bytes + channel.geometry.message as usize <= most;
-                has_room || self.holders(rank).iter().any(|holder| self.takes(*holder))
+                let lengths = send.iter().map(|m| m.length as usize);
+                geometry.has_room(geometry.send, lengths)
+                    || self.holders(rank).iter().any(|holder| self.takes(*holder))
             }
         }
     }
@@ -169,12 +176,9 @@ impl<'a, T: Tags> Cut<'a, T> {
 
     /// Returns whether a rank accepts messages: its NIC has room, or its process consumes messages.
     fn takes(&self, rank: Rank) -> bool {
-        let channel = &self.context.ranks[rank.index()];
-        let room = channel.receive.len() < channel.geometry.receive.messages as usize;
-        let bytes: usize = channel.receive.iter().map(|m| m.bytes.len()).sum();
-        let most = channel.geometry.receive.bytes as usize;
-        let has_room = room && bytes + channel.geometry.message as usize <= most;
-        has_room || !self.sends(rank)
+        let ChannelContext { receive, geometry, .. } = &self.context.ranks[rank.index()];
+        let lengths = receive.iter().map(|m| m.bytes.len());
+        geometry.has_room(geometry.receive, lengths) || !self.sends(rank)
     }
 
     /// Returns the ranks that this rank waits for: any of them may free it.

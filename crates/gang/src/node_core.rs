@@ -125,7 +125,7 @@ impl NodeCore {
         Self {
             config,
             tree: Tree::new(cluster.hosts, cluster.arity),
-            relay: Relay::new([]),
+            relay: Relay::default(),
             order_began: Instant::ZERO,
             agent: Agent::new(&config),
             manager,
@@ -372,9 +372,7 @@ impl NodeCore {
             Up::Here(hosts) => manager.hosts_here(now, &hosts),
             Up::Gone(hosts) => manager.hosts_gone(now, &hosts),
             Up::Joined { host, at, bytes, is_last } => {
-                if let Some(inventory) = manager.add_part((host, at), &bytes, is_last) {
-                    self.joined(now, inventory);
-                }
+                manager.handle_part(now, (host, at), &bytes, is_last);
             }
             Up::Holds { host, position } => self.note_held(host, position),
             Up::Arrived { host, job } if !manager.ranks_on(job, host).is_empty() => {

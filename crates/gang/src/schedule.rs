@@ -2,6 +2,7 @@
 
 mod queue_tree;
 
+use std::fmt::Debug;
 use std::ops::Range;
 
 use thiserror::Error;
@@ -36,7 +37,7 @@ pub enum AdmitError {
 }
 
 /// Decides which jobs run in the next slice. A job keeps its nodes from its admission to its removal.
-pub trait Policy: Send {
+pub trait Policy: Debug + Send {
     /// Admits a job, and returns its nodes.
     fn admit(&mut self, job: JobId, request: Request) -> Result<Range<u16>, AdmitError>;
 

@@ -5,7 +5,6 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 
 use tokio::sync::mpsc;
 
@@ -51,8 +50,7 @@ impl Checkpoints {
             true => Some(Arc::default()),
             false => places.reserve(user.uid, MOST),
         };
-        thread::spawn(move || {
-            priority::lower_this_thread();
+        priority::spawn(move || {
             let done = match &place {
                 None => Err(format!("{MOST} checkpoints of user {user} are being read or written")),
                 Some(_) => users.rights(&user).and_then(|rights| {

@@ -6,11 +6,10 @@ use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 
 use tokio::sync::{mpsc, watch};
 
-use super::event::{Event, ImageEvent};
+use super::event::Event;
 use super::link::Link;
 use super::{criu, image_link, priority};
 use crate::checkpoint::{IMAGES, Manifest, Part};
@@ -121,10 +120,8 @@ impl Collections {
                 return;
             }
             let (folder, mut canceled) = (Arc::clone(&it.folder), it.canceled.subscribe());
-            thread::spawn(move || {
-                priority::lower_this_thread();
-                let dumped =
-                    || drop(events.send(Event::Images(ImageEvent::Dumped(host, job, epoch))));
+            priority::spawn(move || {
+                let dumped = || drop(events.send(Event::Dumped(host, job, epoch)));
                 let receiving = image_link::receive(&mut receiver, &folder.folder, &ranks, dumped);
                 let received = runtime.block_on(async {
                     tokio::select! {
@@ -134,13 +131,11 @@ impl Collections {
                 });
                 if let Some(received) = received {
                     let received = received.map_err(|why| format!("host {host}: {why}"));
-                    let _ = events
-                        .send(Event::Images(ImageEvent::Collected((host, job, epoch), received)));
+                    let _ = events.send(Event::Collected((host, job, epoch), received));
                 }
             });
         } else if let Some(folder) = self.restored.get(&job).cloned() {
-            thread::spawn(move || {
-                priority::lower_this_thread();
+            priority::spawn(move || {
                 runtime.block_on(async {
                     let files = image_link::list(&folder, ranks.into_iter());
                     let manifest = read(&folder);
@@ -186,7 +181,7 @@ impl Collections {
             return;
         };
         let events = self.events.clone();
-        thread::spawn(move || {
+        priority::spawn(move || {
             let bytes = parts.iter().map(|part| part.bytes).sum();
             let Collect { ranks, program, .. } = wanted;
             let ranks = ranks.into();

@@ -53,12 +53,6 @@ pub(super) enum Event {
     ClientLost(ClientId),
     /// The channels of a job's ranks are open.
     Opened(JobId, Vec<(u16, Pass)>),
-    /// News of images of processes.
-    Images(ImageEvent),
-}
-
-/// Events of images of jobs' processes.
-pub(super) enum ImageEvent {
     /// A host has dumped its ranks of a job in an epoch.
     Dumped(u16, JobId, Epoch),
     /// The images of a host's ranks of a job are here, or never will be.

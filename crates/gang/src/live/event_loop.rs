@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::checkpoints::Checkpoints;
 use super::clock::now;
 use super::collections::Collections;
-use super::event::{Event, ImageEvent};
+use super::event::Event;
 use super::link::{Frame, Link};
 use super::pmi;
 use super::processes::Processes;
@@ -168,20 +168,14 @@ impl EventLoop {
                 self.clients.remove(&client);
             }
             Event::Opened(job, passes) => self.processes.add_passes(job, passes),
-            Event::Images(event) => self.handle_images(event),
-        }
-    }
-
-    fn handle_images(&mut self, event: ImageEvent) {
-        match event {
-            ImageEvent::Dumped(host, job, epoch) => {
+            Event::Dumped(host, job, epoch) => {
                 // Else another request is under way.
                 if self.collections.has(job, epoch) {
-                    self.core.handle(now(), Input::Dumped(host, job));
+                    self.core.handle(now, Input::Dumped(host, job));
                 }
             }
-            ImageEvent::Collected(of, received) => self.collections.collected(of, received),
-            ImageEvent::DumpEnded(job) => self.processes.dump_ended(job),
+            Event::Collected(of, received) => self.collections.collected(of, received),
+            Event::DumpEnded(job) => self.processes.dump_ended(job),
         }
     }
 

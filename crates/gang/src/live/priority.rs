@@ -40,3 +40,11 @@ pub(super) fn lower_this_thread() {
     let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);
     let _ = setpriority_process(None, 0);
 }
+
+/// Starts a thread that waits as others do.
+pub(super) fn spawn(work: impl FnOnce() + Send + 'static) {
+    std::thread::spawn(move || {
+        lower_this_thread();
+        work();
+    });
+}

@@ -11,7 +11,6 @@ mod saving;
 mod takeover;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
@@ -52,6 +51,7 @@ pub(super) enum Out {
 }
 
 /// Configuration of the root.
+#[derive(Debug)]
 pub(crate) struct RootConfig {
     /// Decides which jobs run in a slice. It places jobs on slots.
     pub(crate) policy: Box<dyn Policy>,
@@ -66,12 +66,6 @@ pub(crate) struct RootConfig {
     pub(crate) names: Vec<String>,
     /// True if the shell reports when the output of a job's ranks on a host has ended.
     pub(crate) has_streams: bool,
-}
-
-impl fmt::Debug for RootConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RootConfig").field("scheduler", &self.scheduler).finish_non_exhaustive()
-    }
 }
 
 /// Whether all daemons are to end.

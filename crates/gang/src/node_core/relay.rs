@@ -20,7 +20,7 @@ struct Pending {
 ///
 /// After any `&mut self` call: drain [`Relay::poll_order`], then [`Relay::poll_action`], then
 /// [`Relay::poll_done`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Relay {
     children: BTreeSet<u16>,
     pending: Option<Pending>,
@@ -29,12 +29,6 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Creates a relay with these children.
-    pub(crate) fn new(children: impl IntoIterator<Item = u16>) -> Self {
-        let children = children.into_iter().collect();
-        Self { children, pending: None, out: VecDeque::new(), action: None }
-    }
-
     /// Adds a child, which gets the next order.
     pub(crate) fn adopt(&mut self, child: u16) {
         self.children.insert(child);

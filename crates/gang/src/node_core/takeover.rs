@@ -4,10 +4,9 @@ use midplane_simhw::time::Instant;
 
 use super::election::{Election, Turn};
 use super::inventory;
-use super::message::{Down, Inventory, Up, Word};
+use super::message::{Down, Up};
 use super::replica::{Change, Durable, Position, Table};
 use super::{Effect, JobManager, NodeCore, Transmit};
-use crate::names::JobId;
 
 impl NodeCore {
     /// Hands an event to the election, and does what follows from it.
@@ -132,14 +131,6 @@ impl NodeCore {
         }
     }
 
-    /// Notes that a host has joined, on the root, and has it end what is not to run there.
-    pub(super) fn joined(&mut self, now: Instant, inventory: Inventory) {
-        let host = inventory.host;
-        let jobs: Vec<JobId> =
-            self.manager.as_mut().map(|manager| manager.joined(now, inventory)).unwrap_or_default();
-        self.everywhere(now, Down::Drop { host, jobs });
-    }
-
     /// Makes the progress of a root that needs a majority.
     pub(super) fn settle_takeover(&mut self, now: Instant) {
         let (Some(election), Some(manager)) = (&self.election, &mut self.manager) else { return };
@@ -150,7 +141,7 @@ impl NodeCore {
         let own = self.durable.position.change;
         manager.commit(held.get(majority - 2).map_or(0, |change| own.min(*change)));
         let was_taking_over = manager.is_taking_over();
-        let jobs = manager.poll_takeover(now);
+        manager.poll_takeover(now);
         if !manager.is_taking_over() && manager.connected() < majority {
             return self.elect(now, |election, own| {
                 election.seek(now, own);
@@ -158,10 +149,6 @@ impl NodeCore {
             });
         }
         if was_taking_over && !manager.is_taking_over() {
-            // Ranks that wait to be saved wait for a root that is lost.
-            for job in jobs {
-                self.everywhere(now, Down::Say(job, Word::Go));
-            }
             for (caller, request) in std::mem::take(&mut self.waiting) {
                 self.request(now, caller, request);
             }

@@ -157,24 +157,20 @@ impl Ports {
         (all.refused.is_some() || !all.ends.is_empty()).then_some(all)
     }
 
-    fn failed(&self, outcome: &mut Outcome, job: JobId, what: &str, error: &CheckpointerError) {
-        outcome.failed.push((job, self.host, format!("its interfaces were not {what}: {error}")));
-    }
-
     /// The NIC forgets the interfaces of these jobs, which were saved.
     pub(super) async fn forget(&mut self, jobs: &[JobId]) -> Outcome {
         let mut outcome = Outcome::default();
         for job in jobs {
-            let mut stopped = self.stopped.remove(job).unwrap_or_default();
-            for Stopped { port, interfaces } in &mut stopped {
+            for Stopped { port, interfaces } in self.stopped.get_mut(job).into_iter().flatten() {
                 let Whereabouts::There(saved) = interfaces else { continue };
                 let Some(saved) = saved.take() else { continue };
                 match self.hold.checkpointer.forget(*port, &saved).await {
                     Ok(()) => *interfaces = Whereabouts::Away(saved),
-                    Err(error) => self.failed(&mut outcome, *job, "forgotten", &error),
+                    Err(error) => {
+                        outcome.failed.push(failed((*job, self.host), "forgotten", &error))
+                    }
                 }
             }
-            self.stopped.insert(*job, stopped);
         }
         outcome
     }
@@ -183,18 +179,18 @@ impl Ports {
     pub(super) async fn restore(&mut self, jobs: &[JobId]) -> Outcome {
         let mut outcome = Outcome::default();
         for job in jobs {
-            let mut stopped = self.stopped.remove(job).unwrap_or_default();
-            for Stopped { port, interfaces } in &mut stopped {
+            for Stopped { port, interfaces } in self.stopped.get_mut(job).into_iter().flatten() {
                 let Whereabouts::Away(saved) = interfaces else { continue };
                 match self.hold.checkpointer.restore(*port, &saved.context, None).await {
                     Ok(ends) => {
                         outcome.moved.extend(moves(saved, &ends));
                         *interfaces = Whereabouts::Back(saved.clone());
                     }
-                    Err(error) => self.failed(&mut outcome, *job, "restored", &error),
+                    Err(error) => {
+                        outcome.failed.push(failed((*job, self.host), "restored", &error))
+                    }
                 }
             }
-            self.stopped.insert(*job, stopped);
         }
         outcome
     }
@@ -206,16 +202,14 @@ impl Ports {
         let moved: BTreeMap<EndKey, &RestoredInterface> =
             moved.iter().map(|it| (key(it.from), it)).collect();
         for job in jobs {
-            let mut stopped = self.stopped.remove(job).unwrap_or_default();
-            for Stopped { port, interfaces } in &mut stopped {
+            for Stopped { port, interfaces } in self.stopped.get_mut(job).into_iter().flatten() {
                 let Whereabouts::Back(saved) = interfaces else { continue };
                 let joined = joins(saved, &moved);
                 match self.hold.checkpointer.join(*port, &joined).await {
                     Ok(()) => *interfaces = Whereabouts::There(None),
-                    Err(error) => self.failed(&mut outcome, *job, "joined", &error),
+                    Err(error) => outcome.failed.push(failed((*job, self.host), "joined", &error)),
                 }
             }
-            self.stopped.insert(*job, stopped);
         }
         outcome
     }
@@ -240,6 +234,14 @@ impl Ports {
         }
         Ok(())
     }
+}
+
+fn failed(
+    (job, host): (JobId, u16),
+    what: &str,
+    error: &CheckpointerError,
+) -> (JobId, u16, String) {
+    (job, host, format!("its interfaces were not {what}: {error}"))
 }
 
 /// Where the connected ones of these interfaces are now.

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use rustix::process::Pid;
@@ -15,7 +14,7 @@ use tokio::time::sleep;
 use super::launching::{inherited_pair, start_with_pipes};
 use super::{Held, Member, Processes};
 use crate::live::criu::{self, DumpedRank, ImageFolder, SharedFiles};
-use crate::live::event::{Event, ImageEvent};
+use crate::live::event::Event;
 use crate::live::exec_shim::RestoredImage;
 use crate::live::job_cgroup::JobCgroup;
 use crate::live::link::Link;
@@ -93,13 +92,12 @@ impl Processes {
         let goes = Arc::new(AtomicBool::new(false));
         self.holds.insert(job, Hold { runs: false, is_dumped: false, goes: Arc::clone(&goes) });
         let (events, runtime) = (self.events.clone(), tokio::runtime::Handle::current());
-        thread::spawn(move || {
-            priority::lower_this_thread();
+        priority::spawn(move || {
             let dumped = prepared.and_then(|(group, ranks, folder)| {
                 criu::dump(&group, &ranks, folder.path())?;
                 Ok((ranks, folder))
             });
-            let _ = events.send(Event::Images(ImageEvent::DumpEnded(job)));
+            let _ = events.send(Event::DumpEnded(job));
             if goes.load(Ordering::Relaxed) {
                 return;
             }
@@ -217,8 +215,7 @@ impl Processes {
         }
         let (ranks, job) = (own.to_vec(), launch.job);
         let (mut routes, runtime) = (routes.clone(), tokio::runtime::Handle::current());
-        thread::spawn(move || {
-            priority::lower_this_thread();
+        priority::spawn(move || {
             let fetched = criu::probe();
             let fetched = fetched
                 .and_then(|()| runtime.block_on(fetch(&mut routes, job, (&ranks, images.path()))));

@@ -64,14 +64,19 @@ impl JobManager {
         self.hosts.len()
     }
 
-    /// Adds a part of a joining host's report, and returns the report once it is complete.
-    pub(in crate::node_core) fn add_part(
+    /// Takes a part of a joining host's report. Once it is complete, the host joins, and ends what is not to run there.
+    pub(in crate::node_core) fn handle_part(
         &mut self,
+        now: Instant,
         place: (u16, u64),
         bytes: &[u8],
         is_last: bool,
-    ) -> Option<Inventory> {
-        self.inventories.add(place, bytes, is_last)
+    ) {
+        if let Some(inventory) = self.inventories.add(place, bytes, is_last) {
+            let host = inventory.host;
+            let jobs = self.joined(now, inventory);
+            self.everywhere(Down::Drop { host, jobs });
+        }
     }
 
     /// Notes that a host has joined. Returns its jobs that are not to run there.
@@ -107,22 +112,22 @@ impl JobManager {
         unknown.into_iter().map(|held| held.job).collect()
     }
 
-    /// Takes the jobs over once all daemons that may run some have joined, or no longer are awaited. Returns the jobs whose
-    /// ranks may wait for the root that was lost.
-    pub(in crate::node_core) fn poll_takeover(&mut self, now: Instant) -> Vec<JobId> {
-        let Some(takeover) = &self.takeover else { return Vec::new() };
+    /// Takes the jobs over once all daemons that may run some have joined, or no longer are awaited.
+    pub(in crate::node_core) fn poll_takeover(&mut self, now: Instant) {
+        let Some(takeover) = &self.takeover else { return };
         let mut needed = self.jobs.values().flat_map(|it| &it.hosts);
         let is_majority = self.hosts.len() > usize::from(self.cluster.hosts / 2);
         let is_complete = is_majority && needed.all(|host| self.hosts.contains(host));
         if !is_complete && now < takeover.until {
-            return Vec::new();
+            return;
         }
         let reported = self.takeover.take().map(|takeover| takeover.reported).unwrap_or_default();
         let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
-        for job in &jobs {
-            self.resume(now, *job, &reported);
+        for job in jobs {
+            self.resume(now, job, &reported);
+            // Ranks that wait to be saved wait for a root that is lost.
+            self.let_go(job);
         }
-        jobs
     }
 
     /// Takes a job over, or ends it.

@@ -192,7 +192,7 @@ impl Cluster {
     }
 
     /// Has data arrive for suspended jobs, some of it twice.
-    fn arrive(&mut self, host: u16, jobs: &[JobId]) {
+    pub(super) fn arrive(&mut self, host: u16, jobs: &[JobId]) {
         let incarnation = self.hosts[usize::from(host)].incarnation;
         let Some(mut rng) = self.arrivals.take() else { return };
         for job in jobs {
