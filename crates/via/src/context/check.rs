@@ -122,10 +122,9 @@ impl<P> PortContext<P> {
             vi.validate().map_err(|what| Inconsistency { vi: vi.name, what })?;
         }
         match self.errors.iter().find(|(vi, _)| self.vi(*vi).is_none()) {
-            Some((vi, _)) => Err(Inconsistency {
-                vi: *vi,
-                what: "an error names it, and it does not exist",
-            }),
+            Some((vi, _)) => {
+                Err(Inconsistency { vi: *vi, what: "an error names it, and it does not exist" })
+            }
             None => Ok(()),
         }
     }
