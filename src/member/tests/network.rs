@@ -76,9 +76,9 @@ struct Conn {
     /// Time from which no frame passes.
     cut_at: Option<u64>,
     has_ended: [bool; 2],
-    /// Whether the node at each end has received the other one's description.
+    /// True if the node at that end has received the other one's description.
     is_described: [bool; 2],
-    /// Whether the node at each end is closing the link itself.
+    /// True if the node at that end is closing the link itself.
     is_closing: [bool; 2],
     /// Arrival time of the last frame at each end.
     last: [u64; 2],
@@ -90,8 +90,9 @@ pub(super) struct Network {
     now: u64,
     sequence: u64,
     events: BTreeMap<(u64, u64), Event>,
-    /// Whether nodes have keys of their own, and some incarnations claim the names of other nodes.
+    /// True if nodes have keys of their own.
     is_keyed: bool,
+    /// True if some incarnations claim the names of other nodes.
     has_thieves: bool,
     /// The keys of all incarnations, and the incarnations that leave.
     keys: BTreeMap<u64, [u8; 32]>,

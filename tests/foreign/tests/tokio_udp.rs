@@ -8,7 +8,7 @@ mod net;
 #[path = "tokio/nodes.rs"]
 mod nodes;
 
-/// Whether all streams use UDP instead of shared memory.
+/// True if all streams use UDP, not shared memory.
 const IS_UDP: bool = true;
 
 include!(concat!(env!("OUT_DIR"), "/tokio.rs"));
