@@ -277,7 +277,7 @@ fn one_of_two_returns(fabric: &str, returns: u32, pause: Duration) {
         println!("{fabric}: after {pause:?}, rank {returns} exchanged messages within {took:?}");
         assert!(took < SOON + SLACK, "it took {took:?}");
         let lost = remaining.wait_for_line("lost");
-        assert!(lost.contains("gone"), "{lost}");
+        assert!(lost.contains("was lost"), "{lost}");
         remaining.wait_for_line("talks");
     }
 }
