@@ -282,9 +282,11 @@ fn markdown(document: &Document) -> String {
         let rows = report::markdown(titles, area.iter().map(cells));
         text += &format!("\n## {}\n\n{rows}", area[0].area);
     }
-    text += "\n## Commands\n\n";
     let named = document.rows.iter().filter(|row| row.name != row.command);
     let commands: BTreeMap<_, _> = named.map(|row| (&row.name, &row.command)).collect();
+    if !commands.is_empty() {
+        text += "\n## Commands\n\n";
+    }
     commands.iter().for_each(|(name, words)| text += &format!("- `{name}`: `{words}`\n"));
     text
 }
