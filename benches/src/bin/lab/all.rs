@@ -26,6 +26,8 @@ use crate::report::{self, Failure, progress};
 /// Most rounds and time of the full run, and of the quick one. No round begins that would end later.
 const FULL: (usize, Duration) = (5, Duration::from_secs(3600));
 const QUICK: (usize, Duration) = (3, Duration::from_secs(900));
+/// A command that takes longer than the run's time divided by this has failed.
+const SHARE: u32 = 5;
 /// The line of a page after which its table begins.
 const MARK: &str = "<!-- `lab all --write` replaces what follows. -->";
 
@@ -141,9 +143,9 @@ fn words(command: &Command, quick: bool) -> String {
 /// Runs the commands in rounds; returns their reports, and whether Ctrl-C ended that. A command that has no report is
 /// not run again.
 async fn measure(commands: &[Command], quick: bool) -> Result<(Reports, bool), Failure> {
-    let programs = Programs::find().map_err(Failure::of_run)?;
-    let mut stop = pin!(processes::until_asked(None));
     let (rounds, limit) = if quick { QUICK } else { FULL };
+    let programs = Programs::find(limit / SHARE).map_err(Failure::of_run)?;
+    let mut stop = pin!(processes::until_asked(None));
     let begin = now();
     let steps: usize = commands.iter().map(|command| command.rounds.min(rounds)).sum();
     let bar = progress(steps, "{bar:30} {pos}/{len} {elapsed} {msg}");

@@ -9,8 +9,8 @@ use serde_json::Value;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// Time limit of a command, and of a build.
-const LIMIT: Duration = Duration::from_secs(600);
+/// Time limit of a build.
+const BUILD: Duration = Duration::from_secs(900);
 /// Time in which a stopped command ends what it has started; then it is killed.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -40,17 +40,19 @@ pub(crate) struct Programs {
     root: PathBuf,
     /// The folder `target` of the workspace.
     target: PathBuf,
+    /// Time limit of a command.
+    limit: Duration,
 }
 
 impl Programs {
-    pub(crate) fn find() -> Result<Self, String> {
+    pub(crate) fn find(limit: Duration) -> Result<Self, String> {
         let lab = std::env::current_exe().map_err(|error| error.to_string())?;
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let root = root
             .canonicalize()
             .map_err(|error| format!("the sources, {}: {error}", root.display()))?;
         let target = lab.ancestors().nth(2).map(Path::to_owned).ok_or("lab is in no folder")?;
-        Ok(Self { lab, root, target })
+        Ok(Self { lab, root, target, limit })
     }
 
     fn services_target(&self) -> PathBuf {
@@ -81,7 +83,7 @@ impl Programs {
             .args(arguments.split(' '))
             .current_dir(&self.root);
         cargo.arg("--target-dir").arg(target);
-        match output(cargo, stop).await {
+        match output(cargo, BUILD, stop).await {
             Ok(output) if output.status.success() => Ok(()),
             Err(Lack::Stopped) => Err(Lack::Stopped),
             _ if self.path(needed).is_file() => Ok(()),
@@ -108,12 +110,16 @@ impl Programs {
         };
         command.args(words).arg("--json").current_dir(&self.root);
         command.env("CARGO_TARGET_DIR", &self.target).env("SERVICES", self.path("services"));
-        report(&output(command, stop).await?)
+        report(&output(command, self.limit, stop).await?)
     }
 }
 
 /// Runs a command in a process group of its own, and stops the group if it takes too long or `stop` completes.
-async fn output(mut command: Command, stop: impl Future<Output = ()>) -> Result<Output, Lack> {
+async fn output(
+    mut command: Command,
+    limit: Duration,
+    stop: impl Future<Output = ()>,
+) -> Result<Output, Lack> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let name = command.as_std().get_program().to_string_lossy().into_owned();
     let child = command.process_group(0).spawn();
@@ -123,7 +129,7 @@ async fn output(mut command: Command, stop: impl Future<Output = ()>) -> Result<
     let lack = tokio::select! {
         output = &mut ended => return output.map_err(|error| Lack::Failed(error.to_string())),
         () = stop => Lack::Stopped,
-        () = tokio::time::sleep(LIMIT) => Lack::Failed(format!("not done after {LIMIT:?}")),
+        () = tokio::time::sleep(limit) => Lack::Failed(format!("not done after {limit:?}")),
     };
     for signal in [Signal::TERM, Signal::KILL] {
         // The group may have ended already.
