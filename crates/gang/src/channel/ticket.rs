@@ -6,7 +6,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use midplane_simhw::region::SharedMemory;
-use midplane_simhw::wire;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -16,7 +15,7 @@ use super::local_rings::{Bells, Layout, LocalRings};
 use super::memory::Memory;
 use crate::names::Rank;
 
-/// The text form of a descriptor: hexadecimal digits, for an environment variable.
+/// The text form of a descriptor: JSON, for an environment variable.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Ticket {
     handle: u64,
@@ -88,8 +87,7 @@ fn map(file: &OwnedFd, bytes: usize) -> Result<Memory, TicketError> {
 
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = wire::encode(self).map_err(|_| fmt::Error)?;
-        bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }
 }
 
@@ -97,12 +95,7 @@ impl FromStr for Ticket {
     type Err = TicketError;
 
     fn from_str(text: &str) -> Result<Self, TicketError> {
-        if !text.is_ascii() || !text.len().is_multiple_of(2) {
-            return Err(TicketError::Text);
-        }
-        let pair = |at| u8::from_str_radix(&text[at..at + 2], 16).map_err(|_| TicketError::Text);
-        let bytes: Vec<u8> = (0..text.len()).step_by(2).map(pair).collect::<Result<_, _>>()?;
-        wire::decode(&bytes).map_err(|_| TicketError::Text)
+        serde_json::from_str(text).map_err(|_| TicketError::Text)
     }
 }
 

@@ -115,20 +115,22 @@ fn images_are_for_root(folder: &Path) -> String {
     )
 }
 
+/// Parses the program of a checkpoint.
+fn program_of(folder: &Path, json: &str) -> Result<Program, String> {
+    Program::from_json(json).map_err(|error| format!("{}: its program: {error}", folder.display()))
+}
+
 fn read_images(folder: &Path) -> Result<(Program, Contents), String> {
     let manifest = collections::read(folder)?;
-    let wrong = |error| format!("{}: its program: {error}", folder.display());
-    let program = Program::from_json(&manifest.program).map_err(wrong)?;
-    let ranks = manifest.ranks as u16;
-    Ok((program, Contents::Images(ranks, folder.as_os_str().as_encoded_bytes().to_vec())))
+    let folder_bytes = folder.as_os_str().as_encoded_bytes().to_vec();
+    let contents = Contents::Images(manifest.ranks as u16, folder_bytes);
+    Ok((program_of(folder, &manifest.program)?, contents))
 }
 
 fn read_from(folder: &Path, most: u64) -> Result<(Program, Contents), String> {
     is_at_most(most, folder)?;
     let checkpoint = Checkpoint::read_from(folder).map_err(|error| error.to_string())?;
-    let wrong = |error| format!("{}: its program: {error}", folder.display());
-    let program = Program::from_json(&checkpoint.program).map_err(wrong)?;
-    Ok((program, Contents::States(checkpoint)))
+    Ok((program_of(folder, &checkpoint.program)?, Contents::States(checkpoint)))
 }
 
 /// Refuses a checkpoint that another user has made: its program would run as root.

@@ -88,6 +88,17 @@ async fn connect(socket: &Path) -> Result<Link, ClientError> {
     Ok(link::local(stream.map_err(no_daemon)?))
 }
 
+/// Sends a request over a new connection. Returns the first reply and the connection.
+async fn begin(socket: &Path, request: &Request) -> Result<(Reply, Link), ClientError> {
+    let (mut sender, mut receiver) = connect(socket).await?;
+    sender.send(&Frame::message(request)).await.map_err(|_| ClientError::Gone)?;
+    match receiver.message().await {
+        Ok(Some(Reply::Refused(why))) => Err(ClientError::Refused(why)),
+        Ok(Some(reply)) => Ok((reply, (sender, receiver))),
+        _ => Err(ClientError::Gone),
+    }
+}
+
 /// Asks the daemon for something that it answers once.
 ///
 /// # Errors
@@ -96,13 +107,7 @@ async fn connect(socket: &Path) -> Result<Link, ClientError> {
 /// # Cancel safety
 /// Dropped after its first poll, the daemon may do it all the same.
 pub async fn ask(socket: &Path, request: &Request) -> Result<Reply, ClientError> {
-    let (mut sender, mut receiver) = connect(socket).await?;
-    sender.send(&Frame::message(request)).await.map_err(|_| ClientError::Gone)?;
-    match receiver.message::<Reply>().await {
-        Ok(Some(Reply::Refused(why))) => Err(ClientError::Refused(why)),
-        Ok(Some(reply)) => Ok(reply),
-        _ => Err(ClientError::Gone),
-    }
+    begin(socket, request).await.map(|(reply, _)| reply)
 }
 
 /// The size of the terminal that this process writes to, as rows and columns.
@@ -198,26 +203,8 @@ pub async fn attach(socket: &Path, job: JobId, output: Output) -> Result<Over, C
     attend(socket, Request::Attach(job), false, output, |_| {}).await
 }
 
-/// A connection to the root, or what it has said of a job that is over.
-enum Found {
-    Link(JobId, Sender, Receiver),
-    Over(Over),
-}
-
-/// Sends the request that makes this process a job's front end.
-async fn begin(socket: &Path, request: &Request) -> Result<Found, ClientError> {
-    let (mut sender, mut receiver) = connect(socket).await?;
-    sender.send(&Frame::message(request)).await.map_err(|_| ClientError::Gone)?;
-    match receiver.message().await {
-        Ok(Some(Reply::Accepted(job))) => Ok(Found::Link(job, sender, receiver)),
-        Ok(Some(Reply::Over(over))) => Ok(Found::Over(over)),
-        Ok(Some(Reply::Refused(why))) => Err(ClientError::Refused(why)),
-        _ => Err(ClientError::Gone),
-    }
-}
-
 /// Finds the root of a job again: another host may have taken over.
-async fn begin_again(socket: &Path, job: JobId) -> Result<Found, ClientError> {
+async fn begin_again(socket: &Path, job: JobId) -> Result<(Reply, Link), ClientError> {
     let lost_at = now();
     loop {
         // A root that is none any longer, and does not know, does not know the job either.
@@ -242,7 +229,7 @@ async fn attend(
     taken: impl FnOnce(JobId),
 ) -> Result<Over, ClientError> {
     let mut found = begin(socket, &request).await?;
-    if let Found::Link(job, ..) = &found {
+    if let (Reply::Accepted(job), _) = &found {
         taken(*job);
     }
     let _raw = if terminal { Raw::begin() } else { None };
@@ -250,8 +237,9 @@ async fn attend(
     let typing = tokio::spawn(read_input(typed));
     let result = loop {
         let (job, mut sender, receiver) = match found {
-            Found::Over(over) => break Ok(over),
-            Found::Link(job, sender, receiver) => (job, sender, receiver),
+            (Reply::Over(over), _) => break Ok(over),
+            (Reply::Accepted(job), (sender, receiver)) => (job, sender, receiver),
+            _ => break Err(ClientError::Gone),
         };
         let (over, mut ended) = mpsc::channel(1);
         let writing = tokio::spawn(async move {
@@ -339,9 +327,8 @@ async fn feed(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) -> ! 
 
 /// Hands standard input to a job until the connection ends.
 async fn feed_once(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) -> Option<()> {
-    let (mut sender, mut receiver) = connect(socket).await.ok()?;
-    sender.send(&Frame::message(&Request::Feed(job))).await.ok()?;
-    let Ok(Some(Reply::Accepted(_))) = receiver.message().await else { return None };
+    let begun = begin(socket, &Request::Feed(job)).await.ok()?;
+    let (Reply::Accepted(_), (mut sender, mut receiver)) = begun else { return None };
     loop {
         let frame = tokio::select! {
             frame = keys.recv() => frame,

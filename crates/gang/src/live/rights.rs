@@ -5,8 +5,7 @@
 //! each host's own database has for the name.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, OsString};
-use std::fmt::Write;
+use std::ffi::CString;
 use std::io;
 use std::os::fd::AsFd;
 use std::panic::resume_unwind;
@@ -21,6 +20,7 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups,
     set_thread_res_gid, set_thread_res_uid,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::node_core::user::User;
 
@@ -32,7 +32,7 @@ pub(super) struct Users {
 }
 
 /// Rights of a user on this host: numbers of the user, its group, and all of its groups.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 struct Identity {
     uid: u32,
     gid: u32,
@@ -40,7 +40,7 @@ struct Identity {
 }
 
 /// The rights of a user's jobs and requests on this host. Empty if they are those of this process.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(super) struct Rights(Option<Identity>);
 
 /// Counts what other users have under way with a daemon. Clones share the counts.
@@ -172,27 +172,9 @@ impl Rights {
         self.0.as_ref().map(|identity| identity.uid)
     }
 
-    /// Returns them as an argument of a process.
-    pub(super) fn to_argument(&self) -> OsString {
-        let mut text = String::new();
-        if let Some(Identity { uid, gid, groups }) = &self.0 {
-            let _ = write!(text, "{uid}:{gid}");
-            groups.iter().for_each(|group| {
-                let _ = write!(text, ":{group}");
-            });
-        }
-        text.into()
-    }
-
-    /// Reads [`Rights::to_argument`].
-    fn from_argument(text: &str) -> Option<Self> {
-        if text.is_empty() {
-            return Some(Self(None));
-        }
-        let mut numbers = text.split(':').map(|number| number.parse().ok());
-        let (uid, gid) = (numbers.next()??, numbers.next()??);
-        let groups = numbers.collect::<Option<Vec<u32>>>()?;
-        Some(Self(Some(Identity { uid, gid, groups })))
+    /// Returns them as an argument of a process, in JSON.
+    pub(super) fn to_argument(&self) -> String {
+        serde_json::to_string(self).expect("numbers can be written as JSON")
     }
 }
 
@@ -201,7 +183,7 @@ impl Rights {
 /// # Errors
 /// The system's; some rights may have changed.
 pub(super) fn take_for_good(argument: &str) -> io::Result<()> {
-    let rights = Rights::from_argument(argument).ok_or(io::ErrorKind::InvalidInput)?;
+    let rights: Rights = serde_json::from_str(argument)?;
     rights.0.map_or(Ok(()), |identity| identity.take_for_good())
 }
 
@@ -281,16 +263,16 @@ mod tests {
             groups in proptest::collection::vec(any::<u32>(), 0..20),
         ) {
             for rights in [Rights(None), Rights(Some(Identity { uid, gid, groups }))] {
-                let text = rights.to_argument().into_string().unwrap();
-                prop_assert_eq!(Rights::from_argument(&text), Some(rights));
+                let read: Rights = serde_json::from_str(&rights.to_argument()).unwrap();
+                prop_assert_eq!(read, rights);
             }
         }
     }
 
     #[test]
     fn arguments_that_are_no_rights_are_refused() {
-        for text in ["1", "1:", "a:1", "1:2:", "1:2:-3", " "] {
-            assert_eq!(Rights::from_argument(text), None, "{text:?}");
+        for text in ["", "1", r#"{"uid":1,"gid":2}"#, r#"{"uid":1,"gid":2,"groups":[-3]}"#, " "] {
+            assert!(serde_json::from_str::<Rights>(text).is_err(), "{text:?}");
         }
     }
 

@@ -11,9 +11,9 @@ use std::time::Duration;
 use rustix::process::Pid;
 use tokio::time::sleep;
 
-use super::launching::{inherited_pair, start_with_pipes};
+use super::launching::{Sockets, start_with_pipes};
 use super::{Held, Member, Processes};
-use crate::live::criu::{self, DumpedRank, ImageFolder, SharedFiles};
+use crate::live::criu::{self, DumpedRank, ImageFolder};
 use crate::live::event::Event;
 use crate::live::exec_shim::RestoredImage;
 use crate::live::job_cgroup::JobCgroup;
@@ -76,18 +76,14 @@ impl Processes {
     /// Keeps a frozen job frozen, and begins to dump its ranks here. The images are sent to the root.
     pub(in crate::live) fn dump(&mut self, job: JobId, epoch: Epoch, routes: &Routes) {
         let mut routes = routes.clone();
-        let (Some(first), false) =
-            (self.of_job(job).first().copied(), self.holds.contains_key(&job))
-        else {
-            // Either nothing of it is here, or an earlier dump has not ended.
-            if !self.of_job(job).is_empty() {
-                let why =
-                    "an earlier checkpoint of the job is still being given up: try again".into();
-                tokio::spawn(async move { refuse(&mut routes, job, epoch, why).await });
-            }
+        if self.of_job(job).is_empty() {
             return;
-        };
-        debug_assert_eq!(first.0, job);
+        }
+        if self.holds.contains_key(&job) {
+            let why = "an earlier checkpoint of the job is still being given up: try again".into();
+            tokio::spawn(async move { refuse(&mut routes, job, epoch, why).await });
+            return;
+        }
         let prepared = self.prepare(job);
         let goes = Arc::new(AtomicBool::new(false));
         self.holds.insert(job, Hold { runs: false, is_dumped: false, goes: Arc::clone(&goes) });
@@ -114,15 +110,10 @@ impl Processes {
 
     /// Returns what a dump needs: the job's control group, its ranks, and a folder.
     fn prepare(&mut self, job: JobId) -> Result<(PathBuf, Vec<DumpedRank>, ImageFolder), String> {
-        let own = "the host's daemon is not root's, and CRIU needs root";
         if !self.users.has_all() {
-            return Err(own.into());
+            return Err("the host's daemon is not root's, and CRIU needs root".into());
         }
-        let Some(group) = self.cgroups.get(&job).map(|group| group.folder().to_owned()) else {
-            return Err(
-                "the host's daemon has no control groups: `midplane doctor` says why".into()
-            );
-        };
+        let group = self.group_of(job)?;
         let members = self.members.range((job, 0)..=(job, u16::MAX));
         let ranks = members.map(|((_, rank), held)| {
             let pid = held.process.pid().as_raw_nonzero().get();
@@ -133,6 +124,13 @@ impl Processes {
         });
         let ranks = ranks.collect::<Result<_, String>>()?;
         Ok((group, ranks, self.image_folder()?))
+    }
+
+    /// Returns the folder of a job's control group.
+    fn group_of(&self, job: JobId) -> Result<PathBuf, String> {
+        let group = self.cgroups.get(&job).map(|group| group.folder().to_owned());
+        let why = "the host's daemon has no control groups: `midplane doctor` says why";
+        group.ok_or_else(|| why.into())
     }
 
     /// Creates a folder for images.
@@ -197,9 +195,7 @@ impl Processes {
         if !self.users.has_all() || launch.user.uid != 0 {
             return Err("only root restores images of processes, by a daemon of root".into());
         }
-        let group = self.cgroups.get(&launch.job).map(|group| group.folder().to_owned());
-        let group =
-            group.ok_or("the host's daemon has no control groups: `midplane doctor` says why")?;
+        let group = self.group_of(launch.job)?;
         let images = Arc::new(self.image_folder()?);
         let (mut all, mut waiting) = (Vec::new(), Vec::new());
         for rank in own {
@@ -238,26 +234,18 @@ impl Processes {
     ) -> std::io::Result<(Held, Opened, std::io::PipeWriter)> {
         let (arrived, arrives) = std::io::pipe()?;
         let arrived = rustix::io::dup(&arrived)?;
-        let (ours, theirs) = inherited_pair()?;
-        let (to_pmi, of_pmi) = inherited_pair()?;
+        let sockets = Sockets::open()?;
         let image = RestoredImage {
             folder,
             group,
             arrived: arrived.as_raw_fd().to_string(),
-            sockets: [&theirs, &of_pmi].map(|socket| socket.as_raw_fd().to_string()),
+            sockets: sockets.numbers(),
         };
         let mut command = image.command();
         command.stdin(Stdio::null());
-        let (process, terminal, opened) = start_with_pipes(&mut command, rank)?;
-        let files = SharedFiles {
-            standard: standard_of(&opened)?,
-            snapshots: name("socket", &theirs)?,
-            pmi: name("socket", &of_pmi)?,
-        };
-        drop((arrived, theirs, of_pmi));
-        let words = self.listen((job, rank), ours, None);
-        self.serve_pmi((job, rank), to_pmi);
-        let held = Held { process, terminal, words, files, restoring: None, is_reported: false };
+        let started = start_with_pipes(&mut command, rank)?;
+        drop(arrived);
+        let (held, opened) = self.hold((job, rank), started, sockets, None)?;
         Ok((held, opened, arrives))
     }
 

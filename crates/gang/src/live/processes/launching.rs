@@ -179,12 +179,10 @@ impl Processes {
             set(rank::NIC, nic.name.clone());
             set(rank::CHANNEL, format!("{} {}", numbers.join(","), pass.ticket));
         }
-        let (ours, theirs) = inherited_pair().map_err(failed)?;
-        set(snapshot::SNAPSHOTS, theirs.as_raw_fd().to_string());
-        let (to_pmi, of_pmi) = inherited_pair().map_err(failed)?;
-        set(pmi::FD, of_pmi.as_raw_fd().to_string());
-        let snapshots = imaging::name("socket", &theirs).map_err(failed)?;
-        let pmi = imaging::name("socket", &of_pmi).map_err(failed)?;
+        let sockets = Sockets::open().map_err(failed)?;
+        let [snapshots, pmi] = sockets.numbers();
+        set(snapshot::SNAPSHOTS, snapshots);
+        set(pmi::FD, pmi);
         let image = Image {
             program: &path,
             arguments,
@@ -199,12 +197,26 @@ impl Processes {
             Some(size) => start_with_terminal(&mut command, rank, size),
             None => start_with_pipes(&mut command, rank),
         };
-        drop((files, theirs, of_pmi));
-        let (process, terminal, opened) = started.map_err(failed)?;
-        let standard = imaging::standard_of(&opened).map_err(failed)?;
-        let files = SharedFiles { standard, snapshots, pmi };
-        let words = self.listen((launch.job, rank), ours, state);
-        self.serve_pmi((launch.job, rank), to_pmi);
+        drop(files);
+        let member = (launch.job, rank);
+        self.hold(member, started.map_err(failed)?, sockets, state).map_err(failed)
+    }
+
+    /// Starts the tasks that serve a rank, which was just started.
+    pub(super) fn hold(
+        &self,
+        member: Member,
+        (process, terminal, opened): Started,
+        Sockets { ours: [snapshots, pmi], theirs }: Sockets,
+        state: Option<Vec<u8>>,
+    ) -> std::io::Result<(Held, Opened)> {
+        let files = SharedFiles {
+            standard: imaging::standard_of(&opened)?,
+            snapshots: imaging::name("socket", &theirs[0])?,
+            pmi: imaging::name("socket", &theirs[1])?,
+        };
+        let words = self.listen(member, snapshots, state);
+        self.serve_pmi(member, pmi);
         let restoring = None;
         Ok((Held { process, terminal, words, files, restoring, is_reported: false }, opened))
     }
@@ -233,7 +245,7 @@ impl Processes {
     }
 
     /// Starts the task that answers a rank's MPI library.
-    pub(super) fn serve_pmi(&self, (job, rank): Member, end: OwnedFd) {
+    fn serve_pmi(&self, (job, rank): Member, end: OwnedFd) {
         let Some(pmi) = self.pmi.get(&job) else { return };
         let events = self.events.clone();
         let said = move |event| drop(events.send(Event::Core(Input::Rank(job, rank, event))));
@@ -241,7 +253,7 @@ impl Processes {
     }
 
     /// Starts the task that carries a rank's messages about checkpoints.
-    pub(super) fn listen(
+    fn listen(
         &self,
         member: Member,
         end: OwnedFd,
@@ -278,10 +290,27 @@ fn find(program: &Program, rights: &Rights) -> Result<PathBuf, String> {
     exec_shim::find(name, folder, path)
 }
 
-/// Connected sockets: the daemon's, and one that processes inherit which are started while it is open.
-pub(super) fn inherited_pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
-    let (ours, theirs) = UnixStream::pair()?;
-    Ok((ours.into(), rustix::io::dup(theirs)?))
+/// A rank's sockets for snapshots and for PMI: the daemon's ends, and those that processes inherit which are started while they
+/// are open.
+pub(super) struct Sockets {
+    ours: [OwnedFd; 2],
+    theirs: [OwnedFd; 2],
+}
+
+impl Sockets {
+    pub(super) fn open() -> std::io::Result<Self> {
+        let pair = || -> std::io::Result<(OwnedFd, OwnedFd)> {
+            let (ours, theirs) = UnixStream::pair()?;
+            Ok((ours.into(), rustix::io::dup(theirs)?))
+        };
+        let ((snapshots, of_rank), (pmi, of_library)) = (pair()?, pair()?);
+        Ok(Self { ours: [snapshots, pmi], theirs: [of_rank, of_library] })
+    }
+
+    /// Returns the numbers that the rank finds them by.
+    pub(super) fn numbers(&self) -> [String; 2] {
+        self.theirs.each_ref().map(|socket| socket.as_raw_fd().to_string())
+    }
 }
 
 /// A process, the daemon's side of its terminal, and its streams.
