@@ -58,7 +58,7 @@ pub(crate) struct Part {
 pub struct CheckpointError {
     /// The file or folder.
     pub path: PathBuf,
-    /// The problem.
+    /// The problem with it.
     pub problem: CheckpointProblem,
 }
 

@@ -145,7 +145,7 @@ impl NodeCore {
         }
     }
 
-    /// Takes an event.
+    /// Takes an event of the node.
     pub(crate) fn handle(&mut self, now: Instant, input: Input) {
         match input {
             Input::Parent => self.dialled(now),

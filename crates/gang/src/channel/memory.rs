@@ -35,7 +35,7 @@ impl Memory {
         }
     }
 
-    /// Reads a word.
+    /// Reads a word of 8 bytes, little-endian.
     pub(crate) fn word(&self, offset: usize) -> Option<u64> {
         let mut bytes = [0; 8];
         self.read(offset, &mut bytes).ok()?;

@@ -202,7 +202,7 @@ fn hold(folder: Option<OsString>) -> i32 {
     }
 }
 
-/// Becomes a program.
+/// Becomes the program of a rank.
 fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> Result<Infallible, String> {
     let mut next = || arguments.next().unwrap_or_default();
     let (daemon, terminal, group, rights) = (next(), next(), next(), next());

@@ -164,15 +164,15 @@ impl Process {
     }
 }
 
-/// Whether all descendants of a stopped process that are in its group stand still or have ended. Whoever
-/// has left the group was not told to.
+/// Returns whether all descendants of a stopped process that are in its group are stopped or have ended. Those that have
+/// left the group were not told to stop.
 pub(super) fn descendants_are_stopped(group: Pid) -> bool {
     let group = group.as_raw_nonzero().get();
     children(group).into_iter().all(|child| is_stopped(child, group))
 }
 
-/// Whether every thread of a process that was told to stop has, or waits where nothing but the end of that
-/// wait lets it go on.
+/// Returns whether every thread of a process that was told to stop has, or waits where nothing but the end of that wait
+/// resumes it.
 fn no_thread_runs(pid: Pid) -> bool {
     let tasks = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
     tasks.into_iter().flatten().flatten().all(|task| {

@@ -7,7 +7,7 @@ const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
 /// A number of bytes, which is shown in the largest unit of which it has one, with one digit behind the point.
 #[derive(Clone, Copy, Debug)]
 pub struct Size(
-    /// The number.
+    /// The number of bytes.
     pub u64,
 );
 
