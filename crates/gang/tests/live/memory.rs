@@ -141,6 +141,7 @@ pub(crate) fn claims_that_do_not_fit() {
     };
     let mut first = stays(4, "30");
     wait_until("it is admitted", || listing(&stage).jobs.len() == 1);
+    assert_eq!(listing(&stage).jobs[0].memory, Some(30 * MIB), "it is listed");
     for (ranks, claim, ran) in [(4, "16", "2 ranks"), (1, "31", "1 rank")] {
         let (code, _, error) = said(stays(ranks, claim).wait_with_output().unwrap());
         let why = format!(
