@@ -1,30 +1,34 @@
-//! Gang scheduling of real processes, on Linux: a daemon a host, and the front end of its jobs.
+//! Gang scheduling of real processes, on Linux: one daemon per host, and clients that run jobs.
 //!
 //! - [`daemon`]: start here: a host's daemon
-//! - [`client`]: asks the daemon of this host to run, list, end, watch jobs
-//! - [`process`]: a rank's process: started stopped, suspended, resumed, killed
-//! - [`exec_shim`]: what such a process is before it becomes the job's program; the reaper that kills all of them when
-//!   the daemon is gone
-//! - [`rank`]: a rank's own side: its channel on the daemon's NIC, and its Virtual Interfaces there;
-//!   [`channels`]: the daemon's side
+//! - [`client`]: asks this host's daemon to run, list, end and watch jobs
+//! - [`process`]: a rank's process: started stopped, then suspended, resumed, killed
+//! - [`exec_shim`]: runs first in a rank's process and then executes the job's program; also the reaper, which kills
+//!   all ranks when the daemon has exited
+//! - [`rank`]: the rank's own API: its channel and its Virtual Interfaces on the daemon's NIC; [`channels`]: the
+//!   daemon's side
 //! - [`snapshot`]: a rank's part in checkpoints
-//! - `reclaimer`: takes memory from suspended jobs while the host is short of it; `host_memory`: what the host has
-//! - `adopted`: control groups of jobs that something else has started
+//! - `reclaimer`: takes memory from suspended jobs while the host is short of it; `host_memory`: the host's free
+//!   memory and swap space
+//! - `adopted`: control groups of jobs that another system has started
 //! - `rights`: users, and the rights of their jobs
-//! - `pmi`: the server by which MPI programs of MPICH start as ranks
-//! - [`link`], [`message`]: connections between daemons and front ends, and their messages
+//! - `pmi`: the server through which MPICH programs start as ranks
+//! - [`link`], [`message`]: connections between daemons and clients, and their messages
 //!
 //! # Trust
 //!
-//! Front ends are this user's, by the socket; those of a daemon of root are of all users whom the socket admits, and each may do
-//! only what its user may (`rights`). A daemon believes the others which user a front end of theirs has. Daemons of other hosts prove who they are ([`link::Credentials`]). With keys of
-//! the hosts' own, only listed hosts join, each as itself; a daemon hands on what those below it in the tree report, so a host
-//! trusts those between it and the root. With the shared key alone, whoever has it can be any host that is not connected, and
-//! receives the commands and environments of later jobs.
+//! The socket's permissions decide which users may be clients of a daemon. A daemon of root serves several users, and
+//! each client may do only what its user may (`rights`). A daemon trusts the other daemons' reports of their clients'
+//! users.
 //!
-//! Of three hosts or more, each can become the root: it then orders programs on all of them.
+//! Daemons of other hosts prove their identity ([`link::Credentials`]). If each host has its own key, only listed
+//! hosts join, each under its own identity. A daemon forwards the reports of the hosts below it in the tree, so a host
+//! trusts the hosts between it and the root. With the shared key alone, every process that has the key can join as any
+//! host that is not connected, and receives the commands and environments of later jobs.
 //!
-//! A daemon's decisions are those of its node core, which runs in virtual time as well. The modules here wait for real
+//! In a cluster of three or more hosts, each host can become the root, which orders programs on all hosts.
+//!
+//! A node core makes a daemon's decisions; it runs in virtual time as well. The modules here connect it with real
 //! processes and sockets.
 
 mod adopted;

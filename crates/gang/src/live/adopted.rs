@@ -1,4 +1,4 @@
-//! Control groups of jobs that something else has started, by the names that their owners give them.
+//! Finds the control groups of jobs that another system (Slurm, Kubernetes) has started.
 
 use std::fs;
 use std::io;
@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use super::job_cgroup::{HostCgroups, JobCgroup};
 use crate::node_core::message::Adopted;
 
-/// Most bytes of a step's name and of a pod's UID.
+/// Most bytes of the name of a Slurm step or of the UID of a pod.
 const NAME_BYTES: usize = 64;
-/// Folders of pods by quality of service: with systemd's names, and with the kubelet's own.
+/// Prefixes of pods' folders by quality-of-service class: as systemd names them, and as the kubelet does.
 const POD_CLASSES: [(&str, &str); 3] = [
     ("kubepods.slice/kubepods-pod", "kubepods/pod"),
     ("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod", "kubepods/burstable/pod"),
     ("kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod", "kubepods/besteffort/pod"),
 ];
 
-/// Opens the control group of what is adopted; returns `None` if this host has none of that name.
+/// Opens the control group of an adopted job; returns `None` if this host has none of that name.
 ///
 /// # Errors
 /// The name is malformed, or the group can't be adopted; see [`HostCgroups::adopt`].
@@ -25,7 +25,7 @@ pub(super) fn open(adopted: &Adopted) -> io::Result<Option<JobCgroup>> {
     find(&host.mount, adopted)?.map(|folder| host.adopt(&folder)).transpose()
 }
 
-/// Returns the folder of what is adopted below the mount point of control groups, if it is there.
+/// Returns the folder of an adopted job's control group below `mount`, if it exists.
 fn find(mount: &Path, adopted: &Adopted) -> io::Result<Option<PathBuf>> {
     let candidates = match adopted {
         Adopted::Folder(folder) if !Path::new(folder).is_absolute() => {
@@ -51,7 +51,7 @@ fn find(mount: &Path, adopted: &Adopted) -> io::Result<Option<PathBuf>> {
     Ok(candidates.into_iter().find(|folder| folder.is_dir()))
 }
 
-/// Returns the folders of the steps' daemons: one for each `slurmd` on this host.
+/// Returns the folders of Slurm's step daemons: one for each `slurmd` on this host.
 fn slurm_daemons(mount: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(mount.join("system.slice")).into_iter().flatten().flatten();
     entries
@@ -59,7 +59,7 @@ fn slurm_daemons(mount: &Path) -> impl Iterator<Item = PathBuf> {
         .map(|entry| entry.path())
 }
 
-/// Returns a name if it can be part of a folder's name.
+/// Returns `name` if it is safe as a part of a folder's name.
 fn name(name: &str) -> io::Result<&str> {
     let fits = (1..=NAME_BYTES).contains(&name.len());
     let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');

@@ -1,4 +1,4 @@
-//! The ranks' channels and ports on this host's NIC, in a task of their own.
+//! Drives the channels and ports of this host's ranks on its NIC, in a task of their own.
 
 mod ports;
 
@@ -24,9 +24,9 @@ pub(super) use ports::{CHECKPOINTER, Hold, ProcessGroups};
 /// Configuration of ranks' channels.
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelOptions {
-    /// The way to switch contexts.
+    /// How contexts are switched.
     pub mode: Mode,
-    /// Sizes of their FIFOs.
+    /// Sizes of the channels' FIFOs.
     pub geometry: Geometry,
 }
 
@@ -34,16 +34,16 @@ pub struct ChannelOptions {
 struct Channels<H> {
     contexts: Contexts<H>,
     ports: Ports,
-    /// Jobs whose contexts are to be copied.
+    /// Jobs whose contexts are copied after the present step.
     to_copy: Vec<JobId>,
-    /// Jobs that arrivals wake.
+    /// Jobs that are woken when a frame arrives for them while they are suspended.
     woken: BTreeSet<JobId>,
     processes: ProcessGroups,
     events: mpsc::UnboundedSender<Event>,
 }
 
-/// Opens the channels of all slots, and starts the task that carries steps out. `processes` has the process groups of
-/// jobs before a step stops the jobs' ports.
+/// Opens the channels of all slots, and spawns the task that carries out steps. `processes` must list a job's process
+/// groups before a step stops the job's ports.
 pub(super) fn start(
     nic: &impl Host,
     (host, cluster): (u16, Cluster),
@@ -70,7 +70,7 @@ pub(super) fn start(
 /// Reports arrivals for suspended jobs until the NIC ends.
 async fn report_arrivals(mut watcher: ArrivalWatcher, events: mpsc::UnboundedSender<Event>) {
     while let Ok(job) = watcher.next().await {
-        // The tag is the number of a job.
+        // The watcher's tag is the job's number.
         let Ok(job) = u32::try_from(job) else { continue };
         if events.send(Event::Core(Input::Arrived(JobId(job)))).is_err() {
             return;
@@ -86,7 +86,7 @@ impl<H: Host> Executor for Channels<H> {
 
     async fn carry_on(&mut self) {
         let jobs = std::mem::take(&mut self.to_copy);
-        // If it fails, the save that follows fails too, and is reported.
+        // If copying fails, the save that follows fails too and reports the error.
         let _ = self.contexts.copy(&jobs).await;
     }
 }
@@ -124,7 +124,7 @@ impl<H: Host> Channels<H> {
         Ok(done)
     }
 
-    /// Carries the ports' part of an action out, after that of the channels.
+    /// Carries out the ports' part of an action, after the channels' part.
     async fn control_ports(
         &mut self,
         action: &Action,
@@ -157,7 +157,8 @@ impl<H: Host> Channels<H> {
         Ok(())
     }
 
-    /// Watches the ports of jobs that arrivals wake. The jobs are stopped on all hosts, so what arrives is from outside.
+    /// Watches the ports of jobs that arrivals wake. These jobs are suspended on all hosts, so frames come from
+    /// elsewhere.
     async fn watch(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
         let woken: Vec<JobId> =
             jobs.iter().copied().filter(|job| self.woken.contains(job)).collect();

@@ -1,4 +1,4 @@
-//! Checkpoints on the root's disk: written and read on threads of their own.
+//! Checkpoints on the root's disk: read and written on separate threads.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -17,7 +17,7 @@ use crate::node_core::message::{Program, Request};
 use crate::node_core::user::{Caller, User};
 use crate::node_core::{Contents, Input, Read, Write};
 
-/// Most checkpoints of another user that are read or written at a time, each in a thread.
+/// Most checkpoints of one foreign user that are read or written at a time, each on its own thread.
 const MOST: usize = 4;
 
 fn path(folder: &[u8]) -> PathBuf {
@@ -37,8 +37,8 @@ impl Checkpoints {
         Self { users, places: Places::default(), events }
     }
 
-    /// Does some work with a user's rights on a thread of its own, and sends the event that follows from it. The user's file
-    /// systems may never answer: that keeps the thread, and neither the daemon's work nor its end.
+    /// Runs `work` with a user's rights on a new thread, and then sends `event` with its result. If the user's file
+    /// system hangs, only that thread hangs, not the daemon.
     fn with_rights_of<T: Send>(
         &self,
         user: User,
@@ -62,7 +62,7 @@ impl Checkpoints {
         });
     }
 
-    /// Tests whether a caller's checkpoint can be written to a folder. [`Event::Checked`] follows, with the request.
+    /// Tests whether a caller's checkpoint can be written to a folder, then sends [`Event::Checked`] with the request.
     pub(super) fn check(&self, caller: Caller, folder: &[u8], request: Request) {
         let folder = path(folder);
         let work = move |_: &Users| match Checkpoint::is_at(&folder) {
@@ -74,7 +74,7 @@ impl Checkpoints {
         });
     }
 
-    /// Writes a checkpoint with the rights of the requesting user. [`Input::Written`] follows.
+    /// Writes a checkpoint with the rights of the requesting user, then sends [`Input::Written`].
     pub(super) fn write(&self, write: Write) {
         let Write { job, checkpoint, folder, user, .. } = write;
         let work =
@@ -84,14 +84,14 @@ impl Checkpoints {
         });
     }
 
-    /// Reads and checks a checkpoint of at most `most` bytes, with the caller's rights. [`Input::Read`] follows.
+    /// Reads and checks a checkpoint of at most `most` bytes with the caller's rights, then sends [`Input::Read`].
     pub(super) fn read(&self, (caller, weight): (Caller, u8), folder: &[u8], most: u64) {
         let (folder, is_root) = (path(folder), caller.user.uid == 0);
         let work = move |users: &Users| {
             if users.has_all() && is_root {
                 is_of_root(&folder)?;
             }
-            // What can't be read is reported by the reader.
+            // If the manifest can't be read, `read_from` reports why.
             match Manifest::read_from(&folder) {
                 Ok(manifest) if manifest.format == IMAGES => {
                     if !(users.has_all() && is_root) {
@@ -133,7 +133,7 @@ fn read_from(folder: &Path, most: u64) -> Result<(Program, Contents), String> {
     Ok((program_of(folder, &checkpoint.program)?, Contents::States(checkpoint)))
 }
 
-/// Refuses a checkpoint that another user has made: its program would run as root.
+/// Refuses a checkpoint that belongs to another user: its program would run as root.
 fn is_of_root(folder: &Path) -> Result<(), String> {
     for path in [folder, &folder.join(MANIFEST)] {
         // If it can't be read, the reader reports why.
@@ -150,7 +150,7 @@ fn is_of_root(folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses a checkpoint that would not fit into memory, before any of it is read.
+/// Refuses a checkpoint that exceeds the memory limit, before any of it is read.
 fn is_at_most(most: u64, folder: &Path) -> Result<(), String> {
     // If the folder can't be read, the reader reports why.
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();

@@ -1,4 +1,4 @@
-//! A front end: asks this host's daemon, and stands between a job and whoever has started it.
+//! A client of this host's daemon: sends requests, and connects a job with the user's terminal.
 
 use std::io;
 use std::os::unix::ffi::OsStringExt;
@@ -20,62 +20,62 @@ use super::link::{self, Frame, Link, Receiver, Sender, Stream};
 use crate::names::JobId;
 use crate::node_core::message::{Over, Program, Reply, Request, Saved};
 
-/// Two Ctrl-C within that time end a job.
+/// Two Ctrl-C within this time end a job.
 const TWICE: Duration = Duration::from_secs(1);
-/// Bytes of standard input that are read at once.
+/// Most bytes that one read of standard input returns.
 const PART: usize = 16 << 10;
-/// Time in which a front end searches the root of its job again; without a daemon on this host, a part of it.
+/// For how long a client searches its job's root again; shorter if this host has no daemon.
 const LOOKS_FOR: Duration = Duration::from_secs(10);
 const LOOKS_FOR_A_DAEMON: Duration = Duration::from_secs(2);
-/// Interval of these looks.
+/// Interval between two attempts.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Why a front end has no answer.
+/// Reason why a request of a client failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ClientError {
     /// No daemon serves this socket.
     #[error("{}: no daemon answers ({}); start `midplane gang daemon`, or name its --socket", .0.display(), .1)]
     NoDaemon(PathBuf, io::Error),
-    /// This socket is not this user's.
+    /// This user may not use this socket.
     #[error(
         "{}: this user may not use its daemon: ask root for the socket's group, or start `midplane gang daemon` and name its \
          --socket", .0.display()
     )]
     Denied(PathBuf),
-    /// It can't be done.
+    /// The daemon has refused the request, for this reason.
     #[error("{0}")]
     Refused(String),
-    /// The daemon went away, and no other has taken over that this host reaches.
+    /// The daemon has exited, and this host reaches no daemon that has taken over.
     #[error(
         "the daemon is gone; what ran under it has ended, unless other hosts have taken over: ask there by `midplane \
          gang list`, and follow a job by `midplane gang attach`"
     )]
     Gone,
-    /// This process has no signals, or no terminal.
+    /// Setting up signals or the terminal failed.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-/// How a job is run.
+/// Options of a job.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
-    /// Ranks, at least 1.
+    /// Number of ranks, at least 1.
     pub ranks: u16,
-    /// Slices in a row, at least 1.
+    /// Consecutive time slices of the job per round, at least 1.
     pub weight: u8,
-    /// What they run.
+    /// The program of every rank.
     pub program: Program,
-    /// What becomes of what they write.
+    /// How the ranks' output is written.
     pub output: Output,
 }
 
-/// What becomes of what a job's ranks write.
+/// How the output of a job's ranks is written.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Output {
-    /// Each line says which rank has written it.
+    /// Prefixes each line with the number of its rank.
     pub label: bool,
-    /// What goes to their standard output goes to standard error.
+    /// Writes the ranks' standard output to standard error.
     pub to_error: bool,
 }
 
@@ -99,24 +99,24 @@ async fn begin(socket: &Path, request: &Request) -> Result<(Reply, Link), Client
     }
 }
 
-/// Asks the daemon for something that it answers once.
+/// Sends the daemon a request that has one reply.
 ///
 /// # Errors
 /// [`ClientError`].
 ///
 /// # Cancel safety
-/// Dropped after its first poll, the daemon may do it all the same.
+/// If this is dropped after its first poll, the daemon may still carry the request out.
 pub async fn ask(socket: &Path, request: &Request) -> Result<Reply, ClientError> {
     begin(socket, request).await.map(|(reply, _)| reply)
 }
 
-/// The size of the terminal that this process writes to, as rows and columns.
+/// Returns the size of the terminal on standard output, as rows and columns.
 #[must_use]
 pub fn terminal_size() -> Option<(u16, u16)> {
     tcgetwinsize(io::stdout()).ok().map(|size| (size.ws_row, size.ws_col))
 }
 
-/// A terminal that hands on every key as it is pressed, until this is dropped.
+/// Keeps the terminal in raw mode until dropped.
 struct Raw(Termios);
 
 impl Raw {
@@ -135,10 +135,10 @@ impl Drop for Raw {
     }
 }
 
-/// Runs a job, and stands in for it: its input, output and signals are this process's. `taken` hears
-/// its number.
+/// Runs a job with this process's input, output and signals. Calls `taken` with the job's number once the job is
+/// accepted.
 ///
-/// Ctrl-C goes to the job; twice within a second ends it. When this is dropped, the job is ended.
+/// Forwards Ctrl-C to the job; two within a second end it. If this is dropped, the job ends.
 ///
 /// # Errors
 /// [`ClientError`].
@@ -152,14 +152,14 @@ pub async fn run(
     attend(socket, Request::Run { ranks, weight, program }, terminal, output, taken).await
 }
 
-/// Runs a job that was saved in a folder on the daemon's host, as [`run`] does; `weight` as there. It has
-/// no terminal.
+/// Runs a job from a checkpoint in a folder on the daemon's host, like [`run`]; `weight` is as in [`RunOptions`]. The
+/// job has no terminal.
 ///
 /// # Errors
-/// [`ClientError`]; `Refused` says what is wrong with the checkpoint, and where.
+/// [`ClientError`]; `Refused` says what is wrong with the checkpoint and where.
 ///
 /// # Cancel safety
-/// Dropped, the job is ended.
+/// If this is dropped, the job ends.
 pub async fn restore(
     socket: &Path,
     folder: &Path,
@@ -171,14 +171,14 @@ pub async fn restore(
     attend(socket, Request::Restore { folder, weight }, false, output, taken).await
 }
 
-/// Has a job saved in a folder on the daemon's host, which must not hold a checkpoint; with `end`, it
-/// ends then. Waits until all ranks have come to a point where they can be saved, and it is on the disk.
+/// Saves a job to a folder on the daemon's host, which must not contain a checkpoint. With `end`, the job ends
+/// afterwards. Returns once all ranks have reached a point where they can be saved and the checkpoint is on disk.
 ///
 /// # Errors
-/// [`ClientError`]; `Refused` says why the job was not saved; the job then continues.
+/// [`ClientError`]; `Refused` says why the job was not saved. The job then continues.
 ///
 /// # Cancel safety
-/// Dropped after its first poll, the daemon may save the job all the same.
+/// If this is dropped after its first poll, the daemon may still save the job.
 pub async fn checkpoint(
     socket: &Path,
     job: JobId,
@@ -192,13 +192,13 @@ pub async fn checkpoint(
     }
 }
 
-/// Stands in for a job whose front end is gone with the root that it was connected with.
+/// Becomes the client of a job that lost its client together with its root.
 ///
 /// # Errors
-/// [`ClientError`]; `Refused` if there is no such job, or it has a front end.
+/// [`ClientError`]; `Refused` if there is no such job or the job has a client.
 ///
 /// # Cancel safety
-/// Dropped, the job is ended.
+/// If this is dropped, the job ends.
 pub async fn attach(socket: &Path, job: JobId, output: Output) -> Result<Over, ClientError> {
     attend(socket, Request::Attach(job), false, output, |_| {}).await
 }
@@ -207,7 +207,7 @@ pub async fn attach(socket: &Path, job: JobId, output: Output) -> Result<Over, C
 async fn begin_again(socket: &Path, job: JobId) -> Result<(Reply, Link), ClientError> {
     let lost_at = now();
     loop {
-        // A root that is none any longer, and does not know, does not know the job either.
+        // A root that was replaced without noticing does not know the job either, so a refusal is retried too.
         let longest = match begin(socket, &Request::Attach(job)).await {
             Ok(found) => return Ok(found),
             Err(ClientError::NoDaemon(..)) => LOOKS_FOR_A_DAEMON,
@@ -220,7 +220,7 @@ async fn begin_again(socket: &Path, job: JobId) -> Result<(Reply, Link), ClientE
     }
 }
 
-/// Stands in for a job until it is over. If the root is lost, searches the one that has taken over.
+/// Serves a job as its client until it ends. If the root is lost, searches its successor.
 async fn attend(
     socket: &Path,
     request: Request,
@@ -262,7 +262,7 @@ async fn attend(
     result
 }
 
-/// Hands signals on, until the job is over.
+/// Forwards signals to the job until it ends.
 async fn forward(
     sender: &mut Sender,
     job: JobId,
@@ -297,12 +297,12 @@ async fn forward(
                 None => continue,
             },
         };
-        // When the daemon is gone, the other direction says so.
+        // If the daemon has exited, the receiving direction reports that.
         let _ = sender.send(&Frame::message(&request)).await;
     }
 }
 
-/// Reads standard input, in frames for rank 0.
+/// Reads standard input, as frames for rank 0.
 async fn read_input(to: mpsc::Sender<Frame>) {
     let mut input = tokio::io::stdin();
     loop {
@@ -317,7 +317,7 @@ async fn read_input(to: mpsc::Sender<Frame>) {
     }
 }
 
-/// Hands standard input to a job, over one connection after the other. Never ends.
+/// Forwards standard input to a job, and connects again after each lost connection. Never returns.
 async fn feed(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) -> ! {
     loop {
         feed_once(socket, job, keys).await;
@@ -325,14 +325,14 @@ async fn feed(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) -> ! 
     }
 }
 
-/// Hands standard input to a job until the connection ends.
+/// Forwards standard input to a job until the connection ends.
 async fn feed_once(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) -> Option<()> {
     let begun = begin(socket, &Request::Feed(job)).await.ok()?;
     let (Reply::Accepted(_), (mut sender, mut receiver)) = begun else { return None };
     loop {
         let frame = tokio::select! {
             frame = keys.recv() => frame,
-            // The daemon has no more to say: the connection has ended.
+            // The daemon sends nothing more here, so any result means that the connection has ended.
             _ = receiver.receive() => return None,
         };
         let Some(frame) = frame else {
@@ -344,7 +344,7 @@ async fn feed_once(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) 
     }
 }
 
-/// Writes what ranks write, until the job is over; `None` if the daemon is gone before that.
+/// Writes the ranks' output until the job ends; returns `None` if the daemon exits before that.
 async fn write_out(mut receiver: Receiver, how: Output) -> Option<Over> {
     let (mut output, mut error) = (tokio::io::stdout(), tokio::io::stderr());
     let mut labels = Labels::default();
@@ -353,7 +353,7 @@ async fn write_out(mut receiver: Receiver, how: Output) -> Option<Over> {
             Frame::Data { rank, stream, bytes } => {
                 let labelled =
                     if how.label { labels.add(rank, stream, &bytes) } else { bytes.into() };
-                // Who does not listen to the job may still want its end.
+                // If writing the output fails, the client still waits for the job's result.
                 if stream == Stream::Error || how.to_error {
                     let _ = error.write_all(&labelled).await;
                     let _ = error.flush().await;
@@ -371,10 +371,10 @@ async fn write_out(mut receiver: Receiver, how: Output) -> Option<Over> {
     }
 }
 
-/// Whole lines with the rank before them.
+/// Prefixes whole lines with their rank.
 #[derive(Default)]
 struct Labels {
-    /// What began a line that has not ended.
+    /// Incomplete last lines, by rank and by whether they are of standard error.
     begun: std::collections::BTreeMap<(u16, bool), Vec<u8>>,
 }
 

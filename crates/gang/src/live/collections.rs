@@ -1,4 +1,4 @@
-//! Images of jobs, at the root: those that hosts send to be saved, and those that hosts fetch to restore jobs.
+//! Images of jobs, at the root: receives them from hosts that save jobs, and sends them to hosts that restore jobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -16,12 +16,12 @@ use crate::checkpoint::{IMAGES, Manifest, Part};
 use crate::names::{Epoch, JobId};
 use crate::node_core::{Collect, Input};
 
-/// Images that are being saved.
+/// Images of a job that are being saved.
 struct Collection {
     wanted: Collect,
-    /// Hosts whose images have not begun to arrive.
+    /// Hosts that have not begun to send their images.
     missing: BTreeSet<u16>,
-    /// Hosts whose images are not complete.
+    /// Hosts whose images are incomplete.
     incomplete: BTreeSet<u16>,
     parts: Vec<Part>,
     folder: Arc<Unfinished>,
@@ -29,11 +29,11 @@ struct Collection {
     canceled: watch::Sender<()>,
 }
 
-/// A checkpoint without its manifest. What it has is removed when this is dropped.
+/// A checkpoint without its manifest. When dropped, removes its files unless the manifest was written.
 struct Unfinished {
     folder: PathBuf,
     ranks: u16,
-    /// True if the folder was made for it.
+    /// True if the folder was created for this checkpoint.
     is_new: bool,
 }
 
@@ -64,7 +64,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// The images of all jobs, at the root.
+/// The images of all jobs that are being saved or restored, at the root.
 pub(super) struct Collections {
     saved: BTreeMap<JobId, Collection>,
     restored: BTreeMap<JobId, PathBuf>,
@@ -96,18 +96,18 @@ impl Collections {
         }
     }
 
-    /// Sends the images of a folder to the hosts of a job that ask for them.
+    /// Serves a job's images in a folder to the hosts that fetch them.
     pub(super) fn serve(&mut self, job: JobId, folder: Vec<u8>) {
         self.restored.insert(job, PathBuf::from(OsString::from_vec(folder)));
     }
 
-    /// Gives jobs up that are not saved, or restored, any longer.
+    /// Drops jobs that are no longer being saved or restored.
     pub(super) fn retain(&mut self, saves: impl Fn(JobId) -> bool, has: impl Fn(JobId) -> bool) {
         self.saved.retain(|job, _| saves(*job));
         self.restored.retain(|job, _| has(*job));
     }
 
-    /// Takes the connection of a host with these ranks of a job.
+    /// Handles a host's connection that saves or restores the images of these ranks of a job.
     pub(super) fn take(
         &mut self,
         (host, job, epoch): (u16, JobId, Epoch),
@@ -156,7 +156,8 @@ impl Collections {
         self.saved.get(&job).is_some_and(|it| it.wanted.epoch == epoch)
     }
 
-    /// Takes the files of a host, or the reason why there are none. [`Input::Written`] follows once all hosts' are there.
+    /// Records the files of a host, or the reason why it has none. Sends [`Input::Written`] once all hosts' files have
+    /// arrived.
     pub(super) fn collected(
         &mut self,
         (host, job, epoch): (u16, JobId, Epoch),
@@ -192,7 +193,7 @@ impl Collections {
     }
 }
 
-/// Reads the manifest of images, and checks that only this user could have written it.
+/// Reads the manifest of a folder of images, and checks that only this user could have written it.
 pub(super) fn read(folder: &Path) -> Result<Manifest, String> {
     for path in [folder, &folder.join(crate::checkpoint::MANIFEST)] {
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());

@@ -1,8 +1,9 @@
-//! Saves and restores processes that know nothing of checkpoints, by the program `criu`, which runs as a process of its own.
+//! Saves and restores processes that need no support for checkpoints, by the program `criu`.
 //!
-//! A dump is a folder for each rank: CRIU's images, and a description of what the daemon has at the other ends of the rank's
-//! files. The job is suspended meanwhile. CRIU lets the processes that it dumps run its own code, so that their control group
-//! is not frozen then: it holds one rank at a time, and another group the rest, frozen.
+//! A dump has one folder for each rank: CRIU's images, and a description of the rank's files whose other ends the
+//! daemon has. The job is suspended meanwhile. CRIU runs its own code in the processes that it dumps, so their control
+//! group must not be frozen then. Therefore one control group contains the rank that is dumped, and another, frozen,
+//! contains all other ranks.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -23,35 +24,35 @@ use serde::{Deserialize, Serialize};
 
 use super::{exec_shim, job_cgroup};
 
-/// The program, which is looked up in the daemon's `PATH`.
+/// The program's name, looked up in the daemon's `PATH`.
 pub(super) const PROGRAM: &str = "criu";
-/// Describes a rank in its folder of images.
+/// Name of the file that describes a rank, in its folder of images.
 const DESCRIPTION: &str = "gang.json";
-/// CRIU's notes, which stay on this host.
+/// CRIU's log, which stays on this host.
 pub(super) const LOG: &str = "criu.log";
-/// Options of CRIU for both directions: the session is the daemon's, and so is the control group.
+/// Options of CRIU's `dump` and `restore`: the session and the control group are the daemon's.
 const BOTH: [&str; 3] = ["--shell-job", "--manage-cgroups=ignore", "--file-locks"];
-/// Times that a daemon looks whether it has read what a suspended rank has written, and the time between two.
+/// Most polls for whether the daemon has read all output of a suspended rank, and the time between two polls.
 const MOST_LOOKS: u32 = 2_000;
 const LOOK_EACH: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-/// Flag of the system's `open`.
+/// `O_NONBLOCK` of `open`.
 const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-/// Most bytes of an error of CRIU that are shown.
+/// Most bytes of CRIU's error that are shown.
 const SHOWN_BYTES: usize = 300;
 
-/// The files that a rank shares with its daemon, by their names in the kernel, such as `pipe:[31]`.
+/// The files that a rank shares with its daemon, by their kernel names, such as `pipe:[31]`.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct SharedFiles {
-    /// Standard input, output and error, as far as they are pipes of the daemon's.
+    /// Standard input, output and error; `None` for each that is no pipe of the daemon.
     pub(super) standard: [Option<String>; 3],
     pub(super) snapshots: String,
     pub(super) pmi: String,
 }
 
-/// A rank that was dumped.
+/// Describes a dumped rank.
 #[derive(Debug, Deserialize, Serialize)]
 struct Description {
-    /// The number of its first process. Its processes have the same numbers again.
+    /// Process ID of the rank's first process. A restored rank's processes have the same IDs again.
     pid: i32,
     files: SharedFiles,
 }
@@ -64,7 +65,7 @@ pub(super) struct DumpedRank {
     pub(super) files: SharedFiles,
 }
 
-/// A folder of the daemon's that is removed when this is dropped.
+/// A folder of the daemon, removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct ImageFolder(PathBuf);
 
@@ -85,7 +86,8 @@ impl ImageFolder {
 impl Drop for ImageFolder {
     fn drop(&mut self) {
         let folder = std::mem::take(&mut self.0);
-        // It may have gigabytes. The reaper removes what the daemon's end leaves.
+        // The folder may have gigabytes, so a thread removes it. If the daemon ends first, the reaper removes the
+        // rest.
         thread::spawn(move || fs::remove_dir_all(folder));
     }
 }
@@ -101,7 +103,7 @@ pub(super) fn create(folder: &Path) -> Result<(), String> {
     created.map_err(|error| format!("{}: {error}", folder.display()))
 }
 
-/// Tests whether CRIU works on this host; asks it once. Blocks for about a second.
+/// Tests once whether CRIU works on this host. The first call blocks for about a second.
 ///
 /// # Errors
 /// The reason, and the cure.
@@ -126,13 +128,13 @@ pub(super) fn probe() -> Result<(), String> {
     known.clone()
 }
 
-/// Returns the last line with an error in CRIU's notes, without the place in its source.
+/// Returns the last error in CRIU's log, without its place in CRIU's source.
 fn last_error(log: impl io::Read) -> Option<String> {
     let lines = BufReader::new(log).lines().map_while(Result::ok);
     let errors = lines.filter_map(|line| {
         let (_, error) = line.split_once("Error (")?;
         let (place, text) = error.split_once("): ")?;
-        // The last line says only that it has failed.
+        // The last line says only that CRIU has failed.
         (!place.is_empty() && !text.contains("FAILED")).then(|| text.to_owned())
     });
     let mut last = errors.last()?;
@@ -141,17 +143,17 @@ fn last_error(log: impl io::Read) -> Option<String> {
     Some(last)
 }
 
-/// Returns why CRIU has failed, by its notes in a folder.
+/// Returns why CRIU has failed, by its log in a folder.
 pub(super) fn failure(folder: &Path) -> String {
     let log = File::open(folder.join(LOG)).ok();
     let why = log.and_then(last_error).unwrap_or_else(|| "it has given no reason".into());
     format!("{PROGRAM}: {why}")
 }
 
-/// Dumps ranks of a job, which are frozen in its control group, and are again afterwards. Blocks.
+/// Dumps ranks of a job, which are frozen in its control group before and after. Blocks.
 ///
 /// # Errors
-/// The reason: CRIU's, or the system's.
+/// The reason, from CRIU or the system.
 pub(super) fn dump(group: &Path, ranks: &[DumpedRank], folder: &Path) -> Result<(), String> {
     probe()?;
     let failed = |error: io::Error| format!("{}: {error}", group.display());
@@ -166,7 +168,7 @@ pub(super) fn dump(group: &Path, ranks: &[DumpedRank], folder: &Path) -> Result<
         tree.iter().try_for_each(|pid| job_cgroup::put(*pid, &parted.one)).map_err(failed)?;
         let dumped = dump_rank(&parted.one, it, &folder);
         job_cgroup::put_all(&parted.one, &parted.rest).map_err(failed)?;
-        // CRIU has left them stopped, so that none has run since. In their frozen group they still don't run.
+        // CRIU leaves the processes stopped. They are resumed now, but stay frozen by their control group.
         tree.iter().filter_map(|pid| Pid::from_raw(*pid)).for_each(|pid| {
             let _ = kill_process(pid, Signal::CONT);
         });
@@ -175,8 +177,8 @@ pub(super) fn dump(group: &Path, ranks: &[DumpedRank], folder: &Path) -> Result<
     Ok(())
 }
 
-/// Waits until the daemon has read what a rank has written: CRIU saves what lies in the rank's pipes, and the restored rank would
-/// have written it again.
+/// Waits until the daemon has read all output of a rank. CRIU saves the data in the rank's pipes, so the restored rank
+/// would write unread output again.
 fn wait_for_output(it: &DumpedRank) -> Result<(), String> {
     let mut looks = 0;
     for number in [1, 2] {
@@ -219,12 +221,12 @@ fn dump_rank(group: &Path, it: &DumpedRank, folder: &Path) -> Result<(), String>
     if status.success() { Ok(()) } else { Err(failure(folder)) }
 }
 
-/// Returns CRIU's name of a socket whose other end is outside: `unix[7]` for `socket:[7]`.
+/// Returns CRIU's name of a socket whose other end is outside the rank: `unix[7]` for `socket:[7]`.
 fn external(socket: &str) -> String {
     socket.replace("socket:", "unix")
 }
 
-/// Returns the processes of each rank: those below its first process.
+/// Returns the processes of each rank: its first process and all processes below it.
 fn trees(all: &[i32], roots: &[i32]) -> Result<BTreeMap<i32, Vec<i32>>, String> {
     let parents: BTreeMap<i32, i32> =
         all.iter().filter_map(|pid| Some((*pid, job_cgroup::parent_of(*pid)?))).collect();
@@ -241,18 +243,18 @@ fn trees(all: &[i32], roots: &[i32]) -> Result<BTreeMap<i32, Vec<i32>>, String> 
     Ok(trees)
 }
 
-/// The control groups of a job of which one rank at a time is not frozen.
+/// The control groups of a job while it is dumped: one rank at a time is not frozen.
 #[derive(Debug)]
 struct Parted {
     job: PathBuf,
-    /// The rank that is dumped.
+    /// The rank that is being dumped.
     one: PathBuf,
-    /// All other ranks.
+    /// All other ranks, frozen.
     rest: PathBuf,
 }
 
 impl Parted {
-    /// Parts a frozen group.
+    /// Moves the processes of a frozen group to `rest`, and creates `one`.
     fn new(job: &Path) -> io::Result<Self> {
         let parted = Self { job: job.into(), one: job.join("one"), rest: job.join("rest") };
         for group in [&parted.one, &parted.rest] {
@@ -267,7 +269,7 @@ impl Parted {
 
 impl Drop for Parted {
     fn drop(&mut self) {
-        // The job may have been killed.
+        // Fails if the job was killed meanwhile.
         let _ = job_cgroup::freeze(&self.job);
         for group in [&self.one, &self.rest] {
             let _ = job_cgroup::put_all(group, &self.job);
@@ -276,8 +278,8 @@ impl Drop for Parted {
     }
 }
 
-/// Returns the arguments with which CRIU restores a rank from a folder. `standard` are the numbers of further descriptors of the
-/// standard streams, which CRIU closes, and `sockets` those of the snapshots' and PMI's sockets.
+/// Returns the arguments with which CRIU restores a rank from a folder. `standard` are duplicates of the standard
+/// streams' descriptors, which CRIU closes; `sockets` are the descriptors of the snapshots' and PMI's sockets.
 ///
 /// # Errors
 /// The reason why the folder describes no rank.
@@ -307,7 +309,7 @@ pub(super) fn restore_arguments(
     Ok(arguments)
 }
 
-/// Returns the number of the first process of a rank that was restored from a folder.
+/// Returns the process ID of the first process of a rank that was restored from a folder.
 ///
 /// # Errors
 /// The reason why the folder describes no rank.

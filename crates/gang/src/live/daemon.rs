@@ -1,4 +1,4 @@
-//! A host's daemon: its sockets, its NIC, and what they carry to its hub.
+//! Runs a host's daemon: opens its sockets and its NIC, and forwards their events to the event loop.
 
 mod fronts;
 mod options;
@@ -53,21 +53,22 @@ pub use options::{CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freeze
 use socket::open_socket;
 pub use socket::{SYSTEM_SOCKET, default_socket, find_socket};
 
-/// Interval at which each job is searched for deadlocks: a cut stops a job for about a millisecond.
+/// Interval between two deadlock checks of a job. Each check suspends the job for about a millisecond.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
-/// How long ranks may take to end after their kill, when the daemon ends.
+/// Most time that ranks get to exit after they are killed, when the daemon ends.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
-/// Serves until it is told to end by SIGTERM or SIGINT; nothing that it has started runs on then. SIGUSR1 has it print
-/// on standard error what it waits for.
-/// `ready` is called once front ends can connect.
+/// Serves until SIGTERM or SIGINT, and then ends all processes that the daemon has started. On SIGUSR1, prints to
+/// standard error what the daemon waits for.
 ///
-/// Ranks die with the thread that this runs on: run it on the main thread, in a runtime of one thread.
+/// Calls `ready` once clients can connect.
+///
+/// Ranks die with the thread that this runs on: run it on the main thread, in a current-thread runtime.
 ///
 /// # Errors
 /// [`StartError`].
 ///
-/// # Cancel safety
+/// None: send the process SIGTERM instead of dropping this.
 /// None: send the process SIGTERM instead.
 pub async fn serve(
     options: DaemonOptions,
@@ -84,7 +85,7 @@ pub async fn serve(
     let users = Users::of_this_process();
     let (cells, reclaimer) = open_cells((options.freezer, &users), &mut reaper)?;
     let memory = options.memory.or_else(|| HostMemory::find().for_jobs()).unwrap_or(u64::MAX);
-    // How long naps are beyond what was asked for; nobody else's.
+    // Sets this thread's timer slack to 1 us, so that its sleeps end on time. No other process is affected.
     let _ = set_current_timer_slack(NonZeroU64::new(1_000));
     let signals = Signals::open()?;
     let raised = priority::raise_new_threads();
@@ -93,7 +94,7 @@ pub async fn serve(
     let root = root_config(&options, policy, scheduler_config);
     let process_groups = ProcessGroups::default();
     let nic = start_nic(&options, (process_groups.clone(), events.clone())).await?;
-    // The NIC's thread, which may spin, keeps the usual priority.
+    // The NIC's thread was started before this, so that it keeps the usual priority: it may spin.
     if let Err(error) = priority::raise_this_thread().and(raised) {
         Right::Priority.report_lack(&error);
     }
@@ -101,7 +102,7 @@ pub async fn serve(
     let takes_over = cluster.takes_over();
     let config = NodeConfig { host, cluster, patience, has_channels, memory, takes_over };
     let (record, durable) = open_record(&options)?;
-    // Where only host 0 can be the root, nothing is to be elected.
+    // If only host 0 can be the root, there is no election.
     let tree = Tree::new(cluster.hosts, cluster.arity);
     let (root_host, above) = match takes_over {
         true => (None, Vec::new()),
@@ -139,7 +140,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// Returns the configuration of this daemon for the time when it is the root.
+/// Returns the configuration that this daemon uses while it is the root.
 fn root_config(
     options: &DaemonOptions,
     policy: Box<dyn Policy>,
@@ -156,14 +157,14 @@ fn root_config(
     }
 }
 
-/// Returns what ranks need to know of the NIC, if there is one.
+/// Returns what ranks need to know about the NIC; `None` without a fabric.
 fn ranks_nic(options: &DaemonOptions, nic: &Nic) -> Option<RanksNic> {
     let fabric = options.fabric.as_ref()?;
     let (name, mode) = (fabric.name.clone(), fabric.channels.mode);
     Some(RanksNic { name, mode, admitted: nic.admitted.clone() })
 }
 
-/// Opens what this daemon remembers of the cluster's jobs, if another host can take over.
+/// Opens the file in which this daemon records votes and jobs, if another host can take over.
 fn open_record(options: &DaemonOptions) -> Result<(Option<Record>, Durable), StartError> {
     if !options.cluster.takes_over() {
         return Ok((None, Durable::default()));
@@ -175,7 +176,7 @@ fn open_record(options: &DaemonOptions) -> Result<(Option<Record>, Durable), Sta
     Ok((Some(record), durable))
 }
 
-/// Credentials of this daemon, if the cluster has other hosts.
+/// Returns the credentials of this daemon; `None` for a single daemon without a key.
 fn credentials(options: &DaemonOptions) -> Result<Option<Credentials>, StartError> {
     let DaemonOptions { host, cluster, identity, key, .. } = options;
     if let Some(identity) = identity {
@@ -191,7 +192,7 @@ fn credentials(options: &DaemonOptions) -> Result<Option<Credentials>, StartErro
     }
 }
 
-/// Opens what other hosts' daemons connect to, if there may be some.
+/// Opens the listener for other hosts' daemons, if the cluster has other hosts.
 async fn open_network(options: &DaemonOptions) -> Result<Option<TcpListener>, StartError> {
     let own = options.peers.get(usize::from(options.host));
     let Some(address) = own.filter(|_| options.cluster.hosts > 1) else { return Ok(None) };
@@ -199,37 +200,36 @@ async fn open_network(options: &DaemonOptions) -> Result<Option<TcpListener>, St
     Ok(Some(TcpListener::bind(address).await.map_err(wrong)?))
 }
 
-/// Tests whether this process can freeze jobs by control groups, as a daemon does; leaves nothing behind. Returns the
+/// Tests whether this process can freeze jobs by control groups, as a daemon does. Leaves no group behind. Returns the
 /// folder of the groups.
 ///
 /// # Errors
-/// The reason why it can't: version 2 is not mounted, its own group is not delegated, or Linux is older than 5.14.
+/// The reason: version 2 is not mounted, its own group is not delegated, or Linux is older than 5.14.
 pub fn probe_control_groups() -> io::Result<PathBuf> {
     JobCgroups::open().map(|cells| cells.folder().to_owned())
 }
 
-/// Tests whether jobs' control groups can have the memory controller, as a daemon that starts in this process's group gives
-/// them; leaves nothing behind.
+/// Tests whether jobs' control groups can have the memory controller if a daemon starts in this process's group.
+/// Leaves no group behind.
 ///
 /// # Errors
-/// The reason why they can't: no control groups can be made, the controller is not there, or other processes run in this
-/// process's group.
+/// The reason: no control groups can be made, the controller is missing, or other processes run in this process's
+/// group.
 pub fn probe_memory_controller() -> io::Result<()> {
     JobCgroups::open()?.can_have_memory()
 }
 
-/// Tests whether this host can save and restore jobs whose programs take no part in checkpoints, with CRIU. Returns whose
-/// jobs it does that for.
+/// Tests whether this host can save and restore processes with CRIU. Returns a text that says for which daemons.
 ///
 /// # Errors
-/// The reason why it can't: CRIU is not installed, is older than the kernel needs, or this process is not root's.
+/// The reason: CRIU is not installed, is older than the kernel needs, or this process is not root's.
 pub fn probe_criu() -> io::Result<String> {
     criu::probe().map_err(io::Error::other)?;
     Ok("criu check passes, for daemons of root".into())
 }
 
-/// The control groups that jobs are stopped by, if they are to be; gone when the reaper is. With the memory controller, also what
-/// takes memory from suspended jobs.
+/// Opens the control groups by which jobs are suspended, if `freezer` allows them; the reaper removes them. With the
+/// memory controller, also starts the reclaimer, which takes memory from suspended jobs.
 fn open_cells(
     (freezer, users): (Freezer, &Users),
     reaper: &mut Reaper,
@@ -249,7 +249,7 @@ fn open_cells(
     Ok((cells, reclaimer))
 }
 
-/// The signals that a daemon hears.
+/// The signals that a daemon handles.
 struct Signals {
     children: Signal,
     terminate: Signal,
@@ -268,8 +268,8 @@ impl Signals {
     }
 }
 
-/// Hands events to the event loop until a signal ends it, and then waits until nothing runs that it has started, for
-/// [`LAST_WAIT`] at most.
+/// Forwards events to the event loop until a signal ends it. Then kills all processes, and waits for their exit for at
+/// most [`LAST_WAIT`].
 async fn run(
     mut event_loop: EventLoop,
     mut signals: Signals,
@@ -305,17 +305,17 @@ fn peers_names(options: &DaemonOptions) -> Vec<String> {
     }
 }
 
-/// A NIC that runs, and the server of its ports. It stops when this is dropped.
+/// A running NIC and the server of its ports. Dropping this stops both.
 #[derive(Default)]
 struct Nic {
-    /// The ranks' channels, if the daemon has a fabric.
+    /// Steps for the ranks' channels, if the daemon has a fabric.
     channels: Option<StepQueue>,
-    /// The users whose ranks may open ports, if the daemon has a fabric.
+    /// Users whose ranks may open ports, if the daemon has a fabric.
     admitted: Admitted,
     _held: Option<Box<dyn std::any::Any>>,
 }
 
-/// Starts the daemon's NIC, if it is to have one.
+/// Starts the daemon's NIC, if the options have a fabric.
 async fn start_nic(
     options: &DaemonOptions,
     about: (ProcessGroups, mpsc::UnboundedSender<Event>),
@@ -343,7 +343,7 @@ async fn start_nic(
             (Box::new((server, nic)), admitted, steps)
         }
         Fabric::Udp(addresses) => {
-            // Nothing is paced but by the channels themselves.
+            // The channels pace themselves, so the link's rate is practically unlimited.
             let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
             let config = UdpConfig::new(NodeId(host), addresses.clone()).line(line);
             let config = options.key.iter().cloned().fold(config, UdpConfig::key);

@@ -1,4 +1,4 @@
-//! Events of a daemon, from its tasks.
+//! Events that a daemon's tasks send to its event loop.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use crate::node_core::Input;
 use crate::node_core::message::{ClientId, Down, Hello, Request, Up};
 use crate::node_core::user::{Caller, User};
 
-/// The means by which a process attaches to its channel.
+/// Resources by which a process attaches to its channel.
 #[derive(Debug)]
 pub(super) struct Pass {
-    /// The channel's ticket, as text.
+    /// The channel's ticket.
     pub(super) ticket: Ticket,
-    /// The memory that goes with the ticket.
+    /// File descriptors of the ticket's shared memory.
     pub(super) files: Vec<Arc<OwnedFd>>,
-    /// The events that go with it.
+    /// File descriptors of the ticket's events.
     pub(super) events: Vec<Arc<OwnedFd>>,
 }
 
@@ -31,7 +31,7 @@ pub(super) enum Event {
     Core(Input),
     /// The connection to the parent is open.
     Parent(mpsc::UnboundedSender<Up>),
-    /// A daemon that is `host` wants to be a child.
+    /// A daemon that says it is `host` asks to be a child.
     Child { host: u16, connection: u64, to: mpsc::UnboundedSender<Down> },
     /// A child's connection has ended.
     ChildLost(u64),
@@ -39,24 +39,24 @@ pub(super) enum Event {
     Refused(Refusal),
     /// A host has opened the connection for a job's streams or images.
     Link(Hello, Box<Link>),
-    /// A front end has sent a request. The sender is for replies.
+    /// A client has sent a request. The sender is for replies.
     Request(Caller, Request, mpsc::Sender<Frame>),
-    /// A caller's checkpoint can be written, as far as is known, or not.
+    /// Whether a caller's checkpoint can be written, as far as can be tested beforehand.
     Checked(Caller, Result<Request, String>),
-    /// A front end of a user wants to feed a job.
+    /// A client of a user asks to feed a job.
     Feed(User, JobId, oneshot::Sender<mpsc::Sender<Frame>>),
-    /// The end of standard input of a job has not come, but that of the connection that fed it.
+    /// A connection that fed a job's standard input has ended, but the input has not.
     Unfed(JobId, mpsc::Sender<Frame>),
-    /// A front end has left.
+    /// A client has left.
     ClientGone(ClientId),
-    /// The connection to a front end's daemon has ended.
+    /// The connection to the daemon that relays a client has ended.
     ClientLost(ClientId),
     /// The channels of a job's ranks are open.
     Opened(JobId, Vec<(u16, Pass)>),
     /// A host has dumped its ranks of a job in an epoch.
     Dumped(u16, JobId, Epoch),
-    /// The images of a host's ranks of a job are here, or never will be.
+    /// The images of a host's ranks of a job have arrived, or the reason why they can't.
     Collected((u16, JobId, Epoch), Result<Vec<Part>, String>),
-    /// CRIU is done with the ranks of a job here.
+    /// CRIU has finished with this host's ranks of a job.
     DumpEnded(JobId),
 }

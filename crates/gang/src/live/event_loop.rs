@@ -1,4 +1,4 @@
-//! The shell of a real daemon: hands events to its node core, and carries out what that decides.
+//! Connects the node core with a real daemon: passes events to it, and carries out its effects.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,24 +24,24 @@ use crate::node_core::user::Caller;
 use crate::node_core::{ClientId, Effect, Input, NodeCore, Peer, Step, StepOutcome, Transmit};
 use crate::steps::StepQueue;
 
-/// Interval of checks whether processes have stopped that take their time.
+/// Interval between checks for whether all processes of a job have stopped.
 const CHECK_AGAIN: Duration = Duration::from_millis(1);
 
-/// The streams of a job, on the root.
+/// The standard streams of a job, at the root.
 struct JobStreams {
-    /// Its front end, once that has found this root.
+    /// Replies to the job's client, once the client has found this root.
     front: watch::Sender<Option<mpsc::Sender<Frame>>>,
     output: Outlet,
-    /// Taken by the front end's connection that feeds the job.
+    /// Input for the job, until the client's connection that feeds the job takes it.
     feed: Option<mpsc::Sender<Frame>>,
-    /// A connection that feeds the job once the connection before it has ended.
+    /// A waiting connection, which feeds the job once the present one has ended.
     next_feed: Option<oneshot::Sender<mpsc::Sender<Frame>>>,
-    /// Taken by the host of rank 0.
+    /// Receives the job's input, until the host of rank 0 takes it.
     input: Option<mpsc::Receiver<Frame>>,
 }
 
 impl JobStreams {
-    /// Gives the feed to the connection that waits for it.
+    /// Passes the feed to the connection that waits for it.
     fn hand_feed(&mut self) {
         if let Some(feed) = self.feed.take() {
             match self.next_feed.take() {
@@ -52,14 +52,14 @@ impl JobStreams {
     }
 }
 
-/// The shell of a real daemon.
+/// The event loop of a real daemon.
 pub(super) struct EventLoop {
     core: NodeCore,
     processes: Processes,
-    /// The ranks' channels, if they have any.
+    /// Steps for the ranks' channels, if the daemon has a fabric.
     channels: Option<StepQueue>,
     parent: Option<mpsc::UnboundedSender<Up>>,
-    /// By connection.
+    /// Senders to children, by connection.
     children: BTreeMap<u64, mpsc::UnboundedSender<Down>>,
     clients: BTreeMap<ClientId, mpsc::Sender<Frame>>,
     streams: BTreeMap<JobId, JobStreams>,
@@ -71,20 +71,20 @@ pub(super) struct EventLoop {
     changes: RootChanges,
 }
 
-/// Notifies the shell's tasks when the root changes.
+/// Notifies the daemon's tasks when the root changes.
 pub(super) struct RootChanges {
     pub(super) root: watch::Sender<Option<u16>>,
-    /// The daemons to dial, the nearest first.
+    /// The daemons to dial, nearest first.
     pub(super) above: watch::Sender<Vec<u16>>,
     /// The file of votes and jobs, if another host can take over.
     pub(super) record: Option<Record>,
 }
 
-/// Sends a reply without waiting, behind those that wait already.
+/// Sends a reply without blocking; if the queue is full, a task waits for space in it.
 fn post(to: &mpsc::Sender<Frame>, frame: Frame) {
     if let Err(mpsc::error::TrySendError::Full(frame)) = to.try_send(frame) {
         let to = to.clone();
-        // A front end that is gone needs no reply.
+        // If the client has disconnected, the reply is dropped.
         tokio::spawn(async move { drop(to.send(frame).await) });
     }
 }
@@ -113,7 +113,7 @@ impl EventLoop {
         }
     }
 
-    /// Hands an event to the core.
+    /// Handles an event, most often by passing it to the core.
     pub(super) fn handle(&mut self, event: Event) {
         let now = now();
         match event {
@@ -143,7 +143,7 @@ impl EventLoop {
                 Ok(request) if self.clients.contains_key(&caller.client) => {
                     self.core.handle(now, Input::Request(caller, request));
                 }
-                // The front end has left meanwhile.
+                // The client has left meanwhile.
                 Ok(_) => {}
             },
             Event::Feed(user, job, to) => {
@@ -169,7 +169,7 @@ impl EventLoop {
             }
             Event::Opened(job, passes) => self.processes.add_passes(job, passes),
             Event::Dumped(host, job, epoch) => {
-                // Else another request is under way.
+                // Ignores the reports of an earlier request.
                 if self.collections.has(job, epoch) {
                     self.core.handle(now, Input::Dumped(host, job));
                 }
@@ -194,7 +194,7 @@ impl EventLoop {
         }
     }
 
-    /// Carries out all that can be done now. Returns when to do so again, unless an event comes first.
+    /// Carries out all that can be done now. Returns when to call this again if no event comes before.
     pub(super) fn turn(&mut self) -> Option<Instant> {
         self.core.handle_timeout(now());
         loop {
@@ -222,7 +222,7 @@ impl EventLoop {
     }
 
     fn send(&self, transmit: Transmit) {
-        // A connection that has ended is reported by the task that reads it.
+        // The task that reads a connection reports its end, so send errors are ignored.
         match transmit {
             Transmit::Up(up) => drop(self.parent.as_ref().map(|to| to.send(up))),
             Transmit::Down(connection, down) => {
@@ -254,11 +254,11 @@ impl EventLoop {
                 self.children.remove(&connection);
             }
             Effect::Refused(host) => self.refusals.report(now(), Refusal::Connected(host)),
-            // The root orders it in virtual time alone; a real daemon ends by a signal.
+            // Only in virtual time does the root order this; a real daemon ends by a signal.
             Effect::Quit => {}
             Effect::Seek(above) => drop(self.changes.above.send_replace(above)),
             Effect::Root(root) => {
-                // A root that is lost lets no job continue.
+                // After the root is lost, no suspended process may wait for an order to continue.
                 self.processes.release_all();
                 let _ = self.changes.root.send_replace(root);
             }
@@ -305,12 +305,12 @@ impl EventLoop {
         }
     }
 
-    /// Describes what this daemon waits for.
+    /// Describes what this daemon waits for, for SIGUSR1.
     pub(super) fn explain(&self) -> String {
         format!("{}; {}", self.core.explain(now()), self.processes.explain())
     }
 
-    /// Notes that a child of this process has changed.
+    /// Records that a child process has changed its state.
     pub(super) const fn children_changed(&mut self) {
         self.processes.children_changed();
     }
@@ -326,7 +326,7 @@ impl EventLoop {
         self.processes.is_empty()
     }
 
-    /// Returns the streams of a job, on the root.
+    /// Returns the streams of a job at the root; creates them on first use.
     fn streams_of(&mut self, job: JobId) -> &mut JobStreams {
         self.streams.entry(job).or_insert_with(|| {
             let (feed, input) = mpsc::channel(streams::QUEUE);
@@ -337,7 +337,7 @@ impl EventLoop {
         })
     }
 
-    /// Starts the tasks that carry the streams of a job's ranks here.
+    /// Starts the tasks that carry the streams of a job's ranks on this host.
     fn carry(&self, job: JobId, opened: Vec<Opened>) {
         let (output, from_ranks) = mpsc::channel(streams::QUEUE);
         let (to_rank, input) = mpsc::channel(streams::QUEUE);
@@ -349,7 +349,7 @@ impl EventLoop {
         }
     }
 
-    /// Carries the streams of a job's ranks on another host, on the root.
+    /// Carries the streams of a job's ranks on another host, at the root.
     fn carry_from(&mut self, host: u16, job: JobId, link: Link) {
         let ranks = self.core.ranks_on(job, host);
         if ranks.is_empty() {

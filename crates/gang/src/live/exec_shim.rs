@@ -1,9 +1,10 @@
-//! Runs this program once more as a child of a daemon, as a shim or as the reaper.
+//! Runs this executable again as a child of a daemon: as a rank's shim, as the reaper, or for a tool.
 //!
-//! A *shim* becomes a rank. It takes the rights of the job's user, makes itself die with its daemon, takes a process group of its
-//! own, stops, and becomes the job's program when it is resumed. So no instruction of the program runs outside of its slices, and
-//! nothing that the user has sent takes effect before the shim has the user's rights. The *reaper* waits until the daemon is gone,
-//! and then ends what it has left behind.
+//! A *shim* becomes a rank. It takes the rights of the job's user, arranges to die with its daemon, enters a process
+//! group of its own, and stops. When resumed, it executes the job's program. So no instruction of the program runs
+//! outside the job's slices, and the shim has only the user's rights before it uses anything that the user has sent.
+//!
+//! The *reaper* waits until the daemon exits, and then ends and removes what the daemon has left behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -35,30 +36,30 @@ const BECOME_KEEPER: &str = "--become-keeper";
 const BECOME_HOLDER: &str = "--become-holder";
 const BECOME_TOOL: &str = "--become-tool";
 const BECOME_RESTORED: &str = "--become-restored";
-/// This program, whatever its file is called by now.
+/// This executable, even if its file was renamed or replaced.
 const SELF: &str = "/proc/self/exe";
-/// Stands before the names of a program's variables until it starts: the dynamic loader and the libraries of the shim, which has
-/// the daemon's rights at first, obey some of them.
+/// Prefix of the names of a program's environment variables until the program starts. The shim has the daemon's rights
+/// at first, and its dynamic loader and libraries obey some variables.
 const PREFIX: &[u8] = b"+";
-/// Exit code of a holder whose host has no such control group.
+/// Exit code of a holder on a host without the adopted control group.
 pub const NO_GROUP: i32 = 66;
-/// Kinds of what a reaper holds, before its name: groups of processes, files, folders of control groups, adopted control groups,
-/// and other folders.
+/// Kinds of what a reaper ends or removes; each name has its kind as a prefix. They are process groups, files, folders
+/// of control groups, adopted control groups, and other folders.
 const GROUP: char = 'g';
 const FILE: char = 'f';
 const CELLS: char = 'c';
 const ADOPTED: char = 'a';
 const FOLDER: char = 'd';
-/// How often groups are cleared that don't become empty, and how long after each other.
+/// Most attempts to clear control groups that don't become empty, and the pause between two.
 const CLEARED: usize = 200;
 const AGAIN: Duration = Duration::from_millis(10);
-/// How much later than asked for a process's naps may end: Linux's default.
+/// Timer slack of ranks, in nanoseconds: Linux's default.
 const USUAL_SLACK_NS: u64 = 50_000;
-/// How shells say that a program is there and can't be started.
+/// Exit code by which shells say that a program exists but can't be started.
 const CANNOT_START: i32 = 126;
 
-/// To be called first in `main` of whatever runs a daemon: plays the part that this process was started
-/// for, if it was, and does not return then.
+/// Runs the part that this process was started for, if any, and does not return then. Must be the first call in `main`
+/// of every program that runs a daemon.
 pub fn play_part() {
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next() {
@@ -71,41 +72,41 @@ pub fn play_part() {
     }
 }
 
-/// Ends a process that could not become a program, with the reason.
+/// Prints why a process could not execute a program, and exits.
 fn fail(Err(why): Result<Infallible, String>) -> ! {
     eprintln!("{why}");
     std::process::exit(CANNOT_START)
 }
 
-/// Enters a job's control group, unless there is none, and leaves the daemon's priority.
+/// Enters a job's control group, if there is one, and gives up the daemon's raised priority.
 fn begin(group: &OsStr) -> Result<(), String> {
     if !group.is_empty() {
         let entered = job_cgroup::put(0, group.as_ref());
         entered.map_err(|error| format!("{}: {error}", group.display()))?;
     }
-    // Only the daemon goes before others.
+    // Only the daemon itself runs with raised priority.
     priority::lower_this_thread();
     let _ = set_current_timer_slack(NonZeroU64::new(USUAL_SLACK_NS));
     Ok(())
 }
 
-/// A process of a rank, before it is started.
+/// Description of a rank's process that is to be started.
 #[derive(Debug)]
 pub(super) struct Image<'a> {
-    /// The program, as [`find`] takes it, and its arguments with its name.
+    /// The program, as [`find`] takes it; the first argument is its name.
     pub(super) program: &'a Path,
     pub(super) arguments: &'a [Vec<u8>],
     pub(super) environment: BTreeMap<OsString, OsString>,
     pub(super) folder: &'a Path,
-    /// The control group that it is in.
+    /// The control group of the job.
     pub(super) group: Option<&'a Path>,
-    /// True if its standard input is to be its terminal.
+    /// True if standard input is a terminal that becomes the controlling terminal.
     pub(super) has_terminal: bool,
     pub(super) rights: &'a Rights,
 }
 
 impl Image<'_> {
-    /// Returns a command that becomes the program once it has been resumed.
+    /// Returns a command that starts a stopped shim, which executes the program when resumed.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(SELF);
         command.arg(BECOME_RANK).arg(getpid().as_raw_nonzero().to_string());
@@ -121,7 +122,7 @@ impl Image<'_> {
     }
 }
 
-/// Returns a command that becomes another program, and dies with the thread that starts it.
+/// Returns a command that executes another program, which dies with the calling thread.
 pub(super) fn tool(program: &str) -> Command {
     let mut command = Command::new(SELF);
     command.arg(BECOME_TOOL).arg(getpid().as_raw_nonzero().to_string()).arg(program);
@@ -138,19 +139,19 @@ fn become_tool(mut arguments: impl Iterator<Item = OsString>) -> Result<Infallib
 /// A rank that CRIU restores.
 #[derive(Debug)]
 pub(super) struct RestoredImage<'a> {
-    /// The folder of its images.
+    /// The folder of the rank's images.
     pub(super) folder: &'a Path,
-    /// The control group that it is in.
+    /// The control group of the job.
     pub(super) group: &'a Path,
-    /// The number of a pipe that ends once the images are there. What it holds says why they never are.
+    /// Descriptor of a pipe that is closed once the images have arrived. Bytes in it are the reason why they can't.
     pub(super) arrived: String,
-    /// The numbers of its sockets for snapshots and PMI.
+    /// Descriptors of the rank's sockets for snapshots and PMI.
     pub(super) sockets: [String; 2],
 }
 
 impl RestoredImage<'_> {
-    /// Returns a command that becomes CRIU once it has been resumed and the images are there. The restored process is a child of
-    /// this one's parent.
+    /// Returns a command that starts a stopped shim. When resumed, it waits for the images, and then executes CRIU.
+    /// The restored process becomes a child of this process.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(SELF);
         command.arg(BECOME_RESTORED).arg(getpid().as_raw_nonzero().to_string());
@@ -159,7 +160,7 @@ impl RestoredImage<'_> {
     }
 }
 
-/// Becomes CRIU, in the job's own slice.
+/// Executes CRIU, within the job's slices.
 fn become_restored(mut arguments: impl Iterator<Item = OsString>) -> Result<Infallible, String> {
     let mut next = || arguments.next().unwrap_or_default();
     let (daemon, group, folder) = (next(), next(), PathBuf::from(next()));
@@ -173,7 +174,7 @@ fn become_restored(mut arguments: impl Iterator<Item = OsString>) -> Result<Infa
         return Err(why);
     }
     let standard = [dup(stdin()), dup(stdout()), dup(stderr())].map(|copy| {
-        // It stays open, for the restored process.
+        // The duplicate stays open, for the restored process.
         copy.map_or_else(|_| String::new(), |copy| copy.into_raw_fd().to_string())
     });
     let arguments = criu::restore_arguments(&folder, standard, sockets)?;
@@ -181,15 +182,15 @@ fn become_restored(mut arguments: impl Iterator<Item = OsString>) -> Result<Infa
     Err(format!("{}: {error}", criu::PROGRAM))
 }
 
-/// Returns the program and the arguments of the holder of an adopted control group: it waits until the group is empty. Without a
-/// group, it exits with [`NO_GROUP`].
+/// Returns the program and the arguments of the holder of an adopted control group: a process that waits until the
+/// group is empty. Without a group, the holder exits with [`NO_GROUP`].
 pub(super) fn holder(adopted: Option<&Path>) -> (PathBuf, [Vec<u8>; 3]) {
     let adopted = adopted.map_or(&b""[..], |folder| folder.as_os_str().as_bytes());
     let arguments = [b"midplane", BECOME_HOLDER.as_bytes(), adopted].map(<[u8]>::to_vec);
     (PathBuf::from(SELF), arguments)
 }
 
-/// Waits until the control group of an adopted job is empty; returns the exit code.
+/// Waits until the control group of an adopted job is empty, and returns the holder's exit code.
 fn hold(folder: Option<OsString>) -> i32 {
     let folder = folder.filter(|folder| !folder.is_empty());
     match folder.map(|folder| job_cgroup::wait_until_empty(Path::new(&folder))) {
@@ -202,7 +203,7 @@ fn hold(folder: Option<OsString>) -> i32 {
     }
 }
 
-/// Becomes the program of a rank.
+/// Becomes a rank: stops until the first slice, and then executes the job's program.
 fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> Result<Infallible, String> {
     let mut next = || arguments.next().unwrap_or_default();
     let (daemon, terminal, group, rights) = (next(), next(), next(), next());
@@ -211,7 +212,7 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> Result<Infallib
     let name_of = name.display();
     take_rights(&rights).map_err(|error| format!("{name_of}: the rights of its user: {error}"))?;
     stop(&daemon, terminal == "terminal").map_err(|error| format!("{name_of}: {error}"))?;
-    // From here on this is the job's own slice.
+    // The process was resumed: from here on it runs within the job's slices.
     let entered = std::env::set_current_dir(&folder);
     entered.map_err(|error| format!("{}: {error}", folder.display()))?;
     let own = std::env::vars_os().filter_map(|(variable, value)| {
@@ -228,7 +229,7 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> Result<Infallib
 /// Returns the file of a program. A name without a slash is looked up in `path`, the value of `PATH`.
 ///
 /// # Errors
-/// The reason why there is none that this thread may execute.
+/// The reason why this thread may execute no such file.
 pub(super) fn find(name: &OsStr, folder: &Path, path: Option<&OsStr>) -> Result<PathBuf, String> {
     let shown = name.display();
     let can = |path: &Path| {
@@ -247,7 +248,8 @@ pub(super) fn find(name: &OsStr, folder: &Path, path: Option<&OsStr>) -> Result<
     found.find(|path| can(path)).ok_or_else(|| format!("{shown}: not found in PATH"))
 }
 
-/// Takes the rights of the job's user. What a daemon of root starts gains no others: programs that are set-user-ID run as the user.
+/// Takes the rights of the job's user. If the daemon is root's, set-user-ID programs gain no rights: they run as the
+/// user.
 fn take_rights(rights: &OsStr) -> std::io::Result<()> {
     if geteuid().is_root() {
         set_no_new_privs(true)?;
@@ -255,16 +257,16 @@ fn take_rights(rights: &OsStr) -> std::io::Result<()> {
     rights::take_for_good(rights.to_str().unwrap_or("damaged"))
 }
 
-/// Ties this process to its daemon, and stops it until its first slice. The rights must have been taken: the system unties a process
-/// whose user changes.
+/// Arranges that this process dies with its daemon, and stops until the first slice. The rights must have been taken
+/// before, because Linux resets the death signal of a process whose user changes.
 fn stop(daemon: &OsStr, has_terminal: bool) -> rustix::io::Result<()> {
     die_with(daemon)?;
     if has_terminal {
         let _ = setsid()?;
         ioctl_tiocsctty(std::io::stdin())?;
     } else {
-        // Where the system shares processors out by sessions first (autogroup), those that are to
-        // stop come before those that are not only within one.
+        // No session of its own: Linux's autogroup shares processor time among sessions first, and the daemon's
+        // priority over the ranks counts only within one session.
         setpgid(None, None)?;
     }
     kill_process(getpid(), Signal::STOP)
@@ -273,7 +275,7 @@ fn stop(daemon: &OsStr, has_terminal: bool) -> rustix::io::Result<()> {
 /// Has the system kill this process when its daemon dies.
 fn die_with(daemon: &OsStr) -> rustix::io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // It may have died before it was asked for.
+    // The daemon may have died before the line above.
     let parent = getppid().map(|pid| pid.as_raw_nonzero().to_string());
     match parent.is_none_or(|parent| daemon != &*parent) {
         true => Err(rustix::io::Errno::SRCH),
@@ -281,7 +283,7 @@ fn die_with(daemon: &OsStr) -> rustix::io::Result<()> {
     }
 }
 
-/// The reaper's part: notes what is said on standard input, and ends it all once nothing more is.
+/// Runs the reaper: records the lines of standard input, and ends and removes all that they list once the input ends.
 fn keep() -> ! {
     let mut held = BTreeSet::new();
     let _ = setsid();
@@ -297,11 +299,11 @@ fn keep() -> ! {
     let of = |kind: char| held.iter().filter_map(move |it| it.strip_prefix(kind));
     of(ADOPTED).for_each(|folder| job_cgroup::thaw(folder.as_ref()));
     for group in of(GROUP).filter_map(|group| Pid::from_raw(group.parse().ok()?)) {
-        // It may be gone.
+        // The group may have ended already.
         let _ = kill_process_group(group, Signal::KILL);
     }
     for (known, file) in of(FILE).filter_map(|named| named.split_once(' ')) {
-        // The next daemon may have its socket there already.
+        // The next daemon may already have put its socket there.
         if identity(file.as_ref()).as_deref() == Some(known) {
             let _ = std::fs::remove_file(file);
         }
@@ -322,25 +324,24 @@ fn keep() -> ! {
     std::process::exit(0)
 }
 
-/// Returns what tells a file from others of its name: device, inode, and when it was last changed, because inodes are used
-/// again.
+/// Returns a text that identifies a file: device, inode and time of the last change, because inode numbers are reused.
 fn identity(file: &Path) -> Option<String> {
     let known = std::fs::symlink_metadata(file).ok()?;
     let (second, nanos) = (known.ctime(), known.ctime_nsec());
     Some(format!("{}:{}:{second}:{nanos}", known.dev(), known.ino()))
 }
 
-/// A daemon's hold on its reaper.
+/// A daemon's handle to its reaper.
 #[derive(Debug)]
 pub struct Reaper {
-    /// Closed by the system when the daemon dies.
+    /// The reaper's standard input. The system closes it when the daemon dies.
     said: Option<ChildStdin>,
-    /// The names of what is held, each behind its kind.
+    /// The names that the reaper has, each with its kind as a prefix.
     held: BTreeSet<String>,
 }
 
 impl Reaper {
-    /// Starts one.
+    /// Starts a reaper.
     #[must_use]
     pub fn start() -> Self {
         let mut reaper = Self { said: None, held: BTreeSet::new() };
@@ -348,7 +349,8 @@ impl Reaper {
         reaper
     }
 
-    /// Without a reaper ranks still die with their daemon, but not what they have started.
+    /// Starts the reaper again, and sends it all names. Without a reaper, ranks still die with their daemon, but
+    /// processes that ranks have started don't.
     fn restart(&mut self) {
         let mut command = Command::new(SELF);
         command.arg(BECOME_KEEPER).stdin(Stdio::piped()).stdout(Stdio::null());
@@ -378,39 +380,39 @@ impl Reaper {
         self.say(&format!("-{it}\n"));
     }
 
-    /// These processes are to end with the daemon.
+    /// Has this process group killed when the daemon exits.
     pub fn hold(&mut self, group: Pid) {
         self.add(GROUP, group.as_raw_nonzero());
     }
 
-    /// They have ended.
+    /// Forgets a process group that has ended.
     pub fn release(&mut self, group: Pid) {
         self.remove(GROUP, group.as_raw_nonzero());
     }
 
-    /// Has this file removed when the daemon is gone, unless another file has its name by then.
+    /// Has this file removed when the daemon exits, unless another file has its name by then.
     pub(crate) fn hold_file(&mut self, file: &Path) {
         if let Some(known) = identity(file) {
             self.add(FILE, format_args!("{known} {}", file.display()));
         }
     }
 
-    /// Control groups below this folder end with the daemon.
+    /// Has the control groups below this folder cleared when the daemon exits.
     pub(crate) fn hold_cells(&mut self, folder: &Path) {
         self.add(CELLS, folder.display());
     }
 
-    /// Has this folder removed, with all that is in it, when the daemon is gone.
+    /// Has this folder removed with its contents when the daemon exits.
     pub(crate) fn hold_folder(&mut self, folder: &Path) {
         self.add(FOLDER, folder.display());
     }
 
-    /// Has the adopted processes of this control group continue when the daemon is gone.
+    /// Has the adopted processes of this control group resumed when the daemon exits.
     pub(crate) fn hold_adopted(&mut self, folder: &Path) {
         self.add(ADOPTED, folder.display());
     }
 
-    /// Forgets a control group that is adopted no longer.
+    /// Forgets a control group that is no longer adopted.
     pub(crate) fn release_adopted(&mut self, folder: &Path) {
         self.remove(ADOPTED, folder.display());
     }

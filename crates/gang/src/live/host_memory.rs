@@ -1,31 +1,31 @@
-//! The memory of this host, or of the control groups that this daemon is in, if their limit is lower.
+//! Measures the memory of this host, or of the control groups that this daemon is in if their limit is lower.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::job_cgroup::HostCgroups;
 
-/// The file with the numbers of this host.
+/// The kernel's file of this host's memory statistics.
 const MEMINFO: &str = "/proc/meminfo";
-/// One part of this many is kept free of claims, and free by suspended jobs.
+/// Inverse of the part of memory that jobs can't claim, and that suspended jobs are made to free.
 const RESERVED_PART: u64 = 10;
 
-/// The files that say how much memory this host has.
+/// Files from which this host's memory is read.
 #[derive(Clone, Debug)]
 pub(super) struct HostMemory {
     meminfo: PathBuf,
-    /// The control groups that this process is in, from its own to the topmost.
+    /// The control groups of this process, from its own up to the topmost.
     groups: Vec<PathBuf>,
 }
 
 impl HostMemory {
-    /// Finds where the numbers are.
+    /// Finds the control groups of this process.
     pub(super) fn find() -> Self {
         let groups = HostCgroups::find().map(|host| host.above()).unwrap_or_default();
         Self { meminfo: MEMINFO.into(), groups }
     }
 
-    /// Returns the bytes that this host has; `None` if they are unknown.
+    /// Returns the memory of this host in bytes; `None` if unknown.
     pub(super) fn total(&self) -> Option<u64> {
         let limits = self.groups.iter().filter_map(|group| number(&group.join("memory.max")));
         limits.chain(self.line("MemTotal:")).min()
@@ -36,7 +36,7 @@ impl HostMemory {
         self.total().map(|total| total - total / RESERVED_PART)
     }
 
-    /// Returns the bytes that are missing in the reserve.
+    /// Returns by how many bytes the available memory falls short of the reserve.
     pub(super) fn shortage(&self) -> u64 {
         let Some(reserve) = self.total().map(|total| total / RESERVED_PART) else { return 0 };
         let groups = self.groups.iter().filter_map(|group| available_in(group));
@@ -44,7 +44,7 @@ impl HostMemory {
         available.map_or(0, |available| reserve.saturating_sub(available))
     }
 
-    /// Returns the bytes of a line of `/proc/meminfo`.
+    /// Returns the value of a line of `/proc/meminfo`, in bytes.
     fn line(&self, name: &str) -> Option<u64> {
         let text = fs::read_to_string(&self.meminfo).ok()?;
         let kib = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -56,7 +56,7 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Returns the bytes that a group with a limit can still take. Its cache of files that were not read lately counts as free.
+/// Returns the bytes that a group with a limit can still allocate. Its inactive file cache counts as free.
 fn available_in(group: &Path) -> Option<u64> {
     let (limit, used) =
         (number(&group.join("memory.max"))?, number(&group.join("memory.current"))?);

@@ -1,5 +1,5 @@
-//! What ranks have on this host's NIC beside channels: their ports, which are stopped and resumed with
-//! them, and their Virtual Interfaces, which are saved and restored where contexts are copied.
+//! Suspends and resumes the ranks' ports on this host's NIC; in copy mode, also saves and restores the ports' Virtual
+//! Interfaces.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,10 +17,10 @@ use crate::names::JobId;
 use crate::node_core::order::Outcome;
 use crate::port_suspender::{ARRIVAL_WATCHER, ArrivalWatcher, PORT_SUSPENDER, PortSuspender};
 
-/// The daemon's port that saves the interfaces of others.
+/// The daemon's port that saves the Virtual Interfaces of other ports.
 pub(in crate::live) const CHECKPOINTER: PortId = PortId(1_025);
 
-/// A job on this host, and its ranks' processes, which lead groups of their own.
+/// A job on this host and the process groups of its ranks; each rank leads a group of its own.
 #[derive(Clone, Debug)]
 pub(super) struct Standing {
     job: JobId,
@@ -36,7 +36,7 @@ impl ProcessGroups {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the groups of a job; none removes it.
+    /// Sets the process groups of a job. An empty list removes the job.
     pub(in crate::live) fn set(&self, job: JobId, groups: Vec<Pid>) {
         let mut table = self.table();
         match groups.is_empty() {
@@ -52,14 +52,14 @@ impl ProcessGroups {
     }
 }
 
-/// Where the interfaces of a stopped port are.
+/// Location of a stopped port's Virtual Interfaces.
 #[derive(Debug)]
 enum Whereabouts {
-    /// On the NIC; saved, if they may be forgotten.
+    /// On the NIC. Contains their saved state if the NIC may forget them.
     There(Option<SavedPort>),
-    /// Here alone.
+    /// Only in this saved state; the NIC has forgotten them.
     Away(SavedPort),
-    /// On the NIC again, without their other ends.
+    /// Restored on the NIC, but not connected with their peers yet.
     Back(SavedPort),
 }
 
@@ -69,7 +69,7 @@ struct Stopped {
     interfaces: Whereabouts,
 }
 
-/// The daemon's hold on ports that it can't stop yet.
+/// The daemon's own ports, by which it suspends, saves and watches ports of ranks.
 #[derive(Debug)]
 pub(in crate::live) struct Hold {
     port_suspender: PortSuspender,
@@ -87,10 +87,10 @@ pub(super) struct Ports {
 }
 
 impl Hold {
-    /// Before anybody else can ask for these ports.
+    /// Opens the daemon's own ports. Must run before any other process can request these port numbers.
     ///
     /// # Errors
-    /// [`CheckpointerError`], [`ControlError`] in words.
+    /// The text of a [`CheckpointerError`] or [`ControlError`].
     pub(in crate::live) fn open(nic: &impl Host) -> Result<(Self, ArrivalWatcher), String> {
         let port_suspender =
             PortSuspender::open(nic, PORT_SUSPENDER).map_err(|error| error.to_string())?;
@@ -107,10 +107,11 @@ impl Ports {
         Self { host, mode, hold, holders, stopped: BTreeMap::new() }
     }
 
-    /// Stops the ports of these jobs, whose processes stand still. What they have, where it can be saved.
+    /// Suspends the ports of these jobs, whose processes are suspended. In copy mode, also returns the saved
+    /// interfaces.
     ///
-    /// A port is of the rank whose process group it was opened in. A process that has left that group is
-    /// not told to stand still either, unless there are control groups; its port goes on.
+    /// A port belongs to the rank in whose process group it was opened. The port of a process that has left that group
+    /// is not suspended; nor is the process itself, unless there are control groups.
     pub(super) async fn stop(&mut self, jobs: &[Standing]) -> Result<Outcome, ControlError> {
         let mut outcome = Outcome::default();
         for (port, process) in self.holders.list() {
@@ -121,7 +122,7 @@ impl Ports {
             if known.iter().any(|stopped| stopped.port == port) {
                 continue;
             }
-            // It stays what it is, though its process may be killed.
+            // Keeps the port open even if its process is killed.
             if !self.holders.hold(port, process) {
                 continue;
             }
@@ -136,7 +137,8 @@ impl Ports {
         Ok(outcome)
     }
 
-    /// What the stopped ports of a job have, if that is anything. Those that are on the NIC stay there.
+    /// Saves the interfaces of a job's stopped ports; returns `None` if there are none. Interfaces on the NIC stay
+    /// there.
     pub(super) async fn save(&mut self, job: JobId) -> Option<HostInterfaces> {
         let stopped = self.stopped.get_mut(&job)?;
         let (host, ends) = (self.host, Vec::new());
@@ -157,7 +159,7 @@ impl Ports {
         (all.refused.is_some() || !all.ends.is_empty()).then_some(all)
     }
 
-    /// The NIC forgets the interfaces of these jobs, which were saved.
+    /// Removes the saved interfaces of these jobs from the NIC.
     pub(super) async fn forget(&mut self, jobs: &[JobId]) -> Outcome {
         let mut outcome = Outcome::default();
         for job in jobs {
@@ -175,7 +177,7 @@ impl Ports {
         outcome
     }
 
-    /// The NIC has the interfaces of these jobs again, where it had forgotten them, and nobody is told.
+    /// Restores the interfaces that the NIC had forgotten for these jobs. Does not notify the jobs or their peers.
     pub(super) async fn restore(&mut self, jobs: &[JobId]) -> Outcome {
         let mut outcome = Outcome::default();
         for job in jobs {
@@ -195,8 +197,8 @@ impl Ports {
         outcome
     }
 
-    /// Restored interfaces of these jobs learn where their other ends are now. One whose other end is on no
-    /// NIC any longer finds that out as it does of any other that is silent.
+    /// Connects the restored interfaces of these jobs with the present locations of their peers. If a peer is on no
+    /// NIC, its interface detects that by the usual timeout.
     pub(super) async fn join(&mut self, jobs: &[JobId], moved: &[RestoredInterface]) -> Outcome {
         let mut outcome = Outcome::default();
         let moved: BTreeMap<EndKey, &RestoredInterface> =
@@ -224,7 +226,7 @@ impl Ports {
         Ok(())
     }
 
-    /// The NIC goes on for these jobs: their processes do next, or have ended, and their ports close.
+    /// Resumes the ports of these jobs. Their processes resume next, or have exited, and the ports then close.
     pub(super) async fn resume(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
         for job in jobs {
             for Stopped { port, .. } in self.stopped.remove(job).unwrap_or_default() {
@@ -244,7 +246,7 @@ fn failed(
     (job, host, format!("its interfaces were not {what}: {error}"))
 }
 
-/// Where the connected ones of these interfaces are now.
+/// Returns the new location of each connected interface.
 fn moves(saved: &SavedPort, ends: &[NicEnd]) -> Vec<RestoredInterface> {
     let all = saved.context.vis.iter().zip(saved.ends.iter().zip(ends));
     let moved = all.filter_map(|(vi, (from, to))| {
@@ -253,14 +255,14 @@ fn moves(saved: &SavedPort, ends: &[NicEnd]) -> Vec<RestoredInterface> {
     moved.collect()
 }
 
-/// An end, to be looked up by.
+/// Key of a [`NicEnd`] in a map.
 type EndKey = (u16, u32, u16, u16);
 
 const fn key(end: NicEnd) -> EndKey {
     (end.node.0, end.incarnation.0, end.vi, end.connection)
 }
 
-/// The other ends of these interfaces.
+/// Returns the present peer of each connected interface.
 fn joins(saved: &SavedPort, moved: &BTreeMap<EndKey, &RestoredInterface>) -> Vec<Joined> {
     let linked = saved.context.vis.iter().filter_map(|vi| Some((vi.name, vi.link.as_ref()?)));
     let joined = linked.map(|(name, link)| {

@@ -1,4 +1,4 @@
-//! Front ends: those of this host, and those whose daemon has led them to this one because it is the root.
+//! Serves clients: those of this host, and, at the root, those that other hosts' daemons relay.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,12 +21,12 @@ use crate::node_core::user::{Caller, User};
 
 /// Pause after a failed `accept`.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Most connections of another user at a time. A command that follows a job has two.
+/// Most connections of one foreign user at a time. A command that follows a job has two.
 const MOST: usize = 256;
-/// Numbers the connections of front ends.
+/// Number of the next client's connection.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Takes front ends of this host. The system says which user each is of.
+/// Accepts clients of this host. The system reports the user of each.
 pub(super) async fn take(listener: UnixListener, routes: Routes, users: Users) {
     let places = Places::default();
     loop {
@@ -40,7 +40,7 @@ pub(super) async fn take(listener: UnixListener, routes: Routes, users: Users) {
         let (link, routes, users) = (link::local(stream), routes.clone(), users.clone());
         tokio::spawn(async move {
             let Some(place) = place else {
-                // It has no place here for longer than a reply takes.
+                // Limits the time, because this connection is beyond the user's limit.
                 let why =
                     format!("this user has {MOST} connections with the daemon: end some jobs");
                 return drop(timeout(AGAIN, refuse(link, why)).await);
@@ -55,7 +55,7 @@ pub(super) async fn take(listener: UnixListener, routes: Routes, users: Users) {
     }
 }
 
-/// Serves a front end of this host, here or at the root.
+/// Serves a client of this host: here if this host is the root, otherwise by relaying its frames to the root.
 async fn serve(link: Link, mut routes: Routes, user: User) {
     match routes.find_root().await {
         Some(root) if root == routes.host || routes.addresses.len() < 3 => {
@@ -83,7 +83,7 @@ async fn refuse((mut sender, mut receiver): Link, why: String) {
     let _ = sender.send(&Frame::message(&Reply::Refused(why))).await;
 }
 
-/// Carries frames both ways until one side ends. Tells the root if it is the front end.
+/// Relays frames both ways until one side ends. If the client has ended, notifies the root.
 async fn join(mut near: Link, mut far: Link) {
     let has_left = tokio::select! {
         () = copy(&mut near.1, &mut far.0) => true,
@@ -102,7 +102,8 @@ async fn copy(from: &mut Receiver, to: &mut Sender) {
     }
 }
 
-/// Serves a front end at the root, until one of them is none any longer. The connection may be that of another daemon.
+/// Serves a client at the root, until the client leaves or this host is no longer the root. If `is_carried`, another
+/// daemon relays the connection.
 pub(super) async fn serve_at_root(link: Link, mut routes: Routes, user: User, is_carried: bool) {
     let (mut sender, receiver) = link;
     let client = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -123,7 +124,7 @@ pub(super) async fn serve_at_root(link: Link, mut routes: Routes, user: User, is
     });
 }
 
-/// Hands requests on. Returns whether the front end has left.
+/// Forwards a client's requests as events. Returns whether the client has left.
 async fn requests(
     caller: Caller,
     mut receiver: Receiver,
@@ -142,7 +143,7 @@ async fn requests(
     false
 }
 
-/// Hands a job what its front end reads, once the connection that fed the job before has ended.
+/// Forwards a client's standard input to a job, once the previous connection that fed the job has ended.
 async fn feed(
     (user, job): (User, JobId),
     receiver: &mut Receiver,
@@ -155,10 +156,10 @@ async fn feed(
         let why = format!("no job {job} takes input of this front end");
         return drop(reply.send(Frame::message(&Reply::Refused(why))).await);
     };
-    // The front end sends nothing before that: what it sends reaches the job.
+    // The client sends input only after this reply, so that none is lost.
     let _ = reply.send(Frame::message(&Reply::Accepted(job))).await;
     while let Ok(Some(frame)) = receiver.receive().await {
-        // A message says that this was all.
+        // A message instead of data marks the end of the input.
         if !matches!(frame, Frame::Data { .. }) || feed.send(frame).await.is_err() {
             return;
         }

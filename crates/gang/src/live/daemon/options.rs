@@ -1,4 +1,4 @@
-//! Options of a daemon, and the reasons why it does not start.
+//! Options of a daemon, and the errors of its start.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,25 +20,25 @@ pub struct DaemonOptions {
     pub cluster: Cluster,
     /// `host:port` of every daemon, in the order of hosts. May be empty for a single daemon.
     pub peers: Vec<String>,
-    /// The key that all daemons share. Several daemons need this key or an identity each. With this key alone, a daemon
-    /// that has it can claim to be any host.
+    /// The key that all daemons share. With several daemons, set this or `identity`. With this alone, each process
+    /// that has the key can claim to be any host.
     pub key: Option<Key>,
-    /// This host's own key, and those of all hosts in their order. Only listed hosts are admitted, each as itself. A host
-    /// also forwards the reports of the hosts below it in the tree.
+    /// This host's secret key and the public keys of all hosts, in their order. Only listed hosts are admitted, each
+    /// under its own identity. A host also forwards the reports of the hosts below it in the tree.
     pub identity: Option<Identity>,
-    /// The socket that front ends of this host connect to. Of three hosts or more, each daemon remembers its votes and the
-    /// jobs in a file beside it, with the ending `record`.
+    /// The socket that clients of this host connect to. In a cluster of three or more hosts, a daemon keeps its votes
+    /// and the jobs in a file beside it, with the extension `record`.
     pub socket: PathBuf,
-    /// The group whose members may use the socket; `None` if the socket is its owner's alone. Only a daemon of root, which
-    /// runs each job as the user who has submitted it, may have one.
+    /// Group whose members may use the socket; `None` if only the socket's owner may. Only a daemon of root, which
+    /// runs each job as the user who submitted it, may have a group.
     pub socket_group: Option<String>,
     /// Silence after which a daemon is lost; if it is the root of three hosts or more, another takes over within a second
     /// more. Also the time that a daemon gets for an order, for each level of the tree
     /// below it; it gives up jobs whose channels are not steady after half of this.
     pub patience: Duration,
-    /// NICs for the ranks' channels and Virtual Interfaces; `None` if ranks have none.
+    /// NICs for the ranks' channels and Virtual Interfaces; `None` for ranks without them.
     pub fabric: Option<FabricOptions>,
-    /// The way to suspend processes.
+    /// How processes are suspended.
     pub freezer: Freezer,
     /// Bytes of memory that jobs may claim on this host ([`Program::memory`](crate::live::message::Program::memory)). `None` for nine
     /// tenths of what the host has, or of the lowest limit of the daemon's control groups. More than the host has needs swap.
@@ -48,7 +48,7 @@ pub struct DaemonOptions {
     pub checkpoint_bytes: u64,
 }
 
-/// Default of [`DaemonOptions::checkpoint_bytes`]: 4 GiB, which a host of a cluster can spare.
+/// Default of [`DaemonOptions::checkpoint_bytes`]: 4 GiB.
 pub const CHECKPOINT_BYTES: u64 = 4 << 30;
 
 /// Ways to suspend a job's processes on a host.
@@ -58,8 +58,8 @@ pub enum Freezer {
     /// Control groups if this process can make some, signals otherwise.
     #[default]
     Auto,
-    /// A control group (version 2) for each job, below that of the daemon. Processes that ranks have started are
-    /// suspended and killed with them. The daemon needs the right to make groups.
+    /// A control group (version 2) for each job, below the daemon's group. Processes that ranks have started are
+    /// suspended and killed too. The daemon needs the right to create groups.
     Cgroup,
     /// SIGSTOP to the process group of each rank. Processes that ranks have put into other groups keep running.
     Signals,
@@ -82,7 +82,7 @@ pub struct FabricOptions {
 pub enum Fabric {
     /// Shared memory: all daemons are on this host.
     Shm,
-    /// UDP, with the addresses of all hosts in their order. Frames are sealed with the daemons' key, if they have one.
+    /// UDP, with the addresses of all hosts in their order. Frames are sealed if the daemons have keys.
     Udp(Vec<SocketAddr>),
 }
 
@@ -107,7 +107,7 @@ pub enum StartError {
     /// This socket can't be opened.
     #[error("{}: {}", .0.display(), .1)]
     Socket(PathBuf, io::Error),
-    /// This file beside the socket, which remembers jobs, can't be read.
+    /// This file, which records jobs and stands beside the socket, can't be read.
     #[error(
         "{}: {}; it remembers the jobs of this daemon's cluster: remove it if no other daemon of the cluster runs",
         .0.display(), .1

@@ -20,10 +20,10 @@ use crate::node_core::{Input, Peer};
 
 /// Interval at which the daemons above are dialled again.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Connections that have not said yet who they are; further ones wait in the system.
+/// Most connections that have not authenticated yet; further ones wait in the listener's backlog.
 const STRANGERS: usize = 64;
 
-/// Takes other hosts' daemons of `cluster` that have a key for it.
+/// Accepts daemons of other hosts of `cluster` that have a key for it.
 pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster) {
     let strangers = Arc::new(Semaphore::new(STRANGERS));
     let mut next = 0;
@@ -51,7 +51,7 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
                         let _ = events.send(Event::Core(Input::Ballot(host, ballot)));
                     }
                 }
-                // The front end searches the root again if this host is none any longer.
+                // If this host is no longer the root, the connection closes and the client searches the root again.
                 Hello::Front { .. } if *routes.root.borrow() != Some(routes.host) => {}
                 Hello::Front { user, .. } => fronts::serve_at_root(link, routes, user, true).await,
             }
@@ -59,12 +59,13 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
     }
 }
 
-/// Returns the host that dials, if it is the one that it claims to be, of this cluster.
+/// Authenticates a dialling daemon. Returns its greeting if it is a host of this cluster and proves that it is that
+/// host.
 async fn admit(stream: TcpStream, routes: &Routes, cluster: Cluster) -> Option<(Hello, Link)> {
     let credentials = routes.credentials.as_ref()?;
     let (proven, hello, link) = link::accept::<Hello>(stream, credentials).await.ok()?;
     let (host, fits) = match &hello {
-        // A daemon of another cluster or version does not count as an attempt.
+        // A daemon of another cluster or version is dropped without a report.
         Hello::Child { host, cluster: theirs } => (*host, *theirs == cluster),
         Hello::Streams { host, .. } | Hello::Images { host, .. } => (*host, true),
         Hello::Front { host, user } => {
@@ -86,12 +87,13 @@ async fn serve_child(
 ) {
     let (to, orders) = mpsc::unbounded_channel::<Down>();
     let _ = events.send(Event::Child { host, connection, to });
-    // A child that the daemon does not admit, or has lost, gets no further messages.
+    // A child that the node core does not admit, or has lost, receives no further messages.
     exchange(link, orders, |up| events.send(Event::Core(Input::Up(connection, up))).is_ok()).await;
     let _ = events.send(Event::ChildLost(connection));
 }
 
-/// Sends messages and takes those of the other daemon, until the connection ends, all is sent, or `take` returns false.
+/// Sends messages and passes received ones to `take`, until the connection ends, `messages` closes, or `take` returns
+/// false.
 async fn exchange<T: DeserializeOwned>(
     (mut sender, mut receiver): Link,
     mut messages: mpsc::UnboundedReceiver<impl Serialize>,
@@ -117,7 +119,7 @@ async fn exchange<T: DeserializeOwned>(
     }
 }
 
-/// Dials the daemons above in turn, until the nearest one that answers admits this daemon.
+/// Keeps a connection with a daemon above: dials them in turn, nearest first, until one admits this daemon.
 pub(super) async fn stay_below(
     routes: Routes,
     cluster: Cluster,
@@ -131,7 +133,7 @@ pub(super) async fn stay_below(
             for parent in &all {
                 let hello = Hello::Child { host: routes.host, cluster };
                 let Some(link) = routes.dial(*parent, hello).await else { continue };
-                // One that has no root admits none.
+                // A daemon that knows no root admits no children.
                 if stay(link, &routes.events).await {
                     return sleep(AGAIN).await;
                 }
@@ -152,7 +154,8 @@ pub(super) async fn stay_below(
     }
 }
 
-/// Receives from the daemon above, until that connection ends or is to be left. Returns whether anything was received.
+/// Receives from the daemon above until the connection ends or the daemon cuts it. Returns whether any message was
+/// received.
 async fn stay(link: Link, events: &mpsc::UnboundedSender<Event>) -> bool {
     let (to, reports) = mpsc::unbounded_channel::<Up>();
     let _ = events.send(Event::Parent(to));

@@ -1,4 +1,4 @@
-//! The socket that front ends of a host connect to.
+//! The socket that clients of a host connect to.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -11,7 +11,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::options::StartError;
 
-/// Where the socket of a user's daemon is, unless it is said: in a folder of the user's alone.
+/// Returns the default socket of a user's daemon, in a folder of the user's own.
 #[must_use]
 pub fn default_socket() -> PathBuf {
     let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -20,11 +20,10 @@ pub fn default_socket() -> PathBuf {
     folder.join("gangd.socket")
 }
 
-/// Socket of a daemon of root that serves a group, unless another is named. Root alone may write to its folder.
+/// Default socket of a daemon of root that serves a group. Only root may write to its folder.
 pub const SYSTEM_SOCKET: &str = "/run/midplane/gangd.socket";
 
-/// Returns the socket that front ends of this user use, unless another is named: that of the user's own daemon, or that of root's if
-/// only that is there.
+/// Returns the default socket of this user's clients: that of the user's own daemon, or root's if only that exists.
 #[must_use]
 pub fn find_socket() -> PathBuf {
     let own = default_socket();
@@ -34,7 +33,7 @@ pub fn find_socket() -> PathBuf {
     }
 }
 
-/// Returns the number of the group that may use the socket.
+/// Returns the ID of the group that may use the socket.
 fn find_group(name: &str) -> Result<Gid, StartError> {
     let group = name.to_owned();
     if !geteuid().is_root() {
@@ -47,7 +46,7 @@ fn find_group(name: &str) -> Result<Gid, StartError> {
     }
 }
 
-/// Opens the socket for front ends: for this user alone, or for the members of a group as well.
+/// Opens the socket for clients: for this user alone, or also for the members of a group.
 pub(super) async fn open_socket(
     path: &Path,
     group: Option<&str>,
@@ -56,7 +55,7 @@ pub(super) async fn open_socket(
     let group = group.map(find_group).transpose()?;
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         let is_system = path == Path::new(SYSTEM_SOCKET);
-        // No user has named this one: it is made.
+        // This folder is a default, not named by the user, so it is created.
         if is_system || path == default_socket() {
             let mode = if is_system { 0o755 } else { 0o700 };
             let made = std::fs::DirBuilder::new().mode(mode).recursive(true).create(folder);
@@ -72,7 +71,7 @@ pub(super) async fn open_socket(
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(wrong(error)),
         _ => {}
     }
-    // From the beginning it is no other user's.
+    // Prevents other users from connecting before the permissions are set.
     let usual = umask(Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
     umask(usual);
