@@ -265,8 +265,8 @@ fn stop(daemon: &OsStr, has_terminal: bool) -> rustix::io::Result<()> {
         let _ = setsid()?;
         ioctl_tiocsctty(std::io::stdin())?;
     } else {
-        // No session of its own: Linux's autogroup shares processor time among sessions first, and the daemon's
-        // priority over the ranks counts only within one session.
+        // No session of its own: with autogroup, Linux shares processor time among sessions first, so that the raised
+        // priority of a process that is to stop (`Process::hurry`) would count only within that session.
         setpgid(None, None)?;
     }
     kill_process(getpid(), Signal::STOP)

@@ -1,5 +1,5 @@
-//! Images of processes on their way between hosts: each file by its name, then its bytes in bounded parts. The sender waits for
-//! the receiver's disk, by the connection's own flow control.
+//! Transfers images of processes between hosts: each file as its name, then its bytes in bounded parts. The
+//! connection's flow control makes the sender wait for the receiver's disk.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -14,33 +14,33 @@ use super::criu;
 use super::link::{Frame, Receiver, Sender, Stream};
 use crate::checkpoint::Part;
 
-/// Bytes that are sent at once.
+/// Most bytes of a file that one frame carries.
 const PART_BYTES: usize = 256 << 10;
-/// Most files of a host's ranks, and longest name of one.
+/// Most files of one host's ranks, and most bytes of a file's name.
 const MOST_FILES: usize = 1 << 20;
 const NAME_BYTES: usize = 64;
 
-/// Messages between the bytes of files.
+/// Messages between the data of files.
 #[derive(Debug, Serialize, Deserialize)]
 enum Note {
-    /// The processes are dumped, and may continue.
+    /// All processes are dumped and may continue.
     Dumped,
-    /// The bytes of a file of a rank follow.
+    /// The bytes of this file of a rank follow.
     File { rank: u16, name: String },
-    /// No further file follows.
+    /// No more files follow.
     End,
-    /// There are no images, or no more of them, for this reason.
+    /// The images, or the rest of them, can't be sent, for this reason.
     Failed(String),
 }
 
-/// Says that the processes are dumped.
+/// Reports that the processes are dumped.
 pub(super) async fn send_dumped(sender: &mut Sender) -> Result<(), String> {
     say(sender, &Note::Dumped).await
 }
 
-/// Says why there are no images.
+/// Reports why there are no images.
 pub(super) async fn send_failure(sender: &mut Sender, why: String) {
-    // If the connection has ended, the root has given the images up.
+    // If the connection has ended, the root has already given the images up.
     let _ = say(sender, &Note::Failed(why)).await;
 }
 
@@ -48,12 +48,12 @@ async fn say(sender: &mut Sender, note: &Note) -> Result<(), String> {
     sender.send(&Frame::message(note)).await.map_err(|error| format!("the connection: {error}"))
 }
 
-/// Returns a file of a folder of ranks.
+/// Returns the name of a rank's file, relative to the folder of all ranks.
 fn part_name(rank: u16, name: &str) -> String {
     format!("rank-{rank}/{name}")
 }
 
-/// Returns the ranks and names of all files of these ranks in a folder.
+/// Returns the ranks and names of all files of these ranks in a folder, without CRIU's logs.
 pub(super) fn list(
     folder: &Path,
     ranks: impl Iterator<Item = u16>,
@@ -72,10 +72,10 @@ pub(super) fn list(
     Ok(all)
 }
 
-/// Sends files of a folder. `parts` are what they must be, if that is known.
+/// Sends files of a folder. Checks each against its entry in `parts`, if there is one.
 ///
 /// # Errors
-/// The reason, which the receiver gets as well.
+/// The reason, which is also sent to the receiver.
 pub(super) async fn send(
     sender: &mut Sender,
     folder: &Path,
@@ -124,7 +124,8 @@ async fn send_file(
     Ok(Part { name: part_name(rank, name), bytes: length, crc32: hasher.finalize() })
 }
 
-/// Opens a file of images, which must be this user's own and no link: what it says of users and rights is obeyed.
+/// Opens a file of images. It must be this user's own and no symbolic link, because CRIU obeys the users and rights in
+/// it.
 fn open(path: &Path) -> Result<File, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     let flags = OFlags::NOFOLLOW.bits() as i32;
@@ -133,7 +134,7 @@ fn open(path: &Path) -> Result<File, String> {
     Ok(file)
 }
 
-/// Refuses what others than this user may have written.
+/// Refuses a file or folder that other users may have written.
 pub(super) fn check_owner(path: &Path, metadata: &fs::Metadata) -> Result<(), String> {
     let own = rustix::process::geteuid().as_raw();
     if metadata.uid() == own && metadata.mode() & 0o022 == 0 {
@@ -146,10 +147,11 @@ pub(super) fn check_owner(path: &Path, metadata: &fs::Metadata) -> Result<(), St
     ))
 }
 
-/// Receives files of these ranks into a folder, until the sender says that it was all. Calls `dumped` once the processes are dumped.
+/// Receives files of these ranks into a folder until the sender reports the end. Calls `dumped` once the processes are
+/// dumped.
 ///
 /// # Errors
-/// The sender's reason, or why its files can't be written. Some may be there then.
+/// The sender's reason, or why its files can't be written. Some files may remain in the folder then.
 pub(super) async fn receive(
     receiver: &mut Receiver,
     folder: &Path,
@@ -188,13 +190,13 @@ pub(super) async fn receive(
     }
 }
 
-/// Returns whether this is the name of a file in a folder, and none of a folder above it.
+/// Returns whether this is the plain name of a file: without slashes, and not beginning with a dot.
 fn is_name(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     !name.starts_with('.') && (1..=NAME_BYTES).contains(&name.len()) && name.bytes().all(fits)
 }
 
-/// A file that is being received.
+/// A file that is being received, with its checksum so far.
 struct Incoming {
     path: std::path::PathBuf,
     file: File,
@@ -266,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Receives these notes for rank 0, and returns the error.
+    /// Sends these notes to a receiver of rank 0, and returns its error.
     fn refused(notes: &[Note]) -> String {
         let to = tempfile::tempdir().unwrap();
         runtime().block_on(async {

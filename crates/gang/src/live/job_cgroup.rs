@@ -1,6 +1,6 @@
-//! Where a job's processes on a host stand still: a control group of their own (Linux's version 2), if
-//! this process may make some. What runs in it, whoever started it and when, stops and ends together, and
-//! the system says when all of it stands.
+//! Suspends a job's processes on a host by a control group of the job's own (Linux's version 2), if this process may
+//! create groups. All processes in the group, including those that ranks have started, are suspended and killed
+//! together. The system reports when all of them are suspended.
 //!
 //! ```text
 //! the daemon's own group      no processes, once jobs have the memory controller
@@ -9,8 +9,9 @@
 //!     job-1                   the processes of a job, with memory.max
 //! ```
 //!
-//! A group with processes can't hand controllers down, so the daemon leaves its own group first. It hands the memory controller
-//! down and not that of processors, which would let the daemon wait for its share while ranks compute.
+//! A group with processes can't delegate controllers to groups below it, so the daemon leaves its own group first. It
+//! delegates the memory controller, but not that of processors, which could make the daemon wait for processor time
+//! while ranks compute.
 
 mod memory;
 
@@ -24,7 +25,7 @@ use rustix::fs::{Access, access};
 
 pub(super) use memory::{reclaim, step_back};
 
-/// The file that says which processes are in a group, and takes more of them.
+/// The file that lists the processes of a group. Writing a process's number moves it into the group.
 const PROCESSES: &str = "cgroup.procs";
 const FREEZE: &str = "cgroup.freeze";
 const EVENTS: &str = "cgroup.events";
@@ -32,16 +33,16 @@ const KILL: &str = "cgroup.kill";
 const MEMORY_MAX: &str = "memory.max";
 const MEMORY_EVENTS: &str = "memory.events";
 const SWAP_MAX: &str = "memory.swap.max";
-/// Ends all processes of a group when one is to end for want of memory.
+/// File that makes the kernel kill all processes of a group when it kills one for lack of memory.
 const END_TOGETHER: &str = "memory.oom.group";
-/// The folder of a daemon's groups begins with that.
+/// Prefix of the name of a daemon's folder of groups.
 const FOLDER: &str = "gangd-";
-/// Seconds after which an adopted group is read again, whether or not the system has reported a change.
+/// Seconds after which the events of an adopted group are read again, even if the system reports no change.
 const READ_AGAIN: i64 = 1;
-/// The system's error of reads of a file whose group was removed.
+/// Error of the system for reads of a file whose group was removed.
 const NO_DEVICE: i32 = rustix::io::Errno::NODEV.raw_os_error();
 
-/// Returns the folder of this process's control group, if processes may be put into groups below it.
+/// Returns the folder of this process's control group, if this process may create groups with processes below it.
 fn own_group() -> io::Result<PathBuf> {
     let folder = HostCgroups::find()?.own;
     let processes = folder.join(PROCESSES);
@@ -49,7 +50,7 @@ fn own_group() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Returns the folder of the group in `groups` (/proc/self/cgroup), by `mounts` (/proc/self/mountinfo).
+/// Returns the folder of the group in `groups` (`/proc/self/cgroup`), by `mounts` (`/proc/self/mountinfo`).
 fn group_folder(mounts: &str, groups: &str) -> Option<PathBuf> {
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     Some(mount_point(mounts)?.join(own))
@@ -61,7 +62,7 @@ fn mount_point(mounts: &str) -> Option<PathBuf> {
     line.split(' ').nth(4).map(PathBuf::from)
 }
 
-/// The groups of this host: where they are mounted, and the group of this process.
+/// The mount point of this host's control groups, and the group of this process.
 #[derive(Debug)]
 pub(super) struct HostCgroups {
     pub(super) mount: PathBuf,
@@ -82,16 +83,17 @@ impl HostCgroups {
         Ok(Self { mount, own })
     }
 
-    /// Returns the groups that this process is in, from its own to the topmost.
+    /// Returns the groups that this process is in, from its own up to the topmost.
     pub(super) fn above(&self) -> Vec<PathBuf> {
         let is_below = |group: &&Path| group.starts_with(&self.mount);
         self.own.ancestors().take_while(is_below).map(Path::to_owned).collect()
     }
 
-    /// Opens a group that something else has made, to stop and resume what runs in it.
+    /// Opens a group that another system has created, to suspend and resume its processes.
     ///
     /// # Errors
-    /// It is no group below the mount point, this process or a job of a daemon runs in it, or this process may not stop it.
+    /// The folder is no group below the mount point, this process or a daemon's job runs in it, or this process may
+    /// not freeze it.
     pub(super) fn adopt(&self, folder: &Path) -> io::Result<JobCgroup> {
         let folder = folder.canonicalize().map_err(|error| named(folder, &error))?;
         let refused = |why: &str| Err(io::Error::other(format!("{}: {why}", folder.display())));
@@ -113,12 +115,12 @@ impl HostCgroups {
     }
 }
 
-/// Adds the file to its error.
+/// Adds the file's path to its error.
 fn named(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// The groups of a daemon's jobs.
+/// The control groups of a daemon's jobs, and the folder that contains them.
 #[derive(Debug)]
 pub(super) struct JobCgroups {
     folder: PathBuf,
@@ -127,15 +129,15 @@ pub(super) struct JobCgroups {
 }
 
 impl JobCgroups {
-    /// Makes a folder for them, in the group of this process.
+    /// Creates the folder of the jobs' groups, in the group of this process.
     ///
     /// # Errors
-    /// The reason why this process can make no groups.
+    /// The reason why this process can't create groups.
     pub(super) fn open() -> io::Result<Self> {
         let folder = own_group()?.join(format!("{FOLDER}{}", std::process::id()));
         fs::create_dir(&folder).map_err(|error| named(&folder, &error))?;
         let cgroups = Self { folder, has_memory: false };
-        // Neither file is older than Linux 5.14.
+        // Linux has both files since 5.14.
         for name in [FREEZE, KILL] {
             let file = cgroups.folder.join(name);
             access(&file, Access::WRITE_OK).map_err(|error| named(&file, &error.into()))?;
@@ -147,7 +149,7 @@ impl JobCgroups {
         &self.folder
     }
 
-    /// One for a job.
+    /// Creates the group of a job.
     pub(super) fn cgroup(&self, name: &str) -> io::Result<JobCgroup> {
         let folder = self.folder.join(name);
         fs::create_dir(&folder)?;
@@ -164,7 +166,7 @@ fn group_above(folder: &Path) -> &Path {
     folder.parent().unwrap_or(folder)
 }
 
-/// Writes to a file of a group, which must be there.
+/// Writes to an existing file of a group.
 fn write_to(group: &Path, file: &str, text: &str) -> io::Result<()> {
     let path = group.join(file);
     let opened = File::options().write(true).truncate(true).open(&path);
@@ -177,13 +179,13 @@ impl Drop for JobCgroups {
     }
 }
 
-/// Kills all that is in the groups of a folder, and removes them as far as they are empty.
+/// Kills all processes in the groups of a folder, and removes those groups that are empty by then.
 pub(super) fn clear(folder: &Path) {
     let _ = fs::write(folder.join(KILL), "1");
     remove_with_all_below(folder);
 }
 
-/// Removes a group and those below it, as far as they are empty.
+/// Removes a group and the groups below it, as far as they are empty.
 fn remove_with_all_below(folder: &Path) {
     for group in fs::read_dir(folder).into_iter().flatten().flatten() {
         if group.path().is_dir() {
@@ -193,7 +195,7 @@ fn remove_with_all_below(folder: &Path) {
     let _ = fs::remove_dir(folder);
 }
 
-/// Freezes a group.
+/// Orders the system to freeze a group.
 pub(super) fn freeze(folder: &Path) -> io::Result<()> {
     fs::write(folder.join(FREEZE), "1")
 }
@@ -205,28 +207,28 @@ pub(super) fn processes(folder: &Path) -> io::Result<Vec<i32>> {
     Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
 }
 
-/// Puts a process into a group; 0 for this process.
+/// Moves a process into a group; 0 stands for this process.
 pub(super) fn put(pid: i32, group: &Path) -> io::Result<()> {
     fs::write(group.join(PROCESSES), pid.to_string())
 }
 
-/// Puts all processes of a frozen group into another.
+/// Moves all processes of a frozen group into another group.
 pub(super) fn put_all(from: &Path, to: &Path) -> io::Result<()> {
     processes(from)?.into_iter().try_for_each(|pid| put(pid, to))
 }
 
-/// Returns the process that has started a process, or has inherited it; `None` if there is no such process.
+/// Returns the parent of a process; `None` if there is no such process.
 pub(super) fn parent_of(pid: i32) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
 }
 
-/// Lets all of a group go on, if it is still there.
+/// Thaws a group, if it still exists.
 pub(super) fn thaw(folder: &Path) {
     let _ = fs::write(folder.join(FREEZE), "0");
 }
 
-/// Waits until nothing runs in a group and in those below it, or the group is gone.
+/// Waits until no process runs in a group or in groups below it, or the group is removed.
 pub(super) fn wait_until_empty(folder: &Path) -> io::Result<()> {
     let is_gone = |error: &io::Error| {
         error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_DEVICE)
@@ -253,13 +255,13 @@ fn has_line(text: &[u8], line: &[u8]) -> bool {
     text.split(|byte| *byte == b'\n').any(|other| other == line)
 }
 
-/// A job's group.
+/// The control group of a job.
 #[derive(Debug)]
 pub(super) struct JobCgroup {
     folder: PathBuf,
     freeze: File,
     events: File,
-    /// Most bytes of memory that its processes may use, if they are limited.
+    /// Most bytes of memory that the job's processes may use; `None` for no limit.
     limit: Option<u64>,
 }
 
@@ -274,29 +276,30 @@ impl JobCgroup {
         &self.folder
     }
 
-    /// Orders all of it to stand still; it does when [`JobCgroup::is_frozen`] says so.
+    /// Orders the system to freeze the group. [`JobCgroup::is_frozen`] returns whether that is done.
     pub(super) fn freeze(&self) -> io::Result<()> {
         (&self.freeze).write_all(b"1")
     }
 
-    /// Lets it go on.
+    /// Lets the processes of the group resume.
     pub(super) fn thaw(&self) -> io::Result<()> {
         (&self.freeze).write_all(b"0")
     }
 
-    /// Whether every process and thread of it stands still. The order's own file says what was ordered,
-    /// and not that.
+    /// Returns whether every thread in the group is frozen. Reads `cgroup.events`, because `cgroup.freeze` tells only
+    /// what was ordered.
     #[must_use]
     pub(super) fn is_frozen(&self) -> bool {
         let mut text = [0; 64];
-        // Nothing runs in a group that was removed.
+        // A group that was removed has no processes.
         self.events.read_at(&mut text, 0).map_or(true, |read| has_line(&text[..read], b"frozen 1"))
     }
 
-    /// Limits its memory, without swap. All of it ends when it needs more.
+    /// Limits the memory of the group, and denies it swap space. If it needs more, the kernel kills all of its
+    /// processes.
     pub(super) fn limit(&mut self, bytes: u64) -> io::Result<()> {
         write_to(&self.folder, END_TOGETHER, "1")?;
-        // A system without swap may not have it.
+        // A system without swap may lack this file.
         let _ = write_to(&self.folder, SWAP_MAX, "0");
         write_to(&self.folder, MEMORY_MAX, &bytes.to_string())?;
         self.limit = Some(bytes);
@@ -307,19 +310,19 @@ impl JobCgroup {
         self.limit
     }
 
-    /// Returns whether the kernel has ended processes of it for want of memory.
+    /// Returns whether the kernel has killed processes of the group for lack of memory.
     pub(super) fn has_run_out(&self) -> bool {
         let events = fs::read_to_string(self.folder.join(MEMORY_EVENTS)).unwrap_or_default();
         let ended = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
         ended.is_some_and(|count| count != "0")
     }
 
-    /// Kills all of it.
+    /// Kills all processes of the group.
     pub(super) fn kill(&self) {
         let _ = fs::write(self.folder.join(KILL), "1");
     }
 
-    /// Removes it, if nothing is in it any longer.
+    /// Removes the group if it is empty. Returns whether it no longer exists.
     pub(super) fn remove(&self) -> bool {
         match fs::remove_dir(&self.folder) {
             Ok(()) => true,

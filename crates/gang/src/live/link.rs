@@ -1,7 +1,7 @@
-//! Frames over streams of bytes: Unix sockets of one host, or TCP sealed with a key between hosts.
+//! Sends and receives frames over byte streams: Unix sockets within a host, or TCP sealed with a key between hosts.
 //!
-//! A frame is its length (4 bytes, little-endian), its kind (1 byte) and its body. A sealed stream cuts
-//! what it carries into pieces, each behind its length (2 bytes).
+//! A frame is the length of its body (4 bytes, little-endian), its kind (1 byte) and its body. A sealed stream is
+//! split into pieces, each after its length (2 bytes).
 
 use std::io;
 use std::time::Duration;
@@ -21,16 +21,16 @@ use tokio::time::timeout;
 
 use crate::node_core::message::LONGEST;
 
-/// Before its kind is known: length and kind.
+/// Bytes of a frame's head: length and kind.
 const HEAD: usize = 5;
 const MESSAGE: u8 = 0;
 const DATA: u8 = 1;
-/// What `DATA` has before its bytes: the rank, and which of its streams.
+/// Bytes in the body of a `DATA` frame before its data: the rank and its stream.
 const DATA_HEAD: usize = 3;
-/// How long a stranger may take to prove that it is none.
+/// Most time that a dialling peer may take to authenticate.
 const HANDSHAKE: Duration = Duration::from_secs(3);
 
-/// Which stream of a rank.
+/// A standard stream of a rank.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Stream {
     /// Standard input.
@@ -41,16 +41,16 @@ pub enum Stream {
     Error,
 }
 
-/// What crosses a link.
+/// A unit of transfer over a link.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Frame {
-    /// A message, encoded.
+    /// An encoded message.
     Message(Bytes),
-    /// What a rank reads or writes.
+    /// Bytes of a rank's standard stream.
     Data {
-        /// The rank.
+        /// The rank's number.
         rank: u16,
-        /// Its stream.
+        /// The stream of the rank.
         stream: Stream,
         /// The bytes.
         bytes: Bytes,
@@ -58,16 +58,16 @@ pub enum Frame {
 }
 
 impl Frame {
-    /// A message.
+    /// Encodes a message.
     ///
     /// # Panics
-    /// If it has more than a gigabyte.
+    /// If the encoded message exceeds a gigabyte.
     #[must_use]
     pub fn message(message: &impl Serialize) -> Self {
         Self::Message(wire::encode_long(message).expect("messages are far shorter").into())
     }
 
-    /// The message, if it is one of these.
+    /// Decodes the message, if this frame is one of type `T`.
     #[must_use]
     pub fn parse<T: DeserializeOwned>(&self) -> Option<T> {
         match self {
@@ -113,7 +113,7 @@ fn damaged() -> io::Error {
 type Reader = Box<dyn AsyncRead + Send + Unpin>;
 type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
-/// The sending half.
+/// The sending half of a link.
 pub struct Sender {
     io: Writer,
     sealer: Option<Sealer>,
@@ -121,11 +121,11 @@ pub struct Sender {
     sealed: Vec<u8>,
 }
 
-/// The receiving half.
+/// The receiving half of a link.
 pub struct Receiver {
     io: Reader,
     opener: Option<Opener>,
-    /// What has come and was not taken.
+    /// Received bytes that don't form a whole frame yet.
     buffer: BytesMut,
     scratch: Vec<u8>,
 }
@@ -152,7 +152,7 @@ fn pair(io: (Reader, Writer), ends: Option<Ends>) -> Link {
     (sender, Receiver { io: io.0, opener, buffer: BytesMut::new(), scratch })
 }
 
-/// Frames over a stream within a host.
+/// Creates a link over a Unix socket within a host.
 #[must_use]
 pub fn local(stream: tokio::net::UnixStream) -> Link {
     let (reader, writer) = stream.into_split();
@@ -162,14 +162,14 @@ pub fn local(stream: tokio::net::UnixStream) -> Link {
 /// Keys with which daemons of different hosts authenticate each other.
 #[derive(Clone, Debug)]
 pub enum Credentials {
-    /// A key that all hosts share. Its holders are not told apart: each can claim to be any host.
+    /// A key that all hosts share. It does not distinguish them: each holder can claim to be any host.
     Shared(Key),
-    /// A key of each host's own and the list of all; the shared key as well, if there is one.
+    /// This host's own key and the list of all hosts' keys, and the shared key as well, if there is one.
     Named(Identity, Option<Key>),
 }
 
 impl Credentials {
-    /// Returns the credentials that these keys make; `None` without any key.
+    /// Returns the credentials of these keys; `None` without any key.
     #[must_use]
     pub fn new(identity: Option<Identity>, key: Option<Key>) -> Option<Self> {
         match (identity, key) {
@@ -183,10 +183,10 @@ impl Credentials {
 /// Connects to the daemon of `host`.
 ///
 /// # Errors
-/// What the system says; [`io::ErrorKind::PermissionDenied`] where the other side has another key.
+/// The system's error; [`io::ErrorKind::PermissionDenied`] if the other side has another key.
 ///
 /// # Cancel safety
-/// Dropped, the connection is closed.
+/// If this is dropped, the connection closes.
 pub async fn dial(address: &str, host: u16, credentials: &Credentials) -> io::Result<Link> {
     let dialed = async {
         let mut stream = TcpStream::connect(address).await?;
@@ -212,13 +212,14 @@ pub async fn dial(address: &str, host: u16, credentials: &Credentials) -> io::Re
     timeout(HANDSHAKE, dialed).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// Answers another host's daemon, and returns its first message; and which host it is, where hosts have keys of their own.
+/// Authenticates a dialling daemon, and returns its first message. If hosts have keys of their own, also returns which
+/// host it is.
 ///
 /// # Errors
-/// As [`dial`], and [`io::ErrorKind::InvalidData`] for what is no such message.
+/// As [`dial`], and [`io::ErrorKind::InvalidData`] if the first message is malformed.
 ///
 /// # Cancel safety
-/// Dropped, the connection is closed.
+/// If this is dropped, the connection closes.
 pub async fn accept<T: DeserializeOwned>(
     mut stream: TcpStream,
     credentials: &Credentials,
@@ -242,7 +243,7 @@ pub async fn accept<T: DeserializeOwned>(
         };
         stream.write_all(&reply).await?;
         let (sender, mut receiver) = sealed(stream, ends);
-        // Once it opens, the dialling daemon is the host that it claims to be.
+        // If the first message can be opened, the dialling daemon is the host that it claims to be.
         let first = receiver.message().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
         Ok((host, first, (sender, receiver)))
     };
@@ -262,7 +263,7 @@ impl Sender {
     /// Sends a frame.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     ///
     /// # Cancel safety
     /// None: part of the frame may have been sent.
@@ -283,10 +284,10 @@ impl Sender {
 }
 
 impl Receiver {
-    /// The next frame; `None` when the other side is through, or gone.
+    /// Receives the next frame; `None` when the other side has closed the connection.
     ///
     /// # Errors
-    /// What the system says; [`io::ErrorKind::InvalidData`] for what is no frame.
+    /// The system's error; [`io::ErrorKind::InvalidData`] for malformed frames.
     ///
     /// # Cancel safety
     /// None: part of a frame may be lost.
@@ -311,10 +312,10 @@ impl Receiver {
         Frame::read(kind, body).map(Some)
     }
 
-    /// The next frame's message.
+    /// Receives the next frame and decodes its message; `None` when the other side has closed the connection.
     ///
     /// # Errors
-    /// As [`Receiver::receive`]; [`io::ErrorKind::InvalidData`] for what is no such message.
+    /// As [`Receiver::receive`]; [`io::ErrorKind::InvalidData`] if the frame is no message of type `T`.
     ///
     /// # Cancel safety
     /// As [`Receiver::receive`].

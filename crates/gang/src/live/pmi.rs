@@ -1,15 +1,16 @@
-//! A PMI-1 server for the ranks of this host: programs of MPICH and its relatives start without a launcher of their own.
+//! A PMI-1 server for the ranks of this host: programs of MPICH and its derivatives start without a launcher of their
+//! own.
 //!
-//! Each rank has a socket, whose number is in `PMI_FD`. What ranks put is known to all of them after the next barrier: a
-//! daemon reports what its ranks have put when they enter the barrier, and the root sends all of it to every host of the job
-//! once all ranks are in. All other commands are answered here.
+//! Each rank has a socket, whose descriptor is in `PMI_FD`. Pairs that ranks put become visible to all ranks at the
+//! next barrier. A daemon reports its ranks' pairs when the ranks enter the barrier. Once all ranks have entered, the
+//! root sends all pairs to every host of the job. The daemon answers all other commands itself.
 //!
-//! A command is a line of words `NAME=VALUE` between spaces, of which the first is `cmd=`. The request to start further
-//! processes has a line for each word instead, from `mcmd=spawn` to `endcmd`. The source is MPICH's description of the
-//! protocol (`src/pmi/maint/pmi-1.2.txt`), and what MPICH 5.0.2 sends.
+//! A command is a line of words `NAME=VALUE` separated by spaces; the first is `cmd=`. The request to start further
+//! processes has a line for each word instead, from `mcmd=spawn` to `endcmd`. The sources are MPICH's description of
+//! the protocol (`src/pmi/maint/pmi-1.2.txt`) and the messages of MPICH 5.0.2.
 //!
-//! A rank that sends what is no line of the protocol, or exceeds a bound, ends its job with the reason. Ranks can't start
-//! further processes and name no services.
+//! If a rank sends a malformed line or exceeds a bound, its job ends with the reason. Ranks can't start further
+//! processes, nor publish names of services.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,31 +24,31 @@ use tokio::sync::watch;
 
 use crate::node_core::message::{Pairs, RankEvent};
 
-/// Variables of a rank's environment, beside `PMI_RANK` and `PMI_SIZE`.
+/// Environment variable with the descriptor of a rank's socket. `PMI_RANK` and `PMI_SIZE` accompany it.
 pub(super) const FD: &str = "PMI_FD";
-/// The variable of a job's name: no other job on its hosts has it.
+/// Environment variable with a job's name, which is unique among the jobs on its hosts.
 pub(super) const NAME: &str = "GANG_NAME";
-/// Most bytes of a key, of a value and of a name of keys; those that MPICH's Hydra reports.
+/// Most bytes of a key, of a value and of a name of a key space: the limits that MPICH's Hydra reports.
 const KEY_BYTES: usize = 64;
 const VALUE_BYTES: usize = 1_024;
 const NAME_BYTES: usize = 256;
-/// Most bytes of a line: of a put with its longest words, and as much again.
+/// Most bytes of a line: about twice those of the longest `put`.
 const LINE_BYTES: usize = 4_096;
 /// Most pairs that a rank puts between two barriers.
 const PAIRS: usize = 256;
-/// The key of the hosts of all ranks.
+/// Key of the mapping of ranks to hosts.
 const MAPPING: &str = "PMI_process_mapping";
 
-/// Returns whether a variable describes a process of another launcher, which no rank is.
+/// Returns whether an environment variable comes from another launcher's PMI; ranks don't inherit those.
 pub(super) fn is_foreign(variable: &[u8]) -> bool {
     variable.starts_with(b"PMI_") || variable.starts_with(b"PMIX_")
 }
 
-/// The server of a job's ranks on this host. It ends when this is dropped.
+/// The PMI server of a job's ranks on this host. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct PmiJob {
     shared: Arc<Shared>,
-    /// Barriers that the job has left.
+    /// Number of barriers that the job has left.
     barriers: watch::Sender<u64>,
 }
 
@@ -60,7 +61,7 @@ struct Shared {
 }
 
 impl PmiJob {
-    /// Creates the server of a job whose ranks are on these hosts, in order.
+    /// Creates the server of a job. `hosts` has the host of each rank, in order.
     pub(super) fn new(name: &str, hosts: &[u16]) -> Self {
         let mapping = Some(mapping(hosts)).filter(|it| it.len() <= VALUE_BYTES);
         let store = mapping.into_iter().map(|it| (MAPPING.to_owned(), it)).collect();
@@ -69,13 +70,14 @@ impl PmiJob {
         Self { shared, barriers: watch::Sender::new(0) }
     }
 
-    /// Lets the ranks leave the barrier that all ranks of the job have entered, with what these have put.
+    /// Lets the ranks leave the barrier that all ranks of the job have entered, and makes all ranks' pairs visible.
     pub(super) fn barrier_out(&self, pairs: Pairs) {
         self.shared.store().extend(pairs);
         self.barriers.send_modify(|left| *left += 1);
     }
 
-    /// Starts the task that serves a rank until no process has its end of the socket open, or it or this server ends.
+    /// Starts the task that serves a rank until the other end of the socket is closed, the rank's PMI session ends, or
+    /// this server is dropped.
     pub(super) fn serve(&self, end: OwnedFd, said: impl Fn(RankEvent) + Send + 'static) {
         tokio::spawn(serve(end, Arc::clone(&self.shared), self.barriers.subscribe(), said));
     }
@@ -87,8 +89,9 @@ impl Shared {
     }
 }
 
-/// The hosts of all ranks as MPICH reads them: blocks of host, number of hosts and ranks on each. Hosts are numbered as
-/// they first occur. If the text is too long for a value, MPI libraries compare the hosts' names instead.
+/// Returns the mapping of ranks to hosts in MPICH's format: blocks of host, number of hosts, and ranks on each. Hosts
+/// are numbered in the order in which they first occur. If the text is too long for a value, MPI libraries compare the
+/// hosts' names instead.
 fn mapping(hosts: &[u16]) -> String {
     let mut numbers = BTreeMap::new();
     let mut blocks: Vec<(usize, usize)> = Vec::new();
@@ -104,13 +107,13 @@ fn mapping(hosts: &[u16]) -> String {
     format!("(vector{})", blocks.collect::<String>())
 }
 
-/// The answer to a command.
+/// The reaction to a command.
 #[derive(Debug, Eq, PartialEq)]
 enum Answer {
     Reply(String),
-    /// A reply once the job leaves the barrier.
+    /// Replies once the job leaves the barrier.
     Barrier,
-    /// The rank ends the job.
+    /// Ends the job.
     Abort {
         code: i32,
         message: String,
@@ -124,7 +127,7 @@ impl Answer {
     }
 }
 
-/// The words of a command behind the first.
+/// The words of a command after the first.
 struct Words<'a>(&'a str);
 
 impl<'a> Words<'a> {
@@ -133,7 +136,7 @@ impl<'a> Words<'a> {
         words.find(|(its, _)| *its == name).map(|(_, value)| value)
     }
 
-    /// Returns a word, or the answer to a command without it.
+    /// Returns a word, or the reply to a command that lacks it.
     fn needed(&self, name: &str) -> Result<&'a str, Answer> {
         self.get(name).ok_or_else(|| Answer::Reply(format!("cmd=error rc=1 msg=no_{name}\n")))
     }
@@ -151,7 +154,7 @@ impl<'a> Words<'a> {
 #[derive(Debug)]
 struct Session {
     job: Arc<Shared>,
-    /// Put since the last barrier.
+    /// Pairs that the rank has put since the last barrier.
     pairs: Pairs,
     /// True between the lines of a request to start processes.
     is_spawning: bool,
@@ -184,7 +187,7 @@ impl Session {
         self.carry_out(command, &Words(words)).map_or_else(|answer| answer, Answer::Reply)
     }
 
-    /// Carries a command out. Returns the reply, or another answer than one.
+    /// Carries a command out. Returns its reply as `Ok`, and each other reaction as `Err`.
     fn carry_out(&mut self, command: &str, words: &Words<'_>) -> Result<String, Answer> {
         Ok(match command {
             "init" => {
@@ -209,7 +212,7 @@ impl Session {
             "finalize" => "cmd=finalize_ack rc=0\n".into(),
             "abort" => {
                 let code = words.get("exitcode").and_then(|code| code.parse().ok()).unwrap_or(1);
-                // It may have spaces.
+                // The message may contain spaces.
                 let message = words.0.split_once("message=").map_or("", |(_, message)| message);
                 return Err(Answer::Abort { code, message: message.into() });
             }
@@ -285,7 +288,7 @@ enum Line<'a> {
     End,
 }
 
-/// Reads the next line, or as much of it as a line may have.
+/// Reads the next line, up to the longest permitted length.
 async fn next_line<'a>(
     receiver: &mut BufReader<OwnedReadHalf>,
     line: &'a mut Vec<u8>,

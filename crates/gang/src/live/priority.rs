@@ -1,4 +1,5 @@
-//! Going before others: a daemon must not wait for a processor behind those that it is to stop.
+//! Raises the priority of the daemon's threads, so that they don't wait for a processor behind the ranks that they
+//! suspend.
 
 use std::io;
 
@@ -8,21 +9,21 @@ use thread_priority::{
     ThreadSchedulePolicy, set_thread_priority_and_policy, thread_native_id,
 };
 
-/// Before all that have no right to as much.
+/// Nice value of the daemon: the highest priority of ordinary threads.
 const NICE: i32 = -20;
 
-/// Puts all threads that this one starts before others.
+/// Raises the priority of all threads that this thread starts.
 ///
 /// # Errors
-/// The system's, without the right to it; they wait as all do then.
+/// The system's error if this process lacks the right. The threads then keep the usual priority.
 pub(super) fn raise_new_threads() -> io::Result<()> {
     Ok(setpriority_process(None, NICE)?)
 }
 
-/// Puts this thread before all that are not real-time ones. Its naps end when they should.
+/// Gives this thread the lowest real-time priority, above all threads without one. Its sleeps end on time.
 ///
 /// # Errors
-/// The system's, without the right to it.
+/// The system's error if this process lacks the right.
 pub(super) fn raise_this_thread() -> io::Result<()> {
     let lowest = 1_u8.try_into().map_err(io::Error::other)?;
     let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
@@ -34,14 +35,14 @@ pub(super) fn raise_this_thread() -> io::Result<()> {
     })
 }
 
-/// This thread waits as others do.
+/// Returns this thread to the usual priority.
 pub(super) fn lower_this_thread() {
     let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Other);
     let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);
     let _ = setpriority_process(None, 0);
 }
 
-/// Starts a thread that waits as others do.
+/// Starts a thread of the usual priority.
 pub(super) fn spawn(work: impl FnOnce() + Send + 'static) {
     std::thread::spawn(move || {
         lower_this_thread();

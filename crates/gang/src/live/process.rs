@@ -1,7 +1,7 @@
-//! A rank's process: started stopped, resumed, stopped, ended.
+//! Starts, suspends, resumes and reaps a rank's process.
 //!
-//! Its group is what signals go to. The process is waited for by a pidfd, and the number of its group is
-//! nobody else's before that, so no signal ever goes to a stranger.
+//! Signals go to the process's group. The process is reaped through a pidfd, and the system can't reuse the number of
+//! its group before that, so no signal reaches an unrelated process.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +17,7 @@ pub use crate::node_core::message::End;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum State {
     Runs,
-    /// It was told to stop.
+    /// Ordered to stop.
     Stopping,
     Stopped,
     Ended(End),
@@ -29,18 +29,18 @@ pub struct Process {
     pid: Pid,
     handle: OwnedFd,
     state: State,
-    /// Its own priority, while it has a higher one.
+    /// The process's own nice value while its priority is raised.
     own_nice: Option<i32>,
 }
 
-/// The priority of a process that is to stop: before all that have none from the administrator.
+/// Nice value of a process that is to stop: the highest priority of ordinary processes.
 const FIRST: i32 = -20;
 
 impl Process {
-    /// Starts an [`exec_shim`](super::exec_shim), which stops by itself. Returns its pipes too.
+    /// Starts an [`exec_shim`](super::exec_shim), which stops by itself. Also returns the child with its pipes.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn start(command: &mut Command) -> std::io::Result<(Self, Child)> {
         let child = command.spawn()?;
         let pid = Pid::from_child(&child);
@@ -48,10 +48,10 @@ impl Process {
         Ok((Self { pid, handle, state: State::Runs, own_nice: None }, child))
     }
 
-    /// Takes over a child of this process that another program has started.
+    /// Takes charge of a child of this process that another program (CRIU) has started.
     ///
     /// # Errors
-    /// There is no such child.
+    /// This process has no such child.
     pub(crate) fn adopt(pid: Pid) -> std::io::Result<Self> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let _ = waitid(WaitId::Pid(pid), options)?;
@@ -59,32 +59,32 @@ impl Process {
         Ok(Self { pid, handle, state: State::Runs, own_nice: None })
     }
 
-    /// Waits for a child of this number, if there is one and it has ended.
+    /// Reaps the child with this process ID, if it has exited.
     pub(crate) fn reap(pid: Pid) {
         let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 
-    /// Its number, and that of its group.
+    /// Returns the process ID, which is also the ID of its group.
     #[must_use]
     pub const fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Signals its group; nobody, if it has ended.
+    /// Sends a signal to the process's group, unless the process has ended.
     pub fn signal(&self, signal: Signal) {
         if !matches!(self.state, State::Ended(_)) {
-            // Whoever has just ended is past being told.
+            // Fails if the process has just ended, which needs no signal.
             let _ = kill_process_group(self.pid, signal);
         }
     }
 
-    /// Whether it was told to stop, or has by itself.
+    /// Returns whether the process was ordered to stop, or has stopped by itself.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         matches!(self.state, State::Stopping | State::Stopped)
     }
 
-    /// Puts it before others, if this process may: it stops once it has a processor, and not before.
+    /// Raises the process's priority, if this process may: it must get a processor before it stops.
     pub fn hurry(&mut self) {
         if self.own_nice.is_none()
             && let Ok(nice) = getpriority_process(Some(self.pid))
@@ -94,15 +94,15 @@ impl Process {
         }
     }
 
-    /// Gives it its own priority back, before it goes on.
+    /// Restores the process's own priority before it resumes.
     pub(crate) fn relax(&mut self) {
         if let Some(nice) = self.own_nice.take() {
-            // It may have ended.
+            // The process may have ended.
             let _ = setpriority_process(Some(self.pid), nice);
         }
     }
 
-    /// Orders it to stop; it has when [`Process::is_still`] says so.
+    /// Orders the process to stop. [`Process::is_still`] returns whether it has.
     pub fn stop(&mut self) {
         if self.state == State::Runs {
             self.state = State::Stopping;
@@ -110,7 +110,7 @@ impl Process {
         }
     }
 
-    /// Lets it go on.
+    /// Lets the process resume.
     pub fn resume(&mut self) {
         if matches!(self.state, State::Stopping | State::Stopped) {
             self.state = State::Runs;
@@ -118,11 +118,10 @@ impl Process {
         }
     }
 
-    /// Whether it stands still, or has ended, all its threads: asks the system, and does not wait.
+    /// Returns whether all threads of the process are stopped, or it has ended. Asks the system without blocking.
     ///
-    /// One that waits in the system where no signal ends that stands still once it was told to: it stops
-    /// before its next instruction. (One that has started another by `vfork` waits so for as long as that
-    /// one stands.)
+    /// A thread in an uninterruptible wait counts as stopped: it stops before its next instruction. (A thread that has
+    /// called `vfork` waits like that for its child, even while the child is stopped.)
     pub fn is_still(&mut self) -> bool {
         self.look();
         match self.state {
@@ -132,7 +131,7 @@ impl Process {
         }
     }
 
-    /// How it ended, if it has: asks the system, and does not wait.
+    /// Returns how the process ended, if it has. Asks the system without blocking.
     pub fn end(&mut self) -> Option<End> {
         self.look();
         match self.state {
@@ -149,8 +148,8 @@ impl Process {
         let options = WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
         let Ok(Some(status)) = waitid(handle(), options | WaitIdOptions::NOWAIT) else { return };
         if !status.stopped() {
-            // What it has started, and left in its group, ends with it; the group's number is its own
-            // until it is waited for.
+            // Kills the descendants that are still in the process's group. The number of the group is not reused
+            // before the process is reaped.
             let _ = kill_process_group(self.pid, Signal::KILL);
         }
         let Ok(Some(status)) = waitid(handle(), options) else { return };
@@ -164,15 +163,14 @@ impl Process {
     }
 }
 
-/// Returns whether all descendants of a stopped process that are in its group are stopped or have ended. Those that have
-/// left the group were not told to stop.
+/// Returns whether all descendants of a stopped process that are in its group are stopped or have ended. Descendants
+/// in other groups were not ordered to stop.
 pub(super) fn descendants_are_stopped(group: Pid) -> bool {
     let group = group.as_raw_nonzero().get();
     children(group).into_iter().all(|child| is_stopped(child, group))
 }
 
-/// Returns whether every thread of a process that was told to stop has, or waits where nothing but the end of that wait
-/// resumes it.
+/// Returns whether every thread of a process that was ordered to stop has stopped, or is in an uninterruptible wait.
 fn no_thread_runs(pid: Pid) -> bool {
     let tasks = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
     tasks.into_iter().flatten().flatten().all(|task| {
@@ -191,7 +189,7 @@ fn children(pid: i32) -> Vec<i32> {
 }
 
 fn is_stopped(pid: i32, group: i32) -> bool {
-    // After the name, which may hold anything: state, parent, group.
+    // The fields after the process's name, which may contain any character, are: state, parent, group.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
     let (state, its_group) = (fields.next().unwrap_or_default(), fields.nth(1));
@@ -216,7 +214,7 @@ mod tests {
             std::thread::yield_now();
         }
         kill_process(pid, Signal::STOP).unwrap();
-        // At first it may wait for its program's pages, which nothing stops.
+        // At first the child may wait uninterruptibly for pages of its program.
         while descendants_are_stopped(pid) {
             std::thread::yield_now();
         }

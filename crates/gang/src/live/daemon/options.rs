@@ -32,19 +32,22 @@ pub struct DaemonOptions {
     /// Group whose members may use the socket; `None` if only the socket's owner may. Only a daemon of root, which
     /// runs each job as the user who submitted it, may have a group.
     pub socket_group: Option<String>,
-    /// Silence after which a daemon is lost; if it is the root of three hosts or more, another takes over within a second
-    /// more. Also the time that a daemon gets for an order, for each level of the tree
-    /// below it; it gives up jobs whose channels are not steady after half of this.
+    /// Silence after which a daemon counts as lost. If a cluster of three or more hosts loses its root, another host
+    /// takes over within a further second.
+    ///
+    /// This is also the time that a daemon gets for an order, for each level of the tree below it. Jobs whose channels
+    /// are not quiescent after half of this are given up.
     pub patience: Duration,
     /// NICs for the ranks' channels and Virtual Interfaces; `None` for ranks without them.
     pub fabric: Option<FabricOptions>,
     /// How processes are suspended.
     pub freezer: Freezer,
-    /// Bytes of memory that jobs may claim on this host ([`Program::memory`](crate::live::message::Program::memory)). `None` for nine
-    /// tenths of what the host has, or of the lowest limit of the daemon's control groups. More than the host has needs swap.
+    /// Bytes of memory that jobs may claim on this host ([`Program::memory`](crate::live::message::Program::memory)).
+    /// `None` stands for nine tenths of the host's memory, or of the lowest limit of the daemon's control groups. More
+    /// than the host's memory needs swap space.
     pub memory: Option<u64>,
-    /// Most bytes of ranks' states and channels' contexts that the root holds in memory: of all checkpoints that are yet
-    /// to be written, and of each that is read. [`CHECKPOINT_BYTES`] suits most clusters.
+    /// Most bytes of ranks' states and channels' contexts that the root holds in memory: of all checkpoints that are
+    /// waiting to be written, and of each that is read. [`CHECKPOINT_BYTES`] suits most clusters.
     pub checkpoint_bytes: u64,
 }
 
@@ -126,13 +129,13 @@ pub enum StartError {
         "the keys are those of host {own} of {listed}, and this is host {host} of {hosts}: list a key for each host"
     )]
     Identity {
-        /// The owner of the secret.
+        /// Host whose secret key this daemon has.
         own: u16,
-        /// Hosts in the list of keys.
+        /// Number of hosts in the list of keys.
         listed: usize,
-        /// This host.
+        /// Number of this host.
         host: u16,
-        /// Hosts in the cluster.
+        /// Number of hosts in the cluster.
         hosts: u16,
     },
     /// This process can't make control groups.
@@ -144,7 +147,7 @@ pub enum StartError {
     /// The NIC does not start.
     #[error("the NIC: {0}")]
     Nic(String),
-    /// The system refuses signals or processes.
+    /// The system refuses to set up signals or processes.
     #[error(transparent)]
     System(#[from] io::Error),
 }

@@ -1,4 +1,4 @@
-//! Gives jobs' control groups the memory controller, and takes memory from suspended jobs.
+//! Gives jobs' control groups the memory controller, and reclaims memory from suspended jobs.
 
 use std::fs;
 use std::io;
@@ -8,22 +8,22 @@ use rustix::fs::{Access, access};
 
 use super::{JobCgroups, PROCESSES, SWAP_MAX, group_above, named, parent_of, processes, write_to};
 
-/// The controllers that a group has, and those that it hands down.
+/// Files that list the controllers of a group, and those that it delegates to groups below it.
 const CONTROLLERS: &str = "cgroup.controllers";
 const HANDED_DOWN: &str = "cgroup.subtree_control";
-/// Every group has this file but the topmost, which may have processes and hand controllers down.
+/// File that every group has except the topmost, which may both have processes and delegate controllers.
 const TYPE: &str = "cgroup.type";
 const MEMORY: &str = "memory";
-/// Linux has it since 5.19.
+/// The file that reclaims memory. Linux has it since 5.19.
 const RECLAIM: &str = "memory.reclaim";
-/// Ending of the group of the daemon itself.
+/// Suffix of the name of the daemon's own group.
 const SELF: &str = ".self";
 
 impl JobCgroups {
     /// Tests whether jobs' groups can have the memory controller.
     ///
     /// # Errors
-    /// The reason why not.
+    /// The reason why they can't.
     pub(in crate::live) fn can_have_memory(&self) -> io::Result<()> {
         let own = group_above(&self.folder);
         let has = |file: &str| {
@@ -47,11 +47,11 @@ impl JobCgroups {
         }
     }
 
-    /// Gives jobs' groups the memory controller. Moves this process and all that it has started out of its group, which hands the
-    /// controller down.
+    /// Gives jobs' groups the memory controller. Moves this process and all processes that it has started out of its
+    /// group, so that the group can delegate the controller.
     ///
     /// # Errors
-    /// The reason why that can't be; all is as before then.
+    /// The reason why that fails; nothing is changed then.
     pub(in crate::live) fn take_memory(&mut self) -> io::Result<()> {
         self.can_have_memory()?;
         let own = group_above(&self.folder);
@@ -64,7 +64,7 @@ impl JobCgroups {
         taken
     }
 
-    /// Moves this process and all that it has started out of its group, unless that is the topmost.
+    /// Moves this process and all processes that it has started out of its group, unless that is the topmost.
     fn step_aside(&self) -> io::Result<()> {
         let (own, aside) = (group_above(&self.folder), aside(&self.folder));
         let processes = if own.join(TYPE).exists() { processes(own)? } else { Vec::new() };
@@ -75,7 +75,7 @@ impl JobCgroups {
     }
 }
 
-/// Returns the group of the daemon itself, beside the folder of its jobs' groups.
+/// Returns the group of the daemon itself, a sibling of the folder of its jobs' groups.
 fn aside(folder: &Path) -> PathBuf {
     let mut name = folder.as_os_str().to_owned();
     name.push(SELF);
@@ -86,13 +86,13 @@ fn hand_down(group: &Path) -> io::Result<()> {
     write_to(group, HANDED_DOWN, "+memory")
 }
 
-/// Returns whether a process is this one, or was started by it or below it.
+/// Returns whether a process is this one or one of its descendants.
 fn is_below_this_process(pid: i32) -> bool {
     let started_by = |pid: &i32| parent_of(*pid).filter(|pid| *pid > 0);
     std::iter::successors(Some(pid), started_by).any(|pid| pid as u32 == std::process::id())
 }
 
-/// Returns this process to the group that the daemon has left, if it has, and removes what the daemon was in.
+/// Moves the daemon's processes back to the group that it left, if it left one, and removes the daemon's own group.
 pub(in crate::live) fn step_back(folder: &Path) {
     let (own, aside) = (group_above(folder), aside(folder));
     if !aside.exists() {
@@ -105,12 +105,12 @@ pub(in crate::live) fn step_back(folder: &Path) {
     let _ = fs::remove_dir(aside);
 }
 
-/// Takes up to so many bytes of memory from a group whose processes are suspended, to files and swap.
+/// Moves up to `bytes` bytes of memory of a group of suspended processes to files and swap space.
 ///
 /// # Errors
-/// What the system says. It could take less, or the group or the file is not there.
+/// The system's error: less memory could be reclaimed, or the group or the file does not exist.
 pub(in crate::live) fn reclaim(group: &Path, bytes: u64, has_limit: bool) -> io::Result<()> {
-    // With a limit, the group may use swap while it is suspended, and at no other time.
+    // A group with a limit may use swap space only while it is suspended.
     if has_limit {
         let _ = write_to(group, SWAP_MAX, "max");
     }
@@ -126,7 +126,8 @@ mod tests {
     use super::super::{END_TOGETHER, EVENTS, FREEZE, JobCgroup, MEMORY_EVENTS, MEMORY_MAX};
     use super::*;
 
-    /// A tree of ordinary files in the place of control groups, as it is while this process runs in the daemon's own group.
+    /// Creates ordinary files in place of control groups, as they are while this process runs in the daemon's own
+    /// group.
     fn fake(controllers: &str, processes: &str) -> (tempfile::TempDir, JobCgroups) {
         let own = tempfile::tempdir().unwrap();
         let folder = own.path().join("gangd-1");
@@ -178,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_daemon_that_can_t_be_moved_returns_to_its_group() {
-        // The new group has no file that takes processes.
+        // The new group lacks the file that accepts processes.
         let (own, mut cgroups) = fake("memory\n", &format!("{}\n", std::process::id()));
         assert!(cgroups.take_memory().is_err());
         assert_eq!(read(own.path(), HANDED_DOWN), "-memory");
