@@ -194,7 +194,7 @@ fn wait_for_output(it: &DumpedRank) -> Result<(), String> {
             looks += 1;
             if looks > MOST_LOOKS {
                 return Err(
-                    "its front end does not read what it has written; read on, and save it again"
+                    "its front end does not read its output: resume reading, and save it again"
                         .into(),
                 );
             }

@@ -164,12 +164,12 @@ pub(super) async fn receive(
     let (mut parts, mut open) = (Vec::new(), None::<Incoming>);
     loop {
         let frame = receiver.receive().await.map_err(|error| format!("the connection: {error}"))?;
-        let frame = frame.ok_or("the connection ended before all images were there")?;
+        let frame = frame.ok_or("the connection ended before all images had arrived")?;
         if let Frame::Data { bytes, .. } = &frame {
-            open.as_mut().ok_or("bytes of no file have come")?.add(bytes)?;
+            open.as_mut().ok_or("received bytes of no file")?.add(bytes)?;
             continue;
         }
-        let note = frame.parse::<Note>().ok_or("what came is no message about images")?;
+        let note = frame.parse::<Note>().ok_or("received a message that is not about images")?;
         if let Some(incoming) = open.take() {
             parts.push(incoming.finish()?);
         }

@@ -107,7 +107,7 @@ impl Frame {
 }
 
 fn damaged() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "what came is no frame")
+    io::Error::new(io::ErrorKind::InvalidData, "received bytes that are no frame")
 }
 
 type Reader = Box<dyn AsyncRead + Send + Unpin>;

@@ -29,9 +29,9 @@ use crate::node_core::order::Outcome;
 use crate::node_core::size::Size;
 use imaging::{Hold, Restoring};
 
-/// How often processes are checked before the daemon waits for a signal instead.
+/// Most checks of whether processes have stopped, before the daemon waits for a signal instead.
 const CHECKS: usize = 30;
-/// Number of checks after which the processes get a higher priority.
+/// Number of the check after which the processes get a higher priority.
 const HURRY: usize = 3;
 /// Nanoseconds until the first check, which suffice for a few processes. Each later check comes after twice as many, up
 /// to [`LAST_CHECK`]. A check takes a processor from those that are to stop: when all checks came after the first's
@@ -41,7 +41,7 @@ const LAST_CHECK: i64 = 100_000;
 
 const KILLED: End = End::Killed(Signal::KILL.as_raw());
 
-/// Says why the kernel has ended processes of a job that may use so much memory.
+/// Returns the reason why the kernel has killed processes of a job with this memory limit.
 fn want_of_memory(limit: Option<u64>) -> String {
     match limit {
         Some(limit) => format!(
@@ -54,33 +54,33 @@ fn want_of_memory(limit: Option<u64>) -> String {
     }
 }
 
-/// A job's rank on this host.
+/// A rank of a job on this host.
 type Member = (JobId, u16);
 
 #[derive(Debug)]
 struct Held {
     process: Process,
-    /// The daemon's side of its terminal.
+    /// The daemon's side of the process's terminal.
     terminal: Option<OwnedFd>,
-    /// Sends words to its [`Snapshots`](super::snapshot::Snapshots).
+    /// Sends words to the rank's [`Snapshots`](super::snapshot::Snapshots).
     words: mpsc::UnboundedSender<Word>,
-    /// The files that it shares with this process.
+    /// The files that the process shares with the daemon.
     files: SharedFiles,
-    /// Set while the process is CRIU.
+    /// Set while the process is CRIU, which restores the rank.
     restoring: Option<Restoring>,
-    /// True once its end was returned.
+    /// True once the end of the process was returned.
     is_reported: bool,
 }
 
-/// A step that waits for processes.
+/// A step that is complete once certain processes have stopped or ended.
 #[derive(Debug)]
 struct Waits {
     step: u64,
-    /// Processes that are to stop or, if `is_kill`, to end.
+    /// Processes that must stop or, if `is_kill`, end.
     members: Vec<Member>,
-    /// Processes whose descendants are to stop.
+    /// Processes whose descendants must stop.
     groups: Vec<Member>,
-    /// Jobs whose control groups are to freeze: their own, and those that they have adopted.
+    /// Jobs whose control groups must freeze: the jobs' own, and those that they have adopted.
     cgroups: Vec<JobId>,
     adopted: Vec<JobId>,
     is_kill: bool,
@@ -94,12 +94,12 @@ impl Waits {
     }
 }
 
-/// The daemon's NIC, for ranks.
+/// What ranks need to know about the daemon's NIC.
 #[derive(Debug)]
 pub(super) struct RanksNic {
     pub(super) name: String,
     pub(super) mode: Mode,
-    /// The users whose ranks may open ports.
+    /// Users whose ranks may open ports.
     pub(super) admitted: Admitted,
 }
 
@@ -112,35 +112,35 @@ pub(super) struct Processes {
     members: BTreeMap<Member, Held>,
     reaper: Reaper,
     waits: Option<Waits>,
-    /// If ranks have channels.
+    /// The daemon's NIC, if ranks have channels.
     nic: Option<RanksNic>,
-    /// The ranks' channels, until the ranks are started.
+    /// Resources of the ranks' channels, until the ranks are started.
     passes: BTreeMap<Member, Pass>,
     process_groups: ProcessGroups,
     events: mpsc::UnboundedSender<Event>,
-    /// Makes control groups, if this process may.
+    /// Creates control groups, if this process may.
     groups: Option<JobCgroups>,
-    /// Takes memory from suspended jobs, where control groups have the memory controller.
+    /// Takes memory from suspended jobs, if control groups have the memory controller.
     reclaimer: Option<Reclaimer>,
     cgroups: BTreeMap<JobId, JobCgroup>,
-    /// Control groups that something else has made, and whose processes run in the slices of jobs.
+    /// Control groups created by another system, whose processes run in the slices of jobs.
     adopted: BTreeMap<JobId, JobCgroup>,
-    /// Other users whose jobs are here.
+    /// User IDs of other users' jobs on this host.
     guests: BTreeMap<JobId, u32>,
     /// The PMI servers of jobs.
     pmi: BTreeMap<JobId, PmiJob>,
-    /// Jobs that are kept still while they are dumped.
+    /// Jobs that are kept suspended while they are dumped.
     holds: BTreeMap<JobId, Hold>,
-    /// The folder for images of processes, once one was made.
+    /// The base folder for images of processes, once it was created.
     images: Option<PathBuf>,
-    /// Control groups of jobs that have ended, to be removed.
+    /// Control groups of killed jobs, to be removed once they are empty.
     emptied: Vec<JobCgroup>,
-    /// True if a child has changed since the last [`Local::ended`].
+    /// True if a child has changed its state since the last [`Processes::ended`].
     have_changed: bool,
 }
 
 impl Processes {
-    /// Creates a host without processes. `reaper` kills processes that this one can't.
+    /// Creates a host without processes. `reaper` kills the processes that remain if the daemon dies.
     pub(super) fn new(
         (host, cluster, users): (u16, Cluster, Users),
         (reaper, groups, reclaimer): (Reaper, Option<JobCgroups>, Option<Reclaimer>),
@@ -171,7 +171,7 @@ impl Processes {
         }
     }
 
-    /// Takes the channels of a job's ranks, which are started next.
+    /// Stores the resources of the channels of a job's ranks, which are started next.
     pub(super) fn add_passes(&mut self, job: JobId, passes: Vec<(u16, Pass)>) {
         self.passes = passes.into_iter().map(|(rank, pass)| ((job, rank), pass)).collect();
     }
@@ -180,7 +180,8 @@ impl Processes {
     pub(super) fn suspend(&mut self, step: u64, jobs: &[JobId]) {
         let mut waits = Waits::new(step, Vec::new(), false);
         for job in jobs {
-            // An adopted group that can't be frozen was removed: the job ends at its next turn.
+            // An adopted group can't be frozen if it was removed. Its holder then exits, and the job ends, in the
+            // job's next slice.
             if self.adopted.get(job).is_some_and(|cgroup| cgroup.freeze().is_ok()) {
                 waits.adopted.push(*job);
             }
@@ -199,7 +200,8 @@ impl Processes {
             self.members.get_mut(member).expect("it was just listed").process.stop();
         }
         waits.groups.clone_from(&waits.members);
-        // This takes less time than to be woken, and nothing wakes this process when a whole group has stopped.
+        // These short sleeps take less time than a wake-up by a signal, and no signal reports that a whole group has
+        // stopped.
         let mut nap = FIRST_CHECK;
         for check in 0..CHECKS {
             if self.settle(&mut waits) {
@@ -219,19 +221,20 @@ impl Processes {
         }
     }
 
-    /// Returns the control groups of jobs, and those that they have adopted.
+    /// Returns the control groups of jobs, both their own and those that they have adopted.
     fn cgroups_of(&self, jobs: &[JobId]) -> impl Iterator<Item = &JobCgroup> {
         jobs.iter().flat_map(|job| self.cgroups.get(job).into_iter().chain(self.adopted.get(job)))
     }
 
-    /// Has no more memory taken from jobs, which are to go on or to end.
+    /// Stops the reclaimer from taking memory of jobs that will resume or end.
     fn keep_memory(&self, jobs: &[JobId]) {
         for cgroup in self.cgroups_of(jobs) {
             self.reclaimer.iter().for_each(|it| it.left(cgroup.folder()));
         }
     }
 
-    /// Raises the priority of processes that are to stop: they stop once they have a processor, and do nothing else.
+    /// Raises the priority of processes that are to stop: they must get a processor to stop, and do nothing else with
+    /// it.
     fn hurry(&mut self, jobs: &[JobId]) {
         for job in jobs {
             for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
@@ -252,7 +255,7 @@ impl Processes {
                 held.process.relax();
             }
             for cgroup in self.cgroups.get(job).into_iter().chain(self.adopted.get(job)) {
-                // If it stays frozen, the job's owner notices.
+                // If a group stays frozen, the job makes no progress, which its owner notices.
                 let _ = cgroup.thaw();
             }
             for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
@@ -266,7 +269,8 @@ impl Processes {
         self.keep_memory(jobs);
         for job in jobs {
             self.pmi.remove(job);
-            // What was dumped is not sent. The processes do not run again before they end: they may be restored elsewhere.
+            // The dump is not sent. The processes must not run again before they end, because they may be restored
+            // elsewhere.
             if let Some(hold) = self.holds.remove(job) {
                 hold.give_up();
             }
@@ -285,7 +289,7 @@ impl Processes {
         self.waits = Some(Waits::new(step, members, true));
     }
 
-    /// Lets ranks of a job's user open no further ports, unless the user has another job here.
+    /// Forbids ranks of a job's user to open further ports, unless the user has another job on this host.
     fn dismiss(&mut self, job: JobId) {
         if let (Some(user), Some(nic)) = (self.guests.remove(&job), &self.nic)
             && !self.guests.values().any(|other| *other == user)
@@ -294,7 +298,7 @@ impl Processes {
         }
     }
 
-    /// Lets the adopted processes of a job continue for good.
+    /// Resumes the adopted processes of a job, which is not suspended again.
     fn release_adopted(&mut self, job: JobId) {
         if let Some(cgroup) = self.adopted.remove(&job) {
             let _ = cgroup.thaw();
@@ -302,7 +306,7 @@ impl Processes {
         }
     }
 
-    /// Returns whether a step has reached its end. Does not check again what was seen once.
+    /// Returns whether a step is complete. Removes what is done from the step, so that it is not checked again.
     fn settle(&mut self, waits: &mut Waits) -> bool {
         while let Some(member) = waits.members.last() {
             let is_through = self.members.get_mut(member).is_none_or(|held| match waits.is_kill {
@@ -334,7 +338,7 @@ impl Processes {
         true
     }
 
-    /// Returns whether a step waits for something that no signal reports.
+    /// Returns whether the step under way waits for a change that no signal reports.
     pub(super) fn is_polling(&self) -> bool {
         let waits = self.waits.as_ref();
         waits.is_some_and(|waits| {
@@ -342,19 +346,19 @@ impl Processes {
         })
     }
 
-    /// Returns the number and outcome of the step under way, once it is complete.
+    /// Returns the number and outcome of the step under way once it is complete.
     pub(super) fn poll_done(&mut self) -> Option<(u64, Outcome)> {
         let mut waits = self.waits.take()?;
         if !self.settle(&mut waits) {
             self.waits = Some(waits);
             return None;
         }
-        // Killed processes may take a moment to leave their control group.
+        // Killed processes may take a moment to leave their control group, so removal is tried again later.
         self.emptied.retain(|cgroup| !cgroup.remove());
         Some((waits.step, waits.outcome))
     }
 
-    /// Sends a word to all ranks of a job here, or lets them continue if they were dumped.
+    /// Sends a word to all ranks of a job on this host. If the job was dumped, `Go` lets it continue instead.
     pub(super) fn say(&mut self, job: JobId, word: Word) {
         if word == Word::Go && self.let_go(job) {
             return;
@@ -364,20 +368,20 @@ impl Processes {
         }
     }
 
-    /// Lets the ranks of a job here leave the PMI barrier.
+    /// Lets the ranks of a job on this host leave the PMI barrier.
     pub(super) fn barrier_out(&self, job: JobId, pairs: Pairs) {
         if let Some(pmi) = self.pmi.get(&job) {
             pmi.barrier_out(pairs);
         }
     }
 
-    /// Notes that a child of this process has changed.
+    /// Records that a child process has changed its state.
     pub(super) const fn children_changed(&mut self) {
         self.have_changed = true;
     }
 
-    /// Returns the ranks that have ended, each once, before it the reason if it could not be restored, and which jobs the kernel
-    /// has ended for want of memory.
+    /// Returns the ranks that have ended, each once. Before a rank's end comes the reason if it could not be restored,
+    /// or if the kernel killed it for lack of memory.
     pub(super) fn ended(&mut self) -> Vec<(JobId, u16, RankEvent)> {
         if !std::mem::take(&mut self.have_changed) {
             return Vec::new();
@@ -398,18 +402,19 @@ impl Processes {
                 ended.push((*job, *rank, RankEvent::Ended(end)));
             }
         }
-        // No step waits for those any longer.
+        // No step waits for these processes any longer.
         let waits = self.waits.as_ref();
         self.members.retain(|_, held| !held.is_reported || waits.is_some());
         ended
     }
 
-    /// Signals all ranks of a job here.
+    /// Sends a signal to all ranks of a job on this host.
     pub(super) fn signal(&self, job: JobId, signal: i32) {
         let Some(signal) = Signal::from_named_raw(signal) else { return };
         let has_cell = self.cgroups.contains_key(&job);
         for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
-            // Where signals stop a job, SIGCONT waits for the job's slice, as all other signals do.
+            // Without a control group, SIGCONT would resume a suspended rank. It is dropped, since the job's next
+            // slice resumes the rank.
             let waits = signal == Signal::CONT && !has_cell && held.process.is_stopped();
             if !waits {
                 held.process.signal(signal);
@@ -417,7 +422,7 @@ impl Processes {
         }
     }
 
-    /// Sets the size of a job's terminal, if it is here.
+    /// Sets the size of a job's terminal, if the terminal is on this host.
     pub(super) fn resize(&self, job: JobId, (rows, columns): (u16, u16)) {
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
@@ -427,14 +432,14 @@ impl Processes {
         }
     }
 
-    /// Describes what the step under way waits for, and the processes. Names no programs and variables.
+    /// Describes what the step under way waits for, and the processes; contains no programs or environment variables.
     pub(super) fn explain(&self) -> String {
         let waits = &self.waits;
         let processes = self.members.iter().map(|((job, rank), held)| (job.0, rank, &held.process));
         format!("{waits:?}; processes: {:?}", processes.collect::<Vec<_>>())
     }
 
-    /// Kills all processes, and gives the step under way up.
+    /// Kills all processes, and abandons the step under way.
     pub(super) fn kill_all(&mut self) {
         self.waits = None;
         let adopted: Vec<JobId> = self.adopted.keys().copied().collect();

@@ -1,7 +1,7 @@
-//! A rank's own side: its channel, and its Virtual Interfaces, on the daemon's NIC.
+//! A rank's own API: its channel and its Virtual Interfaces on the daemon's NIC.
 //!
-//! A rank that wants a channel [`join`]s; one that wants interfaces [`enter`]s, opens a
-//! [`Nic`] on the host that it gets, and [connects](Member::connect) them to those of other ranks.
+//! To use a channel, a rank calls [`join`]. To use interfaces, it calls [`enter`], opens a [`Nic`] on the returned
+//! host, and [connects](Member::connect) its interfaces to those of other ranks.
 
 use std::os::fd::OwnedFd;
 
@@ -15,44 +15,45 @@ use thiserror::Error;
 use crate::channel::{AttachError, Channel, Ticket, TicketError};
 use crate::names::{JobId, Rank};
 
-/// The variable that names the daemon's NIC.
+/// Environment variable with the name of the daemon's NIC.
 pub const NIC: &str = "GANG_NIC";
-/// The variable with the channel: the numbers of the ticket's files, with commas, and the ticket.
+/// Environment variable with the channel: the descriptors of the ticket's files, separated by commas, and the ticket.
 pub(crate) const CHANNEL: &str = "GANG_CHANNEL";
-/// The variable with the hosts of all ranks, in order: numbers with commas, `n*host` for n in a row.
+/// Environment variable with the hosts of all ranks, in order, separated by commas; `n*host` stands for `n` ranks in a
+/// row.
 pub(crate) const HOSTS: &str = "GANG_HOSTS";
 
-/// The number of the user who is root.
+/// The user ID of root.
 const ROOT: u32 = 0;
 
-/// Why a rank has no channel.
+/// Reason why a rank has no channel or no place in a job.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// Not started by a daemon that has a NIC.
+    /// The process was not started by a daemon that has a NIC.
     #[error(
         "{NIC} and the variables with it are not set: start this by `midplane gang run` under a `midplane gang daemon` \
          with a --fabric"
     )]
     NoJob,
-    /// A variable does not say what it should.
+    /// A variable is malformed.
     #[error("{0} is damaged: start this by `midplane gang run`, which sets it")]
     Damaged(&'static str),
-    /// The ticket does not fit the file.
+    /// The ticket does not match the files.
     #[error(transparent)]
     Ticket(#[from] TicketError),
-    /// The file is not open in this process.
+    /// A file of the channel is not open in this process.
     #[error("the channel's memory: {0}")]
     File(std::io::Error),
-    /// The daemon is gone.
+    /// The daemon can't be reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The channel is another process's.
+    /// Another process is attached to the channel.
     #[error(transparent)]
     Attach(#[from] AttachError),
 }
 
-/// A process's place in its job, on the daemon's NIC.
+/// A process's place in its job, and its access to the daemon's NIC.
 #[derive(Clone, Debug)]
 pub struct Member {
     host: LiveHost,
@@ -62,43 +63,43 @@ pub struct Member {
 }
 
 impl Member {
-    /// The application's side of the daemon's NIC: ports that are opened on it, by this process or one that
-    /// stays in its process group, stand still with this rank.
+    /// Returns the application's side of the daemon's NIC. Ports that this process opens on it are suspended with this
+    /// rank; so are those of other processes in its process group.
     #[must_use]
     pub fn host(&self) -> LiveHost {
         self.host.clone()
     }
 
-    /// The job; another one after it was restored.
+    /// Returns the job's number, which changes when the job is restored.
     #[must_use]
     pub const fn job(&self) -> JobId {
         self.job
     }
 
-    /// This process's rank.
+    /// Returns this process's rank.
     #[must_use]
     pub const fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks of the job.
     #[must_use]
     pub fn ranks(&self) -> u16 {
         self.hosts.len() as u16
     }
 
-    /// The node of a rank; `None` if there is no such rank.
+    /// Returns the node of a rank; `None` if there is no such rank.
     #[must_use]
     pub fn node_of(&self, rank: Rank) -> Option<NodeId> {
         self.hosts.get(rank.index()).copied()
     }
 
-    /// Begins to connect an interface to one of another rank's, which asks for this one with the same
-    /// `number`: both ask, in any order. [`Nic::connected`] polls, [`Nic::finish`] waits. While a connection is
-    /// being made, a preempted job's interfaces stay on the NIC, also where contexts are copied.
+    /// Begins to connect an interface to one of another rank's. The other rank must call this for this rank with the
+    /// same `number`, before or after. [`Nic::connected`] polls for the result, [`Nic::finish`] waits for it. While a
+    /// connection is being made, the interfaces of a preempted job stay on the NIC, even in copy mode.
     ///
     /// # Errors
-    /// [`NicError`] if nothing was asked.
+    /// [`NicError`] if the NIC refuses the request.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -114,7 +115,7 @@ impl Member {
         nic.connect_peer(vi, to, self.discriminator(self.rank, peer, number), None)
     }
 
-    /// What an interface of `of` that waits for one of `with` is found by.
+    /// Returns the discriminator by which an interface of `of` for a connection with `with` is found.
     fn discriminator(&self, of: Rank, with: Rank, number: u16) -> Discriminator {
         let mut bytes = *b"gang0123456789";
         bytes[4..8].copy_from_slice(&self.job.0.to_le_bytes());
@@ -125,7 +126,7 @@ impl Member {
     }
 }
 
-/// The hosts of all ranks, as [`HOSTS`] has them.
+/// Writes the hosts of all ranks in the format of [`HOSTS`].
 pub(super) fn hosts_text(hosts: impl IntoIterator<Item = u16>) -> String {
     let mut runs: Vec<(u16, u32)> = Vec::new();
     for host in hosts {
@@ -141,7 +142,7 @@ pub(super) fn hosts_text(hosts: impl IntoIterator<Item = u16>) -> String {
     words.collect::<Vec<_>>().join(",")
 }
 
-/// Reads [`hosts_text`]; `None` if it is none, or has more than 65,536 ranks.
+/// Parses the result of [`hosts_text`]; `None` if the text is malformed or has more than 65,536 ranks.
 fn hosts_of(text: &str) -> Option<Vec<NodeId>> {
     let mut hosts = Vec::new();
     for word in text.split(',') {
@@ -159,7 +160,7 @@ fn variable(name: &str) -> Result<String, JoinError> {
     std::env::var(name).map_err(|_| JoinError::NoJob)
 }
 
-/// Returns a file that the daemon has left open under a number.
+/// Returns a duplicate of a descriptor that this process has inherited from the daemon.
 pub(super) fn inherited(number: i32) -> std::io::Result<OwnedFd> {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
@@ -173,11 +174,11 @@ fn number<T: std::str::FromStr>(name: &'static str) -> Result<T, JoinError> {
 
 fn client() -> Result<LiveHost, JoinError> {
     let config = ClientConfig::new(variable(NIC)?, NodeId(number("GANG_HOST")?));
-    // A daemon of root runs ranks of other users.
+    // Trusts root, because a daemon of root also runs ranks of other users.
     Ok(Client::connect(config.trust(ROOT))?.host())
 }
 
-/// This process's place in its job, for interfaces of its own on the daemon's NIC; with a channel or without.
+/// Returns this process's place in its job, for interfaces of its own on the daemon's NIC. A channel is not needed.
 ///
 /// # Errors
 /// [`JoinError`].
@@ -191,13 +192,13 @@ pub fn enter() -> Result<Member, JoinError> {
     Ok(Member { host: client()?, job, rank, hosts })
 }
 
-/// This process's channel to the other ranks of its job, and the host that it is on.
+/// Attaches to this process's channel to the other ranks of its job. Also returns the host that the channel is on.
 ///
 /// # Errors
 /// [`JoinError`].
 ///
 /// # Cancel safety
-/// Dropped, this process is attached to nothing.
+/// If this is dropped, this process is not attached.
 pub async fn join() -> Result<(LiveHost, Channel), JoinError> {
     let (_, channel) = (variable(NIC)?, variable(CHANNEL)?);
     let damaged = || JoinError::Damaged(CHANNEL);

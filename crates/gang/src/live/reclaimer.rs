@@ -1,8 +1,10 @@
-//! Takes memory from suspended jobs while this host is short of it, on a thread of its own: no switch waits for it.
+//! Takes memory from suspended jobs while this host is short of it, on a thread of its own, so that no switch waits
+//! for it.
 //!
-//! While the host keeps its reserve ([`HostMemory::shortage`]), nothing is taken, however often jobs take turns. Else the thread
-//! takes what is missing, and first from the job that was suspended last: its turn comes last. It takes little at once, and stops
-//! when the job is resumed. It leaves no limit behind that would have to be lifted again.
+//! While the host keeps its reserve ([`HostMemory::shortage`]), nothing is reclaimed, however often jobs are switched.
+//! Otherwise the thread reclaims the shortage, first from the job that was suspended last, because that job runs again
+//! last. It reclaims small parts, and stops when the job is resumed. It sets no limit that would have to be removed
+//! later.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -12,23 +14,23 @@ use super::clock::now;
 use super::host_memory::HostMemory;
 use super::{job_cgroup, priority};
 
-/// Interval at which the thread looks whether the host is short of memory, while jobs are suspended.
+/// Interval between two checks for a shortage, while jobs are suspended.
 const LOOKS_EACH: Duration = Duration::from_millis(250);
-/// The same after a look that found no job with anything to give.
+/// Interval after a check in which no job had memory left to reclaim.
 const LOOKS_LATER: Duration = Duration::from_secs(5);
-/// Most bytes that are taken at once: a resumed job competes for so much at most.
+/// Most bytes that are reclaimed at once, which limits how much a resumed job competes for.
 const AT_ONCE: u64 = 8 << 20;
 
 /// A change of a job's control group.
 #[derive(Debug)]
 enum Change {
-    /// Its processes are suspended. True if its memory is limited.
+    /// The processes are suspended. True if their memory is limited.
     Suspended(PathBuf, bool),
-    /// They are suspended no longer.
+    /// The processes are no longer suspended.
     Left(PathBuf),
 }
 
-/// The event loop's end of the thread.
+/// The event loop's handle to the thread.
 #[derive(Debug)]
 pub(super) struct Reclaimer {
     changes: Sender<Change>,
@@ -38,7 +40,7 @@ impl Reclaimer {
     /// Starts the thread. It ends when this is dropped.
     pub(super) fn start(memory: HostMemory) -> Self {
         let (changes, told) = channel();
-        // Without it, suspended jobs keep their memory.
+        // If the thread can't be started, suspended jobs keep their memory.
         let _ = std::thread::Builder::new().name("gang memory".into()).spawn(move || {
             priority::lower_this_thread();
             serve(&mut Suspended { changes: told, groups: Vec::new() }, &memory);
@@ -46,18 +48,18 @@ impl Reclaimer {
         Self { changes }
     }
 
-    /// Notes that the processes of a group are suspended.
+    /// Reports that the processes of a group are suspended.
     pub(super) fn suspended(&self, group: &Path, has_limit: bool) {
         let _ = self.changes.send(Change::Suspended(group.to_owned(), has_limit));
     }
 
-    /// Notes that the processes of a group are to go on, or to end.
+    /// Reports that the processes of a group will resume or end.
     pub(super) fn left(&self, group: &Path) {
         let _ = self.changes.send(Change::Left(group.to_owned()));
     }
 }
 
-/// The groups of suspended jobs, the last suspended one at the end.
+/// The groups of suspended jobs, the last suspended one at the end, each with whether its memory is limited.
 #[derive(Debug)]
 struct Suspended {
     changes: Receiver<Change>,
@@ -65,7 +67,8 @@ struct Suspended {
 }
 
 impl Suspended {
-    /// Takes a change; `false` if there is none within a time, an error if the daemon ends.
+    /// Waits for a change and applies it. Returns `false` if none comes within a time, and an error if the daemon
+    /// ends.
     fn wait(&mut self, within: Duration) -> Result<bool, RecvTimeoutError> {
         match self.changes.recv_timeout(within) {
             Ok(change) => self.take(change),
@@ -83,7 +86,7 @@ impl Suspended {
         }
     }
 
-    /// Takes bytes from suspended jobs, as far as they have them. Returns how many.
+    /// Reclaims up to `bytes` bytes from suspended jobs by `take`. Returns how many bytes were reclaimed.
     fn reclaim(
         &mut self,
         bytes: u64,
@@ -106,7 +109,7 @@ impl Suspended {
     }
 }
 
-/// Serves until the daemon ends.
+/// Runs the thread until the daemon ends.
 fn serve(suspended: &mut Suspended, memory: &HostMemory) {
     let mut pause = LOOKS_EACH;
     loop {

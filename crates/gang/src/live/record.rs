@@ -1,4 +1,4 @@
-//! The file in which a daemon remembers its votes and the jobs, for when it starts again.
+//! The file in which a daemon keeps its votes and the jobs across restarts.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -13,10 +13,10 @@ use crate::checkpoint::write_anew;
 use crate::node_core::message::Cluster;
 use crate::node_core::replica::Durable;
 
-/// The daemon that a record is of: its host, the cluster, and the addresses of all daemons.
+/// The daemon that a record belongs to: its host, the cluster, and the addresses of all daemons.
 type Owner = (u16, Cluster, Vec<String>);
 
-/// A daemon's record. Only this user may read it: it has the jobs' environments.
+/// A daemon's record. Only this user may read it, because it has the jobs' environments.
 #[derive(Debug)]
 pub(super) struct Record {
     path: PathBuf,
@@ -25,7 +25,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Opens the record beside a socket. Returns what it holds, unless it is of another daemon or there is none.
+    /// Opens the record beside a socket. Returns its contents; the default if there is none, or it is another
+    /// daemon's.
     ///
     /// # Errors
     /// The system's, or `InvalidData` if the file is damaged.
@@ -43,8 +44,8 @@ impl Record {
         Ok((Self { path, owner, has_failed: false }, durable))
     }
 
-    /// Replaces what the record holds. If the system refuses that, says so once: the daemon continues, but must not be
-    /// started again on its own.
+    /// Replaces the record's contents. If that fails, reports it once. The daemon continues, but must not be restarted
+    /// before the other daemons.
     pub(super) fn write(&mut self, durable: &Durable) {
         if let Err(error) = self.replace(durable)
             && !std::mem::replace(&mut self.has_failed, true)
@@ -64,7 +65,7 @@ impl Record {
     }
 }
 
-/// Reads a file of this user, which no other user may have written: its jobs are run.
+/// Reads a file that only this user may have written, because the jobs in it are run.
 fn read_own(path: &Path) -> io::Result<Vec<u8>> {
     let nofollow = OFlags::NOFOLLOW.bits().cast_signed();
     let mut file = OpenOptions::new().read(true).custom_flags(nofollow).open(path)?;

@@ -1,4 +1,4 @@
-//! Reports of daemons that were not admitted, and of rights that the system refuses this one.
+//! Reports daemons that were not admitted, and rights that the system refuses to this daemon.
 
 use std::fmt;
 use std::io;
@@ -12,14 +12,14 @@ const REPORT_EACH: Duration = Duration::from_secs(1);
 /// Reasons why a daemon is not admitted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Refusal {
-    /// A host with a key of its own claims to be another.
+    /// A host with its own key claims to be another host.
     Another {
-        /// The host that the key belongs to.
+        /// The host to which the key belongs.
         node: u16,
         /// The host that the daemon claims to be.
         claims: u16,
     },
-    /// The host is connected already.
+    /// A daemon of this host is already connected.
     Connected(u16),
 }
 
@@ -31,18 +31,18 @@ impl fmt::Display for Refusal {
             }
             Self::Connected(host) => write!(
                 f,
-                "a second daemon says that it is host {host}, whose own is connected; it is not admitted while that lives"
+                "a second daemon says that it is host {host}, whose own is connected; it is not admitted while that connection lasts"
             ),
         }
     }
 }
 
-/// Rights that make turns exact, and that the system may refuse.
+/// Rights that make slices exact, and that the system may refuse.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Right {
     /// A priority (nice value, real-time class) above that of the ranks.
     Priority,
-    /// Control groups for jobs. True if the daemon serves other users.
+    /// Control groups for jobs. True if the daemon also serves other users.
     ControlGroups(bool),
     /// The memory controller for jobs' control groups.
     Memory,
@@ -75,7 +75,7 @@ impl Right {
     }
 }
 
-/// Reports refusals on standard error.
+/// Reports refusals on standard error, at most one in [`REPORT_EACH`].
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     reported_at: Option<Instant>,

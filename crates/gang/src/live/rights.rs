@@ -1,8 +1,8 @@
-//! Users of this host: who a front end is, and the rights with which a daemon of root acts for it.
+//! Users of this host: which user a client is, and the rights with which a daemon of root acts for that user.
 //!
-//! A daemon of root starts a job as the user who has submitted it, and reads and writes checkpoints with that user's
-//! rights. Any other daemon acts for its own user alone. Users are known by name and number; the groups are those that
-//! each host's own database has for the name.
+//! A daemon of root starts a job as the user who submitted it, and reads and writes checkpoints with that user's
+//! rights. Every other daemon acts for its own user alone. Users are identified by name and number. Their groups come
+//! from each host's own user database.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -27,7 +27,7 @@ use crate::node_core::user::User;
 /// The users that a daemon serves.
 #[derive(Clone, Debug)]
 pub(super) struct Users {
-    /// The user whom this process runs as.
+    /// The user that this process runs as.
     own: User,
 }
 
@@ -43,12 +43,12 @@ struct Identity {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(super) struct Rights(Option<Identity>);
 
-/// Counts what other users have under way with a daemon. Clones share the counts.
+/// Limits the operations that each other user has under way with a daemon. Clones share the counts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Places(Arc<Mutex<BTreeMap<u32, Arc<()>>>>);
 
 impl Places {
-    /// Reserves one of `most` places of a user until the result is dropped; `None` if all are taken.
+    /// Reserves one of a user's `most` places until the result is dropped; `None` if all are in use.
     pub(super) fn reserve(&self, uid: u32, most: usize) -> Option<Arc<()>> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, places| Arc::strong_count(places) > 1);
@@ -57,7 +57,7 @@ impl Places {
     }
 }
 
-/// Returns a user of this host by its number, if it has a name.
+/// Returns a user of this host by user ID, if it has a name.
 fn named(uid: u32) -> Option<User> {
     let entry = Entry::from_uid(NixUid::from_raw(uid)).ok()??;
     let is_short = (1..=User::MOST_BYTES).contains(&entry.name.len());
@@ -65,14 +65,14 @@ fn named(uid: u32) -> Option<User> {
 }
 
 impl Users {
-    /// Returns the users that a daemon of this process serves. Reads the user database, which may block.
+    /// Returns the users that a daemon in this process serves. Reads the user database, which may block.
     pub(super) fn of_this_process() -> Self {
         let uid = geteuid().as_raw();
         let own = named(uid).unwrap_or_else(|| User { name: uid.to_string(), uid });
         Self { own }
     }
 
-    /// Returns whether a user is that of this process.
+    /// Returns whether this process runs as this user.
     pub(super) const fn is_own(&self, uid: u32) -> bool {
         self.own.uid == uid
     }
@@ -82,10 +82,10 @@ impl Users {
         self.own.uid == 0
     }
 
-    /// Returns the user of a front end by its number. Reads the user database, which may block.
+    /// Returns the user of a client by user ID. Reads the user database, which may block.
     ///
     /// # Errors
-    /// The reason why this daemon does not serve it.
+    /// The reason why this daemon does not serve the user.
     pub(super) fn admit(&self, uid: u32) -> Result<User, String> {
         let own = &self.own;
         if uid == own.uid {
@@ -143,13 +143,13 @@ impl Users {
 }
 
 impl Rights {
-    /// Runs some work with these rights, and nothing else of this process: on a thread of its own, whose files are checked
-    /// for this user. Waits until it has ended.
+    /// Runs `work` with these rights on a thread of its own, and waits for its end. File accesses of the thread are
+    /// checked for this user; other threads keep their rights.
     ///
-    /// The user can't signal the thread, or read its memory: only its effective user changes.
+    /// The user can't signal the thread or read its memory, because only its effective user changes.
     ///
     /// # Errors
-    /// The system's; the work has not begun then.
+    /// The system's error; `work` was not run then.
     pub(super) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         let Some(identity) = &self.0 else { return Ok(work()) };
         thread::scope(|scope| {
@@ -161,13 +161,13 @@ impl Rights {
         })
     }
 
-    /// Gives an open file to the user, so that its processes can open it again by its number.
+    /// Makes the user the owner of an open file, so that the user's processes can open it again through `/proc`.
     pub(super) fn give(&self, file: impl AsFd) -> io::Result<()> {
         let Some(Identity { uid, .. }) = self.0 else { return Ok(()) };
         Ok(fchown(file, Some(Uid::from_raw(uid)), None)?)
     }
 
-    /// Returns the number of the user, if it is not that of this process.
+    /// Returns the user ID, if it is not that of this process.
     pub(super) fn uid(&self) -> Option<u32> {
         self.0.as_ref().map(|identity| identity.uid)
     }
@@ -178,10 +178,10 @@ impl Rights {
     }
 }
 
-/// Takes the rights of an argument, for good and for all of this process, which has one thread.
+/// Takes the rights in an argument, irrevocably and for this whole process, which must have one thread.
 ///
 /// # Errors
-/// The system's; some rights may have changed.
+/// The system's error; some rights may have changed then.
 pub(super) fn take_for_good(argument: &str) -> io::Result<()> {
     let rights: Rights = serde_json::from_str(argument)?;
     rights.0.map_or(Ok(()), |identity| identity.take_for_good())
@@ -192,13 +192,14 @@ fn gids(groups: &[u32]) -> Vec<Gid> {
 }
 
 impl Identity {
-    /// Has this thread act for the user. Its real and saved user remain, so that the user has no rights over the thread.
+    /// Makes this thread act for the user. The thread keeps its real and saved user IDs, so that the user has no
+    /// rights over it.
     fn borrow(&self) -> io::Result<()> {
         set_thread_groups(&gids(&self.groups))?;
         set_thread_res_gid(None, Gid::from_raw(self.gid), None)?;
         set_thread_res_uid(None, Uid::from_raw(self.uid), None)?;
         if self.uid != 0 {
-            // The system does so by itself, unless it was configured otherwise (securebits).
+            // The system drops these capabilities by itself, unless it was configured otherwise (securebits).
             let sets = capabilities(None)?;
             set_capabilities(None, CapabilitySets { effective: CapabilitySet::empty(), ..sets })?;
         }
@@ -208,7 +209,8 @@ impl Identity {
     fn take_for_good(&self) -> io::Result<()> {
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
         self.take_streams(uid)?;
-        // A daemon may have these limits for itself. A rank with them could keep it from its processor.
+        // The daemon may have raised these limits for itself. A rank that inherited them could take processor time
+        // from the daemon.
         for resource in [Resource::Nice, Resource::Rtprio] {
             setrlimit(resource, Rlimit { current: Some(0), maximum: Some(0) })?;
         }
@@ -223,7 +225,7 @@ impl Identity {
         Ok(())
     }
 
-    /// Gives the standard streams to the user, as far as they are pipes or a terminal, for programs that open
+    /// Makes the user the owner of the standard streams that are pipes or a terminal, for programs that open
     /// `/dev/stderr` or their terminal by name.
     fn take_streams(&self, uid: Uid) -> io::Result<()> {
         let take = |file: &dyn AsFd| -> io::Result<()> {
@@ -292,7 +294,7 @@ mod tests {
         let users = Users { own: User { name: "ada".into(), uid: 1000 } };
         assert_eq!(users.rights(&users.own), Ok(Rights(None)));
         assert!(users.rights(&nobody()).unwrap_err().contains("jobs of ada alone"));
-        // Another user may have ada's number on another host, or ada another number.
+        // On another host, another user may have ada's number, or ada another number.
         let other = User { name: "bob".into(), uid: 1000 };
         assert!(users.rights(&other).is_err());
         assert!(users.admit(1001).unwrap_err().contains("serves ada alone"));

@@ -1,4 +1,4 @@
-//! Images of jobs' processes on this host: made while a job is kept still, and restored.
+//! Images of jobs' processes on this host: dumps them while their job is kept suspended, and restores them.
 
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
@@ -29,31 +29,31 @@ use crate::node_core::order::Launch;
 /// Number of attempts to dial the root with images, and the interval between them.
 const DIALS: usize = 100;
 const AGAIN: Duration = Duration::from_millis(50);
-/// The folder for images, unless `TMPDIR` names another: a disk, where `/tmp` may be memory.
+/// Default folder for images, if `TMPDIR` is not set. It is on disk, while `/tmp` may be in memory.
 const DISK: &str = "/var/tmp";
 
-/// A job that is kept still, whatever its turn, until it is dumped and the root lets it continue.
+/// A job that is kept suspended, even in its slices, until it is dumped and the root lets it continue.
 #[derive(Debug)]
 pub(super) struct Hold {
-    /// True if it would run now.
+    /// True if the job would run now without this hold.
     pub(super) runs: bool,
     is_dumped: bool,
-    /// Set once the root lets it continue. Images that are not sent by then are not wanted.
+    /// Set once the root lets the job continue. Images that are not sent by then are dropped.
     goes: Arc<AtomicBool>,
 }
 
 impl Hold {
-    /// Has the images not sent, if they are not yet.
+    /// Drops the images, if they are not sent yet.
     pub(super) fn give_up(&self) {
         self.goes.store(true, Ordering::Relaxed);
     }
 }
 
-/// A rank that CRIU restores, until it has.
+/// State of a rank until CRIU has restored it.
 #[derive(Debug)]
 pub(super) struct Restoring {
     folder: PathBuf,
-    /// Removed with the last rank that is restored from it.
+    /// The folder of all ranks' images, removed when the last of these ranks drops it.
     _images: Arc<ImageFolder>,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn standard_of(opened: &Opened) -> std::io::Result<[Option<String>; 3
 }
 
 impl Processes {
-    /// Keeps a frozen job frozen, and begins to dump its ranks here. The images are sent to the root.
+    /// Keeps a frozen job frozen, and begins to dump its ranks on this host. A thread sends the images to the root.
     pub(in crate::live) fn dump(&mut self, job: JobId, epoch: Epoch, routes: &Routes) {
         let mut routes = routes.clone();
         if self.of_job(job).is_empty() {
@@ -108,7 +108,7 @@ impl Processes {
         });
     }
 
-    /// Returns what a dump needs: the job's control group, its ranks, and a folder.
+    /// Returns the input of a dump: the job's control group, its ranks, and a new folder.
     fn prepare(&mut self, job: JobId) -> Result<(PathBuf, Vec<DumpedRank>, ImageFolder), String> {
         if !self.users.has_all() {
             return Err("the host's daemon is not root's, and CRIU needs root".into());
@@ -133,7 +133,7 @@ impl Processes {
         group.ok_or_else(|| why.into())
     }
 
-    /// Creates a folder for images.
+    /// Creates a folder for images, and at first use also its base folder.
     fn image_folder(&mut self) -> Result<ImageFolder, String> {
         let base = match &self.images {
             Some(base) => base.clone(),
@@ -148,7 +148,7 @@ impl Processes {
         ImageFolder::new(&base)
     }
 
-    /// Notes that a job's dump has ended.
+    /// Records that CRIU has finished the dump of a job.
     pub(in crate::live) fn dump_ended(&mut self, job: JobId) {
         if let Some(hold) = self.holds.get_mut(&job) {
             hold.is_dumped = true;
@@ -156,7 +156,7 @@ impl Processes {
         }
     }
 
-    /// Lets a job that was dumped continue, once CRIU is done with it. Returns false if it was not.
+    /// Lets a job with a hold continue, as soon as CRIU has finished with it. Returns false if the job has no hold.
     pub(super) fn let_go(&mut self, job: JobId) -> bool {
         let Some(hold) = self.holds.get(&job) else { return false };
         hold.give_up();
@@ -173,19 +173,19 @@ impl Processes {
         if runs {
             self.resume(&[job]);
         } else if let Some(cgroup) = self.cgroups.get(&job) {
-            // CRIU leaves it as it was.
+            // CRIU leaves the group in the state in which it found it, so it is frozen again.
             let _ = cgroup.freeze();
         }
     }
 
-    /// Lets all jobs continue that are kept still.
+    /// Lets all jobs with a hold continue.
     pub(in crate::live) fn release_all(&mut self) {
         for job in self.holds.keys().copied().collect::<Vec<_>>() {
             let _ = self.let_go(job);
         }
     }
 
-    /// Begins to restore the ranks of a job here from images, which are fetched from the root.
+    /// Begins to restore the ranks of a job on this host from images, which are fetched from the root.
     pub(super) fn restore(
         &mut self,
         launch: &Launch,
@@ -217,7 +217,7 @@ impl Processes {
                 .and_then(|()| runtime.block_on(fetch(&mut routes, job, (&ranks, images.path()))));
             if let Err(why) = fetched {
                 for pipe in &mut waiting {
-                    // A rank that was killed reads it no longer.
+                    // A killed rank no longer reads its pipe.
                     let _ = pipe.write_all(format!("it can't be restored: {why}").as_bytes());
                 }
             }
@@ -225,7 +225,7 @@ impl Processes {
         Ok(all)
     }
 
-    /// Starts what becomes CRIU, suspended, and then a rank. Returns the pipe that it waits for too.
+    /// Starts a suspended process that becomes CRIU and restores a rank. Also returns the pipe that it waits for.
     fn start_restored(
         &self,
         (job, rank): Member,
@@ -249,7 +249,8 @@ impl Processes {
         Ok((held, opened, arrives))
     }
 
-    /// Takes over the processes that CRIU has restored. Returns why others could not be.
+    /// Takes charge of the processes that CRIU has restored. Returns the ranks that could not be restored, with the
+    /// reasons.
     pub(super) fn take_restored(&mut self) -> Vec<(JobId, u16, RankEvent)> {
         let mut failed = Vec::new();
         for ((job, rank), held) in &mut self.members {
@@ -276,7 +277,7 @@ impl Processes {
                     let message = criu::failure(&folder);
                     failed.push((*job, *rank, RankEvent::Aborted { code, message }));
                 }
-                // It was killed, or has said why on its standard error.
+                // CRIU was killed, or has written the reason to its standard error.
                 (_, pid) => pid.into_iter().for_each(Process::reap),
             }
         }
@@ -285,7 +286,7 @@ impl Processes {
 }
 
 impl JobCgroup {
-    /// Freezes it, unless it is kept frozen anyway. Returns whether it is to be waited for.
+    /// Freezes the group, unless a hold keeps it frozen. Returns whether the caller must wait for the freeze.
     pub(super) fn begin_freeze(&self, hold: Option<&mut Hold>) -> std::io::Result<bool> {
         match hold {
             Some(hold) => {
@@ -297,7 +298,7 @@ impl JobCgroup {
     }
 }
 
-/// Sends the images of a job's ranks here to the root.
+/// Sends the images of a job's ranks on this host to the root.
 async fn send(
     routes: &mut Routes,
     (job, epoch): (JobId, Epoch),
@@ -308,7 +309,7 @@ async fn send(
         Err(why) => image_link::send_failure(&mut sender, why).await,
         Ok(files) => {
             if image_link::send_dumped(&mut sender).await.is_ok() {
-                // The root knows what it has received.
+                // The root reports what it has received, so errors are ignored here.
                 let _ = image_link::send(&mut sender, folder, &files, None).await;
             }
         }
@@ -330,7 +331,7 @@ async fn open(routes: &mut Routes, job: JobId, epoch: Epoch) -> Option<Link> {
     None
 }
 
-/// Fetches the images of a job's ranks here from the root.
+/// Fetches the images of a job's ranks on this host from the root.
 async fn fetch(
     routes: &mut Routes,
     job: JobId,

@@ -1,4 +1,4 @@
-//! Starts a job's ranks on this host: their programs, variables, streams and terminal.
+//! Starts a job's ranks on this host: their programs, environment variables, streams and terminal.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -34,8 +34,8 @@ use crate::node_core::message::{Program, Word};
 use crate::node_core::order::{Launch, Outcome};
 
 impl Processes {
-    /// Begins to start the ranks of a job that are here, with the states that they were saved with. Returns the files of
-    /// their standard streams.
+    /// Begins to start a job's ranks on this host, each with its saved state, if any. Returns the files of their
+    /// standard streams.
     pub(in crate::live) fn launch(
         &mut self,
         step: u64,
@@ -66,7 +66,7 @@ impl Processes {
             }
         };
         let name = variables(&launch.program).find(|(name, _)| *name == pmi::NAME);
-        // A job that was saved before jobs had names has none.
+        // A job that was saved by a version without job names has none.
         let name =
             name.map_or_else(|| format!("gang-{job}").into(), |(_, name)| name.to_string_lossy());
         self.pmi.insert(job, PmiJob::new(&name, &hosts));
@@ -98,7 +98,7 @@ impl Processes {
         opened
     }
 
-    /// Lets ranks of another user open ports on the NIC while the job is here.
+    /// Lets ranks of another user open ports on the NIC while the job is on this host.
     fn admit(&mut self, job: JobId, rights: &Rights) -> Result<(), String> {
         let (Some(nic), Some(user)) = (&self.nic, rights.uid()) else { return Ok(()) };
         if nic.mode == Mode::Copy {
@@ -110,7 +110,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Limits the memory of a job's ranks here to what they claim.
+    /// Limits the memory of a job's ranks on this host to what they claim.
     fn limit(&mut self, launch: &Launch, ranks: usize) -> Result<(), String> {
         let has_memory = self.groups.as_ref().is_some_and(JobCgroups::has_memory);
         let (Some(each), true) = (launch.program.memory, has_memory) else { return Ok(()) };
@@ -119,7 +119,7 @@ impl Processes {
         limited.map_err(|error| format!("its memory can't be limited: {error}"))
     }
 
-    /// Stops the processes that a job adopts here, until its first slice.
+    /// Suspends the processes that a job adopts on this host until the job's first slice.
     fn adopt(&mut self, launch: &Launch) -> Result<(), String> {
         let Some(adopted) = &launch.program.adopts else { return Ok(()) };
         if self.users.has_all() && launch.user.uid != 0 {
@@ -137,7 +137,7 @@ impl Processes {
         if let Some((job, other)) = self.adopted.iter().find(|(_, other)| overlaps(other)) {
             return Err(format!("job {job} has adopted {}", other.folder().display()));
         }
-        // The reaper has to know it before it stops.
+        // The reaper must know the group before it is frozen, so that it is thawed if the daemon dies.
         self.reaper.hold_adopted(cgroup.folder());
         let frozen = cgroup.freeze();
         let folder = cgroup.folder().to_owned();
@@ -166,7 +166,7 @@ impl Processes {
             |name: &str, value: String| drop(environment.insert(name.into(), value.into()));
         set(rank::HOSTS, rank::hosts_text(hosts.iter().copied()));
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());
-        // This thread alone starts processes, so that no other process inherits this copy.
+        // Only this thread starts processes, so no other process inherits these duplicates.
         let mut files = Vec::new();
         if let (Some(pass), Some(nic)) = (self.passes.get(&(launch.job, rank)), &self.nic) {
             for file in &pass.files {
@@ -221,7 +221,7 @@ impl Processes {
         Ok((Held { process, terminal, words, files, restoring, is_reported: false }, opened))
     }
 
-    /// Returns the variables that a rank's front end has sent, and the rank's numbers.
+    /// Returns the environment variables that a rank's client has sent, and the variables with the rank's numbers.
     fn environment(
         &self,
         launch: &Launch,
@@ -267,7 +267,7 @@ impl Processes {
     }
 }
 
-/// The variables of a program's environment.
+/// Returns the names and values of a program's environment variables.
 fn variables(program: &Program) -> impl Iterator<Item = (&OsStr, &OsStr)> {
     program.environment.iter().filter_map(|line| {
         let at = line.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
@@ -275,8 +275,8 @@ fn variables(program: &Program) -> impl Iterator<Item = (&OsStr, &OsStr)> {
     })
 }
 
-/// Finds the file of a program, so that what can't begin is refused at once. Leaves other users' files alone: a file system of
-/// theirs may never answer. Their shims find the program in the job's own slice.
+/// Finds the file of a program, so that the daemon can refuse a missing one at once. Does not access other users'
+/// files, because their file systems may hang. Their shims find the program in the job's first slice.
 fn find(program: &Program, rights: &Rights) -> Result<PathBuf, String> {
     let name = OsStr::from_bytes(program.command.first().map_or(&[][..], |name| name));
     if rights.uid().is_some() {
