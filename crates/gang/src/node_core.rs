@@ -1,7 +1,8 @@
-//! A node's daemon as one machine without I/O: its place in the tree, its part of each order, and, on the root, the jobs.
+//! A node's daemon as one state machine without I/O: its place in the tree, its part of each order, and, on the root,
+//! the jobs.
 //!
 //! Two shells run it: daemons of real processes (`live`), and daemons in virtual time ([`daemon`](crate::daemon)). A
-//! shell carries messages, steps and replies; what follows from them is decided here, once.
+//! shell transfers messages and carries out steps and replies; all decisions are made here.
 
 mod agent;
 mod children;
@@ -53,69 +54,72 @@ pub(crate) struct NodeConfig {
     /// This host.
     pub(crate) host: u16,
     pub(crate) cluster: Cluster,
-    /// Silence after which a daemon is lost, and the time that it gets for an order, for each level of the tree below.
+    /// Silence after which a daemon counts as lost, and the time that it gets for an order, for each level of the tree
+    /// below it.
     pub(crate) patience: Duration,
     /// True if ranks have channels.
     pub(crate) has_channels: bool,
     /// Bytes of memory that jobs may claim on this host.
     pub(crate) memory: u64,
-    /// True if another host can take over from the root; else host 0 is the root, and its end is that of all jobs.
+    /// True if another host can take over from the root. Otherwise host 0 is the root, and all jobs end with it.
     pub(crate) takes_over: bool,
 }
 
 /// One node's daemon.
 ///
-/// A shell calls [`NodeCore::handle`] for each event. After each, it stores what [`NodeCore::poll_record`] returns, drains
-/// [`NodeCore::poll_transmit`], then [`NodeCore::poll_effect`], and reads [`NodeCore::poll_timeout`] again. `now` never
-/// decreases.
+/// A shell calls [`NodeCore::handle`] for each event. After each call, it stores what [`NodeCore::poll_record`]
+/// returns, drains [`NodeCore::poll_transmit`], then [`NodeCore::poll_effect`], and reads [`NodeCore::poll_timeout`]
+/// again. `now` never decreases.
 ///
-/// A connection delivers messages in order and without gaps until it ends. It may end at any time, and messages under
-/// way are lost then. It may also go silent: both ends send something every quarter of the patience, and each gives
-/// the other up when it hears nothing for that long. Where only host 0 can be the root, a daemon that has lost its parent
-/// kills the jobs' ranks and closes their channels before it carries out another order.
+/// A connection delivers messages in order and without gaps until it ends. It may end at any time; messages in transit
+/// are lost then. It may also go silent: both ends send a message every quarter of `patience`, and either end closes a
+/// connection that was silent for `patience`. If only host 0 can be the root, a daemon that has lost its parent kills
+/// the jobs' ranks and closes their channels before it carries out another order.
 ///
 /// # A root that dies
 ///
-/// The root's state is a table of jobs. A change of it is sent to all daemons, and no order and no reply follows before a
-/// majority of them holds it. A daemon that has lost its parent has no root: it keeps its jobs as they are, and a majority
-/// elects a root for a new term ([`Election`]). The new root waits until the daemons have joined and have reported what
-/// they run, for half of the patience or 500 ms at most. Jobs with ranks on a daemon that is missing end; the others are
-/// stopped wherever they run, and take turns again. A daemon that joins later ends what it runs: its jobs have ended. A root
+/// The root's state is a table of jobs. The root sends each change of it to all daemons, and withholds orders and
+/// replies until a majority of them has stored it. A daemon that has lost its parent has no root: it keeps its jobs as
+/// they are, and a majority elects a root for a new term ([`Election`]). The new root waits for half of `patience` or
+/// 500 ms at most, until the daemons have joined and have reported what they run. Jobs with ranks on a missing daemon
+/// end; all others are suspended on all hosts, and are then scheduled again. A daemon that joins later kills its
+/// ranks, because their jobs have ended.
 /// that is not connected with a majority is one no longer, and a connection leads to one term's root alone.
 #[derive(Debug)]
 pub(crate) struct NodeCore {
     config: NodeConfig,
     tree: Tree,
     relay: Relay,
-    /// When the order under way began.
+    /// When the order in progress began.
     order_began: Instant,
     agent: Agent,
     manager: Option<JobManager>,
     /// `None` if only host 0 can be the root.
     election: Option<Election>,
-    /// For the time when this daemon becomes the root.
+    /// Configuration for the time when this daemon becomes the root.
     standby: Option<RootConfig>,
     durable: Durable,
     is_recorded: bool,
-    /// On the root, the last change that each host holds.
+    /// On the root, the last change that each host has stored.
     holds: BTreeMap<u16, u64>,
     /// Requests that wait until the root has taken over.
     waiting: VecDeque<(Caller, Request)>,
-    /// True if a connection to a parent is open, though that may not have admitted this daemon yet.
+    /// True if a connection to a parent is open, even if the parent has not admitted this daemon yet.
     has_dialled: bool,
-    /// When the parent was heard last, if there is one.
+    /// When the last message of the parent arrived, if there is one.
     parent_heard: Option<Instant>,
     children: BTreeMap<u16, Child>,
     /// When to send [`Down::Present`] and [`Up::Present`] next.
     beat_at: Instant,
-    /// True once the order to quit was begun.
+    /// True once the order to quit has begun.
     is_quitting: bool,
     transmits: VecDeque<Transmit>,
     effects: VecDeque<Effect>,
 }
 
 impl NodeCore {
-    /// Creates the daemon of a node, with what it has recorded before. Each that can be the root has its configuration.
+    /// Creates the daemon of a node from what it has recorded before. `root` is needed on each daemon that can be the
+    /// root.
     pub(crate) fn new(config: NodeConfig, root: Option<RootConfig>, durable: Durable) -> Self {
         let NodeConfig { host, cluster, takes_over, patience, .. } = config;
         let (manager, standby) = match takes_over {
@@ -145,7 +149,7 @@ impl NodeCore {
         }
     }
 
-    /// Takes an event of the node.
+    /// Handles an event.
     pub(crate) fn handle(&mut self, now: Instant, input: Input) {
         match input {
             Input::Parent => self.dialled(now),
@@ -194,17 +198,17 @@ impl NodeCore {
         self.settle(now);
     }
 
-    /// Hands an event to the job manager, if this daemon is the root.
+    /// Passes an event to the job manager, if this daemon is the root.
     fn at_root(&mut self, event: impl FnOnce(&mut JobManager)) {
         self.manager.as_mut().map(event);
     }
 
-    /// Returns whether images of a job are collected, on the root.
+    /// Returns whether images of a job are being collected, on the root.
     pub(crate) fn collects(&self, job: JobId) -> bool {
         self.manager.as_ref().is_some_and(|manager| manager.collects(job))
     }
 
-    /// Does everything that is due at `now`.
+    /// Carries out all work that is due at `now`.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         if let Some(manager) = &mut self.manager {
             manager.handle_timeout(now);
@@ -218,7 +222,7 @@ impl NodeCore {
         self.settle(now);
     }
 
-    /// Returns what is to be stored before the next message is sent, if it has changed.
+    /// Returns the state to be stored before the next message is sent, if it has changed.
     #[must_use]
     pub(crate) fn poll_record(&mut self) -> Option<&Durable> {
         (!std::mem::replace(&mut self.is_recorded, true)).then_some(&self.durable)
@@ -230,7 +234,7 @@ impl NodeCore {
         self.transmits.pop_front()
     }
 
-    /// Returns the next work for the shell.
+    /// Returns the next effect for the shell to carry out.
     #[must_use]
     pub(crate) fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
@@ -266,12 +270,12 @@ impl NodeCore {
         self.manager.as_ref().map(|manager| manager.ranks_on(job, host)).unwrap_or_default()
     }
 
-    /// Returns whether nothing of any job is left on this node.
+    /// Returns whether this node has no jobs and no steps left.
     pub(crate) fn is_empty(&self) -> bool {
         self.agent.is_empty()
     }
 
-    /// Describes what this daemon waits for. Names no programs and variables.
+    /// Describes what this daemon waits for; contains no programs or environment variables.
     pub(crate) fn explain(&self, now: Instant) -> String {
         let Self { config, order_began, children, agent, .. } = self;
         let since = Duration::from_nanos(now.nanos_since(*order_began));
@@ -286,7 +290,8 @@ impl NodeCore {
         )
     }
 
-    /// Returns when this node gives jobs up whose channels are not steady: before its parent gives the node up.
+    /// Returns when this node gives up jobs whose channels are not quiescent, which is before its parent gives the
+    /// node up.
     fn stop_until(&self) -> Option<Instant> {
         self.agent.stop_began().map(|began| began + self.config.patience / 2)
     }
@@ -358,10 +363,10 @@ impl NodeCore {
         self.relay.handle_order(order);
     }
 
-    /// Takes a message of this node or of a child to the root, or hands it to the parent.
+    /// Handles a message of this node or of a child if this is the root; otherwise forwards it to the parent.
     fn up(&mut self, now: Instant, up: Up) {
         let Some(manager) = &mut self.manager else {
-            // A daemon without a parent has ended all that the message could be about.
+            // Without a parent there is no receiver, so the message is dropped.
             if self.parent_heard.is_some() {
                 self.transmits.push_back(Transmit::Up(up));
             }
@@ -383,7 +388,7 @@ impl NodeCore {
         }
     }
 
-    /// Carries a message from the root out on this node, and sends it to all children.
+    /// Carries out a message of the root on this node, and sends it to all children.
     fn everywhere(&mut self, now: Instant, down: Down) {
         match &down {
             Down::Signal { job, signal } => self.effects.push_back(Effect::Signal(*job, *signal)),
@@ -396,7 +401,7 @@ impl NodeCore {
             }
             Down::Abandon(job) => {
                 self.agent.abandon(*job);
-                // The hosts below may have waited for the lost one.
+                // The hosts below may have waited for the lost host, so they get their full time again.
                 self.order_began = now;
             }
             Down::Drop { host, jobs } if *host == self.config.host => self.agent.drop_jobs(jobs),
@@ -405,7 +410,7 @@ impl NodeCore {
         self.send_children(&down);
     }
 
-    /// Hands a chunk on to the host where its rank will be launched.
+    /// Forwards a chunk to the host where its rank will be launched.
     fn forward_chunk(&mut self, host: u16, (job, rank): (JobId, u16), chunk: StateChunk) {
         if host == self.config.host {
             self.agent.add_chunk(job, rank, &chunk);
@@ -418,7 +423,7 @@ impl NodeCore {
     fn report_cut(&mut self, now: Instant) {
         for (job, context) in self.agent.take_cut() {
             let rank = context.rank.0;
-            // If one is too long, the root reports the rank whose context is missing.
+            // If a context is too long to encode, the root reports the rank whose context is missing.
             let Ok(bytes) = wire::encode_long(&context) else { continue };
             for chunk in state_chunk::split(ChunkKind::Context, bytes.into()) {
                 self.up(now, Up::Rank { job, rank, event: RankEvent::Chunk(chunk) });

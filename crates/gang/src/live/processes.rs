@@ -33,9 +33,10 @@ use imaging::{Hold, Restoring};
 const CHECKS: usize = 30;
 /// Number of the check after which the processes get a higher priority.
 const HURRY: usize = 3;
-/// Nanoseconds until the first check, which suffice for a few processes. Each later check comes after twice as many, up
-/// to [`LAST_CHECK`]. A check takes a processor from those that are to stop: when all checks came after the first's
-/// time, 64 processes took half as long again if they waited, and more than twice as long if they computed.
+/// Nanoseconds before the first check, enough for a few processes. The pause doubles with each check, up to
+/// [`LAST_CHECK`], because a check takes processor time from the processes that are to stop. With constant pauses of
+/// [`FIRST_CHECK`], 64 waiting processes took 1.5 times as long to stop, and 64 computing ones more than twice as
+/// long.
 const FIRST_CHECK: i64 = 20_000;
 const LAST_CHECK: i64 = 100_000;
 

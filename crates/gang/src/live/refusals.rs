@@ -49,7 +49,7 @@ pub(super) enum Right {
 }
 
 impl Right {
-    /// Reports that the system refuses it, what follows, and the cure.
+    /// Reports that the system refuses this right, with the consequence and the cure.
     pub(super) fn report_lack(self, error: &io::Error) {
         let text = match self {
             Self::Priority => {

@@ -1,4 +1,4 @@
-//! Ways from this daemon to the others: to the root, whichever host that is, and to any host for a ballot.
+//! Connects this daemon with others: with the root, whichever host that is, and with any host for a ballot.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,23 +16,23 @@ use crate::node_core::message::Hello;
 
 /// Interval at which the root is dialled again.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Time that a request waits for a root: an election takes less.
+/// Most time that a request waits for a root. An election takes less.
 const ELECTION: Duration = Duration::from_secs(3);
 
-/// Ways from this daemon to the others. Clones share the knowledge of the root.
+/// The addresses and the credentials for connections to other daemons. Clones share what is known of the root.
 #[derive(Clone)]
 pub(super) struct Routes {
     pub(super) host: u16,
     /// `host:port` of every daemon, in the order of hosts.
     pub(super) addresses: Arc<[String]>,
-    /// `None` if this daemon is alone.
+    /// `None` for a single daemon without a key.
     pub(super) credentials: Option<Credentials>,
     pub(super) root: watch::Receiver<Option<u16>>,
     pub(super) events: mpsc::UnboundedSender<Event>,
 }
 
 impl Routes {
-    /// Returns the root, once there is one; `None` if there is none for some seconds.
+    /// Returns the root; if there is none, waits for one for [`ELECTION`], and then returns `None`.
     pub(super) async fn find_root(&mut self) -> Option<u16> {
         let found = timeout(ELECTION, self.root.wait_for(Option::is_some)).await;
         *found.ok()?.ok()?
@@ -47,7 +47,7 @@ impl Routes {
         Some((sender, receiver))
     }
 
-    /// Sends a ballot, which may be lost.
+    /// Sends a ballot in a task of its own. The ballot may be lost.
     pub(super) fn send_ballot(&self, to: u16, ballot: Ballot) {
         let routes = self.clone();
         tokio::spawn(async move {
@@ -58,8 +58,8 @@ impl Routes {
         });
     }
 
-    /// Carries the streams of a job's ranks here to the root and back, to each root in turn, until all ranks have closed
-    /// theirs. While there is no root, ranks that write more than their pipes hold wait.
+    /// Carries the streams of a job's ranks on this host to and from the root until all ranks have closed them. After
+    /// each loss of the root, connects to the next one. While there is no root, ranks whose pipes are full block.
     pub(super) fn carry(
         &self,
         job: JobId,
@@ -75,7 +75,7 @@ impl Routes {
                 {
                     return;
                 }
-                // The ranks have ended, and no root wants what they wrote last.
+                // The ranks have ended, and no root fetches their last output.
                 if output.is_closed() {
                     return;
                 }
@@ -84,7 +84,7 @@ impl Routes {
         });
     }
 
-    /// Connects to the root, for the streams or the images of a job's ranks here.
+    /// Connects to the root, for the streams or the images of a job's ranks on this host.
     pub(super) async fn open(&mut self, hello: Hello) -> Option<Link> {
         let root = self.find_root().await?;
         if root != self.host {

@@ -1,17 +1,17 @@
-//! Checkpoints, as a rank sees them: it is asked for its state, hands it over at a point of its choice,
-//! and stands still until all of the job is saved; and it may find the state that it is to go on from.
+//! A rank's part in checkpoints. The daemon requests the rank's state; the rank sends it at a point of its choice, and
+//! blocks until the whole job is saved. A restored rank receives the state that it was saved with.
 //!
-//! What a rank sent before it handed its state over, and its receiver has not taken, is saved with the
-//! channels: a rank may do so between any two messages. Between rank and daemon is a stream:
+//! Messages that a rank sent before its state and that their receivers have not taken are saved with the channels. So
+//! a rank may send its state between any two messages. Rank and daemon are connected by a stream of these messages:
 //!
-//! | from | byte | then |
+//! | from | byte | content |
 //! |---|---|---|
-//! | daemon, first | `F`, or `R` | nothing; the length of the state (8 bytes, little-endian), and the state |
-//! | rank | `A` | nothing: it can be saved |
-//! | daemon | `?` | nothing: it is asked to |
+//! | daemon, first | `F`, or `R` | none; the length of the restored state (8 bytes, little-endian), and the state |
+//! | rank | `A` | none: the rank can be saved |
+//! | daemon | `?` | none: the daemon requests the state |
 //! | rank | `S` | the length of its state, and the state |
-//! | rank | `L` | nothing: it can be saved no longer |
-//! | daemon | `G` | nothing: it may go on |
+//! | rank | `L` | none: the rank can no longer be saved |
+//! | daemon | `G` | none: the rank may continue |
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ use super::rank::inherited;
 use crate::node_core::message::{RankEvent, Word};
 use crate::node_core::state_chunk::{self, CHUNK_BYTES, ChunkKind, LONGEST_STATE, StateChunk};
 
-/// The variable with the number of a rank's end of the stream.
+/// Environment variable with the descriptor of a rank's end of the stream.
 pub(crate) const SNAPSHOTS: &str = "GANG_SNAPSHOTS";
 
 const FRESH: u8 = b'F';
@@ -36,25 +36,25 @@ const STATE: u8 = b'S';
 const LEFT: u8 = b'L';
 const GO: u8 = b'G';
 
-/// Why a rank takes no part in checkpoints.
+/// Reason why a rank takes no part in checkpoints.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// Not started by a daemon.
+    /// The process was not started by a daemon.
     #[error("{SNAPSHOTS} is not set: start this by `midplane gang run`")]
     NoJob,
-    /// The variable does not say what it should.
+    /// The variable is malformed.
     #[error("{SNAPSHOTS} is damaged: start this by `midplane gang run`, which sets it")]
     Variable,
-    /// A state has at most a gigabyte.
+    /// The state exceeds [`LONGEST_STATE`].
     #[error("a state has at most {LONGEST_STATE} bytes, not {0}")]
     TooLong(usize),
-    /// The daemon is gone.
+    /// The daemon has exited.
     #[error("the daemon is gone: {0}")]
     Gone(#[from] io::Error),
 }
 
-/// A rank's part in checkpoints of its job; when it is dropped, the job can be saved no longer.
+/// A rank's part in checkpoints of its job. Once this is dropped, the job can't be saved any longer.
 #[derive(Debug)]
 pub struct Snapshots {
     stream: UnixStream,
@@ -63,8 +63,8 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// Says to the daemon that this rank can be saved; finds what it is to go on from. Blocks until the
-    /// daemon has said that.
+    /// Reports to the daemon that this rank can be saved, and receives the state that it was saved with, if any.
+    /// Blocks until the daemon has answered.
     ///
     /// # Errors
     /// [`SnapshotError`].
@@ -87,12 +87,12 @@ impl Snapshots {
         Ok(Self { stream, restored, is_asked: false })
     }
 
-    /// The state that it is to go on from, once.
+    /// Returns the state that this rank was saved with, once; `None` if it was not restored.
     pub fn take_restored(&mut self) -> Option<Vec<u8>> {
         self.restored.take()
     }
 
-    /// Whether the daemon asks for its state. Does not block; a system call.
+    /// Returns whether the daemon has requested the rank's state. Makes a system call that does not block.
     pub fn is_asked(&mut self) -> bool {
         let mut byte = [0];
         if !self.is_asked && self.stream.set_nonblocking(true).is_ok() {
@@ -101,9 +101,11 @@ impl Snapshots {
         self.is_asked
     }
 
-    /// Hands its state over, and blocks until all ranks have and the job's channels are saved. What it
-    /// sends afterwards is not part of the checkpoint. Asked or not: its job is not saved before all of
-    /// its ranks have handed theirs over. Once one of them has ended, or has dropped this, no job is saved: all go on.
+    /// Sends the rank's state, and blocks until all ranks have sent theirs and the job's channels are saved. Messages
+    /// that the rank sends afterwards are not part of the checkpoint.
+    ///
+    /// The daemon need not have requested the state. A job is saved only once all of its ranks have sent their states.
+    /// If a rank ends or drops its [`Snapshots`], the job is not saved, and all ranks continue.
     ///
     /// # Errors
     /// [`SnapshotError`].
@@ -111,7 +113,7 @@ impl Snapshots {
         if state.len() > LONGEST_STATE {
             return Err(SnapshotError::TooLong(state.len()));
         }
-        // Whatever was said before is not about this state.
+        // Discards earlier messages of the daemon, which do not concern this state.
         self.stream.set_nonblocking(true)?;
         let mut before = [0; 64];
         while matches!(self.stream.read(&mut before), Ok(1..)) {}
@@ -130,7 +132,7 @@ impl Snapshots {
 
 impl Drop for Snapshots {
     fn drop(&mut self) {
-        // A daemon that is gone saves nothing.
+        // Fails if the daemon has exited, which then saves nothing.
         let _ = self.stream.set_nonblocking(true).and_then(|()| self.stream.write_all(&[LEFT]));
     }
 }
@@ -144,8 +146,8 @@ fn read_state(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     if read as u64 == length { Ok(state) } else { Err(ErrorKind::UnexpectedEof.into()) }
 }
 
-/// The daemon's side of a rank's stream, from beginning to end. A rank that says what makes no sense is
-/// not heard any longer.
+/// Runs the daemon's side of a rank's stream until the stream ends. After a malformed message, nothing more is read
+/// from the rank.
 pub(super) async fn serve(
     end: OwnedFd,
     state: Option<Vec<u8>>,

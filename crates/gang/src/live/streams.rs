@@ -1,5 +1,5 @@
-//! What ranks read and write, on its way to and from their front end. All of it is bounded: a front end
-//! that does not read makes its ranks wait, and nobody else.
+//! Carries the standard streams of ranks to and from their client. All queues are bounded: a client that does not read
+//! blocks only its own job's ranks.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -16,44 +16,44 @@ use tokio::time::timeout;
 use super::clock::now;
 use super::link::{Frame, Link, Sender, Stream};
 
-/// Files for the standard streams of a rank that was started.
+/// The daemon's ends of a started rank's standard streams.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub rank: u16,
-    /// Rank 0's input is written here.
+    /// Where rank 0's input is written.
     pub input: Option<OwnedFd>,
-    /// Outputs are read here.
+    /// Where the rank's output is read.
     pub outputs: Vec<(Stream, OwnedFd)>,
 }
 
-/// Frames on their way.
+/// Most frames that wait in a queue of streams.
 pub(super) const QUEUE: usize = 16;
-/// Bytes that are read at once.
+/// Most bytes of a stream that one frame carries.
 const PART: usize = 16 << 10;
 
-/// The daemon never waits in a call for what a rank does.
+/// Makes a file non-blocking, so that the daemon never waits for a rank in a system call.
 fn without_blocking(file: OwnedFd) -> std::io::Result<OwnedFd> {
     fcntl_setfl(&file, fcntl_getfl(&file)? | OFlags::NONBLOCK)?;
     Ok(file)
 }
 
-/// Reads what a rank writes, until nobody has it open.
+/// Reads a rank's output until no process has its end open.
 async fn read(output: OwnedFd, rank: u16, stream: Stream, to: mpsc::Sender<Frame>) {
     let output = without_blocking(output).and_then(pipe::Receiver::from_owned_fd_unchecked);
     let Ok(mut output) = output else { return };
     loop {
         let mut bytes = BytesMut::with_capacity(PART);
-        // A terminal that is closed on its other side is an error.
+        // A terminal reports an error when its other side is closed.
         match output.read_buf(&mut bytes).await {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        // Once the front end is gone, it is read all the same: nobody waits for who is gone.
+        // If the client has left, output is still read and dropped, so that ranks don't block.
         let _ = to.send(Frame::Data { rank, stream, bytes: bytes.freeze() }).await;
     }
 }
 
-/// Writes what a rank is to read.
+/// Writes a rank's input.
 async fn write(input: OwnedFd, mut from: mpsc::Receiver<Frame>) {
     let input = without_blocking(input).and_then(pipe::Sender::from_owned_fd_unchecked);
     let Ok(mut input) = input else { return };
@@ -65,7 +65,7 @@ async fn write(input: OwnedFd, mut from: mpsc::Receiver<Frame>) {
     }
 }
 
-/// Starts what carries a rank's streams.
+/// Starts the tasks that carry a rank's streams.
 pub(super) fn carry(
     opened: Opened,
     output: &mpsc::Sender<Frame>,
@@ -81,15 +81,15 @@ pub(super) fn carry(
     }
 }
 
-/// The way from the root to a job's front end, which may change.
+/// Sends output from the root to a job's client, which may change.
 #[derive(Clone)]
 pub(super) struct Outlet {
     front: watch::Receiver<Option<mpsc::Sender<Frame>>>,
-    /// Until then, output waits for a front end.
+    /// Until this instant, output waits for a client.
     waits_until: Instant,
 }
 
-/// Time in which a front end finds a new root.
+/// Time that a client gets to find a new root before its job's output is dropped.
 const FRONT_WAIT: Duration = Duration::from_secs(5);
 
 impl Outlet {
@@ -97,7 +97,7 @@ impl Outlet {
         Self { front, waits_until: now() + FRONT_WAIT }
     }
 
-    /// Sends a frame to the front end; drops it if there is none.
+    /// Sends a frame to the client; waits for one if none is connected, and then drops the frame.
     async fn send(&mut self, frame: Frame) {
         let left = Duration::from_nanos(self.waits_until.nanos_since(now()));
         let front = match timeout(left, self.front.wait_for(Option::is_some)).await {
@@ -110,7 +110,7 @@ impl Outlet {
     }
 }
 
-/// Sends frames until there are no more. Returns whether all are sent.
+/// Sends frames until the queue is closed. Returns whether all were sent.
 pub(super) async fn send_all(sender: &mut Sender, frames: &mut mpsc::Receiver<Frame>) -> bool {
     while let Some(frame) = frames.recv().await {
         if sender.send(&frame).await.is_err() {
@@ -120,8 +120,8 @@ pub(super) async fn send_all(sender: &mut Sender, frames: &mut mpsc::Receiver<Fr
     true
 }
 
-/// Carries a job's streams over a link to the root. Returns true if all output is sent and closed, false if the link has
-/// ended before; what was under way on it is lost.
+/// Carries a job's streams over a link to the root. Returns true if all output was sent and the ranks have closed it.
+/// Returns false if the link ended before; frames in transit on it are lost.
 pub(super) async fn to_root(
     (mut sender, mut receiver): Link,
     output: &mut mpsc::Receiver<Frame>,
@@ -129,7 +129,7 @@ pub(super) async fn to_root(
 ) -> bool {
     let reading = async {
         while let Ok(Some(frame)) = receiver.receive().await {
-            // A message among them says that this was all.
+            // A message instead of data marks the end of the input.
             let is_data = matches!(frame, Frame::Data { .. });
             let to = input.take().filter(|_| is_data);
             if let Some(to) = to
@@ -145,7 +145,7 @@ pub(super) async fn to_root(
     }
 }
 
-/// Carries a job's streams at the root, from the link of the host of these ranks to the front end and back.
+/// Carries a job's streams at the root, between the link of the host of these ranks and the client.
 pub(super) async fn at_root(
     (mut sender, mut receiver): Link,
     ranks: &BTreeSet<u16>,
@@ -156,12 +156,12 @@ pub(super) async fn at_root(
         if !send_all(&mut sender, &mut input).await {
             return;
         }
-        // Its end: what nothing else says.
+        // Marks the end of the input, which no data frame can express.
         let _ = sender.send(&Frame::message(&())).await;
         std::future::pending().await
     });
     while let Ok(Some(frame)) = receiver.receive().await {
-        // Nothing else comes on it, and no other host's ranks.
+        // Accepts data of this host's ranks only.
         if matches!(&frame, Frame::Data { rank, .. } if ranks.contains(rank)) {
             output.send(frame).await;
         }

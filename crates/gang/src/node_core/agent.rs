@@ -1,4 +1,4 @@
-//! A node's own part of an order, as steps that its shell carries out one after the other.
+//! Turns a node's part of an order into steps that its shell carries out one after another.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,74 +14,74 @@ use super::step::{Step, StepOutcome, steps_of};
 use crate::context::ChannelContext;
 use crate::names::{Epoch, JobId};
 
-/// The step that the shell carries out.
+/// The step that the shell is carrying out.
 #[derive(Debug)]
 struct UnderWay {
     number: u64,
-    /// When it was begun.
+    /// When the step began.
     began: Instant,
-    /// For [`Step::Channels`]: the action.
+    /// The action of a [`Step::Channels`].
     action: Option<Action>,
-    /// The jobs of which nothing is left here afterwards.
+    /// Jobs that are removed from this node when the step is complete.
     ends: Vec<JobId>,
-    /// The step, to show.
+    /// The step as text, for `explain`.
     shown: String,
 }
 
-/// The state of a job once all steps are done.
+/// The state that a job will have once all steps are complete.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Phase {
-    /// Suspended, and on no NIC.
+    /// Suspended, and not on the NIC.
     Away,
-    /// Suspended and restored.
+    /// Suspended, and restored to the NIC.
     Restored,
-    /// Stopped in the middle of its slice, or at its end.
+    /// Suspended, with its channels still on the NIC.
     Frozen,
     /// In its slice.
     Active,
 }
 
-/// A job that has ranks here.
+/// A job that has ranks on this node.
 #[derive(Debug)]
 struct Local {
     phase: Phase,
-    /// True while its restored interfaces wait for [`Action::Join`].
+    /// True while the job's restored interfaces wait for [`Action::Join`].
     is_moving: bool,
-    /// True if the root wants nothing of it any longer.
+    /// True if the root no longer wants reports about the job.
     is_dropped: bool,
-    /// True if arrivals wake it, and it is suspended without one that is reported.
+    /// True if arrivals wake the job, and none was reported since its last slice.
     awaits_arrival: bool,
-    /// True if arrivals wake it.
+    /// True if arrivals wake the job.
     woken: bool,
-    /// Bytes of memory that its ranks here claim.
+    /// Bytes of memory that the job's ranks on this node claim.
     claim: u64,
-    /// For a root that takes over.
+    /// Report for a root that takes over.
     held: Held,
 }
 
 /// Turns actions into steps.
 ///
-/// A root that takes over does not know how far the last order came on each host. It stops all jobs and saves them, and an
-/// agent skips what is done here already.
+/// A root that takes over does not know which steps of the last order each host has completed. It suspends and saves
+/// all jobs, and the agent skips what is already done here.
 #[derive(Debug)]
 pub(super) struct Agent {
     host: u16,
     cluster: Cluster,
     has_channels: bool,
-    /// Bytes of memory that jobs may claim here.
+    /// Bytes of memory that jobs may claim on this host.
     memory: u64,
-    /// Jobs that have ranks here, until they are closed.
+    /// Jobs that have ranks on this host, until their channels are closed.
     jobs: BTreeMap<JobId, Local>,
-    /// True if the root is lost, and what it has begun to stop is to run on.
+    /// True if the root is lost, so that jobs that it has begun to suspend must resume.
     is_orphan: bool,
-    /// True until the root has taken what is here into account. Until then its orders are not for this host.
+    /// True until a new root has processed this host's inventory. Until then its orders do not concern this host.
     is_joining: bool,
-    /// States that ranks of jobs to be launched start from.
+    /// Saved states of ranks of jobs that will be launched here.
     states: BTreeMap<(JobId, u16), RankState>,
-    /// The number of the order under way.
+    /// The number of the order in progress.
     order: Option<u32>,
     outcome: Outcome,
-    /// The contexts of a cut.
+    /// The channels' contexts from the last cut.
     cut: Vec<(JobId, ChannelContext)>,
     steps: VecDeque<Step>,
     under_way: Option<UnderWay>,
@@ -128,7 +128,8 @@ impl Agent {
         self.add(steps);
     }
 
-    /// Returns the part of an action that is to be done here, if any, and notes where its jobs will be.
+    /// Returns the part of an action that concerns this host, if any, and records the phase in which it leaves the
+    /// jobs.
     fn own_part(&mut self, action: Action) -> Option<Action> {
         use Phase::{Active, Away, Frozen, Restored};
         let own = match action {
@@ -163,7 +164,7 @@ impl Agent {
         is_here.then_some(own)
     }
 
-    /// Returns those of these jobs that are here in one of the phases `from`, and notes that they will be in `to`.
+    /// Sets the phase of those of `jobs` that are here in one of the phases `from` to `to`, and returns them.
     fn bring(&mut self, jobs: Vec<JobId>, from: &[Phase], to: Phase) -> Vec<JobId> {
         let mut bring = |job: &JobId| {
             let local = self.jobs.get_mut(job).filter(|local| from.contains(&local.phase));
@@ -172,7 +173,7 @@ impl Agent {
         jobs.into_iter().filter(|job| bring(job)).collect()
     }
 
-    /// Returns those of these jobs that are here and not active, and notes that they will be.
+    /// Sets those of these jobs that are here and not active to active, and returns them.
     fn start(&mut self, run: Vec<(JobId, Epoch)>) -> Vec<(JobId, Epoch)> {
         let mut start = |(job, epoch): &(JobId, Epoch)| {
             let local = self.jobs.get_mut(job).filter(|local| local.phase != Phase::Active);
@@ -184,7 +185,7 @@ impl Agent {
         run.into_iter().filter(|job| start(job).is_some()).collect()
     }
 
-    /// Adds steps, without those of channels if ranks have none.
+    /// Adds steps; drops steps of channels if ranks have no channels.
     fn add(&mut self, steps: impl IntoIterator<Item = Step>) {
         let of_channels =
             |step: &Step| matches!(step, Step::Open(..) | Step::Channels(_) | Step::Close(_));
@@ -194,7 +195,8 @@ impl Agent {
 
     fn launch(&mut self, launch: Launch) -> Vec<Step> {
         let job = launch.job;
-        // Jobs are launched in the order of their numbers: an earlier one with states has ended before its launch.
+        // Jobs are launched in the order of their numbers. States of an earlier number belong to a job that has ended
+        // before its launch.
         let later = self.states.split_off(&(JobId(job.0.saturating_add(1)), 0));
         let mut own = std::mem::replace(&mut self.states, later).split_off(&(job, 0));
         let places = self.cluster.places(&launch);
@@ -226,10 +228,10 @@ impl Agent {
         vec![open, Step::Start(launch, states.collect())]
     }
 
-    /// Returns the bytes that a job's ranks here claim together.
+    /// Returns the bytes that a job's ranks on this host claim together.
     ///
     /// # Errors
-    /// The jobs here leave less than that, with the numbers.
+    /// The other jobs' claims leave less than that; the text has the numbers.
     fn claim(&self, program: &Program, ranks: u64) -> Result<u64, String> {
         let Some(each) = program.memory else { return Ok(0) };
         let claim = each.saturating_mul(ranks);
@@ -251,7 +253,7 @@ impl Agent {
         ))
     }
 
-    /// Gives the order under way up, and ends everything that this node runs.
+    /// Abandons the order in progress, and ends all jobs on this node.
     pub(super) fn clear(&mut self) {
         (self.order, self.outcome, self.under_way) = (None, Outcome::default(), None);
         self.steps.clear();
@@ -263,8 +265,8 @@ impl Agent {
         }
     }
 
-    /// Keeps what runs here though the root is lost: completes the steps of its last order, and resumes what that has
-    /// stopped. No other order follows before there is a root again.
+    /// Keeps this node's jobs running although the root is lost: completes the steps of its last order, and resumes
+    /// the jobs that it has suspended. No other order follows before there is a new root.
     pub(super) fn orphan(&mut self) {
         (self.order, self.outcome) = (None, Outcome::default());
         (self.is_orphan, self.is_joining) = (true, false);
@@ -272,7 +274,7 @@ impl Agent {
         self.states.clear();
     }
 
-    /// Notes that there is a root again. Returns what is here.
+    /// Records that there is a root again. Returns this host's inventory.
     pub(super) fn rejoin(&mut self, now: Instant) -> Inventory {
         (self.is_orphan, self.is_joining) = (false, true);
         if let Some(step) = &mut self.under_way {
@@ -282,7 +284,7 @@ impl Agent {
         Inventory { host: self.host, jobs: self.jobs.values().map(held).collect() }
     }
 
-    /// Resumes jobs that the lost root has stopped, in a new epoch.
+    /// Resumes jobs that the lost root has suspended, in a new epoch.
     fn thaw(&mut self) {
         let frozen = self.jobs.values().filter(|local| local.phase == Phase::Frozen);
         let run: Vec<_> = frozen.map(|local| (local.held.job, local.held.epoch.next())).collect();
@@ -293,7 +295,7 @@ impl Agent {
         }
     }
 
-    /// Notes a change of a rank here, for a root that takes over. Returns false if it is not the root's any longer.
+    /// Records a change of a rank here, for a root that takes over. Returns false if the root must not receive it.
     pub(super) fn note(&mut self, job: JobId, rank: u16, event: &RankEvent) -> bool {
         let Some(Local { held, is_dropped, .. }) = self.jobs.get_mut(&job) else { return true };
         match event {
@@ -309,15 +311,15 @@ impl Agent {
         !*is_dropped
     }
 
-    /// Notes that data has arrived for a job. Returns false if that is not to be reported: the job is not suspended, does not
-    /// want to be woken, or has an arrival that is reported.
+    /// Records that data has arrived for a job. Returns whether to report that: only if the job is suspended, wants to
+    /// be woken, and has no arrival that was reported already.
     pub(super) fn note_arrival(&mut self, job: JobId) -> bool {
         let waits = |local: &&mut Local| local.phase == Phase::Away && !local.is_dropped;
         let local = self.jobs.get_mut(&job).filter(waits);
         local.is_some_and(|local| std::mem::take(&mut local.awaits_arrival))
     }
 
-    /// Notes that the ranks of a job leave a PMI barrier. Returns false if they have left it before.
+    /// Records that the ranks of a job leave a PMI barrier. Returns false if they have already left it.
     pub(super) fn note_barrier_out(&mut self, job: JobId, number: u64, pairs: &Pairs) -> bool {
         let local = self.jobs.get_mut(&job).filter(|local| local.held.barriers < number);
         local
@@ -328,7 +330,8 @@ impl Agent {
             .is_some()
     }
 
-    /// Ends jobs that the root does not know, or has ended without this host. It orders what runs here from now on.
+    /// Ends jobs that the root does not know, or that ended without this host. From now on, the root's orders concern
+    /// this host.
     pub(super) fn drop_jobs(&mut self, jobs: &[JobId]) {
         self.is_joining = false;
         for job in jobs {
@@ -342,7 +345,8 @@ impl Agent {
         }
     }
 
-    /// Ends a job at once if an order under way stops it: a channel to a node that is lost is never steady.
+    /// Ends a job at once if an order in progress suspends it, because a channel to a lost node never becomes
+    /// quiescent.
     pub(super) fn abandon(&mut self, job: JobId) {
         if !self.jobs.contains_key(&job) {
             return;
@@ -361,14 +365,14 @@ impl Agent {
         }
     }
 
-    /// Returns when the step under way began, if that waits until channels are steady.
+    /// Returns when the step in progress began, if it waits for channels to become quiescent.
     pub(super) fn stop_began(&self) -> Option<Instant> {
         let is_stop =
             |step: &&UnderWay| matches!(step.action, Some(Action::Freeze(_) | Action::Leave(_)));
         self.under_way.as_ref().filter(|_| !self.is_orphan).filter(is_stop).map(|step| step.began)
     }
 
-    /// Gives up jobs whose channels are not steady after a long time, and reports that they have failed.
+    /// Ends jobs whose channels don't become quiescent in time, and reports them as failed.
     pub(super) fn give_up_stop(&mut self) {
         let action = self.under_way.as_ref().and_then(|step| step.action.as_ref());
         let jobs: Vec<JobId> = action.into_iter().flat_map(Action::jobs).collect();
@@ -379,7 +383,7 @@ impl Agent {
         }
     }
 
-    /// Returns the next step and its number; `None` while a step is under way.
+    /// Returns the next step and its number; `None` while a step is in progress.
     pub(super) fn poll_step(&mut self, now: Instant) -> Option<(u64, Step)> {
         if self.under_way.is_some() {
             return None;
@@ -400,7 +404,7 @@ impl Agent {
         Some((number, step))
     }
 
-    /// Takes the result of the step under way. Ignores that of a step that was given up.
+    /// Handles the result of the step in progress. Ignores results of abandoned steps.
     pub(super) fn handle_step_done(&mut self, number: u64, done: Result<StepOutcome, String>) {
         let Some(step) = self.under_way.take_if(|step| step.number == number) else { return };
         match done {
@@ -410,7 +414,7 @@ impl Agent {
                     self.cut.extend(contexts.into_iter().map(|context| (job, context)));
                 }
             }
-            // The channel that failed is not known: no job of this node can continue.
+            // The error does not tell which channel failed, so no job of this node can continue.
             Err(why) => {
                 let failed = self.jobs.keys().map(|job| (*job, self.host, why.clone()));
                 self.outcome.failed.extend(failed);
@@ -419,7 +423,7 @@ impl Agent {
         self.jobs.retain(|job, _| !step.ends.contains(job));
     }
 
-    /// Takes the contexts of a cut.
+    /// Returns the contexts of the last cut, once.
     pub(super) fn take_cut(&mut self) -> Vec<(JobId, ChannelContext)> {
         std::mem::take(&mut self.cut)
     }
@@ -433,17 +437,18 @@ impl Agent {
         Some((number, std::mem::take(&mut self.outcome)))
     }
 
-    /// Returns whether jobs of a lost parent are being ended. An order waits for that: a new root uses job numbers again.
+    /// Returns whether jobs of a lost parent are being ended. Orders wait for that, because a new root reuses job
+    /// numbers.
     pub(super) fn is_clearing(&self) -> bool {
         self.order.is_none() && (self.under_way.is_some() || !self.steps.is_empty())
     }
 
-    /// Returns whether nothing of any job is left here.
+    /// Returns whether no job and no step is left here.
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty() && self.under_way.is_none() && self.steps.is_empty()
     }
 
-    /// Describes the step under way.
+    /// Describes the step in progress.
     pub(super) fn explain(&self) -> String {
         let Self { order, under_way, steps, .. } = self;
         let jobs = self.jobs.keys();

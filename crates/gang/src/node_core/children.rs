@@ -1,4 +1,4 @@
-//! Connections with the parent and the children: who is admitted, what each may say, and who is lost.
+//! Admits children, checks and handles messages of the parent and the children, and detects lost ones.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use super::{Effect, NodeCore, Peer, Transmit};
 #[derive(Debug)]
 pub(super) struct Child {
     connection: u64,
-    /// Its host, and the hosts below it.
+    /// The child's host, and the hosts below it.
     pub(super) hosts: BTreeSet<u16>,
     heard: Instant,
 }
 
 impl NodeCore {
-    /// Takes the connection of a daemon that is `host`, which is below this one in the tree. If the host is connected
-    /// already, the new connection is refused; a host that is silent is lost in time, and admitted when it tries again.
-    /// A daemon that has no root admits none.
+    /// Handles the connection of a daemon that says it is `host`, which is below this one in the tree. If that host is
+    /// already connected, refuses the new connection: a host that is silent is lost in time, and admitted when it
+    /// tries again. A daemon without a root admits none.
     pub(super) fn take_child(&mut self, now: Instant, host: u16, connection: u64) {
         if !self.admits(host) {
             return self.effects.push_back(Effect::Disconnect(Peer::Child(connection)));
@@ -38,7 +38,7 @@ impl NodeCore {
         self.welcome(host);
     }
 
-    /// Takes a message of a child. It speaks for itself and for the hosts below it in the tree.
+    /// Handles a message of a child, which may be about the child's host and the hosts below it in the tree.
     pub(super) fn take_up(&mut self, now: Instant, connection: u64, mut up: Up) {
         let Some(host) = self.child_of(connection) else { return };
         let child = self.children.get_mut(&host).expect("its connection was just found");
@@ -49,7 +49,7 @@ impl NodeCore {
                 return self.relay.handle_report(host, *number, std::mem::take(outcome));
             }
             Up::Present => return,
-            // Where every host can be the root, one joins with what it runs.
+            // If every host can be the root, a host joins by its inventory instead.
             Up::Here(_) if self.election.is_some() => return,
             Up::Here(hosts) => {
                 hosts.retain(|other| tree.is_within(*other, host));
@@ -63,7 +63,7 @@ impl NodeCore {
             {
                 return;
             }
-            // The rest of a report whose host has joined elsewhere since.
+            // The rest of an inventory whose host has meanwhile joined below another child.
             Up::Joined { host: other, at: 1.., .. } if !child.hosts.contains(other) => return,
             Up::Joined { host: other, .. } => {
                 let other = *other;
@@ -84,7 +84,7 @@ impl NodeCore {
         self.up(now, up);
     }
 
-    /// Notes the hosts below a child. They are no longer where they were, though that may not be known there yet.
+    /// Records that hosts are below a child, and removes them from other children, which may not know that yet.
     fn note_below(&mut self, host: u16, hosts: &[u16]) {
         for (at, child) in &mut self.children {
             child.hosts.retain(|of| !hosts.contains(of));
@@ -94,11 +94,11 @@ impl NodeCore {
         }
     }
 
-    /// Takes the connection to the parent.
+    /// Handles the new connection to the parent.
     pub(super) fn dialled(&mut self, now: Instant) {
         self.has_dialled = true;
         if self.election.is_some() {
-            // It may not admit this daemon.
+            // The parent may not admit this daemon.
             return;
         }
         self.begin_beating(now);
@@ -108,7 +108,7 @@ impl NodeCore {
         self.up(now, Up::Here(hosts));
     }
 
-    /// Takes a message of the parent.
+    /// Handles a message of the parent.
     pub(super) fn take_down(&mut self, now: Instant, down: Down) {
         if let Down::Welcome { root, position, table } = down {
             return self.welcomed(now, root, (position, table));
@@ -130,7 +130,7 @@ impl NodeCore {
         }
     }
 
-    /// Takes the end of a connection.
+    /// Handles the end of a connection.
     pub(super) fn disconnected(&mut self, now: Instant, peer: Peer) {
         match peer {
             Peer::Parent if self.parent_heard.is_some() => self.lose_parent(now),
@@ -148,7 +148,7 @@ impl NodeCore {
         self.children.iter().find(|(_, child)| is_its(child)).map(|(host, _)| *host)
     }
 
-    /// Returns the child that is `host`, or below which it is.
+    /// Returns the child that is `host`, or that `host` is below.
     pub(super) fn child_above(&self, host: u16) -> Option<u16> {
         self.children.iter().find(|(_, child)| child.hosts.contains(&host)).map(|(own, _)| *own)
     }
@@ -164,8 +164,8 @@ impl NodeCore {
         self.transmits.extend(all.map(|connection| Transmit::Down(connection, down.clone())));
     }
 
-    /// Has no root from now on. Where only host 0 can be the root, ends everything that runs on this node and below:
-    /// without a way to the root, no other host counts on it.
+    /// Handles the loss of the parent: this daemon has no root from now on. If only host 0 can be the root, ends all
+    /// jobs on this node and below, because no other host can rely on them.
     fn lose_parent(&mut self, now: Instant) {
         if self.election.is_some() {
             return self.elect(now, |election, own| {
@@ -177,7 +177,7 @@ impl NodeCore {
         self.agent.clear();
     }
 
-    /// Ends the connections with the parent and the children, and gives up the order under way.
+    /// Closes the connections with the parent and the children, and abandons the order in progress.
     pub(super) fn detach(&mut self) {
         (self.parent_heard, self.has_dialled) = (None, false);
         self.effects.push_back(Effect::Disconnect(Peer::Parent));
@@ -187,7 +187,7 @@ impl NodeCore {
         }
     }
 
-    /// Ends the connection of a child. Returns the hosts that are lost with it.
+    /// Closes the connection of a child. Returns the hosts that are lost with it.
     fn cut_child(&mut self, host: u16) -> Vec<u16> {
         let Some(child) = self.children.remove(&host) else { return Vec::new() };
         self.transmits.push_back(Transmit::Down(child.connection, Down::Cut));
@@ -198,12 +198,12 @@ impl NodeCore {
 
     fn lose_child(&mut self, now: Instant, host: u16) {
         let lost = self.cut_child(host);
-        // The others may have waited for the lost hosts.
+        // The other children may have waited for the lost hosts, so they get their full time again.
         self.order_began = now;
         self.up(now, Up::Gone(lost));
     }
 
-    /// Loses the daemons that have been silent, or have not reported an order, for too long.
+    /// Closes connections to daemons that were silent, or have not reported an order, for too long.
     pub(super) fn lose_silent(&mut self, now: Instant) {
         let is_late = |since: Instant, after: Duration| now >= since + after;
         let patience = self.config.patience;
@@ -221,7 +221,7 @@ impl NodeCore {
         }
     }
 
-    /// Returns when the next daemon is lost, unless a message comes.
+    /// Returns when the next daemon is lost, unless a message arrives before.
     pub(super) fn silent_at(&self) -> Option<Instant> {
         let order = self.relay.waits_for().next().map(|_| self.order_began + self.order_patience());
         let heard = self.children.values().map(|child| child.heard).chain(self.parent_heard);
@@ -243,7 +243,7 @@ impl NodeCore {
         }
     }
 
-    /// Tells all connected daemons that this one is alive, if it is time to.
+    /// Sends a sign of life to all connected daemons, when it is due.
     pub(super) fn beat(&mut self, now: Instant) {
         if now < self.beat_at || !self.has_peers() {
             return;

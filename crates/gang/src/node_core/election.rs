@@ -1,9 +1,9 @@
-//! Decides which host is the root: a majority of the configured daemons elects it for a term.
+//! Elects the root: a majority of the configured daemons elects one host for a term.
 //!
-//! As in Raft (Ongaro and Ousterhout, USENIX ATC 2014, sections 5.2 and 5.4.1; the trial round is that of Ongaro's
+//! As in Raft (Ongaro and Ousterhout, USENIX ATC 2014, sections 5.2 and 5.4.1; the trial round is from Ongaro's
 //! thesis, section 9.6): a daemon votes once in a term, and only for a daemon whose table is no older than its own. A
-//! daemon that has lost its root first asks whether the others would vote for it, which changes no term. A daemon that
-//! has a root grants nothing, and names that root instead.
+//! daemon that has lost its root first asks whether the other daemons would vote for it, which changes no term. A
+//! daemon that has a root grants no vote, and replies with that root.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,34 +13,34 @@ use serde::{Deserialize, Serialize};
 
 use super::replica::{Durable, Position};
 
-/// Most daemons that wait for each other before they ask for votes.
+/// Most time slots that a daemon waits before it asks for votes, so that daemons don't ask at the same time.
 const MOST_SLOTS: u32 = 16;
 
-/// A message about elections, from any daemon to any other. It may be lost.
+/// A message about elections between any two daemons. It may be lost.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Ballot {
-    /// The sender asks for a vote in its term; on trial, whether it would get one in the next.
+    /// The sender asks for a vote in its term; in a trial, whether it would get a vote in the next term.
     Ask { term: u32, position: Position, is_trial: bool },
     /// The reply, with the voter's term.
     Vote { term: u32, is_trial: bool, is_granted: bool },
-    /// The root of a term.
+    /// Names the root of a term.
     Root { term: u32, root: u16 },
 }
 
-/// The consequence of an event.
+/// The consequence of an event for this daemon.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Turn {
-    /// This daemon is the root of its term.
+    /// This daemon has become the root of its term.
     Lead,
-    /// Another daemon is.
+    /// Another daemon is the root.
     Follow(u16),
-    /// This daemon has no root, and is none.
+    /// This daemon has no root, and is not the root.
     Seek,
 }
 
 #[derive(Clone, Debug, Eq, PartialEq)]
 enum Role {
-    /// Has no root, and waits before it asks.
+    /// Has no root, and waits before it asks for votes.
     Seeks,
     /// Asks for votes.
     Asks { is_trial: bool, votes: BTreeSet<u16> },
@@ -57,11 +57,11 @@ pub(super) struct Election {
     hosts: u16,
     patience: Duration,
     role: Role,
-    /// False until this daemon has begun to wait.
+    /// False until the first timeout.
     has_started: bool,
-    /// Attempts since there was a root.
+    /// Number of attempts since there was a root.
     attempts: u32,
-    /// When to try something else; `None` while there is a root.
+    /// When to make the next attempt; `None` while there is a root.
     deadline: Option<Instant>,
     out: Vec<(u16, Ballot)>,
 }
@@ -83,7 +83,7 @@ impl Election {
         std::mem::take(&mut self.out)
     }
 
-    /// Notes that the root's tree has admitted this daemon.
+    /// Records that the root's tree has admitted this daemon.
     pub(super) const fn joined(&mut self) {
         (self.deadline, self.attempts) = (None, 0);
     }
@@ -92,7 +92,7 @@ impl Election {
         self.deadline
     }
 
-    /// Returns the root that this daemon is to join, or has joined.
+    /// Returns the root that this daemon should join, or has joined.
     pub(super) const fn root(&self) -> Option<u16> {
         match self.role {
             Role::Follows(root) => Some(root),
@@ -101,11 +101,12 @@ impl Election {
         }
     }
 
-    /// Gives the root up.
+    /// Gives up the root, and waits before asking for votes.
     pub(super) fn seek(&mut self, now: Instant, own: &Durable) {
         self.role = Role::Seeks;
         let (host, hosts) = (u32::from(self.host), u32::from(self.hosts));
-        // Daemons wait for each other, in an order that changes with each attempt. In a new cluster host 0 comes first.
+        // Each daemon waits for a different time, in an order that changes with each attempt. In a new cluster, host 0
+        // asks first.
         let (slot, each) = match own.term {
             0 => (host, self.patience / 4),
             _ => ((host + hosts - self.attempts % hosts) % hosts, self.patience / 32),
@@ -113,7 +114,7 @@ impl Election {
         self.deadline = Some(now + each * slot.min(MOST_SLOTS));
     }
 
-    /// Does what is due.
+    /// Carries out what is due.
     pub(super) fn handle_timeout(&mut self, now: Instant, own: &mut Durable) -> Option<Turn> {
         self.deadline.take_if(|at| *at <= now)?;
         if !std::mem::replace(&mut self.has_started, true) {
@@ -131,7 +132,7 @@ impl Election {
         }
     }
 
-    /// Takes a ballot of another daemon.
+    /// Handles a ballot of another daemon.
     pub(super) fn handle(
         &mut self,
         now: Instant,
@@ -179,14 +180,14 @@ impl Election {
         own: &mut Durable,
     ) -> Option<Turn> {
         let is_later = term > own.term;
-        // A daemon that has not joined its root knows of it by hearsay alone.
+        // Only a daemon that has joined its root names it; until then it knows the root only from a ballot.
         if let Some(root) = self.root().filter(|_| self.deadline.is_none())
             && !(is_later && self.role == Role::Leads)
         {
             self.out.push((from, Ballot::Root { term: own.term, root }));
             return None;
         }
-        // A root of an earlier term than another daemon's can't have that daemon back.
+        // A daemon with a later term does not join a root of an earlier term, so such a root gives up.
         let turn = if is_later { self.outdated(now, term, own) } else { None };
         let is_current = term == own.term && position >= own.position;
         let is_granted = match is_trial {
@@ -202,9 +203,9 @@ impl Election {
         turn
     }
 
-    /// Adopts a later term.
+    /// Adopts a later term, unless this daemon has a root.
     fn outdated(&mut self, now: Instant, term: u32, own: &mut Durable) -> Option<Turn> {
-        // Its root learns of the later term by itself.
+        // A follower keeps its root, which learns of the later term by itself.
         if matches!(self.role, Role::Follows(_)) {
             return None;
         }
@@ -213,7 +214,7 @@ impl Election {
         Some(Turn::Seek)
     }
 
-    /// Asks all others for votes.
+    /// Asks all other daemons for votes.
     fn ask(&mut self, now: Instant, own: &mut Durable, is_trial: bool) -> Option<Turn> {
         if !is_trial {
             (own.term, own.vote) = (own.term.saturating_add(1), Some(self.host));

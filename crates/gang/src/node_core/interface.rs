@@ -1,4 +1,4 @@
-//! Events that a shell hands to its node core, and the work and the messages that the core hands to the shell.
+//! Events that a shell passes to its node core, and the effects and messages that the core returns.
 
 use super::election::Ballot;
 use super::job_manager::{Collect, Read, Write};
@@ -15,7 +15,7 @@ pub(crate) enum Input {
     Parent,
     /// The parent has sent a message.
     Down(Down),
-    /// A daemon that is `host` has opened a connection: it wants to be a child.
+    /// A daemon that says it is `host` has opened a connection, to become a child.
     Child { host: u16, connection: u64 },
     /// A child has sent a message over this connection.
     Up(u64, Up),
@@ -23,31 +23,31 @@ pub(crate) enum Input {
     Disconnected(Peer),
     /// Another host's daemon has sent a ballot.
     Ballot(u16, Ballot),
-    /// A step is complete: [`Effect::Step`].
+    /// A step of an [`Effect::Step`] is complete, or has failed.
     StepDone(u64, Result<StepOutcome, String>),
-    /// A rank on this node has changed.
+    /// The state of a rank on this node has changed.
     Rank(JobId, u16, RankEvent),
     /// Data has arrived on this node's NIC for a suspended job.
     Arrived(JobId),
-    /// A front end has sent a request. [`Request::Feed`] and [`Request::Leave`] are the shell's own.
+    /// A client has sent a request. The shell handles [`Request::Feed`] and [`Request::Leave`] itself.
     Request(Caller, Request),
-    /// A front end's connection has ended.
+    /// A client has disconnected.
     ClientGone(ClientId),
-    /// A front end's connection has ended that another daemon has carried. The front end may be back.
+    /// The connection that another daemon relayed for a client has ended. The client may connect again.
     ClientLost(ClientId),
     /// The output of a job's ranks on a host has been received completely, on the root.
     StreamsDone(u16, JobId),
     /// Input has arrived for a job, on the root.
     Fed(JobId),
-    /// A checkpoint is written, or can't be: the bytes of images in it.
+    /// A checkpoint was written, with this many bytes of images in it; or the reason why it was not.
     Written(JobId, Result<u64, String>),
-    /// A host has dumped its ranks of a job: [`Effect::Collect`].
+    /// A host has dumped its ranks of a job; see [`Effect::Collect`].
     Dumped(u16, JobId),
-    /// A checkpoint is read for a front end, or can't be.
+    /// A checkpoint was read for a client, or the reason why it was not.
     Read(Box<Read>),
-    /// A client of this process submits a job, on the root. In virtual time all jobs are those of one user.
+    /// A client in this process submits a job, on the root. In virtual time, all jobs belong to one user.
     Submit(ClientId, (schedule::Request, u16), Program),
-    /// All daemons are to end, on the root.
+    /// All daemons must end, on the root.
     Quit,
 }
 
@@ -60,51 +60,51 @@ pub(crate) enum Peer {
     Child(u64),
 }
 
-/// A message for another daemon.
+/// A message to be sent to another daemon.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Transmit {
-    /// To the parent.
+    /// For the parent.
     Up(Up),
-    /// To the child of this connection.
+    /// For the child of this connection.
     Down(u64, Down),
-    /// To the daemon of a host, connected or not. It may be lost.
+    /// For the daemon of a host, connected or not. It may be lost.
     Ballot(u16, Ballot),
 }
 
-/// Work for the shell.
+/// Work that the shell must carry out.
 #[derive(Debug)]
 pub(crate) enum Effect {
-    /// Carries a step out. [`Input::StepDone`] follows, with its number.
+    /// Carries a step out, and then passes [`Input::StepDone`] with its number.
     Step(u64, Step),
-    /// Sends a reply to a front end.
+    /// Sends a reply to a client.
     Reply(ClientId, Reply),
-    /// Sends a word to the ranks of a job that are here.
+    /// Sends a word to the ranks of a job on this host.
     Say(JobId, Word),
-    /// Lets the ranks of a job that are here leave the PMI barrier, with what all ranks have put.
+    /// Lets the ranks of a job on this host leave the PMI barrier, with the pairs of all ranks.
     BarrierOut(JobId, Pairs),
-    /// Signals the ranks of a job that are here.
+    /// Sends a signal to the ranks of a job on this host.
     Signal(JobId, i32),
-    /// Sets the terminal size of a job whose rank 0 is here.
+    /// Sets the terminal size of a job whose rank 0 is on this host.
     Resize(JobId, (u16, u16)),
-    /// Writes a checkpoint with the rights of the requesting user. [`Input::Written`] follows.
+    /// Writes a checkpoint with the rights of the requesting user, and then passes [`Input::Written`].
     Write(Write),
-    /// Reads a checkpoint of at most `most` bytes with the caller's rights. [`Input::Read`] follows.
+    /// Reads a checkpoint of at most `most` bytes with the caller's rights, and then passes [`Input::Read`].
     Read { caller: Caller, folder: Vec<u8>, weight: u8, most: u64 },
     /// Takes the images that hosts send. [`Input::Dumped`] follows for each host as its images begin to arrive, and
     /// [`Input::Written`]. [`NodeCore::collects`](super::NodeCore::collects) says how long.
     Collect(Collect),
-    /// Sends the images of a folder to the hosts of a job that ask for them, as long as there is the job.
+    /// Serves the images of a folder to the hosts of a job, as long as the job exists.
     Serve(JobId, Vec<u8>),
-    /// Closes a connection, once all messages to it are sent.
+    /// Closes a connection, once all messages for it are sent.
     Disconnect(Peer),
-    /// A daemon claims to be this host, which is connected. Its connection is closed.
+    /// Reports that a second daemon claims to be this host, which is connected. The second connection is closed.
     Refused(u16),
-    /// Dials these daemons in turn, until one admits this one. None: stops dialling.
+    /// Dials these daemons in turn, until one admits this one. An empty list stops the dialling.
     Seek(Vec<u16>),
-    /// The root is this host now, or it is not known.
+    /// Records which host is the root now; `None` if unknown.
     Root(Option<u16>),
-    /// This daemon is the root no longer: its front ends are disconnected.
+    /// Disconnects all clients, because this daemon is no longer the root.
     Deposed,
-    /// The root has ordered all daemons to end, and this one has carried that out.
+    /// Ends this daemon, as the root has ordered.
     Quit,
 }

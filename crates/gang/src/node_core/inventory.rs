@@ -1,4 +1,4 @@
-//! Cuts a host's report of its jobs to a root that takes over into parts: it may be longer than a message between daemons.
+//! Splits a host's inventory for a root that takes over into parts, because it may exceed a message between daemons.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::state_chunk::{CHUNK_BYTES, LONGEST_STATE};
 /// Splits an inventory into messages, at least one.
 pub(super) fn split(inventory: &Inventory) -> impl Iterator<Item = Up> + use<> {
     let host = inventory.host;
-    // It is far shorter than the longest value: each job's pairs are bounded.
+    // It never exceeds the longest value, because each job's pairs are bounded.
     let bytes: Bytes = wire::encode_long(inventory).unwrap_or_default().into();
     let count = bytes.len().div_ceil(CHUNK_BYTES).max(1);
     (0..count).map(move |number| {
@@ -21,13 +21,13 @@ pub(super) fn split(inventory: &Inventory) -> impl Iterator<Item = Up> + use<> {
     })
 }
 
-/// Inventories of which the last part has not arrived, by host.
+/// Incomplete inventories, by host.
 #[derive(Debug, Default)]
 pub(super) struct Inventories(BTreeMap<u16, Vec<u8>>);
 
 impl Inventories {
-    /// Adds a part, and returns the inventory if it is complete. Drops what does not follow the parts before: it is of a
-    /// connection that was lost.
+    /// Adds a part, and returns the inventory if it is complete. Drops parts that don't follow the previous part: they
+    /// belong to a lost connection.
     pub(super) fn add(
         &mut self,
         (host, at): (u16, u64),
@@ -50,7 +50,7 @@ impl Inventories {
         inventory.filter(|inventory| inventory.host == host)
     }
 
-    /// Drops the parts of a host that is lost.
+    /// Drops the parts of a lost host.
     pub(super) fn forget(&mut self, host: u16) {
         self.0.remove(&host);
     }
