@@ -51,7 +51,7 @@ use user::{Caller, User};
 /// Configuration of a [`NodeCore`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeConfig {
-    /// This host.
+    /// The number of this host.
     pub(crate) host: u16,
     pub(crate) cluster: Cluster,
     /// Silence after which a daemon counts as lost, and the time that it gets for an order, for each level of the tree

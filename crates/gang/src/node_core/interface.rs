@@ -90,8 +90,8 @@ pub(crate) enum Effect {
     Write(Write),
     /// Reads a checkpoint of at most `most` bytes with the caller's rights, and then passes [`Input::Read`].
     Read { caller: Caller, folder: Vec<u8>, weight: u8, most: u64 },
-    /// Takes the images that hosts send. [`Input::Dumped`] follows for each host as its images begin to arrive, and
-    /// [`Input::Written`]. [`NodeCore::collects`](super::NodeCore::collects) says how long.
+    /// Receives the images that hosts send, while [`NodeCore::collects`](super::NodeCore::collects) returns true.
+    /// Passes [`Input::Dumped`] for each host whose processes are dumped, and [`Input::Written`] at the end.
     Collect(Collect),
     /// Serves the images of a folder to the hosts of a job, as long as the job exists.
     Serve(JobId, Vec<u8>),

@@ -1,4 +1,4 @@
-//! The root's part: admits jobs, follows their ranks, and replies to their front ends.
+//! The root's part: admits jobs, tracks their ranks, and replies to their clients.
 
 mod admission;
 mod barrier;
@@ -34,10 +34,10 @@ pub(crate) use saving::Contents;
 pub(crate) use saving::{Read, Write};
 use takeover::Takeover;
 
-/// Number of switches that are remembered.
+/// Most switches that are remembered, for listings.
 const REMEMBERED: usize = 4096;
 
-/// Time for which the streams of a job may stay open after its processes have ended.
+/// Time for which a job's streams may stay open after its processes have ended.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// Work for the node core after a call of the job manager.
@@ -53,22 +53,22 @@ pub(super) enum Out {
 /// Configuration of the root.
 #[derive(Debug)]
 pub(crate) struct RootConfig {
-    /// Decides which jobs run in a slice. It places jobs on slots.
+    /// Places jobs on slots, and decides which jobs run in a slice.
     pub(crate) policy: Box<dyn Policy>,
     pub(crate) scheduler: SchedulerConfig,
-    /// FIFOs of ranks' channels, if ranks have channels.
+    /// FIFO sizes of ranks' channels; `None` for ranks without channels.
     pub(crate) geometry: Option<Geometry>,
-    /// Most bytes of states and contexts that the root holds for checkpoints.
+    /// Most bytes of states and contexts of checkpoints that the root holds in memory.
     pub(crate) most_saved: u64,
-    /// Interval at which each job is cut, to find out whether it is deadlocked or has terminated.
+    /// Interval at which each job is cut, to detect deadlocks and termination.
     pub(crate) check_every: Duration,
     /// Names of the hosts, for messages.
     pub(crate) names: Vec<String>,
-    /// True if the shell reports when the output of a job's ranks on a host has ended.
+    /// True if the shell reports the end of the output of a job's ranks on a host.
     pub(crate) has_streams: bool,
 }
 
-/// Whether all daemons are to end.
+/// Progress of the order that ends all daemons.
 #[derive(Clone, Copy, Debug)]
 enum Quitting {
     No,
@@ -76,24 +76,24 @@ enum Quitting {
     Ordered,
 }
 
-/// The root's part.
+/// The root's state.
 #[derive(Debug)]
 pub(crate) struct JobManager {
     /// Number of this host.
     host: u16,
     scheduler_core: SchedulerCore,
-    /// Set while the daemons that may still run jobs join.
+    /// Set while a new root waits for daemons that may still run jobs.
     takeover: Option<Takeover>,
-    /// Reports of hosts that are joining.
+    /// Partial inventories of hosts that are joining.
     inventories: Inventories,
     /// Changes for the other daemons; `None` if none of them can be the root.
     changes: Option<VecDeque<Change>>,
-    /// The last jobs that have ended, for front ends that have lost their root.
+    /// The last jobs that have ended, for clients that have lost their root.
     over: VecDeque<Over>,
-    /// Number of changes so far, and of those that a majority holds.
+    /// Number of changes so far, and of those that a majority has stored.
     recorded: u64,
     committed: u64,
-    /// The job that the order under way launches.
+    /// The job that the order in progress launches.
     launching: Option<JobId>,
     cluster: Cluster,
     geometry: Option<Geometry>,
@@ -112,12 +112,12 @@ pub(crate) struct JobManager {
     quitting: Quitting,
     has_lost_a_host: bool,
     out: VecDeque<Out>,
-    /// Each follows a number of changes.
+    /// Replies, each with the number of changes that must be committed before it is sent.
     replies: VecDeque<(u64, ClientId, Reply)>,
 }
 
 impl JobManager {
-    /// Creates the root that is always host 0.
+    /// Creates the root of a cluster in which only host 0 can be the root.
     pub(crate) fn new(cluster: Cluster, config: RootConfig) -> Self {
         let RootConfig { policy, scheduler, geometry, names, has_streams, .. } = config;
         Self {
@@ -153,7 +153,7 @@ impl JobManager {
         self.names.get(usize::from(host)).map_or("?", |name| name)
     }
 
-    /// Replies to a front end, once a majority holds all changes so far.
+    /// Replies to a client, once a majority has stored all changes so far.
     fn reply(&mut self, client: ClientId, reply: Reply) {
         self.replies.push_back((self.recorded, client, reply));
     }
@@ -162,7 +162,7 @@ impl JobManager {
         self.reply(client, Reply::Refused(why));
     }
 
-    /// Ends a job, with the reason, unless it has ended.
+    /// Ends a job for a reason, unless it has already ended.
     pub(super) fn end(&mut self, now: Instant, job: JobId, why: Option<String>) {
         if let Some(it) = self.jobs.get_mut(&job).filter(|it| !it.is_removed) {
             it.pause(now);
@@ -177,7 +177,7 @@ impl JobManager {
         }
     }
 
-    /// Ends the job of a front end that is disconnected, and gives up saving for it.
+    /// Ends the job of a client that has disconnected, and cancels the client's checkpoint.
     pub(super) fn handle_client_gone(&mut self, now: Instant, client: ClientId) {
         self.give_up_saving(client);
         if let Some(job) = self.job_of(client) {
@@ -185,7 +185,7 @@ impl JobManager {
         }
     }
 
-    /// Leaves the job of a front end without one until that is back, and gives up saving for it.
+    /// Detaches a client that may connect again from its job, and cancels the client's checkpoint.
     pub(super) fn handle_client_lost(&mut self, client: ClientId) {
         self.give_up_saving(client);
         for it in self.jobs.values_mut() {
@@ -193,7 +193,7 @@ impl JobManager {
         }
     }
 
-    /// Returns the job that a front end has started.
+    /// Returns the job that a client has started or attached to.
     pub(super) fn job_of(&self, client: ClientId) -> Option<JobId> {
         self.jobs.iter().find(|(_, job)| job.client == Some(client)).map(|(job, _)| *job)
     }
@@ -202,7 +202,7 @@ impl JobManager {
         self.jobs.contains_key(&job)
     }
 
-    /// Returns why a user may not control a job, or that there is none of this number.
+    /// Returns why a user may not control a job, or that the job does not exist; `None` if the user may.
     pub(super) fn refusal_of(&self, user: &User, job: JobId) -> Option<String> {
         let of_over = || self.over.iter().find(|over| over.job == job).map(|over| &over.user);
         let owner = self.jobs.get(&job).map(|it| &it.entry.launch.user).or_else(of_over);
@@ -218,14 +218,14 @@ impl JobManager {
         }
     }
 
-    /// Wakes a job for which input has arrived, if its program asks for that.
+    /// Wakes a job for which input or data has arrived, if its program requests that.
     pub(super) fn arrived(&mut self, job: JobId) {
         if self.jobs.get(&job).is_some_and(|it| it.entry.launch.program.woken) {
             self.scheduler_core.wake(job);
         }
     }
 
-    /// Orders all daemons to end, unless that is ordered.
+    /// Orders all daemons to end, unless that was already ordered.
     pub(super) const fn quit(&mut self) {
         if matches!(self.quitting, Quitting::No) {
             self.quitting = Quitting::Due;
@@ -247,7 +247,7 @@ impl JobManager {
         self.switches.iter().map(|(switch, _)| switch)
     }
 
-    /// Returns the next order, if it is time for one.
+    /// Returns the next order, if one is due.
     pub(super) fn poll_order(&mut self, now: Instant) -> Option<Order> {
         if self.waits_for_majority() {
             return None;
@@ -270,7 +270,7 @@ impl JobManager {
         Some(Order { number: self.next_order, action })
     }
 
-    /// Takes the outcome of the order under way, from all hosts.
+    /// Handles the outcome of the order in progress, from all hosts.
     pub(super) fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
         for of in &outcome.interfaces {
             if let Some(it) = self.jobs.get_mut(&of.job) {
@@ -279,7 +279,7 @@ impl JobManager {
         }
         self.scheduler_core.handle_outcome(now, outcome);
         for (job, host, why) in &outcome.failed {
-            // A host that refuses a job may carry no streams of it.
+            // A host that refuses a job may never report the end of the job's streams.
             if self.launching == Some(*job)
                 && let Some(it) = self.jobs.get_mut(job)
             {
@@ -298,12 +298,12 @@ impl JobManager {
         }
     }
 
-    /// Sends a message to all nodes, once the changes so far are sent.
+    /// Queues a message for all nodes. It is sent after the changes so far.
     fn everywhere(&mut self, down: Down) {
         self.out.push_back(Out::Everywhere(down));
     }
 
-    /// Lets the ranks of a job continue that wait to be saved.
+    /// Lets the ranks of a job that are blocked by a checkpoint continue.
     fn let_go(&mut self, job: JobId) {
         self.everywhere(Down::Say(job, Word::Go));
     }
@@ -313,7 +313,7 @@ impl JobManager {
         self.out.pop_front()
     }
 
-    /// Takes the scheduler's events.
+    /// Handles the scheduler's events.
     pub(super) fn drain(&mut self, now: Instant) {
         while let Some(event) = self.scheduler_core.poll_event() {
             match event {
@@ -374,7 +374,7 @@ impl JobManager {
         self.switches.push_back((switch, self.scheduler_core.running().to_vec()));
     }
 
-    /// Gives up the streams of jobs that have lingered for too long.
+    /// Closes the streams of jobs whose linger time is over, and begins a check that is due.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         let is_over = |(_, it): &(&JobId, &Job)| it.linger_until.is_some_and(|at| at <= now);
         let over: Vec<JobId> = self.jobs.iter().filter(is_over).map(|(job, _)| *job).collect();
@@ -396,7 +396,7 @@ impl JobManager {
         lingering.chain(check).chain(next).chain(takeover).min()
     }
 
-    /// Reports a job's end to its front end, once everything about it is known and its output has been received.
+    /// Reports a job's end to its client, once the job is removed everywhere and its output was received.
     fn finish(&mut self, now: Instant, job: JobId) {
         let is_complete = |it: &Job| {
             it.is_removed && (!it.is_launched || !self.has_streams || it.open.is_empty())
@@ -425,7 +425,7 @@ impl JobManager {
         }
     }
 
-    /// Returns the next reply to a front end.
+    /// Returns the next reply to a client.
     pub(super) fn poll_reply(&mut self) -> Option<(ClientId, Reply)> {
         let is_due = self.replies.front().is_some_and(|reply| reply.0 <= self.committed);
         let (_, client, reply) = if is_due { self.replies.pop_front()? } else { return None };

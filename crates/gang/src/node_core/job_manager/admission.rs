@@ -11,8 +11,8 @@ use crate::node_core::user::Caller;
 use crate::schedule::{AdmitError, Request};
 
 impl JobManager {
-    /// Admits a job or refuses it, and replies to its front end. The ranks of a restored one start from states that this root
-    /// has.
+    /// Admits or refuses a job, and replies to its client. The ranks of a restored job start from states that this
+    /// root has.
     pub(in crate::node_core) fn admit(
         &mut self,
         now: Instant,
@@ -56,7 +56,7 @@ impl JobManager {
         Some(job)
     }
 
-    /// Returns why a job can't be admitted on its hosts.
+    /// Returns why a job can't be admitted on its hosts; `None` if it can.
     fn refusal(&self, launch: &Launch, hosts: &[u16]) -> Option<String> {
         if let Some(host) = hosts.iter().find(|host| !self.hosts.contains(host)) {
             return Some(format!("host {host} ({}) can't be reached", self.name(*host)));

@@ -1,4 +1,4 @@
-//! The PMI barrier of a job, on the root: gathers what ranks have put, until all of them are in.
+//! The PMI barrier of a job, on the root: gathers the pairs of the ranks until all of them have entered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,31 +8,31 @@ use super::JobManager;
 use crate::names::JobId;
 use crate::node_core::message::{Down, End, Held, Pairs};
 
-/// Most bytes of the keys and values of a job, which are in one message to each host at worst.
+/// Most bytes of the keys and values of a job. In the worst case, one message to each host carries all of them.
 const MOST_BYTES: usize = 4 << 20;
-/// Bytes of a pair beside its key and value, at most.
+/// Most bytes of an encoded pair in addition to its key and value.
 const PAIR_BYTES: usize = 16;
 
-/// The ranks in the barrier, and what they have put.
+/// The ranks inside the barrier, and the pairs that they have put.
 #[derive(Debug, Default)]
 pub(super) struct Barrier {
-    /// Number of barriers that all ranks have entered.
+    /// Number of barriers that all ranks have entered, and so have left.
     left: u64,
     inside: BTreeSet<u16>,
-    /// The pairs of the ranks inside: a key that is put again has its last value, so that this is bounded by `bytes`.
+    /// The pairs of the ranks inside. A key has only its last value, so `bytes` bounds this.
     pairs: BTreeMap<String, String>,
-    /// The length of each value of the job, by its key, and the bytes of all.
+    /// The length of each value of the job, by key, and the total bytes of all pairs.
     lengths: BTreeMap<String, usize>,
     bytes: usize,
 }
 
 impl Barrier {
-    /// Returns whether a rank has entered it.
+    /// Returns whether a rank has ever entered the barrier.
     pub(super) fn was_entered(&self) -> bool {
         self.left > 0 || !self.inside.is_empty()
     }
 
-    /// Takes what a rank has put. Returns false if that is too much.
+    /// Adds a rank that enters, and its pairs. Returns false if the job exceeds [`MOST_BYTES`].
     fn enter(&mut self, rank: u16, pairs: Pairs) -> bool {
         for (key, value) in &pairs {
             let own = key.len() + PAIR_BYTES;
@@ -47,7 +47,7 @@ impl Barrier {
 }
 
 impl JobManager {
-    /// Lets a rank enter the barrier, and all ranks leave it if that was the last one.
+    /// Lets a rank enter the barrier. If it was the last one, all ranks leave.
     pub(super) fn barrier_in(&mut self, now: Instant, job: JobId, rank: u16, pairs: Pairs) {
         let Some(it) = self.jobs.get_mut(&job).filter(|it| usize::from(rank) < it.entry.ends.len())
         else {
@@ -65,7 +65,7 @@ impl JobManager {
         self.check_barrier(now, job);
     }
 
-    /// Lets all ranks leave the barrier if all have entered it.
+    /// Lets all ranks leave the barrier, if all have entered it.
     fn leave_barrier(&mut self, job: JobId) {
         let Some(it) = self.jobs.get_mut(&job) else { return };
         if it.barrier.inside.len() == it.entry.ends.len() {
@@ -77,8 +77,8 @@ impl JobManager {
         }
     }
 
-    /// Restores the barriers of a job that this root takes over, from what its hosts have reported. The lost root may have
-    /// let the ranks of some hosts leave the last one: the others leave it now.
+    /// Restores the barriers of a job that this root takes over, from its hosts' reports. The lost root may have let
+    /// the ranks of only some hosts leave the last barrier; the ranks of the other hosts leave it now.
     pub(super) fn restore_barrier<'a>(
         &mut self,
         now: Instant,
@@ -96,7 +96,7 @@ impl JobManager {
         for (rank, pairs) in inside.flat_map(|held| &held.inside) {
             self.barrier_in(now, job, *rank, pairs.clone());
         }
-        // Ranks may have entered it since their host has joined.
+        // Ranks may have entered the barrier after their host joined.
         self.leave_barrier(job);
         self.check_barrier(now, job);
         for (rank, code, message) in reported.filter_map(|held| held.aborted.as_ref()) {
@@ -104,7 +104,7 @@ impl JobManager {
         }
     }
 
-    /// Ends a job of which a rank waits in the barrier for one that has ended.
+    /// Ends a job in which a rank waits in the barrier for a rank that has ended.
     pub(super) fn check_barrier(&mut self, now: Instant, job: JobId) {
         let Some(it) = self.jobs.get(&job) else { return };
         let ended = it.entry.ends.iter().position(Option::is_some);
@@ -114,7 +114,7 @@ impl JobManager {
         }
     }
 
-    /// Ends a job for one of its ranks, which exits with a code.
+    /// Ends a job at the request of one of its ranks, which exits with a code.
     pub(super) fn abort(
         &mut self,
         now: Instant,
@@ -124,7 +124,7 @@ impl JobManager {
     ) {
         let Some(it) = self.jobs.get_mut(&job) else { return };
         let Some(end) = it.entry.ends.get_mut(usize::from(rank)) else { return };
-        // Its process may be killed before it exits.
+        // The rank's process may be killed before it exits, so its end is recorded now.
         end.get_or_insert(End::Exited(code));
         if self.takeover.is_some() {
             return;

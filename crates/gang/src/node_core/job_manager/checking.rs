@@ -1,8 +1,8 @@
-//! Deadlocks, and jobs that have terminated though their processes have not: found in cuts that the root takes of each job
-//! from time to time.
+//! Detects deadlocked jobs, and jobs that have terminated although their processes still run, in periodic cuts of each
+//! job.
 //!
-//! Both properties are stable, so that a job in which one was found is not cut again. A job is cut at most once in
-//! [`RootConfig::check_every`](super::RootConfig::check_every), and one job at a time.
+//! Both properties are stable, so a job that has one of them is not cut again. A job is cut at most once in
+//! [`RootConfig::check_every`](super::RootConfig::check_every), and jobs are cut one at a time.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,63 +21,63 @@ use crate::wait::WaitState;
 pub(super) enum Purpose {
     Check,
     Save,
-    /// Images of the processes are to be made.
+    /// A checkpoint by images of the processes.
     Images,
 }
 
-/// The checks of a job.
+/// The state of a job's checks.
 #[derive(Debug, Default)]
 pub(super) struct Checks {
-    /// The purposes of the cuts that are ordered, in their order.
+    /// The purposes of the ordered cuts, oldest first.
     ordered: VecDeque<Purpose>,
     contexts: BTreeMap<u16, RankState>,
-    /// When the job is to be cut next; `None` if it was never cut.
+    /// When the job is cut next; `None` before its first interval.
     next: Option<Instant>,
     found: Option<String>,
 }
 
 impl Checks {
-    /// Notes that a cut is ordered.
+    /// Records that a cut is ordered.
     pub(super) fn order(&mut self, purpose: Purpose) {
         self.ordered.push_back(purpose);
     }
 
-    /// Takes the purpose of the cut that is complete.
+    /// Returns the purpose of the cut that is complete.
     pub(super) fn complete(&mut self) -> Option<Purpose> {
         self.ordered.pop_front()
     }
 
-    /// Takes a chunk of a rank's context, if the cut under way is a check. Returns whether it was one.
+    /// Adds a chunk of a rank's context, if the cut in progress is a check. Returns whether it is one.
     pub(super) fn add_chunk(&mut self, rank: u16, chunk: &StateChunk) -> bool {
         let is_its =
             chunk.kind == ChunkKind::Context && self.ordered.front() == Some(&Purpose::Check);
         if is_its {
-            // What is too long is missing, and nothing is found.
+            // If a context is too long, it is missing, and the check detects nothing.
             self.contexts.entry(rank).or_default().add(chunk);
         }
         is_its
     }
 
-    /// Returns what was found.
+    /// Returns the description of the property that was detected, if any.
     pub(super) fn found(&self) -> Option<&String> {
         self.found.as_ref()
     }
 }
 
 impl JobManager {
-    /// Orders the next check that is due.
+    /// Orders the next check, if one is due.
     pub(super) fn begin_check(&mut self, now: Instant) {
         let Some((job, _)) = self.next_check().filter(|(_, at)| *at <= now) else { return };
         let after = now + self.check_every;
         let Some(it) = self.jobs.get_mut(&job) else { return };
-        // A job is not cut in its first interval.
+        // The first interval of a job passes without a cut.
         if it.checks.next.replace(after).is_some() {
             it.checks.order(Purpose::Check);
             self.scheduler_core.cut(job);
         }
     }
 
-    /// Returns the job to be checked next, and when.
+    /// Returns the next job to be checked, and when.
     pub(super) fn next_check(&self) -> Option<(JobId, Instant)> {
         let is_free = |it: &Job| it.checks.ordered.is_empty();
         if self.geometry.is_none() || !self.jobs.values().all(is_free) {
@@ -91,7 +91,7 @@ impl JobManager {
         jobs.map(|(job, it)| (*job, at(it))).min_by_key(|(_, at)| *at)
     }
 
-    /// Finds out from the contexts of a cut whether a job is stuck.
+    /// Detects from the contexts of a cut whether a job is deadlocked or terminated.
     pub(super) fn check(&mut self, job: JobId, epoch: Epoch) {
         let Some(it) = self.jobs.get_mut(&job) else { return };
         let contexts = std::mem::take(&mut it.checks.contexts);
@@ -99,7 +99,7 @@ impl JobManager {
             && network.ranks.len() == it.entry.ends.len()
         {
             for (context, end) in network.ranks.iter_mut().zip(&it.entry.ends) {
-                // A rank that has ended never sends again.
+                // A rank that has ended never sends again, which is the same as being idle.
                 if end.is_some() {
                     context.wait = WaitState::Idle;
                 }
@@ -109,10 +109,10 @@ impl JobManager {
     }
 }
 
-/// Describes why the ranks of a job are stuck, if they are.
+/// Describes why the ranks of a job are stuck; `None` if they are not.
 ///
-/// The format of the job's messages is unknown, so each message of the right rank counts as the one that is waited for: a
-/// process that waits for another consumes it, and the next cut shows it without.
+/// The format of the job's messages is unknown, so tags are ignored: each message from the awaited rank counts as the
+/// awaited message. A process that waits for another message consumes it, and the next cut no longer has it.
 fn stuck(network: &NetworkContext) -> Option<String> {
     let mut any_tag = network.clone();
     for context in &mut any_tag.ranks {

@@ -1,7 +1,8 @@
-//! Checkpoints of jobs whose ranks hand no state over: each host makes images of its ranks' processes.
+//! Checkpoints of jobs whose ranks don't send their states: each host makes images of its ranks' processes.
 //!
-//! The job is cut. Its hosts keep it still from then on, whatever its turn, and dump it outside of the orders, so that no order
-//! waits for a disk. The ranks continue once all hosts have dumped theirs, or, if the job is to end, if it can't be saved.
+//! First the job is cut. From then on its hosts keep it suspended, even in its slices, and dump it outside of orders,
+//! so that no order waits for a disk. The ranks continue once all hosts have dumped theirs. If the job is to end, they
+//! continue only if the checkpoint fails.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +12,11 @@ use crate::names::{Epoch, JobId};
 use crate::node_core::message::{Down, Saved, Word};
 use crate::node_core::user::User;
 
-/// Images that the hosts of a job are about to send to the root, for the checkpoint in a folder.
+/// The images that the root expects from the hosts of a job, for the checkpoint in a folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Collect {
     pub(crate) job: JobId,
-    /// Tells these images from those of an earlier request.
+    /// Distinguishes these images from those of an earlier request.
     pub(crate) epoch: Epoch,
     pub(crate) hosts: BTreeSet<u16>,
     pub(crate) ranks: u16,
@@ -25,7 +26,7 @@ pub(crate) struct Collect {
 }
 
 impl JobManager {
-    /// Takes a front end's request to save a job whose ranks hand no state over. The job is cut next.
+    /// Handles a client's request to save a job whose ranks don't send their states. The job is cut next.
     ///
     /// # Errors
     /// The reason why the job can't be saved.
@@ -42,9 +43,9 @@ impl JobManager {
         Ok(())
     }
 
-    /// Begins to collect the images of a job that was cut. Returns `None` if no front end waits for them any longer.
+    /// Begins to collect the images of a job that was cut. Returns `None` if no client waits for them any longer.
     pub(super) fn begin_images(&mut self, job: JobId, epoch: Epoch) -> Option<Collect> {
-        // A front end that has left has left its cut behind.
+        // This may be the cut of an earlier client, which has left.
         let it = self.jobs.get_mut(&job).filter(|it| it.saves.images.is_none())?;
         let interfaces = it.saves.interfaces.take();
         let wanted = it.saves.wanted.as_mut()?;
@@ -65,7 +66,8 @@ impl JobManager {
         Some(Collect { job, epoch, hosts, ranks, folder, program })
     }
 
-    /// Notes that a host has dumped its ranks of a job. Once all have, the ranks continue, unless the job is to end.
+    /// Records that a host has dumped its ranks of a job. Once all hosts have, the ranks continue, unless the job is
+    /// to end.
     pub(in crate::node_core) fn handle_dumped(&mut self, job: JobId, host: u16) {
         let Some(saves) = self.jobs.get_mut(&job).map(|it| &mut it.saves) else { return };
         let Some(missing) = &mut saves.images else { return };
@@ -75,12 +77,12 @@ impl JobManager {
         }
     }
 
-    /// Returns whether images of a job are collected.
+    /// Returns whether images of a job are being collected.
     pub(in crate::node_core) fn collects(&self, job: JobId) -> bool {
         self.jobs.get(&job).is_some_and(|it| !it.is_removed && it.saves.images.is_some())
     }
 
-    /// Gives up collecting images for a front end. Its job continues.
+    /// Stops collecting images for a client. The client's job continues.
     pub(super) fn give_up_images(&mut self, client: crate::node_core::ClientId) {
         for (job, it) in &mut self.jobs {
             let is_its = |wanted: &Wanted| wanted.caller.client == client;
@@ -92,14 +94,14 @@ impl JobManager {
     }
 }
 
-/// Describes why a job is not saved as images either.
+/// Describes why a job can't be saved as images either.
 pub(super) fn unable(job: JobId, why: &str) -> String {
     format!(
         "job {job}: rank 0 can't be saved: its program takes no part in checkpoints, or has not begun; {why}"
     )
 }
 
-/// Returns why the processes of a job can't be saved as they are.
+/// Returns why the processes of a job can't be saved by CRIU; `None` if they can.
 fn refusal(it: &Job, user: &User) -> Option<String> {
     let program = &it.entry.launch.program;
     let why = if user.uid != 0 {

@@ -11,30 +11,30 @@ use super::saving::Saves;
 use crate::node_core::message::ClientId;
 use crate::node_core::replica::{Entry, Stage};
 
-/// A job, and the front end that started it.
+/// A job, and its client.
 #[derive(Debug)]
 pub(super) struct Job {
-    /// `None` while its front end has not found this root.
+    /// `None` while the job's client has not found this root.
     pub(super) client: Option<ClientId>,
-    /// The job as the other daemons hold it, but for its times and preemptions since they heard of it last.
+    /// The job as the other daemons have stored it, except for times and preemptions since the last change.
     pub(super) entry: Entry,
     /// The host of each rank.
     pub(super) hosts: Vec<u16>,
-    /// Hosts whose ranks' output may not have been received completely.
+    /// Hosts whose ranks' output may be incomplete.
     pub(super) open: BTreeSet<u16>,
     pub(super) is_launched: bool,
-    /// True if a host could not start it: none of its ranks runs.
+    /// True if a host could not start the job, so that none of its ranks runs.
     pub(super) is_refused: bool,
-    /// True if it has been removed from all hosts.
+    /// True if the job was removed from all hosts.
     pub(super) is_removed: bool,
-    /// Its streams are given up at this time.
+    /// When the job's streams are closed, even if output is missing.
     pub(super) linger_until: Option<Instant>,
     pub(super) admitted_at: Instant,
-    /// Its age when this root took over.
+    /// The job's age when this root took over.
     pub(super) earlier: Duration,
     pub(super) ran: Duration,
     pub(super) runs_since: Option<Instant>,
-    /// Preemptions in which its interfaces stayed on their NICs, and the last reason.
+    /// Preemptions in which the job's interfaces stayed on their NICs, and the last reason.
     pub(super) stayed: u32,
     pub(super) why_stayed: Option<String>,
     pub(super) barrier: Barrier,
@@ -43,7 +43,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Creates the record of a job on these hosts, which another root may have admitted.
+    /// Creates the record of a job on these hosts. Another root may have admitted the job.
     pub(super) fn new(
         now: Instant,
         client: Option<ClientId>,

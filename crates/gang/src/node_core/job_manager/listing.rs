@@ -18,7 +18,7 @@ fn took(switch: &Switch) -> Duration {
 }
 
 impl JobManager {
-    /// Returns the state of the cluster.
+    /// Returns the state of the cluster, as [`Listing`].
     pub(in crate::node_core) fn listing(&self, now: Instant) -> Listing {
         let line = |(job, it): (&JobId, &Job)| Line {
             job: *job,
@@ -48,7 +48,8 @@ impl JobManager {
         }
     }
 
-    /// Returns the median and the 99th percentile over the remembered switches that stopped a job, in microseconds.
+    /// Returns the median and the 99th percentile of a duration over the remembered switches that stopped a job, in
+    /// microseconds.
     fn quantiles(&self, of: impl Fn(&Switch) -> Duration) -> [f64; 2] {
         let real = self.switches.iter().filter(|(switch, _)| !switch.stopped.is_empty());
         let mut all: Vec<f64> = real.map(|(switch, _)| micros(of(switch))).collect();
@@ -59,7 +60,7 @@ impl JobManager {
         })
     }
 
-    /// Returns the last switches.
+    /// Returns the remembered switches.
     pub(in crate::node_core) fn slices(&self) -> Vec<Slice> {
         let slice = |(switch, running): &(Switch, Vec<JobId>)| Slice {
             at_us: switch.at.nanos_since(Instant::ZERO) as f64 / 1e3,

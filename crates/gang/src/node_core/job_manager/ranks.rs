@@ -1,4 +1,4 @@
-//! Ranks of jobs, and the hosts that they are on: their changes, ends and losses.
+//! Handles changes and ends of ranks, and the loss of the hosts that they run on.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::names::JobId;
 use crate::node_core::message::{Down, End, RankEvent};
 
 impl JobManager {
-    /// Takes a change of a rank.
+    /// Handles a change of a rank.
     pub(in crate::node_core) fn handle_rank(
         &mut self,
         now: Instant,
@@ -30,7 +30,7 @@ impl JobManager {
     fn rank_ended(&mut self, now: Instant, job: JobId, rank: u16, end: End) {
         let Some(it) = self.jobs.get_mut(&job) else { return };
         let Some(slot) = it.entry.ends.get_mut(usize::from(rank)) else { return };
-        // A rank that was killed before its first slice has not started.
+        // A refused job's ranks are killed before their first slice, so they have not started.
         if !it.is_refused {
             slot.get_or_insert(end);
         }
@@ -43,7 +43,7 @@ impl JobManager {
         self.finish(now, job);
     }
 
-    /// Ends a job of which a rank has ended, if it was the last one, or failed.
+    /// Ends a job after one of its ranks has ended, if that was the last one or has failed.
     pub(super) fn judge(&mut self, now: Instant, job: JobId, (rank, end): (u16, End)) {
         let Some(it) = self.jobs.get(&job) else { return };
         let all = it.entry.ends.iter().all(Option::is_some);
@@ -62,7 +62,7 @@ impl JobManager {
         }
     }
 
-    /// Ends a job of which the kernel has ended processes for want of memory.
+    /// Ends a job because the kernel has killed some of its processes for lack of memory.
     fn out_of_memory(&mut self, now: Instant, job: JobId, rank: u16, why: &str) {
         if self.takeover.is_none()
             && let Some(host) = self.host_of(job, rank)
@@ -71,7 +71,7 @@ impl JobManager {
         }
     }
 
-    /// Notes that the output of a job's ranks on a host has been received completely.
+    /// Records that the output of a job's ranks on a host was received completely.
     pub(in crate::node_core) fn handle_streams_done(
         &mut self,
         now: Instant,
@@ -84,7 +84,8 @@ impl JobManager {
         self.finish(now, job);
     }
 
-    /// Notes that hosts are connected. If one was, it has lost its connection meanwhile, and all that ran on it.
+    /// Records that hosts are connected. A host that already was has lost its connection meanwhile, and with it all
+    /// jobs there.
     pub(in crate::node_core) fn hosts_here(&mut self, now: Instant, hosts: &[u16]) {
         let again: Vec<u16> =
             hosts.iter().copied().filter(|host| self.hosts.contains(host)).collect();
@@ -92,7 +93,7 @@ impl JobManager {
         self.hosts.extend(hosts.iter().filter(|host| **host < self.cluster.hosts));
     }
 
-    /// Notes that hosts are lost, and ends the jobs that have ranks there.
+    /// Records that hosts are lost, and ends the jobs that have ranks there.
     pub(in crate::node_core) fn hosts_gone(&mut self, now: Instant, hosts: &[u16]) {
         self.has_lost_a_host |= !hosts.is_empty();
         for host in hosts {

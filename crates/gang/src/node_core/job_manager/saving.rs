@@ -1,4 +1,4 @@
-//! Checkpoints of jobs: which ranks can be saved, the states that they have handed over, and jobs that are restored.
+//! Checkpoints of jobs: which ranks can be saved, the states that they have sent, and jobs that are restored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,27 +18,27 @@ use crate::node_core::state_chunk::{self, ChunkKind, RankState, StateChunk};
 use crate::node_core::user::{Caller, User};
 use crate::schedule::Request;
 
-/// A job's checkpoint in the making.
+/// The state of a job's checkpoint while it is made.
 #[derive(Debug, Default)]
 pub(super) struct Saves {
     able: BTreeSet<u16>,
-    /// Ranks that hand no state over any longer.
+    /// Ranks that no longer send a state.
     left: BTreeSet<u16>,
-    /// True if the ranks were asked. Each waits after it has handed its state over.
+    /// True if the ranks were asked for their states. Each blocks after it has sent its state.
     is_asked: bool,
-    /// True once all states are here; the scheduler has the job cut.
+    /// True once all states have arrived; the scheduler then cuts the job.
     is_due: bool,
-    /// True if the states are too long: they are dropped, and the ranks continue once all have handed theirs over.
+    /// True if the states exceed the limit. They are dropped, and the ranks continue once all have sent theirs.
     is_void: bool,
     states: BTreeMap<u16, RankState>,
     pub(super) wanted: Option<Wanted>,
-    /// While images of the processes are made: the hosts that have not dumped theirs.
+    /// Hosts that have not dumped their processes; `None` if no images are being made.
     pub(super) images: Option<BTreeSet<u16>>,
-    /// A host on which the job has Virtual Interfaces while it is cut.
+    /// A host on which the job has Virtual Interfaces in the cut.
     pub(super) interfaces: Option<u16>,
 }
 
-/// A front end's request to save a job.
+/// A client's request to save a job.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) caller: Caller,
@@ -49,27 +49,27 @@ pub(super) struct Wanted {
 }
 
 impl Saves {
-    /// Notes that a rank can be saved.
+    /// Records that a rank can be saved.
     pub(super) fn note_able(&mut self, rank: u16) {
         self.able.insert(rank);
     }
 
-    /// Notes that the job has Virtual Interfaces on a host while it is stopped.
+    /// Records that the job has Virtual Interfaces on a host while it is suspended for a cut.
     pub(super) fn has_interfaces(&mut self, host: u16) {
         let is_cut = self.is_due || (self.wanted.is_some() && self.able.is_empty());
         self.interfaces = is_cut.then_some(host);
     }
 
-    /// Gives the checkpoint up because the job has ended. Returns the reply for the front end that wants it.
+    /// Cancels the checkpoint because the job has ended. Returns the reply to the requesting client.
     pub(super) fn job_ended(&mut self, job: JobId) -> Option<(ClientId, Reply)> {
         let wanted = self.wanted.take()?;
         let why = format!("job {job} ended before it was saved");
         Some((wanted.caller.client, Reply::Refused(why)))
     }
 
-    /// Returns a rank that hands over no state, though one is missing.
+    /// Returns a rank that will send no state although its state is missing.
     fn missing(&self) -> Option<u16> {
-        // All states are here, and the checkpoint is being cut or written.
+        // All states have arrived, and the checkpoint is being cut or written.
         if self.is_due {
             return None;
         }
@@ -77,12 +77,12 @@ impl Saves {
         self.left.iter().find(|rank| !has(rank)).copied()
     }
 
-    /// Returns the bytes held.
+    /// Returns the bytes of states and contexts in memory.
     fn held(&self) -> u64 {
         self.states.values().map(RankState::len).sum()
     }
 
-    /// Drops the states, and those that follow. Returns the reply for the front end.
+    /// Drops the states that have arrived and those that follow. Returns the reply to the requesting client.
     fn void(&mut self, why: String) -> Option<(ClientId, Reply)> {
         self.is_void = true;
         self.states.values_mut().for_each(RankState::clear);
@@ -90,7 +90,7 @@ impl Saves {
         Some((wanted.caller.client, Reply::Refused(why)))
     }
 
-    /// Starts over. Returns the states, and the request if its front end still waits.
+    /// Resets everything but which ranks can be saved. Returns the states, and the request if its client still waits.
     fn renew(&mut self) -> (BTreeMap<u16, RankState>, Option<Wanted>) {
         let (able, left) = (std::mem::take(&mut self.able), std::mem::take(&mut self.left));
         let fresh = Self { able, left, ..Self::default() };
@@ -98,7 +98,7 @@ impl Saves {
         (states, wanted)
     }
 
-    /// Returns why a job can't be saved now.
+    /// Returns why a job can't be saved now; `None` if it can.
     fn refusal(&self, job: JobId, it: &Job) -> Option<String> {
         if self.wanted.is_some() || self.is_void {
             return Some(format!("job {job} is being saved"));
@@ -124,13 +124,13 @@ pub(crate) struct Write {
     pub(crate) job: JobId,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) folder: Vec<u8>,
-    /// The user who has asked for it.
+    /// The user who has requested the checkpoint.
     pub(crate) user: User,
-    /// True if the ranks continue while it is written.
+    /// True if the ranks continue while the checkpoint is written.
     pub(crate) go: bool,
 }
 
-/// A checkpoint that was read for a front end, or the reason why it can't be.
+/// A checkpoint that was read for a client, or the reason why it was not.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) caller: Caller,
@@ -141,26 +141,27 @@ pub(crate) struct Read {
 /// The contents of a checkpoint.
 #[derive(Debug)]
 pub(crate) enum Contents {
-    /// States that they have handed over.
+    /// States that ranks have sent, and the contexts of their channels.
     States(Checkpoint),
-    /// Images of the processes of so many ranks, in a folder.
+    /// Images of the processes of this many ranks, in a folder.
     Images(u16, Vec<u8>),
 }
 
 impl JobManager {
-    /// Returns the longest checkpoint that may be read, in bytes.
+    /// Returns the most bytes of a checkpoint that may be read.
     pub(in crate::node_core) const fn most_saved(&self) -> u64 {
         self.most_saved
     }
 
-    /// Notes that a rank can be saved.
+    /// Records that a rank can be saved.
     pub(super) fn able(&mut self, job: JobId, rank: u16) {
         if let Some(it) = self.jobs.get_mut(&job) {
             it.saves.note_able(rank);
         }
     }
 
-    /// Notes that a rank hands no state over any longer. If one is missing, the ranks that wait to be saved continue.
+    /// Records that a rank no longer sends a state. If its state is missing, the checkpoint fails, and blocked ranks
+    /// continue.
     pub(super) fn left(&mut self, job: JobId, rank: u16) {
         let Some(it) = self.jobs.get_mut(&job) else { return };
         it.saves.left.insert(rank);
@@ -177,7 +178,7 @@ impl JobManager {
         }
     }
 
-    /// Takes a front end's request to save a job. Its ranks are asked for their states, unless they were.
+    /// Handles a client's request to save a job. Asks its ranks for their states, unless they were asked before.
     ///
     /// # Errors
     /// The reason why the job can't be saved.
@@ -196,7 +197,7 @@ impl JobManager {
             return self.save_images(job, wanted);
         }
         if self.geometry.is_none() {
-            return Err("the daemons have no --fabric: nothing is known of what ranks send".into());
+            return Err("the daemons have no --fabric: the ranks' messages are unknown".into());
         }
         if let Some(why) = it.saves.refusal(job, it) {
             return Err(why);
@@ -208,7 +209,7 @@ impl JobManager {
         Ok(())
     }
 
-    /// Cancels a front end's requests to save jobs that are not cut yet.
+    /// Cancels a client's requests to save jobs that are not yet to be cut.
     pub(super) fn give_up_saving(&mut self, client: ClientId) {
         self.give_up_images(client);
         for it in self.jobs.values_mut().filter(|it| !it.saves.is_due) {
@@ -216,8 +217,8 @@ impl JobManager {
         }
     }
 
-    /// Takes a chunk of a rank's state or of its channel's context. The ranks that wait to be saved continue if no front end
-    /// waits for the checkpoint, or it can't be made.
+    /// Adds a chunk of a rank's state or of its channel's context. If no client waits for the checkpoint, or it can't
+    /// be made, blocked ranks continue.
     pub(super) fn add_chunk(&mut self, now: Instant, job: JobId, rank: u16, chunk: &StateChunk) {
         let held =
             self.jobs.values().map(|it| it.saves.held()).sum::<u64>() + chunk.bytes.len() as u64;
@@ -226,7 +227,7 @@ impl JobManager {
         if usize::from(rank) >= ranks || it.checks.add_chunk(rank, chunk) {
             return;
         }
-        // The root that asked for it is lost.
+        // The root that asked for this state is lost.
         if !it.saves.is_asked {
             if chunk.kind == ChunkKind::State && chunk.is_last {
                 self.let_go(job);
@@ -267,7 +268,8 @@ impl JobManager {
         self.scheduler_core.cut(job);
     }
 
-    /// Makes the checkpoint of a job that was cut. Returns `None` if there is nothing to write, and its ranks continue.
+    /// Creates the checkpoint of a job that was cut. Returns `None` if there is nothing to write; the ranks then
+    /// continue.
     pub(super) fn cut(&mut self, job: JobId, epoch: Epoch) -> Option<Write> {
         let it = self.jobs.get_mut(&job)?;
         let interfaces = it.saves.interfaces.take();
@@ -304,8 +306,8 @@ impl JobManager {
         Some(Write { job, checkpoint, folder, user, go })
     }
 
-    /// Takes the result of writing a job's checkpoint: the bytes of images in it. If there is none, ranks that still wait
-    /// continue.
+    /// Handles the result of writing a job's checkpoint: the bytes of images in it. If it failed, ranks that are still
+    /// blocked continue.
     pub(in crate::node_core) fn handle_written(
         &mut self,
         now: Instant,
@@ -341,7 +343,7 @@ impl JobManager {
         }
     }
 
-    /// Admits a job that was saved, and hands out what its ranks start from.
+    /// Admits a job from a checkpoint, and sends its ranks' states to their hosts.
     pub(in crate::node_core) fn restore(&mut self, now: Instant, read: Read) {
         let Read { caller, weight, read } = read;
         let client = caller.client;
@@ -378,7 +380,7 @@ impl JobManager {
     fn hand_out(&mut self, job: JobId, checkpoint: Checkpoint) {
         let saved = checkpoint.network.starts().into_iter().zip(checkpoint.processes);
         for ((rank, host), (context, state)) in (0..).zip(&self.jobs[&job].hosts).zip(saved) {
-            // It was decoded from fewer bytes than the limit.
+            // The context was decoded from fewer bytes than the limit, so this never fails.
             let context = wire::encode_long(&context).unwrap_or_default();
             for (kind, bytes) in [(ChunkKind::State, state), (ChunkKind::Context, context)] {
                 let chunks = state_chunk::split(kind, bytes.into());
@@ -387,10 +389,10 @@ impl JobManager {
         }
     }
 
-    /// Checks that a checkpoint's channels fit these daemons. Returns the number of its ranks.
+    /// Checks that a checkpoint's channels have the sizes of these daemons' channels. Returns the number of ranks.
     fn fits(&self, checkpoint: &Checkpoint) -> Result<u16, String> {
         let Some(geometry) = self.geometry else {
-            return Err("the daemons have no --fabric: the job's ranks talk over one".into());
+            return Err("the daemons have no --fabric: the job's ranks communicate over one".into());
         };
         let ranks = &checkpoint.network.ranks;
         match ranks.iter().find(|context| context.geometry != geometry) {
@@ -416,7 +418,7 @@ pub(super) fn network_of(
     epoch: Epoch,
 ) -> Result<NetworkContext, String> {
     let context = |(rank, state): (&u16, &RankState)| {
-        let missing = format!("what the channel of rank {rank} held has not come");
+        let missing = format!("the contents of the channel of rank {rank} are missing");
         wire::decode_long(state.context().ok_or_else(|| missing.clone())?).map_err(|_| missing)
     };
     let ranks = states.iter().map(context).collect::<Result<Vec<_>, String>>()?;

@@ -1,4 +1,4 @@
-//! A root that takes over: which jobs continue, and what it sends the other daemons of the jobs.
+//! A root that takes over: which jobs continue, and which changes it sends to the other daemons.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,19 +10,19 @@ use crate::names::JobId;
 use crate::node_core::message::{ClientId, Cluster, Down, End, Held, Inventory, Over, Reply};
 use crate::node_core::replica::{Change, Entry, Stage, Table, remember};
 
-/// Longest time that a new root waits for the daemons.
+/// Most time that a new root waits for the daemons.
 const LONGEST: Duration = Duration::from_millis(500);
 
-/// The time in which daemons join a new root.
+/// The period in which daemons join a new root.
 #[derive(Debug)]
 pub(super) struct Takeover {
     pub(super) until: Instant,
-    /// The reports of the hosts that have joined.
+    /// The jobs that each joined host has reported.
     pub(super) reported: BTreeMap<u16, BTreeMap<JobId, Held>>,
 }
 
 impl JobManager {
-    /// Creates the root that takes the jobs of a table over. Daemons get half of their patience to join.
+    /// Creates a root that takes over the jobs of a table. Daemons get half of `patience` to join, or [`LONGEST`].
     pub(in crate::node_core) fn take_over(
         now: Instant,
         (host, cluster): (u16, Cluster),
@@ -35,7 +35,7 @@ impl JobManager {
         manager.hosts.clear();
         let until = now + (patience / 2).min(LONGEST);
         manager.takeover = Some(Takeover { until, reported: BTreeMap::new() });
-        // The table itself is the first change.
+        // Sending the table itself counts as the first change.
         (manager.changes, manager.recorded, manager.committed) = (Some(VecDeque::new()), 1, 0);
         manager.scheduler_core.number_after(table.last_job);
         manager.over.clone_from(&table.over);
@@ -47,14 +47,14 @@ impl JobManager {
         manager
     }
 
-    /// Ends this root, and returns its configuration for the next time.
+    /// Ends this root, and returns its configuration for its next term.
     pub(in crate::node_core) fn retire(self) -> RootConfig {
         let (policy, scheduler) = self.scheduler_core.retire();
         let Self { geometry, most_saved, check_every, names, has_streams, .. } = self;
         RootConfig { policy, scheduler, geometry, most_saved, check_every, names, has_streams }
     }
 
-    /// Returns whether daemons that may run jobs are still awaited.
+    /// Returns whether the root still waits for daemons that may run jobs.
     pub(in crate::node_core) const fn is_taking_over(&self) -> bool {
         self.takeover.is_some()
     }
@@ -64,7 +64,8 @@ impl JobManager {
         self.hosts.len()
     }
 
-    /// Takes a part of a joining host's report. Once it is complete, the host joins, and ends what is not to run there.
+    /// Handles a part of a joining host's inventory. Once it is complete, the host joins, and ends jobs that must not
+    /// run there.
     pub(in crate::node_core) fn handle_part(
         &mut self,
         now: Instant,
@@ -79,7 +80,7 @@ impl JobManager {
         }
     }
 
-    /// Notes that a host has joined. Returns its jobs that are not to run there.
+    /// Records that a host has joined. Returns those of its jobs that must not run there.
     pub(in crate::node_core) fn joined(
         &mut self,
         now: Instant,
@@ -94,7 +95,7 @@ impl JobManager {
         };
         let is_its = |held: &Held| {
             let job: Option<&Job> = self.jobs.get(&held.job);
-            // A job that is not launched everywhere is launched again, everywhere.
+            // A job that was not launched on all hosts is launched again on all of them.
             job.is_some_and(|job| job.entry.stage != Stage::Admitted && job.hosts.contains(&host))
         };
         let (own, unknown): (Vec<Held>, Vec<Held>) = jobs.into_iter().partition(is_its);
@@ -112,7 +113,7 @@ impl JobManager {
         unknown.into_iter().map(|held| held.job).collect()
     }
 
-    /// Takes the jobs over once all daemons that may run some have joined, or no longer are awaited.
+    /// Takes over the jobs, once all daemons that may run some have joined or the time is over.
     pub(in crate::node_core) fn poll_takeover(&mut self, now: Instant) {
         let Some(takeover) = &self.takeover else { return };
         let mut needed = self.jobs.values().flat_map(|it| &it.hosts);
@@ -125,12 +126,12 @@ impl JobManager {
         let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
         for job in jobs {
             self.resume(now, job, &reported);
-            // Ranks that wait to be saved wait for a root that is lost.
+            // Ranks that are blocked by a checkpoint wait for the lost root.
             self.let_go(job);
         }
     }
 
-    /// Takes a job over, or ends it.
+    /// Takes over a job, or ends it.
     fn resume(
         &mut self,
         now: Instant,
@@ -151,7 +152,7 @@ impl JobManager {
             (epoch, is_away),
         );
         it.open.retain(|host| self.hosts.contains(host));
-        // What has ended elsewhere, or was never there, is reported by no host any longer.
+        // No host reports ranks that have ended with their host or were never started there.
         if it.entry.stage != Stage::Admitted {
             for (host, end) in it.hosts.iter().zip(&mut it.entry.ends) {
                 if !has(host) {
@@ -186,7 +187,7 @@ impl JobManager {
         }
     }
 
-    /// Makes a front end that of a job whose front end has not found this root yet. Returns the reply, unless it follows.
+    /// Makes a client that of a job without one. Returns the reply; `None` if it was queued.
     pub(in crate::node_core) fn attach(&mut self, client: ClientId, job: JobId) -> Option<Reply> {
         if let Some(over) = self.over.iter().find(|over| over.job == job) {
             return Some(Reply::Over(over.clone()));
@@ -204,7 +205,7 @@ impl JobManager {
         }
     }
 
-    /// Notes a job as it is now for the other daemons.
+    /// Queues the present state of a job for the other daemons.
     pub(super) fn record(&mut self, now: Instant, job: JobId) {
         let entry = |it: &Job| Entry {
             seconds: [it.age(now), it.ran(now)].map(|time| time.as_secs_f64()),
@@ -216,7 +217,7 @@ impl JobManager {
         }
     }
 
-    /// Notes that a job is over for the other daemons.
+    /// Queues the result of a job that has ended for the other daemons.
     pub(super) fn record_over(&mut self, over: &Over) {
         if let Some(changes) = &mut self.changes {
             changes.push_back(Change::Over(over.clone()));
@@ -225,17 +226,17 @@ impl JobManager {
         }
     }
 
-    /// Returns the next change for the other daemons.
+    /// Returns the next change to send to the other daemons.
     pub(in crate::node_core) fn poll_change(&mut self) -> Option<Change> {
         self.changes.as_mut()?.pop_front()
     }
 
-    /// Notes the number of changes that a majority holds.
+    /// Sets the number of changes that a majority has stored.
     pub(in crate::node_core) const fn commit(&mut self, changes: u64) {
         self.committed = changes;
     }
 
-    /// Returns whether no order may be given now.
+    /// Returns whether orders are withheld now.
     pub(super) const fn waits_for_majority(&self) -> bool {
         self.takeover.is_some() || self.committed < self.recorded
     }
