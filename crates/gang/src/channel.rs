@@ -1,8 +1,8 @@
 //! A process's end of a channel: two FIFOs in memory that the process maps, and a doorbell.
 //!
-//! A message stays in the send FIFO until its receiver has accepted it, and in the receive FIFO until its process has
-//! consumed it. A process may be stopped between any two instructions: a message is in the send FIFO once the word that
-//! counts sent messages includes it, and not before.
+//! A message stays in the send FIFO until its receiver has accepted it, and in the receive FIFO until the process has
+//! consumed it. A process may be suspended between any two instructions. Therefore a message counts as sent only once
+//! the word with the number of sent messages includes it.
 
 mod ack;
 pub(crate) mod command;
@@ -34,10 +34,10 @@ use local_rings::{LocalRings, RingEnds};
 #[cfg(all(target_os = "linux", feature = "live"))]
 pub use ticket::{Ticket, TicketError};
 
-/// Most commands of a process that may be outstanding.
+/// Most outstanding commands of a process.
 const DEPTH: usize = 64;
 
-/// A capability to attach to a context, as a file descriptor is to a file. One process may be attached at a time.
+/// A capability to attach to a context, comparable to a file descriptor. At most one process is attached at a time.
 #[derive(Clone, Debug)]
 pub struct Descriptor {
     pub(crate) handle: u64,
@@ -46,12 +46,12 @@ pub struct Descriptor {
     pub(crate) geometry: Geometry,
     pub(crate) rank: Rank,
     pub(crate) ranks: u16,
-    /// The rings of the job on this host, if it has some.
+    /// The rings of the job on this host, if it has any.
     pub(crate) rings: Option<LocalRings>,
 }
 
 impl Descriptor {
-    /// Returns the rank whose context it is.
+    /// Returns the rank of the context.
     #[must_use]
     pub const fn rank(&self) -> Rank {
         self.rank
@@ -63,28 +63,28 @@ impl Descriptor {
 pub struct Channel {
     port: Port,
     descriptor: Descriptor,
-    /// Messages ever sent, and the number of the oldest of them that still occupies the send FIFO.
+    /// Number of messages ever sent, and number of the oldest message that still occupies the send FIFO.
     sent: u64,
     freed: u64,
     send_ring: ByteRing,
     /// Positions in the send FIFO of the messages from `freed` on.
     positions: VecDeque<u64>,
-    /// Messages ever received, as far as the NIC has reported, and messages ever consumed.
+    /// Number of messages ever received, as reported by the NIC, and of messages ever consumed.
     received: u64,
     consumed: u64,
-    /// The value of `consumed` that the NIC was notified of last.
+    /// The last value of `consumed` of which the NIC was notified.
     notified: u64,
-    /// Outstanding [`WAIT`] commands, and whether the last of them asked for room.
+    /// Outstanding [`WAIT`] commands, and whether the last of them waits for room in the send FIFO.
     waits: u32,
     wants_room: bool,
     is_closed: bool,
-    /// Completions taken so far.
+    /// Number of completions processed so far.
     completions: u64,
     /// This process's ends of the job's rings on this host.
     rings: Option<RingEnds>,
-    /// True if the message that was returned last lies in the receive FIFO.
+    /// True if the message that `peek` returned last is in the receive FIFO.
     is_from_nic: bool,
-    /// Messages consumed from rings since the last from the receive FIFO.
+    /// Messages consumed from rings since the last one from the receive FIFO.
     in_a_row: u32,
 }
 
@@ -132,7 +132,7 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Takes over the messages that an earlier process of the context has put into the send FIFO.
+    /// Takes over the messages that an earlier process of the context has left in the send FIFO.
     fn adopt(&mut self) {
         let geometry = self.descriptor.geometry;
         for number in self.freed..self.sent {
@@ -169,18 +169,18 @@ impl Channel {
         self.descriptor.memory.write(offset, bytes).expect("the geometry fits the memory");
     }
 
-    /// Puts a message into the send FIFO.
+    /// Puts a message into the send FIFO or the ring to its receiver, without waiting.
     ///
     /// # Errors
-    /// [`SendError`]; [`SendError::Full`] may pass.
+    /// [`SendError`]; after [`SendError::Full`], try again later.
     pub fn try_send(&mut self, to: Rank, bytes: &[u8]) -> Result<(), SendError> {
         self.try_send_parts(to, [bytes, &[]])
     }
 
-    /// Puts a message in two parts into the send FIFO.
+    /// Puts a message in two parts into the send FIFO or the ring to its receiver, without waiting.
     ///
     /// # Errors
-    /// [`SendError`]; [`SendError::Full`] may pass.
+    /// [`SendError`]; after [`SendError::Full`], try again later.
     pub(crate) fn try_send_parts(&mut self, to: Rank, parts: [&[u8]; 2]) -> Result<(), SendError> {
         let Descriptor { geometry, ranks, .. } = self.descriptor;
         let total = parts[0].len() + parts[1].len();
@@ -195,7 +195,7 @@ impl Channel {
         }
         let length = total as u32;
         let Some(position) = self.place(length) else { return Err(SendError::Full) };
-        // The process may be stopped here, and another context may use the FIFOs until it is resumed.
+        // The process may be suspended here, and another context may use the FIFOs until it is resumed.
         let unfinished = [position, length.into(), self.sent + 1];
         let [number, place, bytes] = geometry::UNFINISHED;
         for (at, word) in [place, bytes, number].into_iter().zip(unfinished) {
@@ -213,7 +213,7 @@ impl Channel {
         self.ring_bell()
     }
 
-    /// Returns a position for a message. If there is none, asks the NIC to report room, then tries again.
+    /// Returns a position for a message. If there is none, requests a completion when room is freed, and tries again.
     fn place(&mut self, length: u32) -> Option<u64> {
         let place = |channel: &Self| {
             let size = channel.descriptor.geometry.send;
@@ -234,7 +234,7 @@ impl Channel {
             }
             self.poll();
         }
-        // The command ring is full. The NIC reads the FIFO again for each command in it.
+        // The command ring is full. The NIC reads the FIFO again for each command in the ring.
         if self.port.is_closed() { Err(SendError::Closed) } else { Ok(()) }
     }
 
@@ -274,7 +274,8 @@ impl Channel {
             self.poll();
         }
         if self.received == self.consumed {
-            // A process that only polls needs completions too. On a closed channel, nothing arrives.
+            // A process that only polls needs completions too. An error means that the channel is closed, so nothing
+            // arrives.
             let _ = self.arm(false);
         }
         if self.received == self.consumed {
@@ -332,7 +333,7 @@ impl Channel {
         }
     }
 
-    /// Sends a message once there is room.
+    /// Sends a message, and waits for room in the FIFO if needed.
     ///
     /// # Errors
     /// [`SendError`], never [`SendError::Full`].
@@ -359,11 +360,11 @@ impl Channel {
         self.news(true).await
     }
 
-    /// Waits as [`Channel::room`] does if `state` is [`WaitState::Send`], else for an arriving message, and publishes
-    /// `state` meanwhile.
+    /// Waits like [`Channel::room`] if `state` is [`WaitState::Send`], otherwise for an arriving message, and
+    /// publishes `state` meanwhile.
     ///
-    /// To a [cut](crate::detect) of the job, the process does nothing before what it waits for happens. So receive all
-    /// messages that have arrived first, and do not wait for anything else, such as a timer, at the same time. A
+    /// A [cut](crate::detect) of the job assumes that the process does nothing until the published event happens. So
+    /// receive all arrived messages first, and don't wait for anything else, such as a timer, at the same time. A
     /// process that waits in another way counts as computing.
     ///
     /// # Errors
@@ -384,12 +385,12 @@ impl Channel {
         published
     }
 
-    /// Waits until a message arrives, or with `room` also until a message in the send FIFO is accepted.
+    /// Waits until a message arrives or, with `room`, until a message in the send FIFO is accepted.
     async fn news(&mut self, room: bool) -> Result<(), Closed> {
         let mut before = None;
         poll_fn(|context| {
             let polled = self.poll_ready(context, room);
-            // Any completion ends the wait, also one that reports nothing new.
+            // Any completion ends the wait, even one that reports nothing new.
             match *before.get_or_insert(self.completions) == self.completions {
                 true => polled,
                 false => Poll::Ready(Ok(())),
@@ -399,7 +400,7 @@ impl Channel {
         if self.is_closed { Err(Closed) } else { Ok(()) }
     }
 
-    /// Asks the NIC for a completion at the next event; `false` if an event has happened already.
+    /// Requests a completion at the next event from the NIC; returns `false` if an event has already happened.
     fn arm(&mut self, room: bool) -> Result<bool, Closed> {
         let before = (self.freed, self.received);
         self.poll();
@@ -412,7 +413,7 @@ impl Channel {
         if self.waits == 0 || room && !self.wants_room {
             let mut command = gang(WAIT, [self.descriptor.handle, self.freed, self.received]);
             command.flags = if room { WANTS_ROOM } else { 0 };
-            // If the command ring is full, completions are on their way, which report the event.
+            // If the command ring is full, completions will arrive and report the event.
             if self.port.submit(&command).is_ok() {
                 self.waits += 1;
                 self.wants_room = room;
@@ -422,7 +423,7 @@ impl Channel {
         Ok(true)
     }
 
-    /// Wakes the task of `context` at the next event; ready if one has happened.
+    /// Registers the task of `context` to be woken at the next event; ready if one has already happened.
     pub(crate) fn poll_ready(
         &mut self,
         context: &mut Context<'_>,
@@ -456,7 +457,7 @@ impl Channel {
     }
 }
 
-/// Publishes a process's wait state in the channel's memory; when dropped, publishes that the process runs.
+/// Publishes a process's wait state in the channel's memory. When dropped, publishes that the process runs.
 #[derive(Debug)]
 pub(crate) struct PublishedWait {
     memory: memory::Memory,
@@ -475,7 +476,8 @@ impl Drop for PublishedWait {
     fn drop(&mut self) {
         let mut bytes = [0; WAIT_BYTES];
         let read = self.memory.read(WAIT_STATE, &mut bytes);
-        // If the process ends while its context is saved, another context may own this memory: leave it alone.
+        // If the process ends while its context is saved, another context may own this memory, which must not be
+        // changed then.
         if read.is_ok() && WaitState::is_of(self.owner, &bytes) {
             self.publish(WaitState::Running);
         }

@@ -1,4 +1,4 @@
-//! Messages between daemons, and between a daemon and its front ends.
+//! Messages between daemons, and between a daemon and its clients.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -12,23 +12,23 @@ pub use super::user::User;
 use crate::names::{ChannelAddress, ChannelId, Epoch, JobId};
 use midplane_simhw::id::NodeId;
 
-/// A front end's connection.
+/// Number of a client's connection.
 pub(crate) type ClientId = u64;
 
-/// Most bytes of a message between daemons, or between a daemon and a front end: a program's environment is in one.
+/// Most bytes of a message between daemons or between a daemon and a client. It may contain a program's environment.
 pub(crate) const LONGEST: usize = 8 << 20;
 
-/// Keys and values that ranks have put (PMI).
+/// Keys and values that ranks have put by PMI.
 pub(crate) type Pairs = Vec<(String, String)>;
 
-/// How a rank's process ended.
+/// The way in which a rank's process ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum End {
-    /// It exited with this code.
+    /// The process exited with this code.
     Exited(i32),
-    /// This signal killed it.
+    /// This signal killed the process.
     Killed(i32),
-    /// Its host's daemon was lost, and the process with it.
+    /// The host's daemon was lost, and the process with it.
     Lost,
 }
 
@@ -44,19 +44,19 @@ impl End {
     }
 }
 
-/// The shape of a cluster, equal on all of its daemons.
+/// The shape of a cluster, the same on all of its daemons.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Cluster {
     /// Number of hosts, numbered from 0.
     pub hosts: u16,
-    /// Ranks that run at once on a host.
+    /// Number of ranks that run at once on a host.
     pub slots: u16,
     /// Most children of a daemon in the tree.
     pub arity: u16,
 }
 
 impl Cluster {
-    /// Returns whether another host can take over from the root: two hosts have no majority but both.
+    /// Returns whether another host can take over from the root. Two hosts can't: their majority is both.
     pub(crate) const fn takes_over(&self) -> bool {
         self.hosts > 2
     }
@@ -66,7 +66,7 @@ impl Cluster {
         slot / if self.slots == 0 { 1 } else { self.slots }
     }
 
-    /// Returns the host and channel of each rank of a job: its ranks are dealt to its slots in turn.
+    /// Returns the host and channel of each rank of a job. Its ranks are assigned to its slots in turn.
     pub(crate) fn places(&self, launch: &Launch) -> Vec<ChannelAddress> {
         let slots = self.slots.max(1);
         let place = |rank: u16| {
@@ -82,7 +82,7 @@ impl Cluster {
 /// The first message on a connection between daemons.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Hello {
-    /// The sender wants to be a child of the receiver in the tree.
+    /// The sender asks to become a child of the receiver in the tree.
     Child {
         /// The sender's host.
         host: u16,
@@ -93,14 +93,14 @@ pub enum Hello {
     Streams {
         /// The sender's host.
         host: u16,
-        /// The job.
+        /// The job's number.
         job: JobId,
     },
-    /// The connection carries the frames of a front end of the sender's host.
+    /// The connection carries the frames of a client of the sender's host.
     Front {
         /// The sender's host.
         host: u16,
-        /// The user of the front end, as the sender's system knows it.
+        /// The user of the client, as the sender's system reports it.
         user: User,
     },
     /// A message about elections follows.
@@ -108,52 +108,53 @@ pub enum Hello {
         /// The sender's host.
         host: u16,
     },
-    /// The connection carries images of a job's processes on one host: to the root if they are being saved, else from it.
+    /// The connection carries images of a job's processes on one host: to the root while they are being saved,
+    /// otherwise from it.
     Images {
         /// The sender's host.
         host: u16,
         /// The job.
         job: JobId,
-        /// The epoch of the cut that they were made in.
+        /// The epoch of the cut in which the images were made.
         epoch: Epoch,
     },
 }
 
-/// Messages for all ranks of a job on their hosts.
+/// Messages from the root to all ranks of a job.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Word {
-    /// Asks them for their states.
+    /// Asks the ranks for their states.
     Ask,
-    /// Lets those that have handed their states over, or have been dumped, continue.
+    /// Lets the ranks continue that have sent their states or were dumped.
     Go,
-    /// Keeps them still, and makes images of their processes, for the cut of this epoch.
+    /// Keeps the ranks suspended, and makes images of their processes, for the cut of this epoch.
     Dump(Epoch),
 }
 
-/// A job on a host whose root was lost.
+/// A host's report of one of its jobs, for a root that takes over.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Held {
     pub(crate) job: JobId,
-    /// The last epoch in which it was started here.
+    /// The last epoch in which the job was started on this host.
     pub(crate) epoch: Epoch,
-    /// True if its Virtual Interfaces are saved, and on no NIC.
+    /// True if the job's Virtual Interfaces are saved and not on the NIC.
     pub(crate) is_away: bool,
-    /// True if the root was lost while the job's Virtual Interfaces moved: they can't be connected again.
+    /// True if the root was lost while the job's Virtual Interfaces were restored: they can't be connected again.
     pub(crate) is_broken: bool,
     /// Ranks that can be saved.
     pub(crate) able: Vec<u16>,
     /// Ranks that have ended.
     pub(crate) ends: Vec<(u16, End)>,
-    /// PMI barriers that its ranks have left, and what all ranks had put before the last one.
+    /// Number of PMI barriers that the job's ranks have left, and the pairs of all ranks before the last one.
     pub(crate) barriers: u64,
     pub(crate) put: Pairs,
-    /// Ranks in the next PMI barrier, with what they have put.
+    /// Ranks in the next PMI barrier, with the pairs that they have put.
     pub(crate) inside: Vec<(u16, Pairs)>,
     /// The rank that has aborted the job, with its exit code and message.
     pub(crate) aborted: Option<(u16, i32, String)>,
 }
 
-/// The jobs on a host, for a root that takes over.
+/// A host's report of its jobs, for a root that takes over.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Inventory {
     pub(crate) host: u16,
@@ -163,134 +164,134 @@ pub(crate) struct Inventory {
 /// Messages from a daemon to its children.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Down {
-    /// An order, to be carried out and forwarded.
+    /// An order to carry out and to forward.
     Order(Order),
-    /// Signals the ranks of a job.
+    /// Sends a signal to the ranks of a job.
     Signal { job: JobId, signal: i32 },
-    /// The job's terminal has a new size, in rows and columns.
+    /// Sets the size of a job's terminal, in rows and columns.
     Resize { job: JobId, size: (u16, u16) },
-    /// A chunk of the state that a rank starts from, for the host where it will be launched.
+    /// A chunk of the state that a rank starts from, for the host where the rank will be launched.
     Chunk { host: u16, job: JobId, rank: u16, chunk: StateChunk },
     /// A word for all ranks of a job.
     Say(JobId, Word),
-    /// All ranks of a job have entered its PMI barrier of this number, with what they have put: they leave it.
+    /// Lets a job's ranks leave the PMI barrier of this number, which all ranks have entered, with all ranks' pairs.
     BarrierOut(JobId, u64, Pairs),
-    /// A host of a job is lost: its channels on the others may never be steady, and are closed at once.
+    /// Closes a job's channels at once, because a host of the job is lost and they may never become quiescent.
     Abandon(JobId),
-    /// The receiver is no longer a child. Where only host 0 can be the root, it ends everything that it runs.
+    /// Ends the connection: the receiver is no longer a child. If only host 0 can be the root, it ends all its jobs.
     Cut,
-    /// The receiver is admitted below the root of a term, whose table this is.
+    /// Admits the receiver below the root of a term, with the root's table.
     Welcome { root: u16, position: Position, table: Table },
-    /// The root's table has changed.
+    /// A change of the root's table.
     Change(Position, Change),
-    /// A host's inventory is taken into account. These jobs of it are not the root's: the host ends them.
+    /// Reports that a host's inventory was processed. The host ends these jobs of it, which are not the root's.
     Drop { host: u16, jobs: Vec<JobId> },
-    /// The sender is alive.
+    /// A sign of life of the sender.
     Present,
 }
 
 /// Messages from a daemon to its parent.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Up {
-    /// The sender and all daemons below have carried out an order.
+    /// The sender and all daemons below it have carried out an order.
     Report { number: u32, outcome: Outcome },
-    /// A rank has changed.
+    /// The state of a rank has changed.
     Rank { job: JobId, rank: u16, event: RankEvent },
-    /// These hosts are connected now, by the sender.
+    /// These hosts are now connected through the sender.
     Here(Vec<u16>),
     /// These hosts are lost.
     Gone(Vec<u16>),
-    /// A host was admitted, and runs this: a part of its encoded [`Inventory`], and the bytes before it.
+    /// A host was admitted: a part of its encoded [`Inventory`], which follows `at` bytes.
     Joined { host: u16, at: u64, bytes: Bytes, is_last: bool },
-    /// A host holds the table of this position.
+    /// A host has stored the table of this position.
     Holds { host: u16, position: Position },
-    /// Data has arrived on a host's NIC for a job that is suspended there and wants to be woken. Once for each suspension.
+    /// Data has arrived on a host's NIC for a job that is suspended and wants to be woken. Sent once per suspension.
     Arrived { host: u16, job: JobId },
-    /// The sender is alive.
+    /// A sign of life of the sender.
     Present,
 }
 
-/// Changes of a rank.
+/// Changes of a rank's state.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) enum RankEvent {
-    /// Its process has ended.
+    /// The rank's process has ended.
     Ended(End),
-    /// It can be saved.
+    /// The rank can be saved.
     Able,
-    /// It can be saved no longer.
+    /// The rank can no longer be saved.
     Left,
-    /// A chunk of its state, or of its channel's context.
+    /// A chunk of the rank's state, or of its channel's context.
     Chunk(StateChunk),
-    /// It has entered the PMI barrier, with what it has put since the last one.
+    /// The rank has entered the PMI barrier, with the pairs that it has put since the last one.
     BarrierIn(Pairs),
-    /// It ends its job, and exits with this code.
+    /// The rank ends its job, and exits with this code.
     Aborted { code: i32, message: String },
-    /// The kernel has ended processes of its job on its host for want of memory.
+    /// The kernel has killed processes of the rank's job on its host for lack of memory.
     OutOfMemory { why: String },
 }
 
-/// Requests of front ends.
+/// Requests of clients.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Request {
     /// Runs a job. The job ends when this connection does.
     Run {
         /// Number of ranks.
         ranks: u16,
-        /// Slices that it gets in a row.
+        /// Consecutive time slices of the job per round.
         weight: u8,
-        /// What they run.
+        /// The program of every rank.
         program: Program,
     },
-    /// Makes this connection the front end of a job whose root was lost with the connection before.
+    /// Makes this connection's sender the client of a job that lost its client together with its root.
     Attach(JobId),
     /// Makes the rest of this connection the job's standard input.
     Feed(JobId),
-    /// Signals this connection's job.
+    /// Sends a signal to this connection's job.
     Signal(i32),
     /// Sets the terminal size of this connection's job, in rows and columns.
     Resize((u16, u16)),
-    /// Asks for a [`Listing`].
+    /// Requests a [`Listing`].
     List,
-    /// Signals a job, or ends it.
+    /// Sends a signal to a job, or ends it.
     Kill {
-        /// The job.
+        /// The job's number.
         job: JobId,
         /// The signal; `None` ends the job.
         signal: Option<i32>,
     },
-    /// Saves a job.
+    /// Saves a job to a checkpoint.
     Checkpoint {
-        /// The job.
+        /// The job's number.
         job: JobId,
-        /// An absolute path on the daemon's host, where no checkpoint may be yet.
+        /// An absolute path on the daemon's host, which must not contain a checkpoint.
         folder: Vec<u8>,
         /// True to end the job once it is saved.
         end: bool,
     },
-    /// Runs a job that was saved, as [`Request::Run`] does.
+    /// Runs a job from a checkpoint, as [`Request::Run`] does.
     Restore {
         /// The absolute path of its checkpoint, on the daemon's host.
         folder: Vec<u8>,
-        /// Slices that it gets in a row.
+        /// Consecutive time slices of the job per round.
         weight: u8,
     },
-    /// Asks for the last switches.
+    /// Requests the last switches.
     Slices,
-    /// Ends a front end's connection that another daemon carries. If the connection ends without this, that daemon is lost,
-    /// and the front end's job continues.
+    /// Ends a client's connection that another daemon relays. If the connection ends without this, that daemon is
+    /// lost, and the client's job continues.
     Leave,
 }
 
-/// Replies to front ends.
+/// Replies to clients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
     /// The job is admitted.
     Accepted(JobId),
-    /// The request is refused, with the reason.
+    /// The request is refused, for this reason.
     Refused(String),
     /// The request is carried out.
     Done,
-    /// The job is over.
+    /// The job has ended.
     Over(Over),
     /// The state of the cluster.
     Listing(Listing),
@@ -300,55 +301,55 @@ pub enum Reply {
     Slices(Vec<Slice>),
 }
 
-/// What a checkpoint holds.
+/// Contents of a checkpoint.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
-    /// The job.
+    /// The job's number.
     pub job: JobId,
-    /// Number of its ranks.
+    /// Number of the job's ranks.
     pub ranks: u16,
-    /// Bytes of their states.
+    /// Bytes of the ranks' states.
     pub state_bytes: u64,
-    /// Messages that were sent and not received.
+    /// Number of messages that were sent and not received.
     pub messages: u64,
 }
 
-/// How a job went.
+/// The result of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Over {
-    /// The job.
+    /// The job's number.
     pub job: JobId,
-    /// The user who had submitted it.
+    /// The user who submitted the job.
     pub user: User,
-    /// The host of each rank and how it ended; `None` for a rank that never started.
+    /// The host of each rank and how the rank ended; `None` for a rank that never started.
     pub ranks: Vec<(u16, Option<End>)>,
-    /// Why it was ended, unless all of its ranks ended by themselves.
+    /// Why the job was ended; `None` if all of its ranks ended by themselves.
     pub why: Option<String>,
-    /// Seconds from its admission to its end.
+    /// Seconds from the job's admission to its end.
     pub seconds: f64,
-    /// Seconds of that in its own slices.
+    /// Seconds of these in the job's own slices.
     pub run_seconds: f64,
-    /// Times that it was preempted.
+    /// Number of times that the job was preempted.
     pub preemptions: u32,
 }
 
 /// The state of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Listing {
-    /// For each host, whether it is connected.
+    /// Whether each host is connected.
     pub hosts: Vec<bool>,
     /// The host that is the root.
     pub root: u16,
-    /// Ranks that run at once on a host.
+    /// Number of ranks that run at once on a host.
     pub slots: u16,
-    /// Milliseconds of a slice.
+    /// Length of a slice, in milliseconds.
     pub slice_ms: f64,
-    /// Switches so far.
+    /// Number of switches so far.
     pub switches: u64,
-    /// Microseconds from the first signal until all processes were stopped and all channels steady: median and 99th
-    /// percentile of the last switches.
+    /// Microseconds from the first signal until all processes were suspended and all channels quiescent: median and
+    /// 99th percentile of the last switches.
     pub freeze_us: [f64; 2],
-    /// The same for the whole switch.
+    /// Microseconds of the whole switch: median and 99th percentile of the last switches.
     pub switch_us: [f64; 2],
     /// The jobs.
     pub jobs: Vec<Line>,
@@ -357,51 +358,51 @@ pub struct Listing {
 /// A job in a [`Listing`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// The job.
+    /// The job's number.
     pub job: JobId,
-    /// The name of the user who has submitted it.
+    /// The name of the user who submitted the job.
     pub user: String,
-    /// Its slots: the first, and the one after the last.
+    /// The job's slots: the first, and the one after the last.
     pub slots: (u16, u16),
-    /// Its priority: slices that it gets in a row.
+    /// The job's priority: its consecutive time slices per round.
     pub weight: u8,
-    /// True in its slice.
+    /// True while the job is in its slice.
     pub runs: bool,
-    /// Ranks that have ended.
+    /// Number of ranks that have ended.
     pub ended: u16,
-    /// Times that it was preempted.
+    /// Number of times that the job was preempted.
     pub preemptions: u32,
-    /// Preemptions in which its Virtual Interfaces could not be saved and stayed on their NICs.
+    /// Preemptions in which the job's Virtual Interfaces could not be saved, so that they stayed on their NICs.
     pub stayed: u32,
-    /// Why they stayed, the last time.
+    /// The last reason why the interfaces stayed.
     pub why_stayed: Option<String>,
-    /// Seconds since its admission.
+    /// Seconds since the job's admission.
     pub seconds: f64,
-    /// Seconds of that in its own slices.
+    /// Seconds of these in the job's own slices.
     pub run_seconds: f64,
-    /// Bytes of memory that each of its ranks claims, if they do.
+    /// Bytes of memory that each rank claims; `None` for no claim.
     pub memory: Option<u64>,
-    /// Its command, to show.
+    /// The job's command, as text.
     pub command: String,
-    /// Why it will never end by itself, if a cut has shown that: it names which rank waits for which.
+    /// Why the job will never end by itself, if a cut has shown that, such as which rank waits for which.
     pub stuck: Option<String>,
 }
 
 /// One switch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Slice {
-    /// When it began, in microseconds of the root daemon's clock.
+    /// When the switch began, in microseconds of the root daemon's clock.
     pub at_us: f64,
-    /// Time until all processes were stopped and all channels steady.
+    /// Microseconds until all processes were suspended and all channels quiescent.
     pub freeze_us: f64,
-    /// Time until all channels were saved. With two barriers a switch, it is part of the rest.
+    /// Microseconds until all channels were saved. With two barriers per switch, this is part of `restore_us`.
     pub save_us: f64,
-    /// Time until all channels were restored.
+    /// Microseconds until all channels were restored.
     pub restore_us: f64,
-    /// Duration of the whole switch.
+    /// Microseconds of the whole switch.
     pub switch_us: f64,
-    /// Jobs that were stopped.
+    /// Jobs that were suspended.
     pub stopped: Vec<JobId>,
-    /// Jobs of the slice that follows.
+    /// Jobs that run in the following slice.
     pub running: Vec<JobId>,
 }

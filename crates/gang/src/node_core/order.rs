@@ -8,27 +8,27 @@ use crate::names::{Epoch, JobId};
 use super::message::Program;
 use super::user::User;
 
-/// A job to start. Its ranks are dealt to its slots in turn.
+/// A job to start. Its ranks are assigned to its slots in turn.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Launch {
     pub(crate) job: JobId,
-    /// Its first slot.
+    /// The job's first slot.
     pub(crate) first: u16,
-    /// Number of its slots.
+    /// Number of the job's slots.
     pub(crate) nodes: u16,
-    /// Number of its ranks.
+    /// Number of the job's ranks.
     pub(crate) ranks: u16,
     pub(crate) program: Program,
-    /// The user who has submitted it.
+    /// The user who submitted the job.
     pub(crate) user: User,
 }
 
-/// Orders to daemons.
+/// Orders of the root to all daemons.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Action {
     /// Open a job's contexts and start its processes, suspended.
     Launch(Launch),
-    /// Stop the processes of jobs, and wait until their channels are steady.
+    /// Suspend the processes of jobs, and wait until their channels are quiescent.
     Freeze(Vec<JobId>),
     /// The same as [`Action::Freeze`], before [`Action::Switch`]. Once a node has reported, it may save the contexts
     /// while other nodes still freeze.
@@ -37,51 +37,51 @@ pub(crate) enum Action {
     Save(Vec<JobId>),
     /// Restore the contexts of jobs.
     Restore(Vec<JobId>),
-    /// Start jobs in an epoch.
+    /// Start jobs in new epochs.
     Run(Vec<(JobId, Epoch)>),
     /// Save, restore and run in one order.
     ///
-    /// All jobs of `stop` are frozen on all nodes, so each node may proceed alone: a node that is not ready refuses
-    /// messages that arrive too early.
+    /// All jobs of `stop` are frozen on all nodes, so each node may proceed on its own: a node that is not ready
+    /// refuses messages that arrive too early.
     Switch {
         /// Jobs that are frozen on all nodes.
         stop: Vec<JobId>,
         /// Jobs to start, with their epochs.
         run: Vec<(JobId, Epoch)>,
     },
-    /// Save and restore, Virtual Interfaces included, and report where restored interfaces are now. [`Action::Join`]
-    /// follows once all nodes have reported.
+    /// Save and restore, including Virtual Interfaces, and report the new locations of restored interfaces.
+    /// [`Action::Join`] follows once all nodes have reported.
     Exchange {
         /// Jobs that are frozen on all nodes.
         stop: Vec<JobId>,
-        /// Jobs of `stop` whose interfaces the NIC forgets; those of other jobs stay on the NIC.
+        /// Jobs of `stop` whose interfaces are removed from the NIC; interfaces of other jobs stay there.
         away: Vec<JobId>,
         /// Jobs to restore.
         start: Vec<JobId>,
     },
-    /// Connect restored interfaces with their other ends, and start jobs.
+    /// Connect restored interfaces with their peers, and start jobs.
     Join {
         /// The jobs, with their epochs.
         run: Vec<(JobId, Epoch)>,
-        /// Old and new names of these jobs' restored interfaces.
+        /// Old and new locations of these jobs' restored interfaces.
         moved: Vec<RestoredInterface>,
     },
     /// End a job, and kill its processes.
     End(JobId),
-    /// Report to the root what the channels of a frozen job hold; the contexts stay as they are.
+    /// Report the contents of a frozen job's channels to the root; the contexts don't change.
     Cut(JobId),
-    /// Report, then end.
+    /// Report, and then end the daemon.
     Quit,
 }
 
 /// Results of an order.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Outcome {
-    /// Jobs that can't be started on a node: the job, the node and the reason.
+    /// Jobs that can't continue on a node: the job, the node and the reason.
     pub(crate) failed: Vec<(JobId, u16, String)>,
     /// The Virtual Interfaces of frozen jobs, on the NIC or saved.
     pub(crate) interfaces: Vec<HostInterfaces>,
-    /// Interfaces that were restored.
+    /// New locations of restored interfaces.
     pub(crate) moved: Vec<RestoredInterface>,
 }
 
@@ -114,7 +114,7 @@ impl Outcome {
 /// An order, numbered by the root.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Order {
-    /// Grows with each order.
+    /// The order's number, which grows with each order.
     pub(crate) number: u32,
     /// The action to carry out.
     pub(crate) action: Action,

@@ -5,34 +5,34 @@ use serde::{Deserialize, Serialize};
 /// The program that every rank of a job runs.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Program {
-    /// The program and its arguments, at least one. A name without a slash is looked up in `PATH`.
+    /// The program and its arguments, at least one element. A name without a slash is looked up in `PATH`.
     pub command: Vec<Vec<u8>>,
     /// The whole environment, as `NAME=VALUE`.
     pub environment: Vec<Vec<u8>>,
-    /// Its working directory.
+    /// The working directory.
     pub folder: Vec<u8>,
-    /// Rows and columns of rank 0's terminal, if it has one.
+    /// Rows and columns of rank 0's terminal; `None` for no terminal.
     pub terminal: Option<(u16, u16)>,
     /// True if the job continues when a rank fails.
     pub keep_going: bool,
-    /// True if input for the job, and data that arrives at ports of its suspended ranks, wake it before its turn
+    /// True if the job wakes before its slice when input arrives for it, or data at ports of its suspended ranks
     /// ([`SchedulerConfig::early_wakeup`](crate::scheduler_core::SchedulerConfig::early_wakeup)).
     pub woken: bool,
-    /// Bytes of memory that each rank claims, and may use at most; `None` for a job without a claim and without a limit.
+    /// Bytes of memory that each rank claims, and may use at most; `None` for no claim and no limit.
     pub memory: Option<u64>,
-    /// The processes that run in the job's slices. `command` is not run then, only shown: a rank waits until the group is
-    /// empty.
+    /// Processes that run in the job's slices. `command` is then only shown, not run: each rank waits until the
+    /// control group is empty.
     pub adopts: Option<Adopted>,
-    /// True if its ranks are restored from images of processes, which the root has. A front end can't ask for that.
+    /// True if the ranks are restored from images of processes, which the root has. A client can't request this.
     pub images: bool,
 }
 
-/// A control group of processes that something else has started.
+/// A control group of processes that another system has started.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Adopted {
-    /// The absolute path of its folder, on each host that has it.
+    /// The absolute path of the group's folder, on each host that has it.
     Folder(String),
-    /// A step of a Slurm job, such as `0` or `batch`; the whole job without one.
+    /// A step of a Slurm job, such as `0` or `batch`; without a step, the whole job.
     SlurmStep {
         /// Number of the job.
         job: u32,
@@ -59,14 +59,14 @@ struct Recorded {
 }
 
 impl Program {
-    /// Returns its command, to show.
+    /// Returns the command as text.
     #[must_use]
     pub fn shown(&self) -> String {
         let words = self.command.iter().map(|word| String::from_utf8_lossy(word).into_owned());
         words.collect::<Vec<_>>().join(" ")
     }
 
-    /// Returns it as JSON; `None` if its command, environment or folder is not UTF-8.
+    /// Encodes the program as JSON; `None` if its command, environment or folder is not UTF-8.
     #[must_use]
     pub fn to_json(&self) -> Option<String> {
         let text = |bytes: &Vec<u8>| String::from_utf8(bytes.clone()).ok();

@@ -1,11 +1,11 @@
-//! One daemon's part in the tree: forwards an order to its children, carries it out, and reports once all below have.
-//! No I/O, no clock.
+//! Forwards an order to a daemon's children, has the daemon carry it out, and reports once all of them have. Performs
+//! no I/O, and reads no clock.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::order::{Action, Order, Outcome};
 
-/// An order that is being carried out.
+/// An order in progress.
 #[derive(Debug)]
 struct Pending {
     number: u32,
@@ -29,12 +29,12 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Adds a child, which gets the next order.
+    /// Adds a child, which receives the next order.
     pub(crate) fn adopt(&mut self, child: u16) {
         self.children.insert(child);
     }
 
-    /// Removes a child; the order under way no longer waits for its report.
+    /// Removes a child. The order in progress no longer waits for its report.
     pub(crate) fn lose(&mut self, child: u16) {
         self.children.remove(&child);
         if let Some(pending) = &mut self.pending {
@@ -42,14 +42,14 @@ impl Relay {
         }
     }
 
-    /// Gives up the order under way, because its parent is lost. The children stay.
+    /// Abandons the order in progress, because the parent is lost. The children stay.
     pub(crate) fn clear(&mut self) {
         (self.pending, self.action) = (None, None);
         self.out.clear();
     }
 
-    /// Takes an order from the parent, or from this daemon if it is the root. Drops an earlier order that is not
-    /// complete: its parent has ended.
+    /// Handles an order from the parent, or from this daemon if it is the root. Drops an earlier incomplete order,
+    /// whose parent has ended.
     pub(crate) fn handle_order(&mut self, order: Order) {
         let below = self.children.clone();
         self.out.extend(below.iter().map(|child| (*child, order.clone())));
@@ -58,7 +58,7 @@ impl Relay {
         self.action = Some((number, action));
     }
 
-    /// Takes a child's report.
+    /// Handles a child's report.
     pub(crate) fn handle_report(&mut self, from: u16, number: u32, outcome: Outcome) {
         if let Some(pending) = self.pending.as_mut().filter(|pending| pending.number == number)
             && pending.below.remove(&from)
@@ -67,7 +67,7 @@ impl Relay {
         }
     }
 
-    /// Takes the outcome of this daemon's own part.
+    /// Handles the outcome of this daemon's own part.
     pub(crate) fn handle_own(&mut self, number: u32, outcome: Outcome) {
         if let Some(pending) = self.pending.as_mut().filter(|pending| pending.number == number) {
             pending.outcome.add(outcome);
@@ -80,19 +80,20 @@ impl Relay {
         self.pending.iter().flat_map(|pending| pending.below.iter().copied())
     }
 
-    /// Returns an order to be sent to a child.
+    /// Returns an order to send to a child.
     #[must_use]
     pub(crate) fn poll_order(&mut self) -> Option<(u16, Order)> {
         self.out.pop_front()
     }
 
-    /// Returns the order's number and the action that this daemon is to carry out itself.
+    /// Returns the order's number, and the action that this daemon must carry out itself.
     #[must_use]
     pub(crate) fn poll_action(&mut self) -> Option<(u32, Action)> {
         self.action.take()
     }
 
-    /// If this daemon and all below have carried the order out, returns its number and outcome, for the parent.
+    /// Returns the number and outcome of the order for the parent, once this daemon and all daemons below have carried
+    /// it out.
     #[must_use]
     pub(crate) fn poll_done(&mut self) -> Option<(u32, Outcome)> {
         let is_done = |pending: &mut Pending| pending.own && pending.below.is_empty();

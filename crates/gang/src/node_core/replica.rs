@@ -1,4 +1,4 @@
-//! The root's state as all daemons keep it: the jobs, and how the last ones ended.
+//! The root's table, which all daemons store: the jobs, and the results of those that ended last.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,23 +8,23 @@ use super::message::{Adopted, End, Over};
 use super::order::Launch;
 use crate::names::JobId;
 
-/// Most ended jobs that are remembered, for front ends that have lost their root.
+/// Most ended jobs that are remembered, for clients that have lost their root.
 const REMEMBERED: usize = 64;
-/// Most ranks of ended jobs that are remembered; the last job is, whatever its size.
+/// Most ranks of ended jobs that are remembered. The last ended job is always remembered.
 const REMEMBERED_RANKS: usize = 1 << 16;
-/// Most bytes of the programs and ranks of all jobs: the table is one message.
+/// Most bytes of the programs and ranks of all jobs, because the table is sent in one message.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
-/// Bytes that a rank takes in a table, at most.
+/// Most bytes of a rank in a table.
 const RANK_BYTES: usize = 16;
 
 /// The progress of a job.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Stage {
-    /// It was admitted. None of its processes has run.
+    /// The job was admitted. None of its processes has run.
     Admitted,
-    /// Its processes are on all of its hosts.
+    /// The job's processes are on all of its hosts.
     Launched,
-    /// It is being removed from its hosts.
+    /// The job is being removed from its hosts.
     Ending,
 }
 
@@ -32,21 +32,21 @@ pub(crate) enum Stage {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub(crate) launch: Launch,
-    /// Slices that it gets in a row.
+    /// Consecutive time slices of the job per round.
     pub(crate) weight: u8,
     pub(crate) stage: Stage,
-    /// True if its ranks start from states that only the root has that admitted it.
+    /// True if the job's ranks start from states that only the root that admitted the job has.
     pub(crate) is_restored: bool,
-    /// The ends of its ranks, as far as they were known.
+    /// The ends of the job's ranks, as far as known.
     pub(crate) ends: Vec<Option<End>>,
-    /// Why it is ended, unless its ranks ended by themselves.
+    /// Why the job is ended; `None` if its ranks ended by themselves.
     pub(crate) why: Option<String>,
-    /// Seconds since its admission, and of these in its own slices.
+    /// Seconds since the job's admission, and seconds of these in its own slices.
     pub(crate) seconds: [f64; 2],
     pub(crate) preemptions: u32,
 }
 
-/// The state of the root, as every daemon holds it.
+/// The root's table, as every daemon stores it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) jobs: BTreeMap<JobId, Entry>,
@@ -65,19 +65,21 @@ pub(crate) enum Change {
     Over(Over),
 }
 
-/// A state's place in the order of all states: the root of a term numbers its changes. Equal positions, equal tables.
+/// The position of a table in the order of all tables: the root of a term numbers its changes. Equal positions mean
+/// equal tables.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub(crate) struct Position {
     pub(crate) term: u32,
     pub(crate) change: u64,
 }
 
-/// The state that a daemon must remember when it starts again, or it could vote twice in a term, or vote against what it holds.
+/// The state that a daemon must keep across restarts. Otherwise it could vote twice in a term, or for a daemon with an
+/// older table.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Durable {
-    /// The latest term that this daemon knows.
+    /// The latest known term.
     pub(crate) term: u32,
-    /// The host that it has voted for in this term.
+    /// The host for which this daemon has voted in this term.
     pub(crate) vote: Option<u16>,
     pub(crate) position: Position,
     pub(crate) table: Table,
@@ -100,7 +102,7 @@ impl Table {
     }
 }
 
-/// Adds a job that has ended, and forgets the oldest if there are too many.
+/// Adds a job that has ended, and removes the oldest ones if there are too many.
 pub(crate) fn remember(all: &mut VecDeque<Over>, over: Over) {
     all.push_back(over);
     let ranks = |all: &VecDeque<Over>| all.iter().map(|it| it.ranks.len()).sum::<usize>();
@@ -109,7 +111,7 @@ pub(crate) fn remember(all: &mut VecDeque<Over>, over: Over) {
     }
 }
 
-/// Returns the bytes of a job in a table, at most.
+/// Returns the most bytes of a job in a table.
 pub(crate) fn bytes_of(launch: &Launch) -> usize {
     let texts = launch.program.command.iter().chain(&launch.program.environment);
     let texts: usize = texts.map(|text| text.len() + 8).sum();

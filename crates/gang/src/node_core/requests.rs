@@ -1,4 +1,4 @@
-//! Requests of front ends.
+//! Requests of clients.
 
 use midplane_simhw::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::names::JobId;
 use crate::schedule;
 
 impl NodeCore {
-    /// Takes a request of a front end.
+    /// Handles a request of a client.
     pub(super) fn request(&mut self, now: Instant, caller: Caller, request: Request) {
         if self.manager.as_ref().is_some_and(JobManager::is_taking_over) {
             return self.waiting.push_back((caller, request));
@@ -20,7 +20,7 @@ impl NodeCore {
         }
     }
 
-    /// Returns the reply, unless a reply follows later.
+    /// Returns the reply, unless it follows later.
     fn answer(&mut self, now: Instant, caller: Caller, request: Request) -> Option<Reply> {
         let Some(manager) = &mut self.manager else {
             let host = self.config.host;
@@ -79,13 +79,13 @@ impl NodeCore {
         None
     }
 
-    /// Returns whether a user may feed a job, on the root.
+    /// Returns whether a user may send a job's input, on the root.
     pub(crate) fn may_feed(&self, user: &User, job: JobId) -> bool {
         self.manager.as_ref().is_some_and(|manager| manager.refusal_of(user, job).is_none())
     }
 }
 
-/// Returns the job that a request names.
+/// Returns the job that a request names, if any.
 const fn named_job(request: &Request) -> Option<JobId> {
     match request {
         Request::Attach(job) | Request::Kill { job, .. } | Request::Checkpoint { job, .. } => {

@@ -1,10 +1,10 @@
-//! Bytes of memory, to show.
+//! Formats sizes of memory.
 
 use std::fmt;
 
 const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-/// A number of bytes, which is shown in the largest unit of which it has one, with one digit behind the point.
+/// A number of bytes. Displayed in the largest unit that is not larger, with one decimal place.
 #[derive(Clone, Copy, Debug)]
 pub struct Size(
     /// The number of bytes.

@@ -1,28 +1,28 @@
-//! States of ranks and contexts of channels, in chunks: both can be longer than a message between daemons.
+//! States of ranks and contexts of channels, in chunks, because both can be longer than a message between daemons.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Longest chunk, in bytes.
+/// Most bytes of a chunk.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
-/// Longest state or context of one rank, in bytes.
+/// Most bytes of a state or context of one rank.
 pub(crate) const LONGEST_STATE: usize = 1 << 30;
 
 /// The contents of a [`StateChunk`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ChunkKind {
-    /// A process's state, in its own format.
+    /// A process's state, in the program's own format.
     State,
-    /// A channel's context, encoded.
+    /// A channel's encoded context.
     Context,
 }
 
 /// A chunk of a rank's state, or of its channel's context.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StateChunk {
-    /// What it is a chunk of.
+    /// What the chunk is a part of.
     pub(crate) kind: ChunkKind,
-    /// The bytes that follow the earlier chunks.
+    /// Bytes that follow those of the earlier chunks.
     pub(crate) bytes: Bytes,
     /// True for the last chunk.
     pub(crate) is_last: bool,
@@ -44,7 +44,7 @@ struct Assembly {
     is_complete: bool,
 }
 
-/// The chunks of one rank, put together.
+/// The state and context of one rank, assembled from chunks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RankState {
     state: Assembly,
@@ -52,7 +52,7 @@ pub(crate) struct RankState {
 }
 
 impl RankState {
-    /// Appends a chunk. Returns false, and drops it, if its state or context is complete or would be too long.
+    /// Appends a chunk. Returns false, and drops the chunk, if its state or context is complete or would be too long.
     pub(crate) fn add(&mut self, chunk: &StateChunk) -> bool {
         let assembly = match chunk.kind {
             ChunkKind::State => &mut self.state,
@@ -66,17 +66,17 @@ impl RankState {
         true
     }
 
-    /// Drops the bytes, but not the knowledge of what is complete.
+    /// Drops the bytes, but keeps what is complete.
     pub(crate) fn clear(&mut self) {
         (self.state.bytes, self.context.bytes) = (Vec::new(), Vec::new());
     }
 
-    /// Returns the number of bytes held.
+    /// Returns the number of bytes in memory.
     pub(crate) const fn len(&self) -> u64 {
         (self.state.bytes.len() + self.context.bytes.len()) as u64
     }
 
-    /// Takes the state, if it is complete.
+    /// Returns the state once, if it is complete.
     pub(crate) fn take_state(&mut self) -> Option<Vec<u8>> {
         self.has_state().then(|| std::mem::take(&mut self.state).bytes)
     }

@@ -6,33 +6,34 @@ use super::order::{Action, Launch, Outcome};
 use crate::context::ChannelContext;
 use crate::names::JobId;
 
-/// A step of a node's own part of an order. It concerns the ranks of the jobs that are on this node.
+/// A step of a node's own part of an order. It concerns the jobs' ranks on this node.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// Opens the channels of a job's ranks. Ranks of a job that was saved have contexts.
+    /// Opens the channels of a job's ranks, with the contexts of ranks that are restored.
     Open(Launch, BTreeMap<u16, ChannelContext>),
-    /// Starts the ranks of a job, suspended, each with the state that it was saved with.
+    /// Starts the ranks of a job, suspended, with the states of ranks that are restored.
     Start(Launch, BTreeMap<u16, Vec<u8>>),
     /// Suspends the processes of jobs.
     Suspend(Vec<JobId>),
-    /// Carries the channels' part of an action out. [`Action::Freeze`] and [`Action::Leave`] stop the channels, and wait
-    /// until all are steady. After [`Action::Leave`] is reported, the contexts may be copied: they will be saved.
+    /// Carries out the channels' part of an action. [`Action::Freeze`] and [`Action::Leave`] stop the channels, and
+    /// wait until all are quiescent. Once [`Action::Leave`] is reported, the contexts may be copied, because they will
+    /// be saved.
     Channels(Action),
     /// Resumes the processes of jobs.
     Resume(Vec<JobId>),
     /// Kills the processes of jobs, and waits until all have ended.
     Kill(Vec<JobId>),
-    /// Closes the channels of jobs. Cancels the step before, if that waits until channels are steady.
+    /// Closes the channels of jobs. Cancels the step before, if it waits until channels are quiescent.
     Close(Vec<JobId>),
 }
 
 impl Step {
-    /// Returns whether the step waits until channels are steady.
+    /// Returns whether the step waits until channels are quiescent.
     pub(crate) const fn is_stop(&self) -> bool {
         matches!(self, Self::Channels(Action::Freeze(_) | Action::Leave(_)))
     }
 
-    /// Describes the step, without programs, variables and states.
+    /// Describes the step, without programs, environment variables and states.
     pub(super) fn shown(&self) -> String {
         match self {
             Self::Open(launch, _) => format!("Open({})", launch.job),
@@ -46,7 +47,7 @@ impl Step {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepOutcome {
     pub(crate) outcome: Outcome,
-    /// For [`Action::Cut`]: the contexts.
+    /// The contexts of an [`Action::Cut`].
     pub(crate) contexts: Vec<ChannelContext>,
 }
 
@@ -56,7 +57,7 @@ impl From<Outcome> for StepOutcome {
     }
 }
 
-/// Returns the steps of an action whose jobs are here.
+/// Returns the steps of an action on this node.
 pub(super) fn steps_of(action: Action) -> Vec<Step> {
     let resumes = match &action {
         Action::Freeze(jobs) | Action::Leave(jobs) => {

@@ -1,4 +1,4 @@
-//! Changes of the root: a daemon follows it, becomes it, or has none.
+//! Changes of the root: a daemon follows a new root, becomes the root, or loses the root.
 
 use midplane_simhw::time::Instant;
 
@@ -9,7 +9,7 @@ use super::replica::{Change, Durable, Position, Table};
 use super::{Effect, JobManager, NodeCore, Transmit};
 
 impl NodeCore {
-    /// Hands an event to the election, and does what follows from it.
+    /// Passes an event to the election, and acts on its result.
     pub(super) fn elect(
         &mut self,
         now: Instant,
@@ -34,7 +34,7 @@ impl NodeCore {
         }
     }
 
-    /// Leaves the tree of the root, or is the root no longer. Keeps what runs here.
+    /// Leaves the tree of the root, or stops being the root. The jobs on this node are kept.
     fn leave(&mut self) {
         self.effects.push_back(Effect::Seek(Vec::new()));
         self.effects.push_back(Effect::Root(None));
@@ -47,7 +47,7 @@ impl NodeCore {
         }
     }
 
-    /// Becomes the root of its term.
+    /// Becomes the root of the present term.
     fn lead(&mut self, now: Instant) {
         let (host, cluster) = (self.config.host, self.config.cluster);
         let Some(config) = self.standby.take() else { return };
@@ -64,13 +64,13 @@ impl NodeCore {
         self.effects.push_back(Effect::Root(Some(host)));
     }
 
-    /// Returns whether a host may be a child now.
+    /// Returns whether a host may become a child now.
     pub(super) fn admits(&self, host: u16) -> bool {
         let is_rooted = self.manager.is_some() || self.parent_heard.is_some();
         self.election.is_none() || is_rooted && self.tree.is_within(host, self.config.host)
     }
 
-    /// Sends the table to a child that was admitted.
+    /// Sends the table to an admitted child.
     pub(super) fn welcome(&mut self, host: u16) {
         let Some(root) = self.election.as_ref().and_then(Election::root) else { return };
         let Durable { position, table, .. } = &self.durable;
@@ -78,7 +78,7 @@ impl NodeCore {
         self.send_child(host, welcome);
     }
 
-    /// Joins the tree of a root, if it is that of this daemon's term.
+    /// Joins the tree of a root, if it is the root of this daemon's term.
     pub(super) fn welcomed(
         &mut self,
         now: Instant,
@@ -101,7 +101,7 @@ impl NodeCore {
         self.effects.push_back(Effect::Root(Some(root)));
     }
 
-    /// Takes a change of the root's table.
+    /// Handles a change of the root's table.
     pub(super) fn take_change(&mut self, now: Instant, position: Position, change: Change) {
         let Position { term, change: number } = self.durable.position;
         if position != (Position { term, change: number + 1 }) {
@@ -124,20 +124,20 @@ impl NodeCore {
         }
     }
 
-    /// Notes that a host holds the root's table.
+    /// Records that a host has stored the root's table up to a position.
     pub(super) fn note_held(&mut self, host: u16, position: Position) {
         if position.term == self.durable.term && host < self.config.cluster.hosts {
             self.holds.insert(host, position.change);
         }
     }
 
-    /// Makes the progress of a root that needs a majority.
+    /// Makes the progress of a root that depends on a majority.
     pub(super) fn settle_takeover(&mut self, now: Instant) {
         let (Some(election), Some(manager)) = (&self.election, &mut self.manager) else { return };
         let majority = election.majority();
         let mut held: Vec<u64> = self.holds.values().copied().collect();
         held.sort_unstable_by(|a, b| b.cmp(a));
-        // The root's own table is the first of the majority.
+        // The root's own table counts as one of the majority.
         let own = self.durable.position.change;
         manager.commit(held.get(majority - 2).map_or(0, |change| own.min(*change)));
         let was_taking_over = manager.is_taking_over();

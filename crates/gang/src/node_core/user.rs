@@ -1,4 +1,4 @@
-//! Users of the system: whose jobs are whose.
+//! Users of the system, as owners of jobs.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::message::ClientId;
 
-/// A user of the system. All hosts that run jobs of this user know the same name and number.
+/// A user of the system. All hosts that run jobs of this user have the same name and number for the user.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct User {
     /// The name; the number in decimal digits if the user has no name.
     pub name: String,
-    /// The number (uid).
+    /// The user ID.
     pub uid: u32,
 }
 
@@ -19,7 +19,7 @@ impl User {
     /// Most bytes of a name: Linux's `LOGIN_NAME_MAX`.
     pub(crate) const MOST_BYTES: usize = 256;
 
-    /// Returns whether this user may end, signal, save and follow a job of `owner`.
+    /// Returns whether this user may end, signal, save and attach to a job of `owner`.
     pub(crate) fn may_control(&self, owner: &Self) -> bool {
         self.uid == 0 || self == owner
     }
@@ -31,7 +31,7 @@ impl fmt::Display for User {
     }
 }
 
-/// A front end's connection, and the user whose process has opened it.
+/// A client's connection, and the user whose process has opened it.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     pub(crate) client: ClientId,

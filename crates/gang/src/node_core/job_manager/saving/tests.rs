@@ -167,7 +167,7 @@ fn a_rank_that_ends_after_it_has_handed_its_state_over_is_saved() {
     assert!(scene.root.jobs[&scene.job].saves.is_due);
     assert!(scene.replies().is_empty());
     assert!(scene.root.cut(scene.job, Epoch(1)).is_none(), "its channels' parts are not here");
-    scene.is_refused("what the channel of rank 0 held has not come");
+    scene.is_refused("the contents of the channel of rank 0 are missing");
 }
 
 #[test]
