@@ -1,28 +1,28 @@
-//! Modified Ack/Nack between one sender and one receiver (SCore-D paper, section 3.2).
+//! The modified Ack/Nack protocol between one sender and one receiver (SCore-D paper, section 3.2).
 //!
-//! The receiver accepts a message if it is the next in order and there is room. Otherwise, it refuses this message and
-//! all that follow, until the sender starts a new *round*. Every frame carries its round's number; messages of earlier
-//! rounds are never accepted any more. An [`Answer`] is cumulative and idempotent: all messages below `expected` are
-//! accepted; all transmissions below `seen` of its round are answered.
+//! The receiver accepts a message if it is the next in order and there is room for it. Otherwise it refuses this
+//! message and all that follow, until the sender starts a new *round*. Every frame carries the number of its round;
+//! messages of earlier rounds are never accepted. An [`Answer`] is cumulative and idempotent: all messages below
+//! `expected` are accepted, and all transmissions of its round below `seen` are answered.
 //!
-//! A sender is *steady* when every transmission is answered: no message in the network will be accepted. A stopped
-//! sender transmits nothing, so it is steady within a round trip, even if the receiver has no room. Lost frames are
-//! detected by timeout: the sender starts another round. If it is stopped, it announces that round with a frame without
-//! payload, a *fence*.
+//! A sender is *steady*, or quiescent, when every transmission is answered: no message in the network will be
+//! accepted. A stopped sender transmits no messages, so it is steady within a round trip, even if the receiver has no
+//! room. The sender detects lost frames by timeout, and starts another round. If it is stopped, it starts that round
+//! with a frame without payload, a *fence*.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
-/// Shortest timeout of an answer; [`UNKNOWN`] times that while no round trip has been measured.
+/// Shortest timeout of an answer, multiplied by [`UNKNOWN`] until a round trip has been measured.
 const SHORTEST: Duration = Duration::from_micros(200);
 /// Longest timeout of an answer; the timeout doubles each time that an answer is missed.
 const LONGEST: Duration = Duration::from_millis(50);
-/// Delay before refused messages are sent again; doubles with each refusal, up to the longest.
+/// Delay before refused messages are sent again; doubles with each refusal, up to `REFUSED_MAX`.
 const REFUSED: Duration = Duration::from_micros(20);
 const REFUSED_MAX: Duration = Duration::from_millis(1);
-/// Factor of the shortest timeout while no round trip has been measured. Many senders may send to one receiver at once,
+/// Factor of the shortest timeout until a round trip has been measured. Many senders may send to one receiver at once,
 /// and a timeout that is too short causes needless retransmissions.
 const UNKNOWN: u32 = 10;
 
@@ -46,7 +46,7 @@ const fn round_before(a: u16, b: u16) -> bool {
 /// An answer of a receiver to a sender.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Answer {
-    /// The sender's round that it answers.
+    /// The sender's round to which this is the answer.
     pub(crate) round: u16,
     /// All messages before this one are accepted; `None` if the receiver's context is not running.
     pub(crate) expected: Option<u32>,
@@ -80,9 +80,9 @@ pub(crate) enum Transmission {
     Message {
         /// The round in which it is sent.
         round: u16,
-        /// Its number among the messages from this sender to this receiver.
+        /// The message's number among those from this sender to this receiver.
         sequence: u32,
-        /// Its number in the sender's FIFO.
+        /// The message's number in the sender's FIFO.
         slot: u64,
     },
     /// A frame without payload that announces a new round.
@@ -99,28 +99,28 @@ pub(crate) enum Transmission {
 pub(crate) struct Outbound {
     /// FIFO numbers of all messages that are not accepted yet, in order.
     waiting: VecDeque<u64>,
-    /// Sequence number of the first of them.
+    /// Sequence number of the first message of `waiting`.
     acked: u32,
     /// Sequence number of the next message to be sent in this round.
     cursor: u32,
     /// All transmissions of this round before this number are answered.
     answered: u32,
-    /// This message and all after it were never sent.
+    /// Sequence number of the first message that was never sent.
     high: u32,
     round: u16,
-    /// True if messages of an earlier round are unanswered, and no answer shows that the receiver knows of this round.
+    /// True if messages of an earlier round are unanswered, and no answer of this round has arrived.
     fencing: bool,
     /// True if the fence of this round has been sent.
     fence_sent: bool,
-    /// Nothing is sent again before this time.
+    /// Refused messages are not sent again before this time.
     resend_at: Instant,
-    /// When the outstanding answer counts as missed.
+    /// When the outstanding answer counts as missed; `None` if none is outstanding.
     deadline: Option<Instant>,
-    /// Answers missed in a row.
+    /// Number of answers missed in a row.
     missed: u32,
     /// Consecutive refusals of the first message.
     refusals: u32,
-    /// One transmission whose round trip is measured, and when it was sent.
+    /// The transmission whose round trip is being measured, and when it was sent.
     sample: Option<(u32, Instant)>,
     round_trip: Option<RoundTrip>,
 }
@@ -131,26 +131,26 @@ impl Outbound {
         Self { waiting, acked, cursor: acked, answered: acked, high: acked, ..Self::default() }
     }
 
-    /// Resets the sender, as [`Outbound::resumed`] does, in place.
+    /// Resets the sender in place to the state of [`Outbound::resumed`].
     pub(crate) fn restart(&mut self) {
         let (waiting, acked) = (std::mem::take(&mut self.waiting), self.acked);
         *self = Self::resumed(acked, waiting);
     }
 
-    /// Sets the round trip that was measured to the same receiver before.
+    /// Sets the round-trip time that was measured earlier for the same receiver.
     pub(crate) const fn recall(&mut self, round_trip: Option<RoundTrip>) {
         self.round_trip = round_trip;
     }
 
-    /// Appends a message, which lies in the FIFO at number `slot`.
+    /// Appends a message, which has the number `slot` in the FIFO.
     pub(crate) fn push(&mut self, slot: u64) {
         self.waiting.push_back(slot);
     }
 
-    /// Returns the next frame to be sent, if one may be sent now.
+    /// Returns the next frame, if one may be sent now.
     ///
-    /// At most `window` messages are unanswered. If `stopped`, only the fence that the sender needs to become steady is
-    /// returned.
+    /// At most `window` messages are unanswered at a time. If `stopped`, returns only the fence that the sender needs
+    /// to become steady.
     pub(crate) fn poll_transmit(
         &mut self,
         now: Instant,
@@ -179,7 +179,7 @@ impl Outbound {
         Some(Transmission::Message { round: self.round, sequence, slot })
     }
 
-    /// Returns the FIFO number of the message that may be sent now.
+    /// Returns the FIFO number of the next message, if it may be sent now.
     pub(crate) fn due(&self, now: Instant, window: u32) -> Option<u64> {
         let ahead = self.cursor.wrapping_sub(self.acked);
         let slot = *self.waiting.get(ahead as usize)?;
@@ -188,7 +188,7 @@ impl Outbound {
     }
 
     /// Handles an answer. Appends the FIFO numbers of newly accepted messages to `freed`. Returns `false` if no
-    /// receiver would send this answer.
+    /// correct receiver would send this answer.
     pub(crate) fn on_answer(&mut self, now: Instant, answer: Answer, freed: &mut Vec<u64>) -> bool {
         let mut progress = false;
         if let Some(expected) = answer.expected {
@@ -238,13 +238,13 @@ impl Outbound {
         true
     }
 
-    /// Allows refused messages to be sent at once: the receiver has room.
+    /// Allows refused messages to be sent at once, because the receiver has room.
     pub(crate) fn on_room(&mut self) {
         self.resend_at = Instant::ZERO;
     }
 
-    /// Handles the time that [`Outbound::next_timeout`] returned: an answer counts as missed, or refused messages may
-    /// be sent again.
+    /// Handles a timeout of [`Outbound::next_timeout`]: if the answer is late, it counts as missed, and a new round
+    /// begins.
     pub(crate) fn on_timeout(&mut self, now: Instant) {
         if self.deadline.is_some_and(|at| at <= now) {
             self.begin_round();
@@ -281,7 +281,7 @@ impl Outbound {
         self.waiting.iter().copied()
     }
 
-    /// Returns the consecutive refusals of the first of them.
+    /// Returns the number of consecutive refusals of the first message that is not accepted.
     pub(crate) const fn refusals(&self) -> u32 {
         self.refusals
     }
@@ -329,11 +329,11 @@ impl Outbound {
 /// A receiver's decision about a message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum ReceiveDecision {
-    /// Accept: the message is the next in order, and there is room.
+    /// Accept the message: it is the next in order, and there is room.
     Accept,
-    /// Answer without accepting: it is a duplicate, or refused and will be sent again.
+    /// Answer without accepting the message: it is a duplicate, or it is refused and will be sent again.
     Answer,
-    /// Drop: its round is over.
+    /// Drop the message: its round is over.
     Drop,
 }
 
@@ -344,13 +344,13 @@ pub(crate) struct Inbound {
     expected: u32,
     /// The sender's round, once a frame of it has arrived.
     round: Option<u16>,
-    /// All transmissions of the round before this message are answered, or are about to be.
+    /// All transmissions of the round before this sequence number are answered, or will be by the next answer.
     seen: u32,
     /// True if the rest of the round is refused.
     refused: bool,
-    /// Transmissions since the last answer.
+    /// Number of transmissions since the last answer.
     unanswered: u32,
-    /// True if the sender was refused for lack of room, and must be notified of room.
+    /// True if the sender was refused for lack of room, and must be notified once there is room.
     wants_room: bool,
 }
 
@@ -360,7 +360,7 @@ impl Inbound {
         Self { expected, seen: expected, ..Self::default() }
     }
 
-    /// Handles message `sequence`; `room` tells whether there is space for it.
+    /// Handles a message with number `sequence`. `room` is true if there is space for it.
     pub(crate) fn on_message(&mut self, round: u16, sequence: u32, room: bool) -> ReceiveDecision {
         if !self.enter(round, sequence) {
             return ReceiveDecision::Drop;
@@ -382,7 +382,7 @@ impl Inbound {
         ReceiveDecision::Answer
     }
 
-    /// Handles a fence; returns whether it is to be answered.
+    /// Handles a fence. Returns whether it must be answered.
     pub(crate) fn on_fence(&mut self, round: u16, sequence: u32) -> bool {
         let known = self.enter(round, sequence);
         self.unanswered += u32::from(known);
@@ -406,12 +406,12 @@ impl Inbound {
         Some(PiggybackedAck { round, expected })
     }
 
-    /// Enters the round of a sender that was refused before this side had started: the sender may start again.
+    /// Enters the round of a sender that was refused before this side started, so that the answer lets it send again.
     pub(crate) fn on_greeting(&mut self, round: u16) {
         self.enter(round, self.expected);
     }
 
-    /// Transmissions since the last answer.
+    /// Returns the number of transmissions since the last answer.
     pub(crate) const fn unanswered(&self) -> u32 {
         self.unanswered
     }
@@ -426,7 +426,7 @@ impl Inbound {
         self.expected
     }
 
-    /// Enters `round` if it is new; `false` if it is over.
+    /// Enters `round` if it is new. Returns `false` if it is over.
     fn enter(&mut self, round: u16, sequence: u32) -> bool {
         match self.round {
             Some(current) if current == round => true,

@@ -1,4 +1,4 @@
-//! Commands from hosts to the extension, and their operands.
+//! Commands from hosts to the extension, with their operands.
 
 use midplane_simhw::id::ExtensionId;
 use serde::{Deserialize, Serialize};
@@ -9,23 +9,23 @@ use crate::names::{ChannelAddress, ChannelId, JobId, Rank};
 /// The extension's number: 19.
 pub const GANG: ExtensionId = ExtensionId(19);
 
-/// Opens a context: the region holds an [`OpenRequest`]. Completes with the context's handle.
+/// Opens a context. The region contains an [`OpenRequest`]. Completes with the context's handle.
 pub(crate) const OPEN: u8 = 1;
-/// Binds the port to a context, as its process's port: handle, key.
+/// Binds the port to a context, as the port of the context's process: handle, key.
 pub(crate) const ATTACH: u8 = 2;
 /// Notifies the NIC that the process has sent or consumed a message: handle. Completes with the counts of freed and
 /// received messages.
 pub(crate) const NOTIFY: u8 = 3;
-/// Completes when more messages have been received than the process knows of: handle, freed, received. With
-/// [`WANTS_ROOM`], also when more have been freed.
+/// Completes when the counts of freed or received messages exceed the operands: handle, freed, received. Freed
+/// messages count only with [`WANTS_ROOM`].
 pub(crate) const WAIT: u8 = 4;
-/// Stops sending and accepting messages; completes when the context is steady: handle.
+/// Stops sending and accepting messages: handle. Completes when the context is steady.
 pub(crate) const STOP: u8 = 5;
 /// Writes the NIC's part of a context into the region: handle, flags.
 pub(crate) const SAVE: u8 = 6;
-/// Flag of [`SAVE`]: the NIC forgets the context.
+/// Flag of [`SAVE`]: the NIC forgets the context afterwards.
 pub(crate) const SAVE_FORGETS: u64 = 1;
-/// Flag of [`SAVE`]: nothing is written; the completion only reports the length.
+/// Flag of [`SAVE`]: writes nothing; the completion only reports the length.
 pub(crate) const SAVE_MEASURES: u64 = 2;
 /// Reads the NIC's part of a context from the region: handle. The FIFOs' memory must be restored before.
 pub(crate) const RESTORE: u8 = 7;
@@ -34,14 +34,15 @@ pub(crate) const START: u8 = 8;
 /// Closes a context: handle.
 pub(crate) const CLOSE: u8 = 9;
 
-/// Stops everything the NIC does for a port: port. Only the port suspender's port may send it.
+/// Stops all work of the NIC for a port: port. Only the port suspender's port may send this.
 pub(crate) const STOP_PORT: u8 = 10;
-/// Resumes a stopped port: port. Only the port suspender's port may send it.
+/// Resumes a stopped port: port. Only the port suspender's port may send this.
 pub(crate) const RESUME_PORT: u8 = 11;
 
-/// Watches a stopped port for data: port, tag. Only the port suspender's port may send it.
+/// Watches a stopped port for data: port, tag. Only the port suspender's port may send this.
 pub(crate) const WATCH_PORT: u8 = 12;
-/// Completes once data has arrived for a watched port, with the port's tag. Only the arrival watcher's port may send it.
+/// Completes once data has arrived for a watched port, with the port's tag. Only the arrival watcher's port may send
+/// this.
 pub(crate) const AWAIT_ARRIVAL: u8 = 13;
 
 /// Flag of [`WAIT`]: also complete when messages have been freed.
@@ -56,9 +57,9 @@ pub(crate) struct OpenRequest {
     /// Node and channel of each rank.
     pub(crate) places: Vec<ChannelAddress>,
     pub(crate) geometry: Geometry,
-    /// The FIFOs' memory, as [`RegionRef::to_words`](midplane_simhw::region::RegionRef::to_words).
+    /// The FIFOs' memory, in the form of [`RegionRef::to_words`](midplane_simhw::region::RegionRef::to_words).
     pub(crate) memory: [u64; 2],
-    /// The key that [`ATTACH`] must present.
+    /// The key that [`ATTACH`] must have.
     pub(crate) key: u64,
 }
 
@@ -66,17 +67,17 @@ pub(crate) struct OpenRequest {
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct NicState {
     pub(crate) rank: Rank,
-    /// Messages ever put into the send FIFO, and the number of the oldest that still occupies it.
+    /// Number of messages ever put into the send FIFO, and number of the oldest message that still occupies it.
     pub(crate) sent: u64,
     pub(crate) freed: u64,
     /// Number of messages ever received.
     pub(crate) received: u64,
-    /// Position in the receive FIFO of the next byte.
+    /// Position of the next byte in the receive FIFO.
     pub(crate) receive_tail: u64,
     pub(crate) peers: Vec<PeerNumbers>,
 }
 
-/// The NIC's state of one peer.
+/// The NIC's protocol state of one peer.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PeerNumbers {
     pub(crate) rank: Rank,
@@ -84,8 +85,8 @@ pub(crate) struct PeerNumbers {
     pub(crate) acked: u32,
     /// Sequence number of the next message from the peer.
     pub(crate) expected: u32,
-    /// Consecutive refusals of the first of these messages by the peer.
+    /// Number of consecutive refusals of the first message that the peer has not accepted.
     pub(crate) refusals: u32,
-    /// Send FIFO numbers of the messages that the peer has not accepted, in order.
+    /// FIFO numbers of the messages that the peer has not accepted, in order.
     pub(crate) waiting: Vec<u64>,
 }

@@ -8,21 +8,21 @@ use midplane_simhw::id::PortId;
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Flow {
-    /// Answers from the receiver, which accepts or refuses each message, as in PM.
+    /// The receiver answers each message, and accepts or refuses it, as in PM.
     #[default]
     AckNack,
     /// No flow control, over links that block
     /// ([`Context::leave_frame`](midplane_nicvm::context::Context::leave_frame)).
     ///
-    /// A message without room stays on the link, and blocks all messages behind it, of every channel. For study: jobs
-    /// that share a NIC deadlock, and a stopped channel is never steady. Only `sim` has such links; on other links,
-    /// such messages are lost.
+    /// A message without room stays on the link, and blocks all messages behind it, of all channels. This is for
+    /// study: jobs that share a NIC deadlock, and a stopped channel never becomes steady. Only `sim` has such links;
+    /// other links lose these messages.
     BackPressure,
 }
 
-/// Most messages to one peer that are unanswered.
+/// Most unanswered messages to one peer.
 pub(crate) const WINDOW: u32 = 32;
-/// Most messages that one answer covers, and how long it is delayed for them.
+/// Most messages that one answer covers, and for how long the answer is delayed to cover more.
 pub(crate) const MERGE: u32 = 4;
 pub(crate) const MERGE_FOR: Duration = Duration::from_micros(10);
 
@@ -42,16 +42,16 @@ impl Default for GangConfig {
 }
 
 impl GangConfig {
-    /// Sets the port whose commands stop and resume all other ports. The daemon opens it by this number before other
-    /// processes can ask for it. Default: none.
+    /// Sets the port whose commands stop and resume all other ports. The daemon must open it by this number before
+    /// other processes can request it. Default: none.
     #[must_use]
     pub const fn port_suspender(mut self, port: PortId) -> Self {
         self.port_suspender = Some(port);
         self
     }
 
-    /// Sets the port that learns of arrivals for stopped ports. The daemon opens it by this number before other processes
-    /// can ask for it. Default: none.
+    /// Sets the port that receives reports of arrivals for stopped ports. The daemon must open it by this number
+    /// before other processes can request it. Default: none.
     #[must_use]
     pub const fn arrival_watcher(mut self, port: PortId) -> Self {
         self.arrival_watcher = Some(port);
@@ -65,7 +65,7 @@ impl GangConfig {
         self
     }
 
-    /// Sets how many channels the NIC has; each has one active context. Default: 4, as in PM.
+    /// Sets the number of channels of the NIC; each has one active context. Default: 4, as in PM.
     #[must_use]
     pub const fn channels(mut self, count: u16) -> Self {
         self.channels = count;
@@ -77,23 +77,23 @@ impl GangConfig {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct GangCounters {
-    /// Messages sent, retransmissions included.
+    /// Messages sent, including retransmissions.
     pub transmitted: u64,
-    /// Number of messages accepted.
+    /// Messages accepted.
     pub taken: u64,
-    /// Messages refused: no room, stopped, or out of order.
+    /// Messages refused because there was no room, the context was stopped, or they were out of order.
     pub refused: u64,
     /// Answers sent; one may cover several messages.
     pub answers: u64,
     /// Fences sent.
     pub fences: u64,
-    /// Frames dropped because they are of another epoch, of an earlier round, or for no context.
+    /// Frames dropped because they belong to another epoch, an earlier round, or no context.
     pub stale: u64,
-    /// Frames dropped because no peer would send them: from a node that does not host the rank, or inconsistent with
-    /// earlier answers.
+    /// Frames dropped because no correct peer would send them: from a node that does not host the rank, or
+    /// inconsistent with earlier answers.
     pub foreign: u64,
     /// Answers that did not arrive in time.
     pub missed: u64,
-    /// Messages left on the link, with back-pressure alone.
+    /// Messages left on the link, with [`Flow::BackPressure`] only.
     pub left: u64,
 }

@@ -29,9 +29,9 @@ const MESSAGE_INSTRUCTIONS: u64 = 30;
 /// Parked --start--> Running --stop--> Stopping --steady--> Parked --forget--> Empty --restore--> Parked
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Phase {
-    /// The NIC holds nothing of the context: it is saved elsewhere, or was never restored.
+    /// The NIC has no state of the context, which is saved elsewhere or was never restored.
     Empty,
-    /// Steady: neither sends nor accepts messages.
+    /// Steady; neither sends nor accepts messages.
     Parked,
     /// Sends and accepts messages.
     Running,
@@ -43,12 +43,12 @@ pub(crate) enum Phase {
 struct Peer {
     out: Outbound,
     into: Inbound,
-    /// When a delayed answer is sent, unless more messages make it due before.
+    /// When the delayed answer is sent, unless further messages make it due before.
     answer_at: Option<Instant>,
 }
 
 impl Peer {
-    /// Returns whether the peer's state differs from that of a peer never spoken to.
+    /// Returns whether the peer's state differs from that of a peer without any messages.
     fn is_known(&self) -> bool {
         let numbers = (self.out.acked(), self.out.refusals(), self.into.expected());
         numbers != (0, 0, 0) || self.out.waiting().next().is_some()
@@ -71,28 +71,29 @@ pub(crate) struct Endpoint {
     sending: Sending,
     receiving: Receiving,
     peers: BTreeMap<Rank, Peer>,
-    /// The peer that was sent a message last.
+    /// The peer to which the last message was sent.
     last_served: Rank,
-    /// When all frames given to the link will have left.
+    /// When all frames given to the link will have been sent.
     line_until: Instant,
-    /// With back-pressure alone: the last message, until it has left the send FIFO's memory, and whether it is queued.
+    /// With [`Flow::BackPressure`] only: the last message, until it has left the send FIFO's memory, and whether it is
+    /// queued.
     on_wire: Option<(Rank, PiggybackedAck)>,
     is_queued: bool,
     /// The context's handle.
     handle: u64,
     /// When the link has room for another message.
     pump_at: Option<Instant>,
-    /// Round-trip times, measured before the context was saved last.
+    /// Round-trip times that were measured before the context was saved last.
     round_trips: BTreeMap<Rank, RoundTrip>,
-    /// Peers that were refused because this context had not started yet, with their epoch and round.
+    /// Peers that were refused because this context had not started yet, each with its epoch and round.
     early: BTreeMap<Rank, (Epoch, u16)>,
-    /// True from the start until [`Endpoint::begin`], in a later turn than the controller's command.
+    /// True from the start until [`Endpoint::begin`], which runs in a later turn than the controller's command.
     is_new: bool,
     /// The process's outstanding [`WAIT`](super::command::WAIT).
     waiter: Option<Command>,
     /// The controller's outstanding [`STOP`](super::command::STOP).
     stopper: Option<Command>,
-    /// True if the process has written invalid records or counts; nothing more is sent.
+    /// True if the process has written invalid records or counts; nothing more is sent then.
     is_broken: bool,
 }
 
@@ -161,9 +162,10 @@ impl Endpoint {
         (copied == RECORD_BYTES).then(|| Record::parse(bytes))
     }
 
-    /// Reads the process's counts of sent and consumed messages, and its new records.
+    /// Reads the process's counts of sent and consumed messages, and the new records.
     pub(crate) fn read_counts(&mut self, shared: &mut Shared<'_, '_>) {
-        // The FIFOs may be another context's: a process may have notified the NIC before it was stopped.
+        // The FIFOs may belong to another context now, because the process may have notified the NIC just before it
+        // was stopped.
         if self.phase == Phase::Empty {
             return;
         }
@@ -172,7 +174,7 @@ impl Endpoint {
         self.offer_room(shared);
     }
 
-    /// Handles a frame from the node of its rank.
+    /// Handles a frame from the node of its sending rank.
     pub(crate) fn on_frame(
         &mut self,
         shared: &mut Shared<'_, '_>,
@@ -224,7 +226,7 @@ impl Endpoint {
         }
     }
 
-    /// Handles the process's wait command; an earlier one completes at once.
+    /// Handles the process's wait command. An earlier one completes at once.
     pub(crate) fn wait(&mut self, shared: &mut Shared<'_, '_>, command: Command) {
         self.read_counts(shared);
         if let Some(old) = self.waiter.replace(command) {
@@ -246,7 +248,7 @@ impl Endpoint {
             shared.complete(&command, Status::Done, self.news());
             return;
         }
-        // Messages that the process has sent without a notification yet belong to the context.
+        // Messages that the process has sent, but not yet notified the NIC of, belong to the context.
         self.read_counts(shared);
         self.phase = Phase::Stopping;
         self.stopper = Some(command);
@@ -261,10 +263,9 @@ impl Endpoint {
         }
     }
 
-    /// Starts the context in an epoch; `false` if it is not parked, or the epoch is not newer.
+    /// Starts the context in an epoch. Returns `false` if it is not parked, or the epoch is not newer.
     ///
-    /// Messages that wait in its FIFO are sent in a later turn, at once, so the controller's command completes without
-    /// them.
+    /// Messages in its send FIFO are sent in the next turn, so the controller's command completes before.
     pub(crate) fn start(&mut self, epoch: Epoch) -> bool {
         if self.phase != Phase::Parked || !epoch.is_newer_than(self.epoch) {
             return false;
@@ -282,8 +283,8 @@ impl Endpoint {
         true
     }
 
-    /// Runs before anything else after a start: reads the process's counts, and answers the peers that were refused
-    /// because they started earlier.
+    /// Runs first after a start: reads the process's counts, and answers the peers that were refused because they had
+    /// started earlier.
     pub(crate) fn begin(&mut self, shared: &mut Shared<'_, '_>) {
         if !std::mem::take(&mut self.is_new) {
             return;
@@ -338,27 +339,27 @@ impl Endpoint {
         self.places.get(rank.index()).is_some_and(|place| place.node == node)
     }
 
-    /// Cancels the outstanding commands of the process and the controller.
+    /// Cancels the outstanding commands of the process and of the controller.
     pub(crate) fn end(&mut self, shared: &mut Shared<'_, '_>) {
         for command in [self.waiter.take(), self.stopper.take()].into_iter().flatten() {
             shared.complete(&command, Status::Cancelled, [0; 4]);
         }
     }
 
-    /// Forgets a closed port.
+    /// Removes a closed port from the context.
     pub(crate) fn on_port_closed(&mut self, port: PortId) {
         self.waiter.take_if(|command| command.region.port == port);
         self.user.take_if(|user| *user == port);
     }
 }
 
-/// A frame to a rank of the same node, which does not use the link.
+/// A frame to a rank on the same node, which bypasses the link.
 pub(crate) struct LocalFrame {
     pub(crate) frame: PmFrame,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// State of the extension that handlers of an endpoint use.
+/// The parts of the extension's state that an endpoint's handlers use.
 pub(crate) struct Shared<'a, 'b> {
     pub(crate) nic: &'a mut Context<'b>,
     pub(crate) config: &'a GangConfig,

@@ -21,7 +21,7 @@ pub enum AttachError {
         "the context is closed, or another process is attached to it: ask its daemon for another"
     )]
     Refused,
-    /// The system refuses to watch for the host's other ranks.
+    /// The system refuses to register a watch for messages of the host's other ranks.
     #[error("the system refuses a watch for messages of the host's other ranks: {0}")]
     System(std::io::ErrorKind),
 }
@@ -30,7 +30,8 @@ pub enum AttachError {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The send FIFO is full until its oldest message is accepted; [`Channel::room`](super::Channel::room) waits for that.
+    /// The send FIFO is full until its oldest message is accepted; [`Channel::room`](super::Channel::room) waits for
+    /// that.
     #[error("the send FIFO is full: wait for room, or send with `send`")]
     Full,
     /// The message is too long; send it in parts.
@@ -44,7 +45,7 @@ pub enum SendError {
     /// The job has no such rank.
     #[error("the job has no rank {to}: it has {ranks}, numbered from 0")]
     Rank {
-        /// The rank that was named.
+        /// The rank that the caller named.
         to: Rank,
         /// The number of ranks of the job.
         ranks: u16,

@@ -19,7 +19,7 @@ const FENCE: u8 = 2;
 const REFUSED: u8 = 4;
 const ABSENT: u8 = 8;
 const CARRIES: u8 = 16;
-/// The flags of an answer.
+/// The flags that an answer may have.
 const KNOWN: u8 = 15;
 
 /// The kinds of frames.
@@ -75,7 +75,7 @@ impl PmFrame {
         }
     }
 
-    /// Parses a header; `None` if no channel has sent it.
+    /// Parses a header; `None` if no channel sends such frames.
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub(crate) fn parse(header: &Header) -> Option<Self> {
         let [names, ranks] = header.words;

@@ -20,7 +20,7 @@ use thiserror::Error;
 
 use crate::names::Rank;
 
-/// Bytes of a [`Record`].
+/// Size of a [`Record`].
 pub(crate) const RECORD_BYTES: usize = 16;
 /// Offset of the records.
 const RECORDS: usize = 64;
@@ -80,18 +80,18 @@ impl Geometry {
         message: 8_192,
     };
 
-    /// FIFOs for bulk data: 256 KiB a direction, messages of up to 8 KiB.
+    /// FIFOs for bulk data: 256 KiB per direction, messages of up to 8 KiB.
     pub const BULK: Self = Self {
         send: FifoSize { messages: 256, bytes: 256 << 10 },
         receive: FifoSize { messages: 512, bytes: 256 << 10 },
         message: 8_192,
     };
 
-    /// [`Geometry::BULK`] over UDP: messages of 1,360 bytes. Together with the headers of IPv6 and UDP (40 + 8 bytes),
-    /// the frame (48) and a seal (40), they fit an Ethernet datagram.
+    /// [`Geometry::BULK`] over UDP: messages of 1,360 bytes. With the headers of IPv6 and UDP (40 + 8 bytes), of the
+    /// frame (48) and of a seal (40), they fit an Ethernet datagram.
     pub const BULK_UDP: Self = Self { message: 1_360, ..Self::BULK };
 
-    /// FIFOs for small messages: 4 KiB a direction.
+    /// FIFOs for small messages: 4 KiB per direction.
     pub const SMALL: Self = Self {
         send: FifoSize { messages: 64, bytes: 4_096 },
         receive: FifoSize { messages: 64, bytes: 4_096 },
@@ -159,7 +159,7 @@ pub struct Record {
     pub peer: Rank,
     /// The message's length, in bytes.
     pub length: u32,
-    /// Position of its first byte.
+    /// Position of the message's first byte.
     pub position: u64,
 }
 
@@ -182,7 +182,7 @@ impl Record {
     }
 }
 
-/// The used part of a ring of bytes: from `head` to `tail`, positions that only grow.
+/// The used part of a ring of bytes, from `head` to `tail`. Both positions only grow.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct ByteRing {
     pub(crate) head: u64,
@@ -190,7 +190,7 @@ pub(crate) struct ByteRing {
 }
 
 impl ByteRing {
-    /// Returns a position where `length` bytes are free in one piece.
+    /// Returns a position with `length` contiguous free bytes.
     pub(crate) const fn place(&self, size: u32, length: u32) -> Option<u64> {
         let (size, length) = (size as u64, (length as u64 + 7) & !7);
         if length > size {
@@ -198,7 +198,7 @@ impl ByteRing {
         }
         let to_end = size - self.tail % size;
         let position = if length > to_end { self.tail + to_end } else { self.tail };
-        // The ring is empty: the bytes before its end are skipped.
+        // If the ring is empty, the skipped bytes before its end count as free.
         let head = if self.head == self.tail { position } else { self.head };
         if position + length <= head + size { Some(position) } else { None }
     }
@@ -211,7 +211,7 @@ impl ByteRing {
         self.tail = position + ((length as u64 + 7) & !7);
     }
 
-    /// Frees all bytes before `position`, the first that is still used; all bytes if `None`.
+    /// Frees all bytes before `position`, the first byte that is still used; `None` frees all bytes.
     pub(crate) const fn release(&mut self, position: Option<u64>) {
         self.head = match position {
             Some(position) => position,

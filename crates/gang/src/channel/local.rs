@@ -1,9 +1,9 @@
-//! Messages of a channel between ranks of one host.
+//! Messages of a channel between ranks of the same host.
 
 use super::{Channel, SendError};
 use crate::names::Rank;
 
-/// Messages of the host's own ranks after which those of other hosts are looked for.
+/// Consecutive messages of the host's own ranks after which messages of other hosts get a turn.
 const LOCAL_IN_A_ROW: u32 = 16;
 
 impl Channel {
@@ -19,7 +19,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Returns whether the next message lies in a ring. Those in the receive FIFO take turns with them.
+    /// Returns whether the next message is in a ring. Messages in rings and in the receive FIFO take turns.
     pub(super) fn is_local_next(&mut self) -> bool {
         let Some(rings) = &mut self.rings else { return false };
         let is_turn_of_nic = self.in_a_row >= LOCAL_IN_A_ROW && !rings.has_past();
@@ -31,7 +31,7 @@ impl Channel {
         found.unwrap_or(false)
     }
 
-    /// Consumes the message in a ring that was returned last.
+    /// Consumes the message in a ring that `peek` returned last.
     pub(super) fn consume_local(&mut self) {
         let Some(rings) = &mut self.rings else { return };
         rings.consume();

@@ -113,7 +113,7 @@ pub enum Hello {
     Images {
         /// The sender's host.
         host: u16,
-        /// The job.
+        /// The job's number.
         job: JobId,
         /// The epoch of the cut in which the images were made.
         epoch: Epoch,

@@ -1,4 +1,4 @@
-//! Receives messages: finds space in the receive FIFO, and answers the peers.
+//! Receives messages: allocates space in the receive FIFO, and answers the peers.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ use crate::names::Rank;
 #[derive(Debug, Default)]
 pub(super) struct Receiving {
     pub(super) tail: u64,
-    /// Messages ever consumed by the process, as last read.
+    /// Number of messages ever consumed by the process, when last read.
     pub(super) head: u64,
     pub(super) ring: ByteRing,
     pub(super) positions: VecDeque<u64>,
@@ -35,7 +35,7 @@ impl Endpoint {
         receiving.ring.release(receiving.positions.front().copied());
     }
 
-    /// Returns the position for a message of `length` bytes.
+    /// Returns the position for a message of `length` bytes; `None` if there is no room.
     fn room(&self, length: u32) -> Option<u64> {
         let size = self.geometry.receive;
         let held = self.receiving.tail - self.receiving.head;
@@ -43,7 +43,7 @@ impl Endpoint {
         place.filter(|_| held < u64::from(size.messages))
     }
 
-    /// Notifies refused peers that there is room.
+    /// Notifies refused peers if there is room.
     pub(super) fn offer_room(&mut self, shared: &mut Shared<'_, '_>) {
         if self.phase != Phase::Running || self.room(self.geometry.message.min(64)).is_none() {
             return;
@@ -68,7 +68,7 @@ impl Endpoint {
         }
     }
 
-    /// Refuses a frame because this rank has not started, or not started again.
+    /// Refuses a frame because this rank has not started in the frame's epoch.
     pub(super) fn refuse_early(&mut self, shared: &mut Shared<'_, '_>, frame: &PmFrame) {
         let (round, seen) = match frame.body {
             Body::Message { round, sequence, .. } => (round, sequence.wrapping_add(1)),
@@ -117,7 +117,7 @@ impl Endpoint {
             ReceiveDecision::Accept => {}
         }
         if shared.config.flow == Flow::BackPressure {
-            // The sender expects no answer.
+            // With back-pressure, the sender expects no answer.
         } else if peer.into.unanswered() >= MERGE {
             self.answer(shared, from);
         } else {
@@ -143,7 +143,7 @@ impl Endpoint {
         ];
         for (offset, bytes) in writes {
             if let Some(part) = self.memory.part(offset as u32, bytes.len() as u32) {
-                // If the memory was deregistered, no process reads the message.
+                // If the memory was deregistered, no process reads the message any longer.
                 let _ = shared.nic.write(part, bytes);
             }
         }

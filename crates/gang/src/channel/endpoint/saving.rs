@@ -11,8 +11,8 @@ use super::{Endpoint, Peer, Phase, Receiving, Sending};
 use crate::names::Rank;
 
 impl Endpoint {
-    /// Returns the NIC's part. It does not change while the context is parked: a peer refused for the first time is not
-    /// recorded.
+    /// Returns the NIC's part of the context. It does not change while the context is parked, because a peer that is
+    /// refused for the first time is not recorded.
     pub(crate) fn save(&self) -> NicState {
         let known = self.peers.iter().filter(|(_, peer)| peer.is_known());
         let peers = known.map(|(rank, peer)| PeerNumbers {
@@ -32,7 +32,7 @@ impl Endpoint {
         }
     }
 
-    /// Forgets the context's state, except the round-trip times.
+    /// Drops the context's state, except the round-trip times.
     pub(crate) fn forget(&mut self) {
         self.phase = Phase::Empty;
         self.sending = Sending::default();
@@ -45,7 +45,7 @@ impl Endpoint {
         self.peers.clear();
     }
 
-    /// Restores a saved state; the FIFOs' memory must be restored before. `false` if the two are inconsistent.
+    /// Restores a saved state, after the FIFOs' memory. Returns `false` if the two are inconsistent.
     pub(crate) fn restore(&mut self, nic: &Context<'_>, state: &NicState) -> bool {
         if !matches!(self.phase, Phase::Empty | Phase::Parked) || state.rank != self.rank {
             return false;

@@ -19,11 +19,11 @@ use crate::names::Rank;
 /// The NIC's view of the send FIFO.
 #[derive(Debug, Default)]
 pub(super) struct Sending {
-    /// Messages ever put in by the process, as last read.
+    /// Number of messages ever put in by the process, when last read.
     pub(super) tail: u64,
     /// Number of the oldest message that still occupies the FIFO.
     pub(super) freed: u64,
-    /// Records from `freed` on, and whether each message is accepted.
+    /// Records of the messages from `freed` on, each with whether the message is accepted.
     pub(super) records: VecDeque<(Record, bool)>,
 }
 
@@ -55,7 +55,7 @@ impl Endpoint {
             && record.peer.index() < self.places.len()
     }
 
-    /// Sends what may be sent now, one peer after the other.
+    /// Sends all messages that may be sent now, to the peers in turn.
     pub(crate) fn pump(&mut self, shared: &mut Shared<'_, '_>) {
         self.pump_at = None;
         match self.phase {
@@ -88,7 +88,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the next peer, after the last one served, that a message may be sent to.
+    /// Returns the next peer, after the last one served, to which a message may be sent.
     fn next_due(&self, now: Instant) -> Option<Rank> {
         let (next, last) = (Rank(self.last_served.0.wrapping_add(1)), self.last_served);
         let rest = if next > last { Some(self.peers.range(next..)) } else { None };
@@ -96,9 +96,9 @@ impl Endpoint {
         peers.find(|(_, peer)| peer.out.due(now, WINDOW).is_some()).map(|(rank, _)| *rank)
     }
 
-    /// Returns when the link has room again, or `None` if it has room now. At most two of the longest messages are
-    /// given to the link ahead: one is sent while the next is read. After a stop, frames
-    /// given to the link are still sent, and are then refused.
+    /// Returns when the link has room again; `None` if it has room now. At most two of the longest messages are given
+    /// to the link ahead: one is sent while the next is read. After a stop, these are still sent, and are then
+    /// refused.
     fn line_full_until(&self, nic: &Context<'_>) -> Option<Instant> {
         let ahead = 2 * nic.frame_nanos(self.geometry.message as usize);
         let until = self.line_until.max(nic.line_free_at());
@@ -171,7 +171,7 @@ impl Endpoint {
         };
     }
 
-    /// Gives a frame to the node of its rank. Returns when it leaves, if it uses the link.
+    /// Gives a frame to the node of its receiving rank. Returns when the frame leaves, if it uses the link.
     pub(super) fn deliver(
         &self,
         shared: &mut Shared<'_, '_>,
@@ -198,11 +198,12 @@ impl Endpoint {
             token: bytes.filter(|_| shared.config.flow == Flow::BackPressure).map(|_| self.handle),
             ..Packet::to(place.node)
         };
-        // If the memory was deregistered, the controller has closed the context.
+        // If the memory was deregistered, the controller has already closed the context.
         shared.nic.send_packet(&packet).ok()
     }
 
-    /// With back-pressure alone: the message on the link has left the FIFO's memory, and counts as accepted.
+    /// With [`Flow::BackPressure`] only: counts the message on the link as accepted, because it has left the FIFO's
+    /// memory.
     pub(crate) fn on_left(&mut self, shared: &mut Shared<'_, '_>) {
         self.is_queued = false;
         if let Some((to, taken)) = self.on_wire.take() {
