@@ -1,5 +1,5 @@
-//! The channels of one node's ranks: opened, stopped, saved, restored, started and closed, as the steps of the node's
-//! daemon say. Both shells use them.
+//! The channels of one node's ranks. Opens, stops, saves, restores, starts and closes them by the steps of the node's
+//! daemon, both in real and in virtual time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub enum Mode {
 /// Durations of a daemon's operations on its host, in virtual time.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Costs {
-    /// Time to stop a process: to signal it, and to see that it has stopped.
+    /// Time to stop a process: to signal it, and to detect that it has stopped.
     pub stop: Duration,
     /// Time to resume a process.
     pub resume: Duration,
@@ -37,16 +37,17 @@ pub struct Costs {
     pub save: Duration,
     /// Time to restore a context without its messages.
     pub restore: Duration,
-    /// Time to copy a byte out of a FIFO or into it, in picoseconds.
+    /// Time to copy one byte to or from a FIFO, in picoseconds.
     pub byte_ps: u32,
 }
 
 impl Costs {
     /// Costs of the paper's cluster (Tables 2 and 3, section 5).
     ///
-    /// Read: 0.62 and 0.18 ms to save and restore empty buffers (Table 3, first row); about 40 us to switch a process
-    /// (section 5), here split evenly between stop and resume. The cost per byte is the host's copy, as section 6 says;
-    /// that of [`Machine::PM_MYRINET`](midplane_simhw::profile::Machine::PM_MYRINET) is fitted to Table 3's second row.
+    /// Source: 0.62 and 0.18 ms to save and restore empty buffers (Table 3, first row); about 40 us to switch a
+    /// process (section 5), here split evenly between stop and resume. The cost per byte is the host's copy, as
+    /// section 6 says; that of [`Machine::PM_MYRINET`](midplane_simhw::profile::Machine::PM_MYRINET) is fitted to
+    /// Table 3's second row.
     #[must_use]
     pub const fn paper(host: &HostProfile) -> Self {
         Self {
@@ -58,13 +59,13 @@ impl Costs {
         }
     }
 
-    /// Returns the time to save a context that holds `bytes` bytes of messages.
+    /// Returns the time to save a context with `bytes` bytes of messages.
     #[must_use]
     pub const fn of_save(&self, bytes: usize) -> Duration {
         self.with_bytes(self.save, bytes)
     }
 
-    /// Returns the time to restore a context that holds `bytes` bytes of messages.
+    /// Returns the time to restore a context with `bytes` bytes of messages.
     #[must_use]
     pub const fn of_restore(&self, bytes: usize) -> Duration {
         self.with_bytes(self.restore, bytes)
@@ -81,11 +82,11 @@ impl Costs {
 struct Held {
     rank: u16,
     context: ContextId,
-    /// Its contents, while the NIC has none; or a copy of them, if `is_copied`.
+    /// The context's contents while the NIC does not have them; a copy of them if `is_copied`.
     saved: Option<ChannelContext>,
-    /// A message that its process had begun to write.
+    /// The message that the context's process was writing when it was stopped.
     unfinished: Option<Unfinished>,
-    /// True if the NIC holds the contents of `saved` too.
+    /// True if the NIC still has the contents of `saved`.
     is_copied: bool,
 }
 
@@ -97,7 +98,7 @@ pub(crate) struct ContextsConfig {
     pub(crate) geometry: Geometry,
     /// Number of channels for ranks, from channel 1 on.
     pub(crate) channels: u16,
-    /// Durations in virtual time.
+    /// Durations of operations, in virtual time.
     pub(crate) costs: Costs,
     /// True if ranks of one host have rings between them, which bypass the NIC.
     pub(crate) local_rings: bool,
@@ -110,7 +111,7 @@ pub(crate) struct Contexts<H> {
     config: ContextsConfig,
     /// The controllers of the channels, from channel 1 on.
     controllers: Vec<Controller>,
-    /// By job and index of the controller.
+    /// Contexts by job and index of the controller.
     held: BTreeMap<(JobId, usize), Held>,
     rings: BTreeMap<JobId, LocalRings>,
 }
@@ -130,10 +131,10 @@ impl<H: Host> Contexts<H> {
         Ok(Self { host, config, controllers, held, rings })
     }
 
-    /// Carries the channels' part of a step out.
+    /// Carries out the channels' part of a step.
     ///
     /// # Cancel safety
-    /// If the future is dropped, close the jobs that it concerns.
+    /// If the future is dropped, the jobs of the step must be closed.
     pub(crate) async fn carry_out(&mut self, step: &Step) -> Result<StepOutcome, ControlError> {
         let mut done = StepOutcome::default();
         match step {
@@ -157,13 +158,13 @@ impl<H: Host> Contexts<H> {
         Ok(done)
     }
 
-    /// Returns the ranks of a job here, with the controllers of their channels and their contexts.
+    /// Returns a job's ranks on this node, with their channels' controllers and their contexts.
     pub(crate) fn of_job(&self, job: JobId) -> impl Iterator<Item = (u16, &Controller, ContextId)> {
         let all = self.held.range((job, 0)..=(job, usize::MAX));
         all.map(|((_, at), held)| (held.rank, &self.controllers[*at], held.context))
     }
 
-    /// Lets virtual time pass.
+    /// Sleeps for a duration of virtual time.
     async fn pause(&self, time: Duration) {
         if !time.is_zero() {
             self.host.sleep_until(self.host.now() + time).await;
@@ -199,7 +200,7 @@ impl<H: Host> Contexts<H> {
         Ok(())
     }
 
-    /// Opens the rings of a job's ranks on this node. What they had not received when they were saved comes first.
+    /// Opens the rings of a job's ranks on this node. Messages that a saved rank had not received come first.
     fn open_rings(
         &mut self,
         launch: &Launch,
@@ -215,7 +216,7 @@ impl<H: Host> Contexts<H> {
         let longest = self.config.geometry.message;
         let layout = Layout::plan(longest, ranks, self.config.local_rings);
         let Some((layout, controller)) = layout.zip(self.controllers.first_mut()) else {
-            // Saved messages are never dropped.
+            // Saved messages must not be dropped, so this is an error if there are any.
             return match contexts.values().all(|context| context.local.is_empty()) {
                 true => Ok(()),
                 false => Err(ControlError::Saved("its messages have no room")),
@@ -242,10 +243,10 @@ impl<H: Host> Contexts<H> {
         together(stops).await.into_iter().collect()
     }
 
-    /// Copies the contexts of stopped jobs, before all nodes are known to have stopped theirs.
+    /// Copies the contexts of stopped jobs before all nodes are known to have stopped theirs.
     ///
-    /// A steady context does not change until it is started: the NIC refuses messages that arrive for it, and keeps its
-    /// state until the save.
+    /// A steady context does not change until it is started: the NIC refuses messages that arrive for it, and keeps
+    /// its state until the save.
     pub(crate) async fn copy(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
         if self.config.mode == Mode::Resident {
             return Ok(());
@@ -256,7 +257,7 @@ impl<H: Host> Contexts<H> {
         Ok(())
     }
 
-    /// Copies the contents of a context out of the NIC, which may forget them.
+    /// Copies the contents of a context out of the NIC. If `forget`, the NIC forgets them.
     async fn copy_out(&mut self, key: (JobId, usize), forget: bool) -> Result<(), ControlError> {
         let context = self.held[&key].context;
         let unfinished = self.controllers[key.1].unfinished(context);
@@ -287,7 +288,7 @@ impl<H: Host> Contexts<H> {
     async fn restore(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
         for key in self.keys(jobs) {
             let held = self.held.get_mut(&key).expect("the key was just listed");
-            // The NIC still holds what was copied.
+            // If the contents were only copied, the NIC still has them.
             let is_there = std::mem::take(&mut held.is_copied);
             if let Some(saved) = held.saved.take().filter(|_| !is_there) {
                 let (context, unfinished) = (held.context, held.unfinished.take());
@@ -301,7 +302,7 @@ impl<H: Host> Contexts<H> {
         Ok(())
     }
 
-    /// Restores the contexts of jobs that are saved, and starts them.
+    /// Restores those contexts of jobs that are saved, and starts all of them.
     async fn start(&mut self, run: &[(JobId, Epoch)]) -> Result<(), ControlError> {
         let jobs: Vec<JobId> = run.iter().map(|(job, _)| *job).collect();
         self.restore(&jobs).await?;
@@ -313,7 +314,7 @@ impl<H: Host> Contexts<H> {
         Ok(())
     }
 
-    /// Returns what the contexts of a stopped job hold. They keep it.
+    /// Returns the contents of a stopped job's contexts, which don't change.
     async fn cut(&mut self, job: JobId) -> Result<Vec<ChannelContext>, ControlError> {
         let mut contexts = Vec::new();
         for key in self.keys(&[job]) {

@@ -48,7 +48,7 @@ pub enum ControlError {
     /// The NIC has stopped.
     #[error(transparent)]
     Closed(#[from] PortClosed),
-    /// A message of the longest length, in bytes, does not fit into one frame.
+    /// Messages of the longest length, in bytes, don't fit into one frame.
     #[error("messages of {0} bytes do not fit into a frame of this NIC")]
     TooLong(u32),
     /// The NIC refused a command.
@@ -59,15 +59,15 @@ pub enum ControlError {
         /// The status of the command's completion.
         status: Status,
     },
-    /// The job has so many ranks that the list of their places is too long for one request.
+    /// The job has too many ranks: the list of their places does not fit into one request.
     #[error(
         "a job of {0} ranks has too many to open a context: the list of their places is too long"
     )]
     TooManyRanks(usize),
-    /// The system gives no events that the ranks of one host wake each other by.
-    #[error("the system gives no events for the ranks of one host: {0}")]
+    /// The system refuses the events by which the ranks of one host wake each other.
+    #[error("the system refuses events for the ranks of one host: {0}")]
     Events(std::io::ErrorKind),
-    /// A context is damaged, does not fit the controller's, or is too large to be encoded.
+    /// A context is damaged, does not match this controller's, or is too large to be encoded.
     #[error("the saved context does not fit: {0}")]
     Saved(&'static str),
 }
@@ -81,9 +81,9 @@ impl From<PostError> for ControlError {
 /// Options of [`Controller::open_context`].
 #[derive(Clone, Debug)]
 pub struct ContextOptions {
-    /// The job.
+    /// The job's number.
     pub job: JobId,
-    /// The rank that the context is for.
+    /// The rank whose context this is.
     pub rank: Rank,
     /// Node and channel of each rank, by rank.
     pub places: Vec<ChannelAddress>,
@@ -95,9 +95,9 @@ pub struct Controller {
     port: Port,
     channel: ChannelId,
     geometry: Geometry,
-    /// The region that carries the NIC's part of a context, in both directions.
+    /// Region that transfers the NIC's part of a context, in both directions.
     scratch: Region,
-    /// The FIFOs of all contexts, which use them one at a time.
+    /// The FIFOs that all contexts share, one at a time; `None` if each has its own.
     shared: Option<Arc<Region>>,
     /// True if other processes map the FIFOs.
     #[cfg_attr(
@@ -114,8 +114,8 @@ pub struct Controller {
 impl Controller {
     /// Opens the controller of a channel.
     ///
-    /// If `shared`, all contexts have the same FIFOs: one must be saved and forgotten before another is restored, as in
-    /// the paper. Otherwise, each context has its own FIFOs.
+    /// If `shared`, all contexts use the same FIFOs, as in the paper: one context must be saved and forgotten before
+    /// another is restored. Otherwise each context has its own FIFOs.
     ///
     /// # Errors
     /// [`ControlError`] if the geometry is invalid, or the NIC has no free port or no memory left.
@@ -192,7 +192,7 @@ impl Controller {
         Ok(Bells::near(ranks))
     }
 
-    /// Registers memory, which other processes map if they map the FIFOs.
+    /// Registers memory. If other processes map the FIFOs, they can map this memory too.
     fn memory(&mut self, bytes: usize) -> Result<Arc<Region>, RegisterError> {
         #[cfg(all(target_os = "linux", feature = "live"))]
         if self.is_mapped {
@@ -202,8 +202,8 @@ impl Controller {
         Ok(Arc::new(self.port.register(bytes)?))
     }
 
-    /// Returns the memory that another process needs along with a context's ticket: its FIFOs, and its job's rings on this
-    /// host, if there are some.
+    /// Returns the files of the memory that another process needs together with a context's ticket: its FIFOs and, if
+    /// there are any, its job's rings on this host.
     ///
     /// # Panics
     /// If the context was closed.
@@ -215,7 +215,7 @@ impl Controller {
         std::iter::once(memory).chain(rings).filter_map(Memory::file).collect()
     }
 
-    /// Returns the events that the other process needs as well, to wake and be woken by the other ranks of this host.
+    /// Returns the events that the other process needs to wake, and to be woken by, the other ranks of this host.
     ///
     /// # Panics
     /// If the context was closed.
@@ -240,7 +240,7 @@ impl Controller {
         self.port.submit(&command)?;
         let completion = loop {
             let completion = self.port.completion().await?;
-            // Another one is that of a call that was dropped.
+            // Other completions are those of calls that were dropped.
             if completion.cookie == self.commands {
                 break completion;
             }
@@ -279,7 +279,7 @@ impl Controller {
         self.open_member(options, None).await
     }
 
-    /// Opens a context as [`open_context`](Self::open_context) does, for a rank with rings.
+    /// Opens a context like [`open_context`](Self::open_context), for a rank that may have rings.
     pub(crate) async fn open_member(
         &mut self,
         options: ContextOptions,
@@ -329,7 +329,7 @@ impl Controller {
         self.contexts[context.0].as_ref().expect("the context was closed")
     }
 
-    /// Returns the descriptor that a process attaches to a context with.
+    /// Returns the descriptor by which a process attaches to a context.
     ///
     /// # Panics
     /// If the context was closed.
@@ -340,13 +340,13 @@ impl Controller {
 
     /// Stops a context, and waits until it is steady: all its transmissions are answered.
     ///
-    /// Unless frames are lost, that takes one round trip, whatever the peers do.
+    /// Unless frames are lost, this takes one round trip, independently of the peers' state.
     ///
     /// # Errors
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// If the future is dropped, the context is stopped all the same.
+    /// If the future is dropped, the context may still be stopped.
     ///
     /// # Panics
     /// If the context was closed.
@@ -364,13 +364,14 @@ impl Controller {
     /// If the context was closed.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the context may start all the same.
+    /// If the future is dropped, the context may still be started.
     pub async fn start(&mut self, context: ContextId, epoch: Epoch) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         self.ask("start a context", START, [handle, epoch.0.into(), 0], 0).await.map(|_| ())
     }
 
-    /// Returns what a parked context holds. If `forget`, the NIC forgets the context, and another may use its FIFOs.
+    /// Returns the contents of a parked context. If `forget`, the NIC forgets the context, and another may use its
+    /// FIFOs.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -379,7 +380,7 @@ impl Controller {
     /// If the context was closed.
     ///
     /// # Cancel safety
-    /// If the future is dropped, a context that is to be forgotten may be lost.
+    /// If the future is dropped with `forget`, the context may be lost.
     pub async fn save(
         &mut self,
         context: ContextId,
@@ -402,7 +403,7 @@ impl Controller {
             .ok_or(ControlError::Saved("the FIFOs contradict the NIC"))
     }
 
-    /// Makes the NIC forget a parked context; another may use its FIFOs then.
+    /// Makes the NIC forget a parked context, after which another may use its FIFOs.
     ///
     /// The context must have been [saved](Self::save) since it was parked.
     ///
@@ -413,7 +414,7 @@ impl Controller {
     /// If the context was closed.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the NIC forgets the context all the same.
+    /// If the future is dropped, the NIC may still forget the context.
     pub async fn forget(&mut self, context: ContextId) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         let args = [handle, SAVE_FORGETS | SAVE_MEASURES, 0];
@@ -423,13 +424,14 @@ impl Controller {
     /// Restores a saved context, which is parked afterwards.
     ///
     /// # Errors
-    /// [`ControlError::Saved`] if it does not fit; [`ControlError::Refused`] if the NIC finds it inconsistent.
+    /// [`ControlError::Saved`] if the context does not match; [`ControlError::Refused`] if the NIC finds it
+    /// inconsistent.
     ///
     /// # Panics
     /// If the context was closed.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the context may be restored all the same.
+    /// If the future is dropped, the context may still be restored.
     pub async fn restore(
         &mut self,
         context: ContextId,
@@ -454,7 +456,8 @@ impl Controller {
     /// Returns the message that the process of a parked context was writing when it was stopped.
     ///
     /// A real process may be stopped between any two instructions. For such a process, call this after
-    /// [`Controller::save`], before another context gets the FIFOs. `None` if the FIFOs' memory can't be read.
+    /// [`Controller::save`] and before another context uses the FIFOs. Returns `None` if the FIFOs' memory can't be
+    /// read.
     ///
     /// # Panics
     /// If the context was closed.
@@ -477,7 +480,7 @@ impl Controller {
     /// If the context was closed.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the context is closed all the same.
+    /// If the future is dropped, the context may still be closed.
     pub(crate) async fn close_context(&mut self, context: ContextId) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         self.contexts[context.0] = None;

@@ -155,7 +155,7 @@ impl Geometry {
 /// Describes one message in a FIFO.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// The receiver in a send FIFO, the sender in a receive FIFO.
+    /// The receiving rank in a send FIFO, the sending rank in a receive FIFO.
     pub peer: Rank,
     /// The message's length, in bytes.
     pub length: u32,

@@ -1,14 +1,14 @@
-//! Rings of messages between the ranks of one job on one host. The processes write and read them themselves: nothing
-//! runs between the two, and a process may be stopped or killed at any instruction.
+//! Rings of messages between the ranks of one job on one host. The processes write and read them without the NIC or
+//! the daemon. A process may be stopped or killed at any instruction.
 //!
-//! All rings of a job on a host lie in one memory, which each of its processes maps. Each ordered pair of ranks has a
-//! ring. Each rank may have one more, its past: the messages that had not been received when the job was saved, with
-//! their senders.
+//! All rings of a job on a host are in one memory, which each of its processes maps. There is a ring for each ordered
+//! pair of ranks. Each rank may have one more ring, its *past*: the messages, with their senders, that the rank had
+//! not received when the job was saved.
 //!
-//! A ring begins with three lines, each written by one side: the position behind the last message (sender), the position
-//! of the first message that is not consumed (receiver), and whether the sender waits for room. Positions count bytes
-//! and only grow. A message is a word with its length, its sender and its bytes, contiguous, from a multiple of 8. The
-//! sender counts a message when it is whole.
+//! A ring begins with three cache lines, each with one word: the position after the last message, written by the
+//! sender; the position of the first message that is not consumed, written by the receiver; and whether the sender
+//! waits for room. Positions count bytes and only grow. A message begins at a multiple of 8, with a word that contains
+//! its length and its sender; its bytes follow contiguously. The sender publishes a message once it is complete.
 
 mod bells;
 mod layout;
@@ -31,11 +31,11 @@ use layout::{Place, WORD};
 
 /// The length that marks the rest of a ring's memory as skipped.
 const SKIPPED: u32 = u32::MAX;
-/// Offsets in a ring's head: the sender's position, the receiver's, and whether the sender waits for room.
+/// Offsets in a ring's head: the sender's position, the receiver's position, and whether the sender waits for room.
 const TAIL: usize = 0;
 const CONSUMED: usize = 64;
 const WANTS_ROOM: usize = 128;
-/// The receiver looks whether the sender waits for room at least once per this part of a ring.
+/// Inverse of the part of a ring after whose consumption the receiver must check whether the sender waits for room.
 const OFFER_EACH: u64 = 4;
 
 /// The rings of one job on one host, in memory that all its processes map.
@@ -46,18 +46,18 @@ pub(crate) struct LocalRings {
     pub(crate) bells: Bells,
 }
 
-/// A message that was sent and not consumed.
+/// A message that was published and not consumed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Found {
     from: Rank,
     length: usize,
-    /// Offset of its bytes in the memory.
+    /// Offset of the message's bytes in the memory.
     at: usize,
-    /// The position behind the message.
+    /// Position after the message.
     next: u64,
 }
 
-/// A ring holds what no correct process writes.
+/// Error: a ring has contents that no correct process writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Damaged;
 
@@ -78,14 +78,14 @@ struct Sender {
 }
 
 impl Sender {
-    /// Continues where an earlier process of this rank has stopped.
+    /// Opens the sender's end, at the position where an earlier process of this rank has stopped.
     fn open(place: Place, memory: &Memory) -> Self {
         let (tail, consumed) =
             (word(memory, place.head + TAIL), word(memory, place.head + CONSUMED));
         Self { place, tail, consumed: consumed.min(tail) }
     }
 
-    /// Returns where a message of `length` bytes begins; `None` if there is no room.
+    /// Returns the position where a message of `length` bytes begins; `None` if there is no room.
     fn position(&mut self, memory: &Memory, length: usize) -> Option<u64> {
         let bytes = message_bytes(length) as u64;
         let to_end = self.place.to_end(self.tail);
@@ -94,7 +94,7 @@ impl Sender {
         if !fits(self.consumed) {
             let consumed = word(memory, self.place.head + CONSUMED);
             fence(Ordering::Acquire);
-            // The other side may write any count: one that it can't have reached is ignored.
+            // A faulty receiver may write any count. Counts that it can't have reached are ignored.
             if consumed > self.consumed && consumed <= self.tail {
                 self.consumed = consumed;
             }
@@ -128,11 +128,11 @@ const fn header(length: u32, from: Rank) -> u64 {
 #[derive(Debug)]
 struct Receiver {
     place: Place,
-    /// The sender; `None` in the past, whose messages name theirs.
+    /// The sending rank; `None` in the past, whose messages name their senders.
     from: Option<Rank>,
     tail: u64,
     consumed: u64,
-    /// The value of `consumed` when the receiver last looked whether the sender waits for room.
+    /// The value of `consumed` at the last check of whether the sender waits for room.
     offered: u64,
 }
 
@@ -142,7 +142,7 @@ impl Receiver {
         Self { place, from, tail: consumed, consumed, offered: consumed }
     }
 
-    /// Returns the next message, if one is published.
+    /// Returns the next message, if one was published.
     fn next(&mut self, memory: &Memory, longest: u32) -> Result<Option<Found>, Damaged> {
         if self.consumed == self.tail && !self.see_sent(memory)? {
             return Ok(None);
@@ -162,7 +162,7 @@ impl Receiver {
         Ok(unread > 0)
     }
 
-    /// Returns the message at a position, or behind the skipped bytes there.
+    /// Returns the message at a position, or after the skipped bytes there.
     fn found(&self, memory: &Memory, longest: u32, position: u64) -> Result<Found, Damaged> {
         let head = word(memory, self.place.byte(position));
         let (length, from) = (head as u32, Rank((head >> 32) as u16));
@@ -182,17 +182,17 @@ impl Receiver {
         Ok(Found { from: self.from.unwrap_or(from), length, at, next })
     }
 
-    /// Consumes all before a position; returns whether the sender waits for the room and must be woken.
+    /// Consumes all messages before a position. Returns whether the sender waits for this room and must be woken.
     fn consume(&mut self, memory: &Memory, next: u64) -> bool {
         self.consumed = next;
-        // The messages have been read.
+        // Publishes the room only after the messages were read.
         fence(Ordering::Release);
         set_word(memory, self.place.head + CONSUMED, next);
         let is_due = (next - self.offered) * OFFER_EACH >= self.place.bytes;
         is_due && self.offer(memory)
     }
 
-    /// Returns whether the sender waits for what was consumed since the last call and must be woken.
+    /// Returns whether the sender waits for the room that was freed since the last call, and must be woken.
     fn offer(&mut self, memory: &Memory) -> bool {
         if self.offered == self.consumed {
             return false;
@@ -207,7 +207,7 @@ impl Receiver {
     }
 }
 
-/// The next message of a process, and the ring that it lies in.
+/// The next message of a process, and the index of its ring.
 #[derive(Clone, Copy, Debug)]
 struct Current {
     receiver: usize,
@@ -220,24 +220,24 @@ pub(crate) struct RingEnds {
     rings: LocalRings,
     rank: Rank,
     bell: OwnBell,
-    /// Offset of the word that says that this process is parked.
+    /// Offset of the word that is nonzero while this process is parked.
     parked: usize,
     senders: Vec<Sender>,
-    /// Those of the pairs, in the order of the layout's ranks, then the past, if there is one.
+    /// Receivers of the pairs, in the order of the layout's ranks, then that of the past, if there is one.
     receivers: Vec<Receiver>,
-    /// True while messages of the past may be left: they come first.
+    /// True while the past may contain messages, which are received before all others.
     has_past: bool,
-    /// True if others were asked to wake this process.
+    /// True if this process's parked word is set, so that senders wake it.
     is_parked: bool,
-    /// The receiver that is looked at first.
+    /// Index of the receiver that is polled first.
     turn: usize,
     current: Option<Current>,
-    /// Ranks whose rings had no room.
+    /// Ranks whose rings had no room for a message of this rank.
     full: BTreeSet<Rank>,
 }
 
 impl RingEnds {
-    /// Opens a rank's ends, where an earlier process of the rank has stopped; `None` if the rank has none.
+    /// Opens a rank's ends, at the positions of an earlier process of the rank; `None` if the rank has no rings.
     ///
     /// # Panics
     /// If the ranks are processes, and the current runtime's I/O is not enabled.
@@ -275,7 +275,7 @@ impl RingEnds {
         self.rings.layout.has_pairs() && self.rings.layout.index(to).is_some()
     }
 
-    /// Puts a message into the ring to `to`; returns whether there was room.
+    /// Puts a message into the ring to `to`. Returns whether there was room.
     ///
     /// # Panics
     /// If no ring [leads](Self::leads_to) there.
@@ -295,7 +295,7 @@ impl RingEnds {
         true
     }
 
-    /// Finds the next message, and keeps to it until it is consumed.
+    /// Finds the next message, which stays the current one until it is consumed. Returns whether there is one.
     pub(crate) fn find(&mut self) -> Result<bool, Damaged> {
         if self.current.is_some() {
             return Ok(true);
@@ -322,7 +322,7 @@ impl RingEnds {
         Ok(false)
     }
 
-    /// Wakes the ranks that wait for room.
+    /// Wakes ranks that wait for room in their rings to this rank.
     fn offer(&mut self) {
         let LocalRings { layout, memory, bells } = &self.rings;
         for receiver in &mut self.receivers {
@@ -333,18 +333,18 @@ impl RingEnds {
         }
     }
 
-    /// Returns whether messages of the past may be left, which come before all others.
+    /// Returns whether the past may contain messages, which are received before all others.
     pub(crate) const fn has_past(&self) -> bool {
         self.has_past
     }
 
-    /// Returns the message that [`RingEnds::find`] has found.
+    /// Returns the current message, which [`RingEnds::find`] has found.
     pub(crate) fn current(&self) -> Option<(Rank, Payload<'_>)> {
         let Found { from, length, at, .. } = self.current?.found;
         Some((from, self.rings.memory.view(at, length)?))
     }
 
-    /// Consumes the message that [`RingEnds::find`] has found.
+    /// Consumes the current message, which [`RingEnds::find`] has found.
     pub(crate) fn consume(&mut self) {
         let Some(Current { receiver, found }) = self.current.take() else { return };
         self.turn = receiver + 1;
@@ -356,7 +356,7 @@ impl RingEnds {
         }
     }
 
-    /// Returns whether a message has come, or, with `room`, there may be room where there was none.
+    /// Returns whether a message has arrived or, with `room`, whether a ring that was full may have room.
     pub(crate) fn has_news(&mut self, room: bool) -> bool {
         let memory = &self.rings.memory;
         let unread = |receiver: &Receiver| {
@@ -376,8 +376,8 @@ impl RingEnds {
         self.full.len() < before
     }
 
-    /// Has the other ranks wake the task of `context` when a message has come, and, with `room`, when there is room again.
-    /// Returns `false` if that may be so already.
+    /// Has the other ranks wake the task of `context` when a message arrives and, with `room`, when a full ring has
+    /// room again. Returns `false` if either may have happened already.
     pub(crate) fn park(&mut self, context: &mut Context<'_>, room: bool) -> bool {
         self.offer();
         let has_rung = self.bell.hears(context);
@@ -395,7 +395,7 @@ impl RingEnds {
         !has_news
     }
 
-    /// Takes back what [`RingEnds::park`] has armed.
+    /// Cancels the wake-up that [`RingEnds::park`] has requested.
     fn unpark(&mut self) {
         if std::mem::take(&mut self.is_parked) {
             set_word(&self.rings.memory, self.parked, 0);
@@ -403,17 +403,17 @@ impl RingEnds {
     }
 }
 
-/// The messages in a rank's rings that it has not consumed.
+/// The messages in a rank's rings that the rank has not consumed.
 #[derive(Debug, Default)]
 pub(crate) struct Unreceived {
-    /// Senders and bytes; those of one sender in order.
+    /// Senders and bytes. Messages of one sender are in order.
     pub(crate) messages: Vec<(Rank, Bytes)>,
-    /// Ranks whose ring to this one has no room for the longest message.
+    /// Ranks whose ring to this rank has no room for the longest message.
     pub(crate) full: Vec<Rank>,
 }
 
 impl LocalRings {
-    /// Reads what a rank has not consumed. No process may use its rings meanwhile.
+    /// Reads the messages that a rank has not consumed. No process may use the rank's rings meanwhile.
     pub(crate) fn unreceived(&self, rank: Rank) -> Result<Unreceived, Damaged> {
         let Self { layout, memory, .. } = self;
         let mut all = Unreceived::default();
@@ -435,10 +435,10 @@ impl LocalRings {
         Ok(all)
     }
 
-    /// Fills a rank's past, whose place the layout has for these messages.
+    /// Fills a rank's past, for which the layout has reserved space for these messages.
     ///
     /// # Errors
-    /// [`Damaged`] if they don't fit it.
+    /// [`Damaged`] if the messages don't fit.
     pub(crate) fn fill_past<'a>(
         &self,
         rank: Rank,

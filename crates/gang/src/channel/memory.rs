@@ -49,7 +49,7 @@ impl Memory {
         Some(Record::parse(bytes))
     }
 
-    /// Returns the file that holds the memory, if its controller is in this process and other processes map it.
+    /// Returns the memory's file, if the controller is in this process and other processes map the memory.
     #[cfg(all(target_os = "linux", feature = "live"))]
     pub(crate) fn file(&self) -> Option<Arc<std::os::fd::OwnedFd>> {
         match self {

@@ -1,4 +1,4 @@
-//! A descriptor in a form for other processes: text, and the file that holds the FIFOs.
+//! A descriptor in a form for other processes: a text, and the files of the FIFOs and rings.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -23,24 +23,24 @@ pub struct Ticket {
     geometry: Geometry,
     rank: Rank,
     ranks: u16,
-    /// The layout of the job's rings on this host, if it has some.
+    /// The layout of the job's rings on this host, if it has any.
     rings: Option<Layout>,
 }
 
-/// Errors of reading a ticket.
+/// Errors of parsing and opening a ticket.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum TicketError {
-    /// The text is no ticket.
+    /// The text is no valid ticket.
     #[error("this is not a channel's ticket: pass on the daemon's text unchanged")]
     Text,
-    /// The file does not hold the FIFOs of such a channel.
+    /// The file does not have the FIFOs of this channel.
     #[error("the file does not hold this channel's FIFOs: {0}")]
     File(std::io::ErrorKind),
 }
 
 impl Descriptor {
-    /// Returns the ticket that another process needs, along with the file, to attach.
+    /// Returns the ticket that another process needs in order to attach, together with the files.
     #[must_use]
     pub fn ticket(&self) -> Ticket {
         let Self { handle, key, geometry, rank, ranks, .. } = *self;
@@ -51,11 +51,12 @@ impl Descriptor {
 
 impl Ticket {
     /// Maps the FIFOs and the job's rings on this host, and returns the descriptor. `files` are the
-    /// [memory](crate::controller::Controller::files), then the [events](crate::controller::Controller::events).
+    /// [memory](crate::controller::Controller::files), followed by the
+    /// [events](crate::controller::Controller::events).
     ///
     /// # Errors
-    /// [`TicketError::File`] if a file can't be mapped; [`TicketError::Text`] if the geometry is invalid, or the files are
-    /// not those of the ticket.
+    /// [`TicketError::File`] if a file can't be mapped; [`TicketError::Text`] if the geometry is invalid or the files
+    /// don't match the ticket.
     pub fn open(self, files: Vec<OwnedFd>) -> Result<Descriptor, TicketError> {
         let Self { handle, key, geometry, rank, ranks, rings: layout } = self;
         geometry.check().map_err(|_| TicketError::Text)?;

@@ -1,4 +1,4 @@
-//! Reads a context out of its FIFOs' memory, and writes it back.
+//! Reads a context from its FIFOs' memory, and writes it back.
 
 use bytes::Bytes;
 
@@ -8,7 +8,7 @@ use crate::channel::geometry::{CONSUMED, RECORD_BYTES, Record, SENT, UNFINISHED}
 use crate::context::{ChannelContext, PeerState, ReceivedMessage, SentMessage};
 use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
 
-/// Builds a context from the NIC's part and the FIFOs. All messages' bytes are copied into one buffer.
+/// Builds a context from the NIC's part and the FIFOs. Copies all messages' bytes into one buffer.
 pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<ChannelContext> {
     let Descriptor { memory, geometry, .. } = descriptor;
     let consumed = memory.word(CONSUMED)?;
@@ -101,7 +101,7 @@ pub(super) fn write_fifos(descriptor: &Descriptor, saved: &ChannelContext) -> Op
 pub struct Unfinished {
     words: [u64; 3],
     sent: u64,
-    /// Its record and its bytes, as far as they are written; `None` if the process was not writing one.
+    /// The message's record and bytes, as far as they are written; `None` if the process was not writing one.
     message: Option<([u8; RECORD_BYTES], Vec<u8>)>,
 }
 

@@ -1,4 +1,4 @@
-//! Wakes the ranks of one host: tasks of one process by their wakers, other processes by events of the system.
+//! Wakes the ranks of one host: tasks of one process by wakers, other processes by eventfds.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Waker};
@@ -6,23 +6,23 @@ use std::task::{Context, Waker};
 #[cfg(all(target_os = "linux", feature = "live"))]
 use std::os::fd::OwnedFd;
 
-/// The bells of all ranks of a job on one host, in the order of its layout.
+/// The wake-up mechanisms of all ranks of a job on one host, in the order of its layout.
 #[derive(Clone, Debug)]
 pub(crate) enum Bells {
-    /// The ranks are tasks of this process.
+    /// The ranks are tasks of this process, which wakers wake.
     Near(Arc<[Mutex<Option<Waker>>]>),
-    /// The ranks are processes.
+    /// The ranks are processes, which eventfds wake.
     #[cfg(all(target_os = "linux", feature = "live"))]
     Far(Arc<[Arc<OwnedFd>]>),
 }
 
 impl Bells {
-    /// Creates bells for so many tasks of this process.
+    /// Creates bells for `ranks` tasks of this process.
     pub(crate) fn near(ranks: usize) -> Self {
         Self::Near((0..ranks).map(|_| Mutex::default()).collect())
     }
 
-    /// Creates bells for so many processes.
+    /// Creates bells for `ranks` processes.
     #[cfg(all(target_os = "linux", feature = "live"))]
     pub(crate) fn far(ranks: usize) -> std::io::Result<Self> {
         use rustix::event::{EventfdFlags, eventfd};
@@ -32,7 +32,7 @@ impl Bells {
         Ok(Self::Far(events.collect::<std::io::Result<_>>()?))
     }
 
-    /// Returns the events of processes.
+    /// Returns the eventfds of processes.
     #[cfg(all(target_os = "linux", feature = "live"))]
     pub(crate) fn events(&self) -> &[Arc<OwnedFd>] {
         match self {
@@ -50,14 +50,14 @@ impl Bells {
             }
             #[cfg(all(target_os = "linux", feature = "live"))]
             Self::Far(events) => {
-                // It fails only if the event is rung already.
+                // Fails only if the eventfd is already signalled.
                 let _ = rustix::io::write(&*events[rank], &1_u64.to_ne_bytes());
             }
         }
     }
 }
 
-/// A rank's own bell.
+/// The bell by which a rank is woken.
 #[derive(Debug)]
 pub(super) enum OwnBell {
     Near(Arc<[Mutex<Option<Waker>>]>, usize),
@@ -78,7 +78,7 @@ impl OwnBell {
         })
     }
 
-    /// Has the task of `context` woken when the bell rings; returns whether it has rung.
+    /// Has the task of `context` woken when the bell rings. Returns whether it has already rung.
     pub(super) fn hears(&self, context: &mut Context<'_>) -> bool {
         match self {
             Self::Near(wakers, rank) => {
@@ -93,7 +93,7 @@ impl OwnBell {
 }
 
 #[cfg(all(target_os = "linux", feature = "live"))]
-// Not all versions of tokio that will do deprecate it.
+// Only some of the supported versions of tokio deprecate it, so `expect` would fail with others.
 #[allow(deprecated, reason = "the event stays open; the replacement is unsafe")]
 fn watch(event: Arc<OwnedFd>) -> std::io::Result<tokio::io::unix::AsyncFd<Arc<OwnedFd>>> {
     tokio::io::unix::AsyncFd::with_interest(event, tokio::io::Interest::READABLE)

@@ -1,27 +1,27 @@
-//! Lays the rings of one job on one host out in their memory.
+//! The layout of the rings of one job on one host in their memory.
 
 use serde::{Deserialize, Serialize};
 
 use crate::names::Rank;
 
-/// Bytes of a word.
+/// Size of a word.
 pub(crate) const WORD: usize = 8;
-/// Bytes of a cache line.
+/// Size of a cache line.
 const LINE: usize = 64;
-/// Bytes of a ring before its messages.
+/// Bytes of a ring's head, which precedes its messages.
 pub(crate) const HEAD: usize = 3 * LINE;
-/// Most ranks of a host that have rings: each pair has one.
+/// Most ranks of a host that have rings, because each pair needs one.
 const MOST_RANKS: usize = 64;
-/// Bytes that the rings of all pairs may take together, unless the least for each pair takes more.
+/// Most bytes of the rings of all pairs together, unless the minimum of each pair needs more.
 const ALL_BYTES: usize = 64 << 20;
 /// Most bytes of a ring.
 const MOST_BYTES: usize = 256 << 10;
-/// Messages of the longest length that a ring holds at least.
+/// Least number of messages of the longest length for which a ring has room.
 const LEAST_MESSAGES: usize = 4;
-/// Most bytes of all rings, as a region has.
+/// Most bytes of all rings: those of the largest region.
 const MOST_MEMORY: usize = 1 << 30;
 
-/// Returns the bytes that a message takes in a ring.
+/// Returns the bytes that a message needs in a ring.
 pub(crate) const fn message_bytes(length: usize) -> usize {
     WORD + length.next_multiple_of(WORD)
 }
@@ -29,19 +29,19 @@ pub(crate) const fn message_bytes(length: usize) -> usize {
 /// The place of one ring.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Place {
-    /// Offset of its head.
+    /// Offset of the ring's head.
     pub(crate) head: usize,
-    /// Bytes for messages; a multiple of 8.
+    /// Bytes for messages, a multiple of 8.
     pub(crate) bytes: u64,
 }
 
 impl Place {
-    /// Returns the offset of a position.
+    /// Returns the offset of a position in the memory.
     pub(crate) const fn byte(&self, position: u64) -> usize {
         self.head + HEAD + (position % self.bytes) as usize
     }
 
-    /// Returns how many bytes lie between a position and the end of the ring's memory.
+    /// Returns the number of bytes between a position and the end of the ring's memory.
     pub(crate) const fn to_end(self, position: u64) -> u64 {
         self.bytes - position % self.bytes
     }
@@ -52,7 +52,7 @@ impl Place {
 pub(crate) struct Layout {
     /// The ranks, in order.
     ranks: Vec<Rank>,
-    /// Bytes of the ring of each pair; 0 if there are too many ranks for them.
+    /// Bytes of the ring of each pair; 0 if there are no rings of pairs.
     pair_bytes: u32,
     /// The longest message, in bytes.
     longest: u32,
@@ -61,8 +61,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Plans the rings of these ranks, each with the lengths of the messages in its past; `None` if they need none, or
-    /// more memory than a region has.
+    /// Plans the rings of these ranks, each with the bytes that its past needs. Returns `None` if no rings are needed,
+    /// or if they need more memory than a region has.
     pub(crate) fn plan(
         longest: u32,
         ranks: impl IntoIterator<Item = (Rank, usize)>,
@@ -80,7 +80,7 @@ impl Layout {
         layout.check().then_some(layout)
     }
 
-    /// Returns whether a layout, which another process may have sent, is valid and needs memory.
+    /// Returns whether a layout is valid and needs memory. Another process may have sent it.
     pub(crate) fn check(&self) -> bool {
         let Self { ranks, pair_bytes, longest, past_bytes } = self;
         let least = 2 * message_bytes(*longest as usize);
@@ -110,17 +110,17 @@ impl Layout {
         self.pair_bytes > 0
     }
 
-    /// Returns a rank's place in the order.
+    /// Returns a rank's index in the order.
     pub(crate) fn index(&self, rank: Rank) -> Option<usize> {
         self.ranks.binary_search(&rank).ok()
     }
 
-    /// Returns the bytes of the memory.
+    /// Returns the size of the whole memory, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.past_at(self.ranks.len())
     }
 
-    /// Returns the offset of the word that says that a rank's process is parked.
+    /// Returns the offset of the word that is nonzero while a rank's process is parked.
     pub(crate) fn parked(&self, rank: Rank) -> Option<usize> {
         Some(self.index(rank)? * LINE)
     }
@@ -143,12 +143,12 @@ impl Layout {
         (bytes > 0).then(|| Place { head: self.past_at(at), bytes: bytes.into() })
     }
 
-    /// Returns the bytes of a ring with its head; 0 of one without messages.
+    /// Returns the bytes of a ring including its head; 0 for a ring without messages.
     const fn ring(&self, bytes: u32) -> usize {
         if bytes == 0 { 0 } else { HEAD + bytes as usize }
     }
 
-    /// Returns the offset of the past of the rank at this place.
+    /// Returns the offset of the past of the rank with this index.
     fn past_at(&self, index: usize) -> usize {
         let pairs = self.ranks.len() * self.ranks.len();
         let begin = self.ranks.len() * LINE + pairs * self.ring(self.pair_bytes);
