@@ -1,7 +1,8 @@
-//! Carries `midplane-via`'s messages over a channel, as MPI ran on PM.
+//! Carries the messages of `midplane-via` over a channel, as MPI ran on PM.
 //!
-//! A packet is one message of the channel: its envelope, then its payload. Two other messages exist. An empty message:
-//! its sender has closed its carrier. One byte: all earlier messages of its sender are stale.
+//! A packet is one message of the channel: its envelope, followed by its payload. There are two other messages. An
+//! empty message means that its sender has closed its carrier. A message of one byte means that all earlier messages
+//! of its sender are stale.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::task::{Context, Poll, Waker};
@@ -15,14 +16,14 @@ use crate::channel::{Channel, PublishedWait, SendError};
 use crate::names::Rank;
 use crate::wait::WaitState;
 
-/// Marks the end of a sender's stale packets. Every packet is longer.
+/// Message that marks the end of a sender's stale packets. Every packet is longer.
 const END_OF_PAST: &[u8] = b"!";
 
-/// Carries packets over a channel. A peer's number is its rank.
+/// Carries packets over a channel. The number of a peer is its rank.
 #[derive(Debug)]
 pub struct ChannelCarrier {
     channel: Channel,
-    /// True if the packet returned last still lies in the receive FIFO.
+    /// True if the packet that `poll` returned last still occupies the receive FIFO or ring.
     lent: bool,
     /// True if a packet was refused for lack of room, or the caller waits until all packets are accepted.
     wants_room: bool,
@@ -31,11 +32,11 @@ pub struct ChannelCarrier {
     is_closed: bool,
     /// Ranks whose packets are stale until their [`END_OF_PAST`] arrives.
     stale: BTreeSet<Rank>,
-    /// Ranks that [`END_OF_PAST`] has not been sent to.
+    /// Ranks to which [`END_OF_PAST`] has not been sent yet.
     untold: BTreeSet<Rank>,
-    /// True if waits are published.
+    /// True if the carrier publishes the waits of its message layer.
     publishes: bool,
-    /// The wait that is published.
+    /// The wait that is published at present.
     published: Option<PublishedWait>,
 }
 
@@ -57,18 +58,18 @@ impl ChannelCarrier {
         }
     }
 
-    /// Publishes that the process waits, whenever its message layer waits for a message ([`WaitState::Message`]), so that
-    /// its daemon finds deadlocks.
+    /// Publishes a wait ([`WaitState::Message`]) whenever the process's message layer waits for a message, so that the
+    /// daemon can detect deadlocks.
     ///
-    /// Only for programs that do nothing else while they wait for a message: without other tasks or threads that compute or
-    /// send, without timers, without other input.
+    /// Use this only in programs that do nothing else while they wait for a message: no other tasks or threads compute
+    /// or send, and no timers or other inputs exist.
     #[must_use]
     pub fn publish_waits(self) -> Self {
         Self { publishes: true, ..self }
     }
 
-    /// Creates a carrier over a restored channel whose ranks all start anew. Packets sent before the restore are
-    /// dropped.
+    /// Creates a carrier over a restored channel whose ranks all start anew. Packets that were sent before the restore
+    /// are dropped.
     #[must_use]
     pub fn restored(channel: Channel) -> Self {
         let others: BTreeSet<Rank> =
@@ -84,7 +85,7 @@ impl ChannelCarrier {
         self.channel.try_send_parts(to, parts)
     }
 
-    /// Drops the next message if it is stale; returns whether it was.
+    /// Drops the next message if it is stale. Returns whether it was.
     fn drop_stale(&mut self, from: Rank) -> bool {
         let is_stale = self.stale.contains(&from);
         if is_stale {
@@ -104,7 +105,7 @@ impl ChannelCarrier {
         }
     }
 
-    /// Reports all connected peers as lost: the channel is closed.
+    /// Reports all connected peers as lost, because the channel is closed.
     fn lose_all(&mut self) {
         self.lost.extend(self.connected.drain(..));
     }
@@ -168,8 +169,8 @@ impl Carrier for ChannelCarrier {
             let read = bytes.copy_to(&mut head);
             let envelope = Envelope::parse(&head[..read]).ok().filter(|_| length > 0);
             let Some(envelope) = envelope else {
-                // The peer has closed its carrier, or has sent no valid packet. Either way, nothing more is read from
-                // it.
+                // The peer has closed its carrier, or has sent no valid packet. In either case, no more packets of the
+                // peer are expected.
                 self.channel.consume();
                 self.connected.retain(|other| *other != peer);
                 self.lost.push_back(peer);
@@ -209,7 +210,7 @@ impl Carrier for ChannelCarrier {
     fn arm_wakeup_for(&mut self, waker: &Waker, missing: &dyn Fn() -> Option<Peer>) -> bool {
         self.published = None;
         let is_armed = self.arm_wakeup(waker);
-        // Room wakes the process as well, and no message shows that.
+        // If room also wakes the process, it does not wait for messages alone, so nothing is published.
         if self.publishes && is_armed && !self.wants_room {
             let from = missing().and_then(rank);
             self.published = Some(self.channel.publish(WaitState::Message { from }));
@@ -230,7 +231,7 @@ impl Carrier for ChannelCarrier {
         }
         for peer in std::mem::take(&mut self.connected) {
             if let Some(to) = rank(peer) {
-                // If the FIFO is full, the peer learns of the end from the scheduler when the job ends.
+                // If the FIFO is full, the peer learns of the end only when the scheduler ends the job.
                 let _ = self.send(to, [&[], &[]]);
             }
         }

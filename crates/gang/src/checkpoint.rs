@@ -1,8 +1,8 @@
-//! Checkpoints on disk: a job's cut and its processes' states, to be restarted on these or other hosts.
+//! Checkpoints on disk: a job's cut and its processes' states, from which the job can be restored on any hosts.
 //!
-//! A checkpoint is a folder. Its parts are written first. The manifest names each part with its length and checksum; it
-//! is written under another name and renamed last. A folder without a manifest is not a checkpoint, so one that was
-//! being written when its host died does not exist.
+//! A checkpoint is a folder. Its parts are written first. The manifest lists each part with its length and checksum;
+//! it is written under another name, and renamed last. A folder without a manifest is no checkpoint, so an incomplete
+//! checkpoint counts as none after its host has died.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -14,9 +14,9 @@ use thiserror::Error;
 use crate::context::{NetworkContext, ReadError};
 use crate::names::{Epoch, JobId};
 
-/// The format of states that ranks have handed over. This build writes and reads it.
+/// The format of states that ranks have sent, which this build writes and reads.
 pub(crate) const FORMAT: u16 = 1;
-/// The format of images of processes, which `live` writes and reads.
+/// The format of images of processes, which the module `live` writes and reads.
 #[cfg_attr(not(feature = "live"), expect(dead_code, reason = "only real processes have images"))]
 pub(crate) const IMAGES: u16 = 2;
 pub(crate) const MANIFEST: &str = "manifest.json";
@@ -27,9 +27,9 @@ const NETWORK: &str = "network.bin";
 pub struct Checkpoint {
     /// The contents of the job's channels.
     pub network: NetworkContext,
-    /// The states of the processes, by rank, in a format of their own.
+    /// The states of the processes, by rank, in the program's own format.
     pub processes: Vec<Vec<u8>>,
-    /// The job's program, and how it was started, in the job's own format.
+    /// The job's program and options, in the format of the daemon.
     pub program: String,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Part {
 #[derive(Debug, Error)]
 #[error("{}: {problem}", path.display())]
 pub struct CheckpointError {
-    /// The file or folder.
+    /// The path of the file or folder.
     pub path: PathBuf,
     /// The problem with it.
     pub problem: CheckpointProblem,
@@ -69,7 +69,7 @@ pub enum CheckpointProblem {
     /// A file could not be read or written.
     #[error("{0}")]
     File(io::Error),
-    /// The folder has no manifest: it is not a checkpoint, or was never completed.
+    /// The folder has no manifest: it is no checkpoint, or an incomplete one.
     #[error("no checkpoint here, or one that was never finished; name the folder of another")]
     Unfinished,
     /// The manifest can't be parsed.
@@ -78,10 +78,10 @@ pub enum CheckpointProblem {
     /// The checkpoint was written in this other format.
     #[error("format {0}; this build reads format {FORMAT}: restore it with the build that made it")]
     Format(u16),
-    /// A part has another length or checksum than the manifest states.
+    /// The length or checksum of a part differs from those in the manifest.
     #[error("{0}")]
     Part(String),
-    /// The network's part can't be read.
+    /// The part of the channels can't be parsed.
     #[error("{0}")]
     Network(ReadError),
     /// The manifest is inconsistent with its parts.
@@ -96,7 +96,7 @@ impl CheckpointProblem {
 }
 
 impl Part {
-    /// Returns how its file differs from what a manifest states of it, if it does.
+    /// Describes how this part differs from its entry in a manifest; `None` if it does not.
     pub(crate) fn differs_from(&self, stated: &Self) -> Option<String> {
         let Self { bytes, crc32, .. } = stated;
         ((self.bytes, self.crc32) != (*bytes, *crc32)).then(|| {
@@ -110,8 +110,8 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError + '_ {
     move |error| CheckpointProblem::File(error).at(path)
 }
 
-/// Writes a file that only its owner can access, and waits until it is on disk. What was there before, such as a link to another
-/// file, is removed.
+/// Writes a file that only its owner can access, and waits until it is on disk. Removes an existing file or link of
+/// this name.
 pub(crate) fn write_anew(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut options = File::options();
     options.write(true).create_new(true);
@@ -135,7 +135,7 @@ fn process_name(rank: usize) -> String {
 }
 
 impl Manifest {
-    /// Writes it to a folder with all of its parts, which becomes a checkpoint by that.
+    /// Writes the manifest to a folder that has all parts, which thereby becomes a checkpoint.
     pub(crate) fn write_to(&self, folder: &Path) -> Result<(), CheckpointError> {
         let manifest = folder.join(MANIFEST);
         let text = serde_json::to_vec_pretty(self).expect("a manifest can be written as JSON");
@@ -146,7 +146,7 @@ impl Manifest {
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder))
     }
 
-    /// Reads it from a checkpoint of any format.
+    /// Reads the manifest of a checkpoint of any format.
     pub(crate) fn read_from(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(MANIFEST);
         let text = match fs::read(&path) {
@@ -161,16 +161,16 @@ impl Manifest {
 }
 
 impl Checkpoint {
-    /// Returns whether a folder holds a checkpoint, intact or damaged.
+    /// Returns whether a folder contains a checkpoint, intact or damaged.
     #[must_use]
     pub fn is_at(folder: &Path) -> bool {
         folder.join(MANIFEST).exists()
     }
 
-    /// Writes the checkpoint to a folder, which is created and must not hold a checkpoint.
+    /// Writes the checkpoint to a folder. Creates the folder if needed; it must not contain a checkpoint.
     ///
     /// # Errors
-    /// [`CheckpointProblem::File`]; the folder holds no checkpoint then.
+    /// [`CheckpointProblem::File`]; the folder then contains no checkpoint.
     pub fn write_to(&self, folder: &Path) -> Result<(), CheckpointError> {
         fs::create_dir_all(folder).map_err(at(folder))?;
         let manifest = folder.join(MANIFEST);

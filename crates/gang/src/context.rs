@@ -1,6 +1,6 @@
 //! The saved state of one job's channels, at a consistent cut.
 //!
-//! It names ranks only, no hosts, ports or addresses, so it can be restored on other hosts.
+//! It names only ranks, and no hosts, ports or addresses, so it can be restored on other hosts.
 
 mod file;
 mod text;
@@ -15,10 +15,10 @@ use crate::wait::WaitState;
 
 pub use file::ReadError;
 
-/// The channel contexts of all ranks of a job, saved while all were steady.
+/// The channel contexts of all ranks of a job, saved while all channels were quiescent.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct NetworkContext {
-    /// The job.
+    /// The job's number.
     pub job: JobId,
     /// The epoch that ended with this cut.
     pub epoch: Epoch,
@@ -31,7 +31,7 @@ pub struct NetworkContext {
 pub struct ChannelContext {
     /// The rank.
     pub rank: Rank,
-    /// The sizes of its FIFOs.
+    /// The sizes of the channel's FIFOs.
     pub geometry: Geometry,
     /// Number of messages ever sent that have left the send FIFO.
     pub freed: u64,
@@ -39,16 +39,16 @@ pub struct ChannelContext {
     pub consumed: u64,
     /// Position in the receive FIFO where the search for the next message's space begins.
     pub receive_tail: u64,
-    /// Protocol state with each peer, by rank; peers never spoken to are missing.
+    /// Protocol state with each peer, by rank. Peers without any messages are missing.
     pub peers: Vec<PeerState>,
     /// Messages in the send FIFO, oldest first.
     pub send: Vec<SentMessage>,
     /// Messages in the receive FIFO, oldest first.
     pub receive: Vec<ReceivedMessage>,
-    /// Messages in the rings from ranks of the same host, or, in a context to start from, in the past; those of one sender in
-    /// order.
+    /// Messages in the rings from ranks of the same host or, in a context for a restored rank, in its past. Messages
+    /// of one sender are in order.
     pub local: Vec<LocalMessage>,
-    /// Ranks whose ring to this one has no room for the longest message.
+    /// Ranks whose ring to this rank has no room for the longest message.
     pub full: Vec<Rank>,
     /// The wait state that the process has published.
     pub wait: WaitState,
@@ -57,9 +57,9 @@ pub struct ChannelContext {
 /// A message in a ring between two ranks of one host.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct LocalMessage {
-    /// The sender.
+    /// The sending rank.
     pub from: Rank,
-    /// Its bytes.
+    /// The message's bytes.
     #[serde(with = "text")]
     pub bytes: Bytes,
 }
@@ -67,7 +67,7 @@ pub struct LocalMessage {
 /// A rank's protocol state with one peer. Sequence numbers wrap modulo 2^32.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PeerState {
-    /// The peer.
+    /// The peer's rank.
     pub rank: Rank,
     /// Sequence number of the first message to the peer that it has not accepted.
     pub acked: u32,
@@ -75,22 +75,22 @@ pub struct PeerState {
     pub next: u32,
     /// Sequence number of the next message from the peer.
     pub expected: u32,
-    /// Consecutive refusals of the first message by the peer.
+    /// Number of consecutive refusals of the first of these messages.
     pub refusals: u32,
 }
 
 /// A message in a send FIFO.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct SentMessage {
-    /// The receiver.
+    /// The receiving rank.
     pub to: Rank,
-    /// Its position in the FIFO.
+    /// The message's position in the FIFO.
     pub position: u64,
-    /// Its length, in bytes.
+    /// The message's length, in bytes.
     pub length: u32,
-    /// True if its receiver has accepted it; its space is freed after that of older messages.
+    /// True if the receiver has accepted the message. Its space is freed after that of older messages.
     pub taken: bool,
-    /// Its bytes; empty if it is accepted.
+    /// The message's bytes; empty if it is accepted.
     #[serde(with = "text")]
     pub bytes: Bytes,
 }
@@ -98,16 +98,16 @@ pub struct SentMessage {
 /// A message in a receive FIFO.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ReceivedMessage {
-    /// The sender.
+    /// The sending rank.
     pub from: Rank,
-    /// Its position in the FIFO.
+    /// The message's position in the FIFO.
     pub position: u64,
-    /// Its bytes.
+    /// The message's bytes.
     #[serde(with = "text")]
     pub bytes: Bytes,
 }
 
-/// The place of a message of the cut.
+/// Where a message of the cut is stored.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum MessageLocation {
     /// In its sender's send FIFO.
@@ -121,13 +121,13 @@ pub enum MessageLocation {
 /// A message that was sent and not consumed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct InTransit<'a> {
-    /// The sender.
+    /// The sending rank.
     pub from: Rank,
-    /// The receiver.
+    /// The receiving rank.
     pub to: Rank,
-    /// The FIFO or ring that holds it.
+    /// Where the message is stored.
     pub place: MessageLocation,
-    /// Its bytes.
+    /// The message's bytes.
     pub bytes: &'a Bytes,
 }
 
@@ -135,28 +135,28 @@ pub struct InTransit<'a> {
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A rank is missing, doubled, or out of order.
+    /// A rank is missing, duplicated, or out of order.
     #[error("place {index} holds rank {found}: the ranks are not 0 to {last}")]
     Ranks {
-        /// Index in the list.
+        /// Index in the list of ranks.
         index: usize,
         /// The rank at that index.
         found: Rank,
         /// The expected last rank.
         last: usize,
     },
-    /// Sender and receiver disagree about the messages accepted.
+    /// Sender and receiver disagree about the accepted messages.
     #[error(
         "rank {from} counts all messages before {acked} as accepted by rank {to}, rank {to} all before {expected}"
     )]
     Counts {
-        /// The sender.
+        /// The sending rank.
         from: Rank,
-        /// The receiver.
+        /// The receiving rank.
         to: Rank,
-        /// The sender's count.
+        /// Sequence number of the sender's first unaccepted message.
         acked: u32,
-        /// The receiver's count.
+        /// Sequence number of the message that the receiver expects next.
         expected: u32,
     },
     /// A rank's numbers contradict its FIFOs.
@@ -200,7 +200,7 @@ impl ChannelContext {
         self.consumed + self.receive.len() as u64
     }
 
-    /// Returns the bytes of all messages in its FIFOs and rings.
+    /// Returns the bytes of all messages in the channel's FIFOs and rings.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let sent: usize = self.send.iter().map(|m| m.bytes.len()).sum();
@@ -208,12 +208,12 @@ impl ChannelContext {
         sent + received + self.local.iter().map(|m| m.bytes.len()).sum::<usize>()
     }
 
-    /// Returns the messages to a peer that the peer has not accepted, with their numbers among all messages sent.
+    /// Returns the messages that a peer has not accepted, with their numbers among all messages sent.
     pub(crate) fn unacked(&self, peer: Rank) -> impl Iterator<Item = (u64, &SentMessage)> {
         (self.freed..).zip(&self.send).filter(move |(_, m)| m.to == peer && !m.taken)
     }
 
-    /// Returns the protocol state with a peer; all zero if they have never spoken.
+    /// Returns the protocol state with a peer; all zero if no messages were exchanged.
     #[must_use]
     pub fn peer(&self, rank: Rank) -> PeerState {
         let none = PeerState { rank, acked: 0, next: 0, expected: 0, refusals: 0 };
@@ -260,7 +260,7 @@ impl ChannelContext {
             let spread = all.last().zip(all.first()).map_or(0, |(l, f)| l.wrapping_sub(*f));
             all.is_sorted() && spread <= u64::from(size)
         };
-        // Empty messages occupy no space, whatever their position.
+        // Empty messages occupy no space, so their positions don't matter.
         let sent = self.send.iter().filter(|m| m.length > 0).map(|m| m.position);
         let received = self.receive.iter().filter(|m| !m.bytes.is_empty()).map(|m| m.position);
         if !span(&mut { sent }, None, send.bytes)
@@ -282,8 +282,8 @@ impl ChannelContext {
 }
 
 impl NetworkContext {
-    /// Checks that this is a consistent cut: sender and receiver of each pair have counted the same, so no message is
-    /// lost or will be accepted twice; and each rank's numbers agree with its FIFOs.
+    /// Checks that this is a consistent cut. Sender and receiver of each pair must have the same counts, so that no
+    /// message is lost or accepted twice. Each rank's numbers must agree with its FIFOs.
     ///
     /// # Errors
     /// The first [`Violation`].
@@ -347,13 +347,14 @@ impl NetworkContext {
         })
     }
 
-    /// Returns the contexts that new processes of the ranks start from: each rank's messages in transit lie in its past,
-    /// those of one sender in order, and the ranks have exchanged nothing else.
+    /// Returns the contexts from which new processes of the ranks start. Messages in transit to a rank are in its
+    /// past, those of one sender in order; otherwise the ranks have exchanged nothing.
     #[must_use]
     pub fn starts(&self) -> Vec<ChannelContext> {
         let fresh = |it: &ChannelContext| ChannelContext::fresh(it.rank, it.geometry);
         let mut starts: Vec<ChannelContext> = self.ranks.iter().map(fresh).collect();
-        // What has left a sender's FIFO is older than what has not; and a pair of ranks uses rings or FIFOs.
+        // Messages that have left a sender's FIFO are older than those in it. A pair of ranks uses either rings or
+        // FIFOs.
         let places =
             [MessageLocation::ReceiveFifo, MessageLocation::Ring, MessageLocation::SendFifo];
         for place in places {

@@ -1,9 +1,9 @@
-//! Finds out from a consistent cut whether a job has terminated or is deadlocked, and why.
+//! Detects from a consistent cut whether a job has terminated or is deadlocked, and why.
 //!
-//! Both properties are stable: if they are true of the cut, they stay true. Processes publish what they wait for
-//! ([`Channel::wait_as`](crate::channel::Channel::wait_as)). A process that publishes nothing counts as computing, and
-//! may wake the processes that wait for it, so its job is found neither terminated nor deadlocked. The cut holds all
-//! messages in transit (SCore-D paper, section 4).
+//! Both properties are stable: if the cut has one of them, the job keeps it. Processes publish what they wait for
+//! ([`Channel::wait_as`](crate::channel::Channel::wait_as)). A process that publishes nothing counts as computing.
+//! Since it may wake the processes that wait for it, its job counts as neither terminated nor deadlocked. The cut
+//! contains all messages in transit (SCore-D paper, section 4).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::context::{ChannelContext, NetworkContext};
 use crate::names::Rank;
 use crate::wait::WaitState;
 
-/// Reads the tag of a job's messages.
+/// Extracts the tags of a job's messages.
 pub trait Tags {
     /// Returns a message's tag. A message without a tag (`None`) matches only receives of any tag.
     fn tag(&self, message: &[u8]) -> Option<u32>;
@@ -29,7 +29,7 @@ impl Tags for LeadingTag {
     }
 }
 
-/// The state of a job at a cut, and ever after unless it is [`Verdict::Live`].
+/// The state of a job at a cut. States other than [`Verdict::Live`] last forever.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Verdict {
     /// At least one process can make progress, and no process is deadlocked.
@@ -45,23 +45,23 @@ pub enum Verdict {
 pub struct Deadlock {
     /// Wait state of each of these ranks.
     pub waiting: BTreeMap<Rank, WaitState>,
-    /// Ranks that wait for each other in a cycle: each for the next, the last for the first. Empty if they wait for
-    /// ranks that have terminated.
+    /// Ranks that wait for each other in a cycle: each for the next, and the last for the first. Empty if the ranks
+    /// wait for ranks that have terminated.
     pub cycle: Vec<Rank>,
-    /// Messages in transit to these ranks, which match none of their receives.
+    /// Messages in transit to these ranks, which match none of the ranks' receives.
     pub unmatched: Vec<Unmatched>,
 }
 
 /// A message in transit that matches no receive.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Unmatched {
-    /// The sender.
+    /// The sending rank.
     pub from: Rank,
-    /// The receiver.
+    /// The receiving rank.
     pub to: Rank,
-    /// Its tag; `None` if it has none.
+    /// The message's tag; `None` if it has none.
     pub tag: Option<u32>,
-    /// Its length, in bytes.
+    /// The message's length, in bytes.
     pub length: usize,
 }
 
@@ -118,7 +118,7 @@ impl NetworkContext {
 }
 
 impl Geometry {
-    /// Returns whether a FIFO that holds messages of these lengths has room for the longest one.
+    /// Returns whether a FIFO with messages of these lengths has room for the longest message.
     fn has_room(&self, of: FifoSize, lengths: impl ExactSizeIterator<Item = usize>) -> bool {
         let is_free = lengths.len() < of.messages as usize;
         is_free && lengths.sum::<usize>() + self.message as usize <= of.bytes as usize
@@ -137,7 +137,7 @@ impl<'a, T: Tags> Cut<'a, T> {
         Self { context, tags, states }
     }
 
-    /// Returns whether a rank can make progress by itself: it computes, or the cut holds what it waits for.
+    /// Returns whether a rank can make progress by itself: it computes, or the cut contains what it waits for.
     fn is_fed(&self, rank: Rank) -> bool {
         let mut to_it = self.context.in_transit().filter(|message| message.to == rank);
         match self.states[rank.index()] {
@@ -150,7 +150,7 @@ impl<'a, T: Tags> Cut<'a, T> {
             WaitState::Send { to } if self.has_full_ring(rank, to) => !self.sends(to),
             WaitState::Send { .. } => {
                 let ChannelContext { send, geometry, .. } = &self.context.ranks[rank.index()];
-                // Room for the longest message, since the length of the one to be sent is unknown.
+                // Requires room for the longest message, because the length of the message to be sent is unknown.
                 let lengths = send.iter().map(|m| m.length as usize);
                 geometry.has_room(geometry.send, lengths)
                     || self.holders(rank).iter().any(|holder| self.takes(*holder))
@@ -174,14 +174,14 @@ impl<'a, T: Tags> Cut<'a, T> {
         matches!(self.states.get(rank.index()), Some(WaitState::Send { .. }))
     }
 
-    /// Returns whether a rank accepts messages: its NIC has room, or its process consumes messages.
+    /// Returns whether a rank accepts messages: its receive FIFO has room, or its process consumes messages.
     fn takes(&self, rank: Rank) -> bool {
         let ChannelContext { receive, geometry, .. } = &self.context.ranks[rank.index()];
         let lengths = receive.iter().map(|m| m.bytes.len());
         geometry.has_room(geometry.receive, lengths) || !self.sends(rank)
     }
 
-    /// Returns the ranks that this rank waits for: any of them may free it.
+    /// Returns the ranks of which any one may end this rank's wait.
     fn frees(&self, rank: Rank) -> Vec<Rank> {
         let others = || (0..self.states.len() as u16).map(Rank).filter(move |other| *other != rank);
         match self.states[rank.index()] {
@@ -191,13 +191,13 @@ impl<'a, T: Tags> Cut<'a, T> {
             }
             WaitState::Receive { from: Some(from), .. } => vec![from],
             WaitState::Send { to } if self.has_full_ring(rank, to) => vec![to],
-            // A rank that accepts messages of this rank makes room in its send FIFO.
+            // A rank that accepts messages of this rank frees room in this rank's send FIFO.
             WaitState::Send { .. } => self.holders(rank).into_iter().collect(),
         }
     }
 
-    /// Returns the ranks that will never make progress. Starts with the ranks that can't make progress by
-    /// themselves, and removes those that a rank outside the set may free, again and again.
+    /// Returns the ranks that will never make progress. Starts with the ranks that can't make progress by themselves.
+    /// Removes those that a rank outside the set may free, until no more can be removed.
     fn stuck(&self) -> BTreeSet<Rank> {
         let all = (0..self.states.len() as u16).map(Rank);
         let mut stuck: BTreeSet<Rank> = all.filter(|rank| !self.is_fed(*rank)).collect();
@@ -230,7 +230,7 @@ impl<'a, T: Tags> Cut<'a, T> {
         }
     }
 
-    /// Returns the ranks that this rank says it waits for.
+    /// Returns the ranks that this rank waits for, by its published state.
     fn waits_for(&self, rank: Rank) -> Vec<Rank> {
         match self.states[rank.index()] {
             WaitState::Message { from: Some(from) } => vec![from],
@@ -238,7 +238,7 @@ impl<'a, T: Tags> Cut<'a, T> {
         }
     }
 
-    /// Follows the ranks' waits until a rank comes up twice.
+    /// Returns a cycle of waiting ranks, found by following the ranks' waits until a rank occurs twice.
     fn cycle(&self, waiting: &BTreeSet<Rank>) -> Vec<Rank> {
         for first in waiting {
             let mut path = vec![*first];

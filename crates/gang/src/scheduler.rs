@@ -21,13 +21,13 @@ pub use crate::scheduler_core::{Phases, Switch};
 pub struct SchedulerClient(Inbox);
 
 impl SchedulerClient {
-    /// Submits a job, which starts at the end of the current slice. Jobs are numbered from 1 in the order in which they
-    /// are submitted, unless one is refused.
+    /// Submits a job, which starts at the end of the current slice. Jobs get numbers from 1 in the order of their
+    /// submission, if none is refused.
     pub fn submit(&self, submission: Submission) {
         self.0.push(NodeEvent::Submit(submission));
     }
 
-    /// Wakes a job early: data has arrived for it from outside ([`SchedulerConfig::early_wakeup`]).
+    /// Wakes a job before its slice, because data has arrived for it from outside ([`SchedulerConfig::early_wakeup`]).
     pub fn wake(&self, job: JobId) {
         self.0.push(NodeEvent::Core(Input::Fed(job)));
     }
@@ -40,14 +40,14 @@ pub struct JobRecord {
     pub submission: Submission,
     /// When the job was removed from all nodes.
     pub ended: Option<Instant>,
-    /// True if all of its ranks have completed; false if it was ended because a node was lost or a step failed.
+    /// True if all of the job's ranks have completed; false if it was ended because a node was lost or a step failed.
     pub is_complete: bool,
 }
 
-/// Schedules jobs, from the root daemon.
+/// Schedules jobs, in the root daemon.
 pub struct Scheduler<H: Host> {
     daemon: Daemon<H>,
-    /// Submissions without a reply.
+    /// Submissions that have no reply yet.
     asked: BTreeMap<ClientId, Submission>,
     next_client: ClientId,
     jobs: BTreeMap<JobId, JobRecord>,
@@ -78,21 +78,21 @@ impl<H: Host> Scheduler<H> {
         Self { daemon, asked, next_client: 1, jobs, refused }
     }
 
-    /// Returns a handle that submits jobs.
+    /// Returns a client, which submits jobs.
     #[must_use]
     pub fn client(&self) -> SchedulerClient {
         SchedulerClient(self.daemon.inbox.clone())
     }
 
-    /// Runs until no job is left and none is submitted, then has the daemons quit. Jobs are admitted once all daemons
-    /// are connected, or one of them is lost.
+    /// Runs until all jobs have ended and none is submitted, and then makes the daemons quit. Jobs are admitted once
+    /// all daemons are connected, or one of them is lost.
     ///
     /// # Errors
     /// [`DaemonError`].
     ///
     /// # Cancel safety
-    /// If the future is dropped, no job is lost, and the next call continues. Within two seconds of virtual time, the
-    /// other daemons take a root that is not polled for lost.
+    /// If the future is dropped, no job is lost, and the next call continues. After two seconds of virtual time
+    /// without a poll, the other daemons treat the root as lost.
     pub async fn run(&mut self) -> Result<(), DaemonError> {
         loop {
             self.daemon.progress()?;
@@ -107,7 +107,7 @@ impl<H: Host> Scheduler<H> {
                 self.daemon.core.handle(self.daemon.host().now(), Input::Quit);
             }
             self.daemon.progress()?;
-            // A reply that is there already is no event to wait for.
+            // If a reply has already arrived, no event need be awaited.
             if !self.daemon.has_quit && self.daemon.replies.is_empty() {
                 self.daemon.turn().await?;
             }
@@ -164,7 +164,7 @@ impl<H: Host> Scheduler<H> {
         &self.jobs
     }
 
-    /// Returns the submissions that were not admitted, and why.
+    /// Returns the submissions that were refused, with the reasons.
     #[must_use]
     pub fn refused(&self) -> &[(Submission, String)] {
         &self.refused

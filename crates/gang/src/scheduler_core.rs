@@ -1,4 +1,4 @@
-//! The gang scheduler's core: decides which order the daemons get next, and when. No I/O, no clock.
+//! The gang scheduler's core: decides the daemons' next order and its time. Performs no I/O, and reads no clock.
 
 mod config;
 mod early_wakeups;
@@ -24,9 +24,9 @@ use migrations::Migrations;
 pub(crate) struct JobRecord {
     /// The job's nodes, ranks and program.
     pub(crate) launch: Launch,
-    /// Its epoch; 0 before its first slice.
+    /// The job's epoch; 0 before its first slice.
     pub(crate) epoch: Epoch,
-    /// When the scheduler learned that it has ended.
+    /// When the job was ended; `None` while it is scheduled.
     pub(crate) ended: Option<Instant>,
 }
 
@@ -37,13 +37,13 @@ pub(crate) enum Event {
     Switched(Switch),
     /// A job has been removed from all nodes.
     Removed(JobId),
-    /// A job was frozen, and the daemons have reported what its channels held. The epoch is the one that ended.
+    /// A job was frozen, and the daemons have reported the contents of its channels. The epoch is the one that ended.
     Cut(JobId, Epoch),
-    /// A job was stopped, but its Virtual Interfaces could not be saved, and stay on their NICs.
+    /// A job was suspended, but its Virtual Interfaces could not be saved, for this reason, and stay on their NICs.
     Stayed(JobId, String),
 }
 
-/// The order that the daemons got last.
+/// The last order to the daemons.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Step {
     Launch,
@@ -52,10 +52,10 @@ enum Step {
     Save,
     Restore,
     Run,
-    /// Freeze a job to be cut.
+    /// Freezes a job that will be cut.
     FreezeForCut(JobId),
     Cut(JobId),
-    /// Run the job again after its cut.
+    /// Runs the job again after its cut.
     ResumeAfterCut,
 }
 
@@ -71,24 +71,24 @@ pub(crate) struct SchedulerCore {
     next_job: u32,
     /// Admitted jobs that have not been launched.
     fresh: VecDeque<JobId>,
-    /// Ended jobs that are to be removed from their nodes.
+    /// Ended jobs that must be removed from their nodes.
     ended: VecDeque<JobId>,
     /// Jobs to be cut.
     cuts: VecDeque<JobId>,
-    /// The job that is frozen for its cut, in its own slice.
+    /// The job that is frozen for a cut within its own slice.
     frozen: Option<JobId>,
     running: Vec<JobId>,
-    /// True if the running jobs may be stopped on some hosts: an earlier root has given the last order.
+    /// True if the running jobs may be suspended on some hosts, because an earlier root gave the last order.
     is_taken_over: bool,
     /// Number of slices that have ended.
     slices: u32,
     /// When the current slice ends.
     until: Option<Instant>,
-    /// Length of the slice that begins after the switch under way.
+    /// Length of the slice that begins after the switch in progress.
     lasts: Duration,
     early_wakeups: EarlyWakeups,
     migrations: Migrations,
-    /// The switch under way.
+    /// The switch in progress.
     switch: Option<Switch>,
     /// The last order, and when it was given.
     phase: Step,
@@ -133,10 +133,10 @@ impl SchedulerCore {
         }
     }
 
-    /// Admits a job. It starts at the end of the current slice, or at once if no job runs.
+    /// Admits a job. It starts at the end of the current slice, or at once if no job is running.
     ///
     /// # Errors
-    /// [`AdmitError`] if the job needs no node, or more than there are.
+    /// [`AdmitError`] if the job needs no node, or more nodes than exist.
     pub(crate) fn submit(
         &mut self,
         request: Request,
@@ -153,8 +153,8 @@ impl SchedulerCore {
         Ok(launch)
     }
 
-    /// Takes over a job of an earlier root, which it started in `epoch` last, and whose interfaces are on no NIC if
-    /// `is_away`. A job that was launched may run on some of its hosts; all are stopped before the next slice.
+    /// Takes over a job of an earlier root, which last started it in `epoch`. If `is_away`, the job's interfaces are
+    /// on no NIC. A launched job may run on some of its hosts; all such jobs are suspended before the next slice.
     pub(crate) fn readmit(
         &mut self,
         now: Instant,
@@ -180,12 +180,12 @@ impl SchedulerCore {
         self.jobs.insert(job, JobRecord { launch, epoch, ended });
     }
 
-    /// Numbers the next job after this one.
+    /// Gives the next job the number after `last`.
     pub(crate) const fn number_after(&mut self, last: JobId) {
         self.next_job = last.0 + 1;
     }
 
-    /// Returns the policy without jobs, and the configuration.
+    /// Returns the policy without any jobs, and the configuration.
     pub(crate) fn retire(mut self) -> (Box<dyn Policy>, SchedulerConfig) {
         for (job, record) in &self.jobs {
             if record.ended.is_none() {
@@ -195,7 +195,7 @@ impl SchedulerCore {
         (self.policy, self.config)
     }
 
-    /// Ends a job, whose processes have ended or are to be killed. Its remains are removed from all nodes.
+    /// Ends a job whose processes have ended or must be killed. Removes its processes and channels from all nodes.
     pub(crate) fn end(&mut self, now: Instant, job: JobId) {
         let Some(record) = self.jobs.get_mut(&job).filter(|record| record.ended.is_none()) else {
             return;
@@ -215,25 +215,25 @@ impl SchedulerCore {
         }
     }
 
-    /// Requests a cut: freezes a job so that the contents of its channels are known.
+    /// Requests a cut: freezes a job so that the contents of its channels become known.
     ///
-    /// [`Event::Cut`] follows, unless the job ends before. A job that runs is resumed within its slice.
+    /// [`Event::Cut`] follows, unless the job ends before. A job that is running resumes within the same slice.
     pub(crate) fn cut(&mut self, job: JobId) {
         self.cuts.push_back(job);
     }
 
-    /// Wakes a job early: data has arrived for it from outside. If it is suspended, it runs for
-    /// [`SchedulerConfig::early_wakeup`] in the middle of other jobs' slice, which continues afterwards. A slice is not
-    /// interrupted before it has run for [`SchedulerConfig::early_wakeup`] itself.
+    /// Wakes a job early, because data has arrived for it from outside. If it is suspended, it runs for
+    /// [`SchedulerConfig::early_wakeup`] in the middle of other jobs' slice, which continues afterwards. A slice is
+    /// not interrupted before it has run for [`SchedulerConfig::early_wakeup`] itself.
     ///
-    /// A job runs early at the expense of its own next slices, which are shorter by that time, and at most one slice
-    /// ahead: then it waits for its turn. Jobs that share its slices run with it, and it pays when all jobs of a slice have
-    /// run ahead. In any interval each job gets what fixed turns give in an interval that is one slice shorter, less what
-    /// it has had in advance, one slice at most.
+    /// A job that runs early repays the time: its own next slices are shorter. It runs at most one slice ahead, and
+    /// then waits for its regular slice. Jobs that share its slices run with it, and a slice is shortened by the time
+    /// that all of its jobs have run ahead. In any interval, each job gets as much time as without early wake-ups in
+    /// an interval one slice shorter, less the time that it has run ahead (one slice at most).
     ///
     /// In dynamic coscheduling (Sobalvarro and Weihl, JSSPP 1995), a message wakes one process, depending on its
-    /// priority. Here it wakes the whole gang, and the bound above replaces priorities. The DVCM paper (section 3) names such
-    /// scheduling as a use of NIC extensions, and has no numbers for it.
+    /// priority. Here it wakes the whole gang, and the bound above replaces priorities. The DVCM paper (section 3)
+    /// names such scheduling as a use of NIC extensions, and gives no numbers for it.
     pub(crate) fn wake(&mut self, job: JobId) {
         let is_there = self.jobs.get(&job).is_some_and(|record| record.ended.is_none());
         if is_there && !self.running.contains(&job) {
@@ -246,7 +246,7 @@ impl SchedulerCore {
         self.jobs.remove(&job);
     }
 
-    /// Takes the result of the outstanding order, which all daemons have carried out.
+    /// Handles the result of the outstanding order, which all daemons have carried out.
     pub(crate) fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
         let took = Duration::from_nanos(now.nanos_since(self.phase_began));
         if !std::mem::take(&mut self.under_way) {
@@ -278,7 +278,7 @@ impl SchedulerCore {
         }
     }
 
-    /// Returns the next order for the daemons; `None` while an order is outstanding or a slice lasts.
+    /// Returns the next order for the daemons; `None` while an order is outstanding or the slice lasts.
     #[must_use]
     pub(crate) fn poll_order(&mut self, now: Instant) -> Option<Action> {
         if self.under_way {
@@ -313,7 +313,7 @@ impl SchedulerCore {
         &self.running
     }
 
-    /// Returns whether there is nothing to do until a job is submitted.
+    /// Returns whether nothing remains to do until a job is submitted.
     #[must_use]
     pub(crate) fn is_idle(&self) -> bool {
         let nothing = self.fresh.is_empty() && self.ended.is_empty() && self.events.is_empty();
@@ -328,11 +328,11 @@ impl SchedulerCore {
         if let Some(job) = self.ended.pop_front() {
             return Some((Step::End(job), Action::End(job)));
         }
-        // After a take-over, jobs that count as running may be suspended until the first switch.
+        // After a takeover, jobs that count as running may be suspended until the first switch.
         while !self.is_taken_over
             && let Some(job) = self.cuts.pop_front()
         {
-            // A job that is not launched has empty channels.
+            // The channels of a job that was not launched are empty, so that no cut is needed.
             let is_there = self.jobs.get(&job).is_some_and(|record| record.ended.is_none());
             if !is_there || self.fresh.contains(&job) {
                 continue;
@@ -360,7 +360,7 @@ impl SchedulerCore {
         self.turn(now)
     }
 
-    /// Returns the next order of a cut in the job's own slice: the cut, then the job's resumption.
+    /// Returns the next order of a cut in the job's own slice: first the cut, then the resumption of the job.
     fn next_of_cut(&mut self) -> Option<(Step, Action)> {
         let job = self.frozen?;
         let Some(record) = self.jobs.get_mut(&job).filter(|record| record.ended.is_none()) else {
@@ -375,7 +375,7 @@ impl SchedulerCore {
         Some((Step::ResumeAfterCut, Action::Run(vec![(job, record.epoch)])))
     }
 
-    /// Begins or ends an early wake-up.
+    /// Begins or ends an early wake-up, if that is due.
     fn early_wakeup(&mut self, now: Instant, left: Duration) -> Option<(Step, Action)> {
         let (jobs, fresh) = (&self.jobs, &self.fresh);
         let nodes = |job: JobId| {
@@ -396,11 +396,11 @@ impl SchedulerCore {
         Some(self.begin_switch(now, change.stop, change.start))
     }
 
-    /// Ends a slice: starts the jobs of the next one.
+    /// Ends a slice, and starts the jobs of the next one.
     fn turn(&mut self, now: Instant) -> Option<(Step, Action)> {
         let next = loop {
             let next = self.policy.turn();
-            // A slice that was taken in advance is left out.
+            // Skips a slice whose jobs have already run for all of its time in early wake-ups.
             if let Some(lasts) = self.early_wakeups.begin_turn(&next) {
                 self.lasts = lasts;
                 break next;
@@ -441,7 +441,7 @@ impl SchedulerCore {
         (Step::Freeze, action)
     }
 
-    /// Returns the next phase of the switch under way.
+    /// Returns the order of the next phase of the switch in progress.
     fn next_phase(&mut self) -> (Step, Action) {
         let switch = self.switch.as_ref().expect("a switch is under way");
         let (stop, started) = (switch.stopped.clone(), switch.started.clone());

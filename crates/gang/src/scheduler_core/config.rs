@@ -12,7 +12,7 @@ use crate::names::JobId;
 pub enum Phases {
     /// Freeze, save, restore, run: four broadcasts with a barrier each, as in the paper.
     Four,
-    /// Freeze, then all the rest: two. A node saves its frozen contexts while other nodes still freeze.
+    /// Two broadcasts: freeze, then all else. A node saves its frozen contexts while other nodes still freeze.
     Two,
 }
 
@@ -21,15 +21,15 @@ pub enum Phases {
 pub enum PreemptWhenAlone {
     /// The job keeps running.
     Never,
-    /// The job is stopped and started again, as in the paper's measurements.
+    /// The job is suspended and started again, as in the paper's measurements.
     Always,
-    /// The job is stopped and started at the ends of this many slices, then keeps running for as many, and so on. One
-    /// run thus shows the cost of preemption.
+    /// The job is suspended and started again at the ends of this many slices, then keeps running for as many, and so
+    /// on. So one run shows the cost of preemption.
     Alternately(NonZeroU32),
 }
 
 impl PreemptWhenAlone {
-    /// Returns whether the job is stopped after `slices` earlier slices.
+    /// Returns whether the job is suspended after `slices` earlier slices.
     pub(super) const fn is_stopped(self, slices: u32) -> bool {
         match self {
             Self::Never => false,
@@ -58,17 +58,17 @@ pub struct SchedulerConfig {
 pub struct Switch {
     /// When the switch began.
     pub at: Instant,
-    /// Time until all processes were stopped and all channels steady, on all nodes.
+    /// Time until all processes were suspended and all channels quiescent, on all nodes.
     pub freeze: Duration,
     /// Time until all contexts were saved.
     pub save: Duration,
-    /// Time until all contexts were restored. If Virtual Interfaces are saved or restored, one order does both, and
-    /// this is the time of both.
+    /// Time until all contexts were restored. If Virtual Interfaces are saved or restored, one order saves and
+    /// restores, and this is its time.
     pub restore: Duration,
-    /// Time until all processes were resumed. With [`Phases::Two`], it includes saving and restoring, unless Virtual
+    /// Time until all processes were resumed. With [`Phases::Two`], this includes saving and restoring, unless Virtual
     /// Interfaces are saved or restored.
     pub run: Duration,
-    /// Jobs that were stopped.
+    /// Jobs that were suspended.
     pub stopped: Vec<JobId>,
     /// Jobs that were started.
     pub started: Vec<JobId>,

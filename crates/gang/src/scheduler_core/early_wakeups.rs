@@ -8,13 +8,13 @@ use midplane_simhw::time::Instant;
 
 use crate::names::JobId;
 
-/// The jobs to wake, and the early wake-up under way.
+/// The requested early wake-ups, and the one in progress.
 #[derive(Debug)]
 pub(super) struct EarlyWakeups {
     /// Length of an early wake-up; zero disables them.
     lasts: Duration,
     woken: VecDeque<JobId>,
-    /// The jobs of the last slice of each job, itself included.
+    /// For each job, the jobs of its last slice, including itself.
     rows: BTreeMap<JobId, Vec<JobId>>,
     advances: Advances,
     /// The slice may not be interrupted before this time.
@@ -25,15 +25,15 @@ pub(super) struct EarlyWakeups {
 #[derive(Debug)]
 struct EarlyWakeup {
     jobs: Vec<JobId>,
-    /// Jobs of the slice that were stopped.
+    /// Jobs of the interrupted slice that were suspended.
     stopped: Vec<JobId>,
-    /// The rest of the slice.
+    /// Remaining time of the interrupted slice.
     left: Duration,
-    /// When the woken jobs were started; `None` until they are.
+    /// When the woken jobs were started; `None` before.
     began: Option<Instant>,
 }
 
-/// A switch: the jobs to stop and to start, and the length of the time that follows.
+/// A switch: the jobs to suspend and to start, and the length of the time that follows.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) struct Change {
     pub(super) stop: Vec<JobId>,
@@ -46,7 +46,7 @@ const fn overlap(a: &Range<u16>, b: &Range<u16>) -> bool {
 }
 
 impl EarlyWakeups {
-    /// Creates the record of early wake-ups of this length, between slices of `slice`.
+    /// Creates the state of early wake-ups of length `lasts`, between slices of length `slice`.
     pub(super) fn new(lasts: Duration, slice: Duration) -> Self {
         Self {
             lasts,
@@ -65,8 +65,8 @@ impl EarlyWakeups {
         }
     }
 
-    /// Begins the turn of jobs: cancels their requests, and returns the length of their slice. What all of them have run
-    /// ahead of their turns is taken off; `None` if that is the whole slice.
+    /// Begins a slice of `jobs`: cancels their requests, and returns the slice's length. It is shortened by the time
+    /// that all of them have run ahead; `None` if that is the whole slice.
     pub(super) fn begin_turn(&mut self, jobs: &[JobId]) -> Option<Duration> {
         self.woken.retain(|job| !jobs.contains(job));
         if !self.lasts.is_zero() {
@@ -75,7 +75,7 @@ impl EarlyWakeups {
         self.advances.shorten(jobs)
     }
 
-    /// Removes a job that has ended; returns whether it was the last one of the early wake-up under way.
+    /// Removes a job that has ended. Returns whether it was the last job of the early wake-up in progress.
     pub(super) fn forget(&mut self, job: JobId) -> bool {
         self.woken.retain(|other| *other != job);
         self.rows.remove(&job);
@@ -87,7 +87,7 @@ impl EarlyWakeups {
         early.jobs.is_empty() && before > 0
     }
 
-    /// Notes that a slice begins or resumes, or that the woken jobs were started.
+    /// Records that a slice begins or resumes, or that the woken jobs were started.
     pub(super) fn on_slice_start(&mut self, now: Instant) {
         self.not_before = now + self.lasts;
         if let Some(early) = &mut self.under_way {
@@ -95,7 +95,7 @@ impl EarlyWakeups {
         }
     }
 
-    /// Returns when the next early wake-up may begin, if one is requested that may begin in this slice.
+    /// Returns when the next early wake-up may begin; `None` if none is requested that is allowed in this slice.
     pub(super) fn next_at(&self) -> Option<Instant> {
         let waits = self.woken.iter().any(|job| self.advances.allow(*job));
         (waits && self.under_way.is_none()).then_some(self.not_before)
@@ -110,8 +110,9 @@ impl EarlyWakeups {
         self.under_way.as_ref().is_some_and(|early| early.jobs.is_empty())
     }
 
-    /// Begins an early wake-up, if one is requested and may begin. Wakes as many jobs as fit side by side, with those
-    /// that share their slices, and stops the jobs on their nodes. `nodes` returns the nodes of a job that can run.
+    /// Begins an early wake-up, if one is requested and allowed. Wakes as many jobs as fit on different nodes, with
+    /// the jobs that share their slices, and suspends the jobs on these nodes. `nodes` returns the nodes of a job that
+    /// can run.
     pub(super) fn begin(
         &mut self,
         now: Instant,
@@ -134,7 +135,8 @@ impl EarlyWakeups {
                 continue;
             }
             taken.push((job, own));
-            // They pay their turn with this one, which otherwise could not be shortened.
+            // Jobs of the same slice run too. Otherwise the slice could not be shortened, because they would not have
+            // run ahead.
             for beside in self.rows.get(&job).into_iter().flatten() {
                 let fits = |own: &Range<u16>| taken.iter().all(|(_, other)| !overlap(own, other));
                 if let Some(own) =
@@ -158,8 +160,8 @@ impl EarlyWakeups {
         Some(Change { stop, start, lasts: self.lasts })
     }
 
-    /// Ends the early wake-up: stops the woken jobs, and resumes those that were stopped for them. `running` has run
-    /// meanwhile, the woken jobs included.
+    /// Ends the early wake-up: suspends the woken jobs, and resumes those that were suspended for them. `running` has
+    /// run meanwhile, including the woken jobs.
     pub(super) fn end(&mut self, now: Instant, running: &[JobId]) -> Option<Change> {
         let EarlyWakeup { jobs, stopped, left, began } = self.under_way.take()?;
         let took =
@@ -169,19 +171,19 @@ impl EarlyWakeups {
     }
 }
 
-/// Time that jobs run ahead of their turns, in early wake-ups, and its repayment: their own next slices are shorter.
+/// Records the time that jobs run ahead of their slices in early wake-ups. Jobs repay it by shorter slices.
 ///
-/// An early wake-up delays the turns of all jobs. A shorter slice makes up for that. The turns are at most one slice late,
-/// so in any interval each job gets what fixed turns give in an interval that is one slice shorter, except for what it has
-/// had in advance, which is one slice at most too.
+/// An early wake-up delays the slices of all jobs, and a shorter slice later makes up for the delay. Slices are at
+/// most one slice length late. So in any interval, each job gets as much time as without early wake-ups in an interval
+/// one slice shorter, less the time that it has run ahead (also one slice at most).
 #[derive(Debug)]
 struct Advances {
     slice: Duration,
     /// Length of an early wake-up.
     early_wakeup: Duration,
-    /// By job: what it has run in early wake-ups less what its slices were shortened by.
+    /// For each job, its time in early wake-ups, less the time by which its slices were shortened.
     by_job: BTreeMap<JobId, Duration>,
-    /// Time by which the turns are late.
+    /// Time by which slices are late.
     lag: Duration,
 }
 
@@ -190,7 +192,8 @@ impl Advances {
         Self { slice, early_wakeup, by_job: BTreeMap::new(), lag: Duration::ZERO }
     }
 
-    /// Returns the most that a job may be ahead, and all turns late: one slice, or an early wake-up that is longer.
+    /// Returns the most time that a job may be ahead and slices may be late: one slice, or one early wake-up if that
+    /// is longer.
     fn most(&self) -> Duration {
         self.slice.max(self.early_wakeup)
     }
@@ -199,12 +202,12 @@ impl Advances {
         self.by_job.get(&job).copied().unwrap_or_default()
     }
 
-    /// Returns whether a job may run for one more early wake-up now.
+    /// Returns whether a job may have another early wake-up now.
     fn allow(&self, job: JobId) -> bool {
         self.lag.max(self.of(job)) + self.early_wakeup <= self.most()
     }
 
-    /// Notes that jobs have run for this long in an early wake-up.
+    /// Records that jobs have run for this long in an early wake-up.
     fn note(&mut self, jobs: &[JobId], ran: Duration) {
         self.lag += ran;
         let most = self.most();
@@ -214,8 +217,8 @@ impl Advances {
         }
     }
 
-    /// Shortens a slice of jobs by what all of them have run in advance, and returns its length, at least that of an early
-    /// wake-up; `None` if they have run for a whole slice in advance.
+    /// Shortens a slice of jobs by the time that all of them have run ahead. Returns its length, at least that of an
+    /// early wake-up; `None` if they have run ahead for a whole slice.
     fn shorten(&mut self, jobs: &[JobId]) -> Option<Duration> {
         let least = jobs.iter().map(|job| self.of(*job)).min().unwrap_or_default();
         if least.is_zero() {

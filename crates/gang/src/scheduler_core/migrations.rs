@@ -1,22 +1,23 @@
-//! Jobs whose Virtual Interfaces are saved, and on no NIC. A switch that saves or restores some takes a phase more.
+//! Jobs whose Virtual Interfaces are saved and on no NIC. A switch that saves or restores interfaces needs an
+//! additional phase.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::interfaces::{HostInterfaces, RestoredInterface, check_cut};
 use crate::names::JobId;
 
-/// The jobs whose interfaces are on no NIC, and the changes of the switch under way.
+/// The jobs whose interfaces are on no NIC, and the changes of the switch in progress.
 #[derive(Debug, Default)]
 pub(super) struct Migrations {
     away: BTreeSet<JobId>,
-    /// Jobs whose interfaces are to be forgotten in this switch.
+    /// Jobs whose interfaces the NICs must forget in this switch.
     leaving: Vec<JobId>,
-    /// Old and new names of interfaces restored in this switch; `None` if it neither restores nor forgets any.
+    /// Old and new locations of interfaces restored in this switch; `None` if it neither restores nor forgets any.
     moved: Option<Vec<RestoredInterface>>,
 }
 
 impl Migrations {
-    /// Takes the interfaces of jobs that were stopped. Returns the jobs whose interfaces can't be saved, and why.
+    /// Handles the interfaces of suspended jobs. Returns the jobs whose interfaces can't be saved, with the reasons.
     pub(super) fn stopped(
         &mut self,
         jobs: &[JobId],
@@ -37,7 +38,7 @@ impl Migrations {
         stay
     }
 
-    /// Returns the jobs whose interfaces are to be forgotten. `None` if the switch neither forgets interfaces nor
+    /// Returns the jobs whose interfaces the NICs must forget; `None` if the switch neither forgets interfaces nor
     /// restores those of `started`.
     pub(super) fn begin(&mut self, started: &[JobId]) -> Option<Vec<JobId>> {
         let leaving = std::mem::take(&mut self.leaving);
@@ -51,19 +52,20 @@ impl Migrations {
         Some(leaving)
     }
 
-    /// Notes where restored interfaces are.
+    /// Records the new locations of restored interfaces.
     pub(super) fn restored(&mut self, moved: &[RestoredInterface]) {
         if let Some(all) = &mut self.moved {
             all.extend_from_slice(moved);
         }
     }
 
-    /// Ends the switch, and returns where restored interfaces are; `None` if it neither forgot nor restored any.
+    /// Ends the switch. Returns the new locations of restored interfaces; `None` if it neither forgot nor restored
+    /// any.
     pub(super) fn finish(&mut self) -> Option<Vec<RestoredInterface>> {
         self.moved.take()
     }
 
-    /// Notes that a job's interfaces are on no NIC.
+    /// Records that a job's interfaces are on no NIC.
     pub(super) fn note_away(&mut self, job: JobId) {
         self.away.insert(job);
     }
