@@ -29,7 +29,7 @@ pub struct Checkpoint {
     pub network: NetworkContext,
     /// The states of the processes, by rank, in the program's own format.
     pub processes: Vec<Vec<u8>>,
-    /// The job's program and options, in the format of the daemon.
+    /// The job's program and options, in a format of the program that writes the checkpoint.
     pub program: String,
 }
 

@@ -1,7 +1,7 @@
 //! Daemons in virtual time: a host's daemon runs its node core on a simulated host.
 //!
-//! Daemons talk over a channel of their own, which no user's job can stop. If a daemon is dropped, its jobs end as those
-//! of a lost host, and so do the daemons below it in the tree; the others continue.
+//! Daemons communicate over a channel of their own, which no user's job can stop. If a daemon is dropped, the jobs
+//! with ranks on its host end, and so do the daemons below it in the tree; all others continue.
 
 mod config;
 mod executor;
@@ -29,22 +29,22 @@ pub(crate) use config::{Inbox, NodeEvent};
 use executor::Executor;
 use messenger::{Message, Messenger};
 
-/// Silence after which a daemon is lost, in virtual time. A daemon that is dropped says so.
+/// Silence after which a daemon counts as lost, in virtual time. A dropped daemon notifies the others instead.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// One host's daemon.
 ///
-/// If it is dropped, it ends its processes, and notifies its parent and children. It does nothing unless
+/// If it is dropped, it ends its processes, and notifies its parent and children. It makes progress only while
 /// [`Daemon::serve`] or [`Scheduler::run`](crate::scheduler::Scheduler::run) is polled.
 pub struct Daemon<H: Host> {
     host: H,
     config: NodeConfig,
     tree: Tree,
     pub(crate) core: NodeCore,
-    /// Children that are connected. None is connected again once it is lost.
+    /// Connected children. A child that is lost never connects again.
     children: BTreeSet<u16>,
     has_parent: bool,
-    /// Taken when the daemon is dropped.
+    /// `None` once the daemon is dropped.
     messenger: Option<Messenger>,
     steps: StepQueue,
     pub(crate) inbox: Inbox,
@@ -67,7 +67,7 @@ impl<H: Host> Daemon<H> {
     /// [`DaemonError`].
     ///
     /// # Cancel safety
-    /// If the future is dropped, its channels are closed; the other daemons wait until this daemon is opened again.
+    /// If the future is dropped, its channels close, and the other daemons wait until this daemon is opened again.
     pub async fn open(host: H, config: DaemonConfig, start: Start<H>) -> Result<Self, DaemonError> {
         let DaemonConfig { nodes, arity, mode, geometry, channels, costs, local_rings } = config;
         let messenger = Messenger::open(&host, nodes).await?;
@@ -119,13 +119,13 @@ impl<H: Host> Daemon<H> {
         self.core = NodeCore::new(self.config, Some(root), Durable::default());
     }
 
-    /// Carries orders out until the order to quit.
+    /// Carries out orders until the order to quit.
     ///
     /// # Errors
-    /// [`DaemonError`]; [`DaemonError::Gone`] once the parent is gone and nothing is left of the jobs here.
+    /// [`DaemonError`]; [`DaemonError::Gone`] once the parent is lost and all jobs on this node have ended.
     ///
     /// # Cancel safety
-    /// If the future is dropped, so is the daemon.
+    /// If the future is dropped, the daemon is dropped too.
     pub async fn serve(mut self) -> Result<(), DaemonError> {
         while !self.has_quit {
             if !self.has_parent && self.core.is_empty() {
@@ -147,7 +147,7 @@ impl<H: Host> Daemon<H> {
         self.messenger.as_mut().expect("it is taken when the daemon is dropped")
     }
 
-    /// Waits for the next event, and handles all that have happened.
+    /// Waits for the next event, and handles all events that have happened.
     ///
     /// # Cancel safety
     /// If the future is dropped, no event is lost.
@@ -170,7 +170,7 @@ impl<H: Host> Daemon<H> {
         self.progress()
     }
 
-    /// Handles everything that has happened on this node.
+    /// Handles all events that have happened on this node.
     pub(crate) fn progress(&mut self) -> Result<(), DaemonError> {
         while let Some(event) = self.inbox.pop() {
             let now = self.host.now();
@@ -202,12 +202,12 @@ impl<H: Host> Daemon<H> {
             Message::Bye if self.children.remove(&from) => {
                 self.core.handle(now, Input::Disconnected(Peer::Child(from.into())));
             }
-            // Of a daemon that is lost.
+            // Ignores messages of a lost daemon.
             _ => {}
         }
     }
 
-    /// Carries out what the core asks for.
+    /// Carries out the core's effects.
     fn carry_out(&mut self) -> Result<(), DaemonError> {
         loop {
             while let Some(transmit) = self.core.poll_transmit() {
@@ -220,7 +220,7 @@ impl<H: Host> Daemon<H> {
                     Transmit::Down(child, down) => {
                         self.messenger().post(child as u16, &Message::Down(down))?;
                     }
-                    // Host 0 is the root, always.
+                    // No elections are held, because host 0 is always the root.
                     Transmit::Ballot(..) => {}
                 }
             }
@@ -251,7 +251,7 @@ impl<H: Host> Drop for Daemon<H> {
         if !self.has_quit {
             let parent = self.tree.parent(self.host.node().0).filter(|_| self.has_parent);
             for peer in self.children.iter().copied().chain(parent) {
-                // It is short.
+                // This message is short, so it never fails with `TooLong`.
                 let _ = messenger.post(peer, &Message::Bye);
             }
         }

@@ -76,7 +76,7 @@ impl fmt::Display for Deadlock {
                 WaitState::Receive { from, tag } => {
                     let tag = tag.map_or_else(|| "any tag".to_owned(), |tag| format!("tag {tag}"));
                     let from =
-                        from.map_or_else(|| "anyone".to_owned(), |from| format!("rank {from}"));
+                        from.map_or_else(|| "any rank".to_owned(), |from| format!("rank {from}"));
                     write!(f, "rank {rank} waits for {tag} from {from}")?;
                 }
                 WaitState::Send { to } => write!(f, "rank {rank} waits for room to send to {to}")?,

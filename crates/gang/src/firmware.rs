@@ -1,4 +1,4 @@
-//! The NIC extension: the contexts of one NIC, and the active context of each channel.
+//! The NIC extension: runs the contexts of one NIC, of which each channel has one active.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::names::{ChannelId, Epoch, JobId, Rank};
 /// The extension's only timeout.
 const TIMEOUT: TimeoutId = TimeoutId(0);
 
-/// The extension that runs a NIC's channels, after PM.
+/// The extension that runs a NIC's channels, modelled on PM.
 #[derive(Debug, Default)]
 pub struct Gang {
     config: GangConfig,
@@ -33,7 +33,7 @@ pub struct Gang {
     contexts: Vec<Option<Endpoint>>,
     /// Index of each context, by channel, job and rank.
     by_name: BTreeMap<(ChannelId, JobId, Rank), usize>,
-    /// Index of the context that runs on each channel.
+    /// Index of the active context of each channel.
     active: BTreeMap<ChannelId, usize>,
     arrivals: Arrivals,
     timeout_at: Option<midplane_simhw::time::Instant>,
@@ -46,7 +46,7 @@ impl Gang {
         Self { config, ..Self::default() }
     }
 
-    /// Returns the counters of its channels.
+    /// Returns the counters of the NIC's channels.
     #[must_use]
     pub const fn counters(&self) -> &GangCounters {
         &self.counters
@@ -61,7 +61,7 @@ impl Gang {
         let Self { config, counters, contexts, by_name, .. } = self;
         let mut shared = Shared { nic, config, counters, local: &mut local };
         let result = work(contexts, &mut shared);
-        // Frames between ranks of this node are delivered at once.
+        // Frames between ranks of this node are delivered at once, without the link.
         while let Some(next) = shared.local.pop_front() {
             let name = (next.frame.channel, next.frame.job, next.frame.to);
             let Some(&at) = by_name.get(&name) else { continue };
@@ -118,7 +118,7 @@ impl Gang {
         self.with(nic, |_, shared| endpoint.end(shared));
     }
 
-    /// Starts a context; `Refused` if it is not parked, or another context runs on the channel.
+    /// Starts a context. Returns `Refused` if it is not parked, or another context runs on the channel.
     fn start(&mut self, at: usize, epoch: Epoch) -> Result<(), Status> {
         let endpoint = self.contexts[at].as_mut().ok_or(Status::Invalid)?;
         let channel = endpoint.channel;
@@ -154,7 +154,7 @@ impl Gang {
         if endpoint.restore(nic, &state) { Ok(()) } else { Err(Status::Invalid) }
     }
 
-    /// Stops, watches or resumes a port. All extensions have been notified before the port sees the completion.
+    /// Stops, watches or resumes a port. All extensions are notified before the port receives the completion.
     fn control_port(&mut self, nic: &mut Context<'_>, command: &Command) -> Result<u64, Status> {
         let port = u16::try_from(command.args[0]).map(PortId).map_err(|_| Status::Invalid)?;
         if self.config.port_suspender != Some(command.region.port) || port == command.region.port {
@@ -221,7 +221,7 @@ impl Gang {
         }
     }
 
-    /// Applies `work` to a context, then sends what may be sent.
+    /// Applies `work` to a context, and then sends all that may be sent.
     fn touch(
         &mut self,
         nic: &mut Context<'_>,
@@ -279,7 +279,7 @@ impl Extension for Gang {
             return;
         };
         let Some(&at) = self.by_name.get(&(read.channel, read.job, read.to)) else {
-            // The job has not started here, or has ended: its sender tries again, or ends as well.
+            // The job has not started on this node, or has ended: the sender tries again, or ends as well.
             self.counters.stale += 1;
             return;
         };
@@ -337,25 +337,25 @@ impl Extension for Gang {
     }
 }
 
-/// The watched ports, and those that data has arrived for. Each port is in one of both at most.
+/// The watched ports, and the ports for which data has arrived. Each port is in at most one of the two.
 #[derive(Debug, Default)]
 struct Arrivals {
-    /// Tags of ports whose next arrival is to be reported.
+    /// Tags of ports whose next arrival will be reported.
     watched: BTreeMap<PortId, u64>,
     /// Tags of ports whose arrival is not reported yet.
     arrived: BTreeMap<PortId, u64>,
-    /// The command that completes with the next arrival.
+    /// The outstanding command, which completes with the next arrival.
     waiting: Option<Command>,
 }
 
 impl Arrivals {
-    /// Reports the next arrival for a port with this tag.
+    /// Reports the next arrival for a port, with this tag.
     fn watch(&mut self, port: PortId, tag: u64) {
         self.arrived.remove(&port);
         self.watched.insert(port, tag);
     }
 
-    /// Takes the command that completes with the next arrival. Returns false if another one waits.
+    /// Stores the command that completes with the next arrival. Returns false if another command is outstanding.
     fn wait(&mut self, nic: &mut Context<'_>, command: Command) -> bool {
         let is_free = self.waiting.is_none();
         if is_free {
@@ -372,13 +372,13 @@ impl Arrivals {
         }
     }
 
-    /// Forgets a port that is suspended no longer.
+    /// Forgets a port that is no longer suspended.
     fn forget(&mut self, port: PortId) {
         self.watched.remove(&port);
         self.arrived.remove(&port);
     }
 
-    /// Forgets a closed port, and its command if it has one here.
+    /// Forgets a closed port, and its outstanding command, if any.
     fn on_port_closed(&mut self, port: PortId) {
         self.forget(port);
         self.waiting.take_if(|command| command.region.port == port);
@@ -388,7 +388,7 @@ impl Arrivals {
         self.waiting.take()
     }
 
-    /// Completes the command that waits, if there is an arrival.
+    /// Completes the outstanding command, if there is an arrival.
     fn report(&mut self, nic: &mut Context<'_>) {
         if let Some(command) = &self.waiting
             && let Some((_, tag)) = self.arrived.pop_first()

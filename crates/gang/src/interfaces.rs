@@ -1,11 +1,12 @@
-//! Exchanges between hosts that preempt one job's Virtual Interfaces: the ends of its connections.
+//! Checks the consistency of a job's Virtual Interfaces across hosts when the job is preempted.
 //!
 //! First the processes are suspended, and with them all that their NICs do for them. From then on, no NIC accepts a
-//! frame of the job, and the counts of both ends of each connection form a consistent cut. Restored connections get new
-//! numbers, so frames sent before the cut are dropped.
+//! frame of the job, and the counts of both ends of each connection form a consistent cut. Restored connections get
+//! new numbers, so frames that were sent before the cut are dropped.
 //!
-//! No host sees the whole job. Each host reports its ends and where they lead. The scheduler, which knows all of them,
-//! decides whether they can be saved, so a job's interfaces are forgotten on all hosts or on none.
+//! No host knows the whole job. Each host reports its ends and their peers. The scheduler receives all reports and
+//! decides whether the interfaces can be saved. So a job's interfaces are removed from the NICs of all hosts, or of
+//! none.
 
 use std::collections::BTreeMap;
 
@@ -14,36 +15,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::JobId;
 
-/// An interface as its NIC names it, and the other end of its connection.
+/// An interface, identified as its NIC does, and its peer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HeldEnd {
-    /// The interface.
+    /// The interface's own end.
     pub(crate) own: NicEnd,
-    /// The other end, if it is connected.
+    /// The peer's end, if the interface is connected.
     pub(crate) far: Option<NicEnd>,
 }
 
 /// One host's part of a job's interfaces, while the job's processes are suspended.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HostInterfaces {
-    /// The job.
+    /// The job's number.
     pub(crate) job: JobId,
-    /// The host.
+    /// The host's number.
     pub(crate) host: u16,
-    /// All interfaces; maybe incomplete if `refused` is set.
+    /// The job's interfaces on the host; possibly incomplete if `refused` is set.
     pub(crate) ends: Vec<HeldEnd>,
-    /// Why some can't be saved, if so.
+    /// Why some interfaces can't be saved, if so.
     pub(crate) refused: Option<String>,
 }
 
 /// A connected interface that was restored.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RestoredInterface {
-    /// Its name before.
+    /// The end that it had before.
     pub(crate) from: NicEnd,
-    /// Its name now.
+    /// The end that it has now.
     pub(crate) to: NicEnd,
-    /// Sequence number of the next frame that it accepts.
+    /// Sequence number of the next frame that the interface accepts.
     pub(crate) taken: u32,
 }
 
@@ -55,11 +56,11 @@ impl HostInterfaces {
     }
 }
 
-/// Checks that the interfaces of one job, as its hosts report them, may be forgotten: all can be saved, and both ends
-/// of each connection are reported.
+/// Checks that the NICs may forget the interfaces of one job, by its hosts' reports: all interfaces can be saved, and
+/// both ends of each connection are reported.
 ///
 /// # Errors
-/// The first reason why they can't be saved, and stay on their NICs.
+/// The first reason why they can't be saved and stay on their NICs.
 pub(crate) fn check_cut(hosts: &[&HostInterfaces]) -> Result<(), String> {
     for HostInterfaces { host, refused, .. } in hosts {
         if let Some(why) = refused {
@@ -78,7 +79,7 @@ pub(crate) fn check_cut(hosts: &[&HostInterfaces]) -> Result<(), String> {
                     to.vi, to.node
                 ));
             }
-            // The notification is in transit.
+            // The peer has closed the connection, and the notification is in transit.
             Some(other) if other.own != to || other.far != Some(this) => {
                 return Err(format!(
                     "host {host}: the other end of a connection, on node {}, is closing it",
@@ -130,7 +131,7 @@ mod tests {
         let stranger = check(&pair()[..1]).unwrap_err();
         assert!(stranger.contains("host 0: a connection leads to interface 0 of node 1"));
         let ending = "host 0: the other end of a connection, on node 1, is closing it";
-        // The other end has another connection by now, or none, or one with another interface.
+        // The peer now has another connection, none, or one with another interface.
         for far in [None, Some(end(0, 1))] {
             let mut ended = pair();
             ended[1].ends[0].far = far;

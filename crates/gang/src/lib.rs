@@ -4,14 +4,14 @@
 //! - [`controller`]: the daemon's end: opens, stops, saves, restores and starts a channel's contexts
 //! - [`context`]: the saved state of a job's channels
 //! - [`carrier`]: carries the messages of `midplane-via` over channels
-//! - [`detect`], [`monitor`], [`roots`]: termination, deadlocks and garbage collection roots, found in a cut; and
-//!   termination detection that does not suspend the job
+//! - [`detect`], [`monitor`], [`roots`]: termination, deadlocks and roots for garbage collection, detected in a cut;
+//!   and termination detection that does not suspend the job
 //! - [`checkpoint`]: a job's cut and its processes' states on disk
 //! - [`firmware`]: the NIC's side, an extension of `midplane-nicvm`
 //! - [`scheduler`], [`daemon`]: gang scheduling by a tree of daemons in virtual time
 //! - [`scheduler_core`]: configuration of a gang scheduler; [`schedule`]: policies: which jobs run in the next slice
 //! - `live` (feature `live`, Linux): gang scheduling of real processes by real daemons
-//! - [`port_suspender`]: suspends a process's port on its NIC: everything but channels
+//! - [`port_suspender`]: suspends a process's port on its NIC, that is, all communication other than channels
 //! - [`process`]: tasks that can be suspended, for jobs in virtual time
 //! - [`wait`]: wait states that processes publish; [`names`]: jobs, ranks, channels, epochs
 #![forbid(unsafe_code)]

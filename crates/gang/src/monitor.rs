@@ -4,7 +4,7 @@
 //! time; Mattern's counters read all ranks, at different times. Both report termination only when it is true, but later
 //! than a snapshot would.
 
-/// A rank's counters, which the rank itself updates and a monitor reads.
+/// A rank's counters, which the rank updates and a monitor reads.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Activity {
     /// Messages sent.
@@ -13,7 +13,7 @@ pub struct Activity {
     pub received: u64,
     /// True if the rank waits for any message and has nothing else to do.
     pub is_idle: bool,
-    /// True if the rank has received a message since the token left it: Safra's black.
+    /// True if the rank has received a message since the token left it (black, in Safra's terms).
     pub is_black: bool,
 }
 
@@ -32,7 +32,7 @@ impl Activity {
 }
 
 /// Safra's token (Dijkstra, EWD 998, 1987). It visits the ranks from the last to the first, and leaves a rank only
-/// while that rank is idle.
+/// while the rank is idle.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Token {
     /// Messages sent less messages received, over all ranks that the token has left in this round.
@@ -40,14 +40,14 @@ pub struct Token {
     is_black: bool,
     /// The rank that holds the token.
     at: usize,
-    /// Rounds begun.
+    /// Number of rounds begun.
     rounds: u64,
 }
 
 /// Result of [`Token::leave`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum TokenMove {
-    /// The rank that holds the token is active: the token stays.
+    /// The rank that holds the token is active, so the token stays.
     Waits,
     /// The token has moved to this rank.
     To(usize),
@@ -74,8 +74,8 @@ impl Token {
         self.rounds
     }
 
-    /// Moves the token on if the rank that holds it is idle. `rank` is that rank's activity, `ranks` the number of
-    /// ranks.
+    /// Moves the token to the next rank if the rank that holds it is idle. `rank` is that rank's activity, and `ranks`
+    /// the number of ranks.
     pub const fn leave(&mut self, rank: &mut Activity, ranks: usize) -> TokenMove {
         if !rank.is_idle {
             return TokenMove::Waits;
@@ -98,9 +98,9 @@ impl Token {
     }
 }
 
-/// Mattern's four counters (Distributed Computing 2, 1987): two sweeps over all ranks, one after the other.
+/// Mattern's four counters (Distributed Computing 2, 1987): two consecutive sweeps over all ranks.
 ///
-/// The job has terminated if both sweeps find all ranks idle, and the same counts with as many messages sent as
+/// The job has terminated if both sweeps find all ranks idle and the same counts, with as many messages sent as
 /// received.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct FourCounters {
@@ -117,8 +117,8 @@ impl FourCounters {
         Self { last: None, now: (0, 0), all_idle: true, visited: 0 }
     }
 
-    /// Visits a rank, in any order, once a sweep; `ranks` is the number of ranks. Returns `true` if this visit ends a
-    /// sweep that proves termination.
+    /// Visits a rank. Each sweep visits all ranks once, in any order; `ranks` is their number. Returns `true` if this
+    /// visit ends a sweep that proves termination.
     pub fn visit(&mut self, rank: &Activity, ranks: usize) -> bool {
         self.now = (self.now.0 + rank.sent, self.now.1 + rank.received);
         self.all_idle &= rank.is_idle;

@@ -34,7 +34,7 @@ name!(
     ChannelId(u16)
 );
 name!(
-    /// Counts the starts of a job, from 1. Frames of another epoch are dropped.
+    /// Number of starts of a job, from 1. Frames of another epoch are dropped.
     Epoch(u32)
 );
 
@@ -63,7 +63,7 @@ impl Epoch {
 /// The node and channel of a rank. A saved context never contains one.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct ChannelAddress {
-    /// The node.
+    /// The rank's node.
     pub node: NodeId,
     /// The rank's channel on that node.
     pub channel: ChannelId,

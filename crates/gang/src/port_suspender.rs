@@ -1,8 +1,9 @@
-//! Suspends and resumes all that a NIC does for a process, except for channels: Virtual Interfaces and messages.
+//! Suspends and resumes all of a NIC's work for a process except channels: Virtual Interfaces and messages.
 //!
-//! While a port is suspended, its packets are withdrawn, what peers have granted it is returned, and peers do not take
-//! its silence for a failure. Channels are suspended by [`Controller::stop`](crate::controller::Controller::stop), and
-//! Virtual Interfaces are saved by via's [`Checkpointer`](midplane_via::checkpointer::Checkpointer).
+//! While a port is suspended, its packets are withdrawn, credits that peers have granted it are returned, and peers do
+//! not treat its silence as a failure. Channels are suspended by
+//! [`Controller::stop`](crate::controller::Controller::stop), and Virtual Interfaces are saved by via's
+//! [`Checkpointer`](midplane_via::checkpointer::Checkpointer).
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::PortId;
@@ -12,10 +13,10 @@ use crate::channel::command::{AWAIT_ARRIVAL, RESUME_PORT, STOP_PORT, WATCH_PORT}
 use crate::channel::gang;
 use crate::controller::ControlError;
 
-/// The port that daemons open as a [`PortSuspender`].
+/// Number of the port that daemons open as a [`PortSuspender`].
 pub const PORT_SUSPENDER: PortId = PortId(1_024);
 
-/// The port that daemons open as an [`ArrivalWatcher`].
+/// Number of the port that daemons open as an [`ArrivalWatcher`].
 pub const ARRIVAL_WATCHER: PortId = PortId(1_026);
 
 /// A daemon's port whose commands suspend and resume other ports.
@@ -25,10 +26,10 @@ pub struct PortSuspender {
 }
 
 impl PortSuspender {
-    /// Opens the port that the NIC's [`GangConfig::port_suspender`](crate::GangConfig::port_suspender) names.
+    /// Opens the port that is set by the NIC's [`GangConfig::port_suspender`](crate::GangConfig::port_suspender).
     ///
     /// # Errors
-    /// [`ControlError::Open`] if the NIC has no free port, or another process has this one.
+    /// [`ControlError::Open`] if the NIC has no free port, or another process has opened this port.
     pub fn open(host: &impl Host, number: PortId) -> Result<Self, ControlError> {
         let port = host.open_port_with(PortOptions::default().depth(4).number(number))?;
         Ok(Self { port })
@@ -47,7 +48,8 @@ impl PortSuspender {
         }
     }
 
-    /// Suspends a port. Stop its process first. After this call, the NIC sends, accepts and completes nothing for it.
+    /// Suspends a port, whose process must be suspended before. From then on, the NIC sends, accepts and completes
+    /// nothing for it.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -58,15 +60,15 @@ impl PortSuspender {
         self.ask("stop a port", STOP_PORT, (port, 0)).await
     }
 
-    /// Watches a suspended port: the NIC's [`ArrivalWatcher`] learns of the next data that arrives for it, once, by this
-    /// tag. The watch ends when the port is resumed or closed.
+    /// Watches a suspended port: the NIC's [`ArrivalWatcher`] receives the tag once, when data next arrives for the
+    /// port. The watch ends when the port is resumed or closed.
     ///
-    /// Frames of Virtual Interfaces and of messages count, whether the NIC keeps them for the process or refuses them until
-    /// it is resumed, and so do requests for connections and the answers to its own. Acknowledgements and probes do not
-    /// count, nor does what arrives before this call.
+    /// Data are frames of Virtual Interfaces and of messages, whether the NIC keeps them for the process or refuses
+    /// them until the port is resumed; requests for connections; and answers to the port's own requests.
+    /// Acknowledgements and probes do not count, nor do frames that arrived before this call.
     ///
     /// # Errors
-    /// [`ControlError`]; refused if the port is not suspended.
+    /// [`ControlError`]; `Refused` if the port is not suspended.
     ///
     /// # Cancel safety
     /// None: the next command would receive this one's completion.
@@ -74,7 +76,7 @@ impl PortSuspender {
         self.ask("watch a port", WATCH_PORT, (port, tag)).await
     }
 
-    /// Resumes a port. Resume its process afterwards. Resume a port before its process is ended.
+    /// Resumes a port. Call this before the port's process is resumed or ended.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -86,25 +88,25 @@ impl PortSuspender {
     }
 }
 
-/// A daemon's port that learns of arrivals for suspended ports that are watched.
+/// A daemon's port that receives reports of arrivals for watched ports.
 #[derive(Debug)]
 pub struct ArrivalWatcher {
     port: Port,
-    /// True while the NIC holds this port's command.
+    /// True while the NIC has an outstanding command of this port.
     is_waiting: bool,
 }
 
 impl ArrivalWatcher {
-    /// Opens the port that the NIC's [`GangConfig::arrival_watcher`](crate::GangConfig::arrival_watcher) names.
+    /// Opens the port that is set by the NIC's [`GangConfig::arrival_watcher`](crate::GangConfig::arrival_watcher).
     ///
     /// # Errors
-    /// [`ControlError::Open`] if the NIC has no free port, or another process has this one.
+    /// [`ControlError::Open`] if the NIC has no free port, or another process has opened this port.
     pub fn open(host: &impl Host, number: PortId) -> Result<Self, ControlError> {
         let port = host.open_port_with(PortOptions::default().depth(4).number(number))?;
         Ok(Self { port, is_waiting: false })
     }
 
-    /// Waits for the next arrival, and returns the tag of the watched port. The port may be resumed by then.
+    /// Waits for the next arrival, and returns the tag of the watched port. The port may have been resumed meanwhile.
     ///
     /// # Errors
     /// [`ControlError`].

@@ -1,4 +1,4 @@
-//! Tasks that can be suspended and resumed, as signals do with processes.
+//! Tasks that can be suspended and resumed, like processes by signals.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use midplane_simhw::time::Instant;
 #[derive(Debug, Default)]
 struct State {
     stopped_at: Option<Instant>,
-    /// The task's waker, if it was polled while it was suspended.
+    /// The task's waker, if the task was polled while it was suspended.
     parked: Option<Waker>,
     suspended_time: Duration,
     ended: bool,
@@ -26,18 +26,18 @@ struct State {
 pub struct SuspendHandle(Arc<Mutex<State>>);
 
 impl SuspendHandle {
-    /// Creates the handle of a task that runs.
+    /// Creates the handle of a running task.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A task that panics while it is polled counts as ended.
+        // A task that panics while it is polled counts as ended, so a poisoned lock is used as it is.
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Suspends the task: it is not polled from when this returns until it is resumed.
+    /// Suspends the task: it is not polled after this returns until it is resumed.
     pub fn suspend(&self, now: Instant) {
         self.state().stopped_at.get_or_insert(now);
     }
@@ -63,21 +63,23 @@ impl SuspendHandle {
         }
     }
 
-    /// Names a port of the task on its node's NIC. A [`Daemon`](crate::daemon::Daemon) suspends and resumes it with the task,
-    /// and what arrives for it meanwhile wakes the job early. The task keeps the port open until it ends. The NICs'
-    /// [`GangConfig`](crate::GangConfig) names [`PORT_SUSPENDER`](crate::port_suspender::PORT_SUSPENDER) and
+    /// Registers a port of the task on its node's NIC. A [`Daemon`](crate::daemon::Daemon) suspends and resumes the
+    /// port with the task; data that arrives for it meanwhile wakes the job early. The task must keep the port open
+    /// until it ends. The NICs' [`GangConfig`](crate::GangConfig) must set
+    /// [`PORT_SUSPENDER`](crate::port_suspender::PORT_SUSPENDER) and
     /// [`ARRIVAL_WATCHER`](crate::port_suspender::ARRIVAL_WATCHER).
     pub fn add_port(&self, port: PortId) {
         self.state().ports.push(port);
     }
 
-    /// Returns the ports of the task, unless it has ended.
+    /// Returns the ports of the task; none if it has ended.
     pub(crate) fn ports(&self) -> Vec<PortId> {
         let state = self.state();
         if state.ended { Vec::new() } else { state.ports.clone() }
     }
 
-    /// Returns how long the task has been suspended in total, up to `now`. A job's own clock does not count this time.
+    /// Returns the total time for which the task has been suspended up to `now`. A job's own clock does not count this
+    /// time.
     #[must_use]
     pub fn suspended_time(&self, now: Instant) -> Duration {
         let state = self.state();

@@ -10,11 +10,11 @@ use std::task::{Poll, Waker};
 struct State<T> {
     items: VecDeque<T>,
     is_closed: bool,
-    /// The task that waits.
+    /// The waker of the waiting task.
     waker: Option<Waker>,
 }
 
-/// A queue of which one task at a time waits for items. Clones share it.
+/// A queue with at most one waiting task at a time. Clones share it.
 #[derive(Debug)]
 pub(crate) struct Queue<T>(Arc<Mutex<State<T>>>);
 
@@ -49,17 +49,17 @@ impl<T> Queue<T> {
         self.change(|state| state.items.push_back(item));
     }
 
-    /// Drops all items, and ends the task that waits.
+    /// Drops all items, closes the queue, and wakes the waiting task.
     pub(crate) fn close(&self) {
         self.change(|state| (state.is_closed, state.items) = (true, VecDeque::new()));
     }
 
-    /// Takes the next item, if there is one.
+    /// Removes and returns the next item, if there is one.
     pub(crate) fn pop(&self) -> Option<T> {
         self.state().items.pop_front()
     }
 
-    /// Waits until there is an item, or the queue is closed.
+    /// Waits until there is an item or the queue is closed.
     pub(crate) async fn ready(&self) {
         self.wait(|state| state.is_closed || !state.items.is_empty()).await;
     }
@@ -84,7 +84,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// Returns the result of `first`, or `None` if `end` completes before.
+/// Returns the result of `first`, or `None` if `end` completes earlier.
 pub(crate) async fn until<T>(
     first: impl Future<Output = T>,
     end: impl Future<Output = ()>,
@@ -100,7 +100,7 @@ pub(crate) async fn until<T>(
 /// Runs futures concurrently until all have completed, and returns their results in order.
 ///
 /// # Cancel safety
-/// If the future is dropped, all of them are dropped.
+/// If the future is dropped, all of the futures are dropped.
 pub(crate) async fn together<T, F: Future<Output = T>>(
     futures: impl IntoIterator<Item = F>,
 ) -> Vec<T> {

@@ -1,19 +1,19 @@
-//! Roots for distributed garbage collection over a job's ranks: references that only messages hold.
+//! Roots for distributed garbage collection over a job's ranks: references that are only in messages.
 //!
-//! In a frozen cut, an object is alive if it is reachable from a local root or from a saved message, sent or received
-//! (SCore-D paper, section 4).
+//! In a frozen cut, an object is alive if it is reachable from a local root, or from a saved message that was sent or
+//! received (SCore-D paper, section 4).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::context::NetworkContext;
 use crate::names::Rank;
 
-/// Names an object of a job.
+/// Identifies an object of a job.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct GlobalRef {
-    /// The rank that owns it.
+    /// The rank that owns the object.
     pub owner: Rank,
-    /// The owner's number for it.
+    /// The owner's number for the object.
     pub object: u32,
 }
 
@@ -37,7 +37,7 @@ impl NetworkContext {
     }
 }
 
-/// Returns the objects that are reachable from `roots`; `heap` holds the references of each object.
+/// Returns the objects that are reachable from `roots`. `heap` contains the references of each object.
 #[must_use]
 pub fn mark(
     roots: impl IntoIterator<Item = GlobalRef>,

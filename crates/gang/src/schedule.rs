@@ -10,12 +10,12 @@ use thiserror::Error;
 use crate::names::JobId;
 pub use queue_tree::QueueTree;
 
-/// A job's demands on the policy.
+/// A job's request to the policy.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Request {
     /// Number of nodes.
     pub nodes: u16,
-    /// Number of consecutive slices at the job's turn, at least 1: its priority.
+    /// The job's priority: its consecutive slices per round, at least 1.
     pub weight: u8,
 }
 
@@ -23,12 +23,12 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum AdmitError {
-    /// The job needs more nodes than there are.
+    /// The job needs more nodes than exist.
     #[error("the job asks for {wanted} nodes; there are {there}: ask for fewer")]
     TooLarge {
-        /// Nodes that the job needs.
+        /// Number of nodes that the job needs.
         wanted: u16,
-        /// Nodes that there are.
+        /// Number of nodes that exist.
         there: u16,
     },
     /// The job needs no node.
@@ -61,11 +61,11 @@ impl Request {
     }
 }
 
-/// A round of jobs, each with as many slices as its weight.
+/// A round of jobs, each with as many consecutive slices as its weight.
 #[derive(Clone, Debug, Default)]
 struct Round {
     jobs: Vec<(JobId, u8)>,
-    /// Index of the job whose turn it is, and how many slices of that turn have passed.
+    /// Index of the job that has the next slice, and the number of slices that it has had in this round.
     at: usize,
     passed: u8,
 }
@@ -88,7 +88,7 @@ impl Round {
         true
     }
 
-    /// Returns the job of the next slice; `None` after the last job, and the round starts again.
+    /// Returns the job of the next slice. Returns `None` after the last job, and starts the round again.
     fn next(&mut self) -> Option<JobId> {
         let Some(&(job, weight)) = self.jobs.get(self.at) else {
             self.at = 0;
@@ -103,13 +103,13 @@ impl Round {
         Some(job)
     }
 
-    /// Returns whether all jobs have had their turns in this round.
+    /// Returns whether all jobs have had their slices in this round.
     const fn is_over(&self) -> bool {
         self.at >= self.jobs.len()
     }
 }
 
-/// Runs one job at a time, in turn.
+/// Runs one job at a time, each in turn.
 #[derive(Clone, Debug)]
 pub struct RoundRobin {
     nodes: u16,

@@ -1,4 +1,4 @@
-//! Encodes contexts as bytes.
+//! Encodes and decodes contexts as bytes.
 //!
 //! | offset | bytes | content |
 //! |---|---|---|
@@ -19,11 +19,11 @@ pub(crate) const FORMAT: u16 = 2;
 const MAGIC: [u8; 4] = *b"MPNC";
 const HEAD: usize = 20;
 
-/// Errors of reading a context.
+/// Errors of decoding a context.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// The bytes are not a context of this kind.
+    /// The bytes are no context of this kind.
     #[error("byte 0: this is not a context of this kind")]
     Foreign,
     /// The context was written in another format.
@@ -32,7 +32,7 @@ pub enum ReadError {
         /// The context's format.
         found: u16,
     },
-    /// The bytes are too few or too many.
+    /// There are too few or too many bytes.
     #[error("byte {there}: it ends here, and should end after {expected} bytes")]
     Length {
         /// Number of bytes.

@@ -1,4 +1,4 @@
-//! Serializes message bytes: as bytes in binary formats, as hexadecimal digits in text formats.
+//! Serializes the bytes of messages: as bytes in binary formats, as hexadecimal digits in text formats.
 
 use bytes::Bytes;
 use serde::de::Error;

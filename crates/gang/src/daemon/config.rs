@@ -19,18 +19,18 @@ use crate::process::SuspendHandle;
 use crate::queue::Queue;
 use crate::schedule::Request;
 
-/// Settings that all daemons of a cluster share.
+/// Configuration that all daemons of a cluster share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct DaemonConfig {
     /// Number of nodes, numbered from 0.
     pub nodes: u16,
     /// Most children of a daemon in the tree.
     pub arity: u16,
-    /// The way to switch contexts.
+    /// How contexts are switched.
     pub mode: Mode,
     /// Sizes of the FIFOs of users' channels.
     pub geometry: Geometry,
-    /// Users' channels per node: the most ranks of one job on a node.
+    /// Number of users' channels per node: the most ranks of one job on a node.
     pub channels: u16,
     /// Durations of operations, in virtual time.
     pub costs: Costs,
@@ -41,11 +41,11 @@ pub struct DaemonConfig {
 /// A job whose ranks are started.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Launch {
-    /// The job.
+    /// The job's number.
     pub job: JobId,
-    /// Number of its ranks.
+    /// Number of the job's ranks.
     pub ranks: u16,
-    /// The program, as submitted.
+    /// The number of the program, as submitted.
     pub program: u32,
 }
 
@@ -62,7 +62,7 @@ impl Launch {
     }
 }
 
-/// Starts a rank's process: returns the future that it runs.
+/// Starts a rank's process: returns the process's future.
 pub type Start<H> = Arc<
     dyn Fn(H, Launch, Descriptor, SuspendHandle) -> Pin<Box<dyn Future<Output = ()> + Send>>
         + Send
@@ -82,10 +82,10 @@ pub enum DaemonError {
     /// The daemons' channel could not be attached.
     #[error(transparent)]
     Attach(#[from] AttachError),
-    /// A message is longer than the daemons' channel carries.
+    /// A message exceeds the longest message of the daemons' channel.
     #[error("a message to another daemon is too long: run fewer jobs at once")]
     TooLong,
-    /// The parent was dropped or has failed. This daemon has ended the processes that it had started.
+    /// The parent was dropped or has failed. This daemon has ended all processes that it had started.
     #[error("the daemon of node {node} is gone, and those below it end; start them again")]
     Gone {
         /// The parent's node.
@@ -98,9 +98,9 @@ pub enum DaemonError {
 pub struct Submission {
     /// Number of nodes, and priority.
     pub request: Request,
-    /// Number of ranks, dealt to the nodes in turn.
+    /// Number of ranks, which are assigned to the nodes in turn.
     pub ranks: u16,
-    /// The program, as passed to [`Start`](crate::daemon::Start).
+    /// The number of the program, which [`Start`](crate::daemon::Start) receives.
     pub program: u32,
 }
 

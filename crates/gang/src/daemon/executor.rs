@@ -1,4 +1,4 @@
-//! Carries the steps of a node out in virtual time: on its processes with their ports, and on its contexts.
+//! Carries out a node's steps in virtual time: on its processes, their ports, and their contexts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) struct Executor<H> {
     contexts: Contexts<H>,
     processes: BTreeMap<(JobId, u16), SuspendHandle>,
     ports: Ports<H>,
-    /// Jobs whose contexts are to be copied while other nodes still stop theirs.
+    /// Jobs whose contexts are copied after the present step, while other nodes still stop theirs.
     to_copy: Vec<JobId>,
     start: Start<H>,
     inbox: Inbox,
@@ -76,7 +76,7 @@ impl<H: Host> Executor<H> {
 }
 
 impl<H: Host> Executor<H> {
-    /// Carries the ports' part of a step out, after that of the channels.
+    /// Carries out the ports' part of a step, after the channels' part.
     async fn control_ports(&mut self, step: &Step) -> Result<(), ControlError> {
         let Step::Channels(action) = step else { return Ok(()) };
         match action {
@@ -135,7 +135,7 @@ impl<H: Host> steps::Executor for Executor<H> {
 
     async fn carry_on(&mut self) {
         let jobs = std::mem::take(&mut self.to_copy);
-        // If it fails, the save that follows fails too, and is reported.
+        // If copying fails, the save that follows fails too and reports the error.
         let _ = self.contexts.copy(&jobs).await;
     }
 }
@@ -150,7 +150,7 @@ impl<H> Drop for Executor<H> {
 struct Ports<H> {
     host: H,
     inbox: Inbox,
-    /// `None` until a process has a port.
+    /// Opened when the first process has a port.
     suspender: Option<PortSuspender>,
     suspended: BTreeMap<JobId, Vec<PortId>>,
 }
@@ -160,14 +160,14 @@ impl<H: Host> Ports<H> {
         Self { host, inbox, suspender: None, suspended: BTreeMap::new() }
     }
 
-    /// Opens the daemon's own ports, unless they are open, and has arrivals reported.
+    /// Opens the daemon's own ports on first use, and starts to report arrivals.
     fn suspender(&mut self) -> Result<&mut PortSuspender, ControlError> {
         if self.suspender.is_none() {
             let mut watcher = ArrivalWatcher::open(&self.host, ARRIVAL_WATCHER)?;
             let inbox = self.inbox.clone();
             self.host.spawn(async move {
                 while let Ok(job) = watcher.next().await {
-                    // The tag is the number of a job.
+                    // The watcher's tag is the job's number.
                     inbox.push(NodeEvent::Core(Input::Arrived(JobId(job as u32))));
                 }
             });
@@ -176,7 +176,7 @@ impl<H: Host> Ports<H> {
         Ok(self.suspender.as_mut().expect("it is open now"))
     }
 
-    /// Suspends ports of a job, whose processes are suspended.
+    /// Suspends ports of a job whose processes are suspended.
     async fn suspend(&mut self, job: JobId, ports: Vec<PortId>) -> Result<(), ControlError> {
         for port in ports {
             self.suspender()?.suspend(port).await?;

@@ -16,17 +16,17 @@ use crate::node_core::message::{Down, Up};
 use crate::queue::until;
 use midplane_simhw::id::NodeId;
 
-/// The daemons' own job.
+/// The number of the daemons' own job.
 const DAEMONS: JobId = JobId(0);
-/// The daemons' channel; users' jobs have the channels after it.
+/// The daemons' channel. Users' jobs have the channels after it.
 const OWN_CHANNEL: ChannelId = ChannelId(0);
-/// FIFOs of the daemons' channel: their messages are short and few.
+/// FIFO sizes of the daemons' channel, which carries few and short messages.
 const OWN_FIFOS: Geometry = Geometry {
     send: FifoSize { messages: 80, bytes: 16 << 10 },
     receive: FifoSize { messages: 160, bytes: 16 << 10 },
     message: 1024,
 };
-/// Longest time that an ending daemon waits until the others have received its last messages.
+/// Most time that an ending daemon waits until the others have received its last messages.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// A message between two daemons.
@@ -36,7 +36,7 @@ pub(super) enum Message {
     Hello,
     Up(Up),
     Down(Down),
-    /// The sender ends.
+    /// The sender has ended.
     Bye,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Messenger {
     channel: Channel,
     /// Keeps the channel open.
     _own: Controller,
-    /// Messages for which there was no room yet.
+    /// Messages that wait for room in the send FIFO.
     outbox: VecDeque<(Rank, Vec<u8>)>,
 }
 
@@ -61,7 +61,7 @@ impl Messenger {
         Ok(Self { channel, _own: own, outbox: VecDeque::new() })
     }
 
-    /// Sends a message once there is room.
+    /// Queues a message, which is sent once there is room.
     ///
     /// # Errors
     /// [`DaemonError::TooLong`].
@@ -86,7 +86,7 @@ impl Messenger {
     /// Returns the next message and its sender.
     ///
     /// # Cancel safety
-    /// If the future is dropped, nothing is lost.
+    /// If the future is dropped, no message is lost.
     pub(super) async fn receive(&mut self) -> Result<(u16, Message), DaemonError> {
         loop {
             self.send_some()?;
@@ -97,7 +97,7 @@ impl Messenger {
             match next {
                 None => self.channel.room().await?,
                 Some((from, bytes)) => {
-                    // A message that can't be decoded is no daemon's.
+                    // Messages that can't be decoded do not come from a daemon, and are dropped.
                     if let Ok(message) = wire::decode(&bytes) {
                         return Ok((from.0, message));
                     }
@@ -106,7 +106,7 @@ impl Messenger {
         }
     }
 
-    /// Waits until the receivers have accepted all messages, for [`LINGER`] at most.
+    /// Waits until the receivers have accepted all messages, at most for [`LINGER`].
     pub(super) async fn finish(mut self, host: &impl Host) {
         let end = host.sleep_until(host.now() + LINGER);
         let flushed = async {
@@ -114,7 +114,7 @@ impl Messenger {
                 if self.send_some().is_err() || self.channel.room().await.is_err() {
                     return;
                 }
-                // Others' messages need room too.
+                // Makes room for messages of other daemons, so that these can end too.
                 while self.channel.try_receive().is_some() {}
             }
         };

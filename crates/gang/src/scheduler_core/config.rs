@@ -48,8 +48,9 @@ pub struct SchedulerConfig {
     pub phases: Phases,
     /// Decides whether a job that also runs in the next slice is preempted.
     pub preempt_when_alone: PreemptWhenAlone,
-    /// Run time of a job that is woken before its turn, because data has arrived for it from outside; zero disables early
-    /// wake-ups. The job's own next slices are shorter by what it has run early, and it runs at most one slice early.
+    /// Time for which a job runs when it is woken before its slice because data has arrived for it from outside; zero
+    /// disables early wake-ups. The job's own next slices are shorter by the time that it has run early, and it runs
+    /// at most one slice early.
     pub early_wakeup: Duration,
 }
 
