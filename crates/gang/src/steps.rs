@@ -1,29 +1,30 @@
-//! The task that carries a node's steps out.
+//! Carries out a node's steps, one after another, in a task.
 
 use std::future::Future;
 
 use crate::node_core::{Step, StepOutcome};
 use crate::queue::{Queue, until};
 
-/// Steps to be carried out, each with its number.
+/// Steps to carry out, each with its number.
 pub(crate) type StepQueue = Queue<(u64, Step)>;
 
-/// Carries steps out.
+/// Carries out steps.
 pub(crate) trait Executor: Send {
-    /// Carries a step out.
+    /// Carries out a step.
     ///
     /// # Errors
     /// The reason why the jobs of this node can't continue.
     fn carry_out(&mut self, step: Step)
     -> impl Future<Output = Result<StepOutcome, String>> + Send;
 
-    /// Does work that no other node waits for, after a step is reported.
+    /// Does the work after a reported step for which no other node waits.
     fn carry_on(&mut self) -> impl Future<Output = ()> + Send;
 }
 
-/// Carries steps out until the queue is closed, and calls `done` with the result of each.
+/// Carries out steps until the queue is closed, and calls `done` with the result of each.
 ///
-/// The next step cancels one that waits until channels are steady: a channel to a node that is lost never is.
+/// The next step cancels a step that waits until channels are quiescent, because a channel to a lost node never
+/// becomes so.
 pub(crate) async fn run(
     steps: StepQueue,
     mut executor: impl Executor,

@@ -1,6 +1,6 @@
-//! The tree of daemons, through which orders go down and reports go up.
+//! The tree of daemons, along which orders go down and reports go up.
 
-/// A complete tree over nodes 0 to n - 1; each of them can be the root.
+/// A complete tree of nodes 0 to n - 1, of which any can be the root.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Tree {
     arity: u16,
@@ -21,17 +21,17 @@ impl Tree {
         }
     }
 
-    /// Returns the tree of the same nodes under another root: each node moves up by as many places.
+    /// Returns the tree of the same nodes with another root: the places of all nodes shift by the same number.
     pub(crate) const fn rooted_at(self, root: u16) -> Self {
         Self { root: root % self.nodes, ..self }
     }
 
-    /// Returns a node's place in the tree; the root has place 0.
+    /// Returns a node's place in the tree. The root has place 0.
     const fn place(&self, node: u16) -> u16 {
         ((node as u32 + self.nodes as u32 - self.root as u32) % self.nodes as u32) as u16
     }
 
-    /// Returns the node of a place.
+    /// Returns the node at a place.
     const fn node(&self, place: u16) -> u16 {
         ((place as u32 + self.root as u32) % self.nodes as u32) as u16
     }
@@ -44,7 +44,7 @@ impl Tree {
         }
     }
 
-    /// Returns the nodes above `node`, its parent first.
+    /// Returns the nodes above `node`, beginning with its parent.
     pub(crate) fn above(&self, node: u16) -> impl Iterator<Item = u16> + use<> {
         let tree = *self;
         std::iter::successors(tree.parent(node), move |above| tree.parent(*above))
@@ -58,7 +58,7 @@ impl Tree {
         (first..last).map(move |place| tree.node(place as u16))
     }
 
-    /// Returns whether `node` is in the subtree of `above`; `above` itself counts.
+    /// Returns whether `node` is in the subtree of `above`, which includes `above` itself.
     #[must_use]
     pub(crate) fn is_within(&self, node: u16, above: u16) -> bool {
         node < self.nodes && (node == above || self.above(node).any(|node| node == above))

@@ -1,4 +1,4 @@
-//! Wait states: a process publishes what it waits for; the scheduler reads it while the process is suspended.
+//! Wait states: a process publishes what it waits for, and the scheduler reads that while the process is suspended.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ pub(crate) const WAIT_BYTES: usize = 16;
 /// Offset of the owner's handle within the wait state.
 const OWNER: usize = 8;
 
-/// The state of a process, as it publishes it. Without that, a process that polls looks like one that computes.
+/// The state of a process, as published by the process. A process that publishes nothing counts as computing.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum WaitState {
     /// The process computes, and may send.
@@ -19,29 +19,30 @@ pub enum WaitState {
     Running,
     /// The process does nothing until any message arrives.
     Idle,
-    /// The process does nothing until a matching message arrives, except that it consumes other messages, so that their
-    /// senders find room.
+    /// The process does nothing until a matching message arrives, except that it consumes other messages, so that
+    /// their senders find room.
     Receive {
-        /// The sender; `None` for any.
+        /// The sending rank; `None` for any.
         from: Option<Rank>,
         /// The tag; `None` for any.
         tag: Option<u32>,
     },
-    /// The process does nothing until any message arrives: it waits for some result of its message layer.
+    /// The process does nothing until any message arrives: it waits for a result of its message layer.
     Message {
-        /// The rank that its message layer waits for, if that is one. It describes the wait, and proves nothing: the
-        /// process may wait for another rank as well.
+        /// The rank that the message layer waits for, if it is a single one. This describes the wait, but proves
+        /// nothing: the process may wait for another rank as well.
         from: Option<Rank>,
     },
     /// The process does nothing until there is room for a message to this rank.
     Send {
-        /// The receiver.
+        /// The receiving rank.
         to: Rank,
     },
 }
 
 impl WaitState {
-    /// Encodes the state. `owner` is the handle of the publishing context: several contexts may share the memory.
+    /// Encodes the state. `owner` is the handle of the publishing context, because several contexts may share the
+    /// memory.
     pub(crate) fn emit(self, owner: u64) -> [u8; WAIT_BYTES] {
         let mut bytes = [0; WAIT_BYTES];
         bytes[OWNER..].copy_from_slice(&owner.to_le_bytes());
@@ -70,7 +71,7 @@ impl WaitState {
         bytes
     }
 
-    /// Returns whether the context `owner` published the state.
+    /// Returns whether the context `owner` has published the state.
     pub(crate) fn is_of(owner: u64, bytes: &[u8; WAIT_BYTES]) -> bool {
         bytes[OWNER..] == owner.to_le_bytes()
     }

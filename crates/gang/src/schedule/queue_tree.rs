@@ -1,9 +1,10 @@
-//! Time and space sharing: a distributed queue tree (Hori, Ishikawa, Konaka, Maeda and Tomokiyo,
-//! HICSS 1995; Hori, Ishikawa, Nolte, Konaka, Maeda and Tomokiyo, Euro-Par 1995).
+//! Time and space sharing by a distributed queue tree (Hori, Ishikawa, Konaka, Maeda and Tomokiyo, HICSS 1995; Hori,
+//! Ishikawa, Nolte, Konaka, Maeda and Tomokiyo, Euro-Par 1995).
 //!
-//! The nodes are halved recursively. Each part has a queue for the jobs that need a part of its size. A part's jobs
-//! have their turns first, then both halves run at once. The papers' full texts were not available, and their abstracts
-//! leave one point open, which is decided here: a half that completes its round before the other starts it again.
+//! The nodes are halved recursively. Each part has a queue for the jobs that need a part of its size. First a part's
+//! own jobs have their slices, then both halves run at once. The papers' full texts were not available. Their
+//! abstracts leave one point open, which is decided here: a half that completes its round before the other half starts
+//! it again.
 
 use std::ops::Range;
 
@@ -14,9 +15,9 @@ use crate::names::JobId;
 struct Part {
     nodes: Range<u16>,
     round: Round,
-    /// True while the halves have their turns.
+    /// True while the halves have their slices.
     in_halves: bool,
-    /// True for each half that has completed a round.
+    /// For each half, whether it has completed a round.
     completed: [bool; 2],
 }
 
@@ -47,14 +48,14 @@ impl QueueTree {
         Self { parts, nodes }
     }
 
-    /// Returns whether a part or a part within it has jobs.
+    /// Returns whether a part, or a part within it, has jobs.
     fn has_jobs(&self, part: usize) -> bool {
         self.parts.get(part).is_some_and(|it| {
             !it.round.jobs.is_empty() || self.has_jobs(2 * part + 1) || self.has_jobs(2 * part + 2)
         })
     }
 
-    /// Returns the length of a round on a part's nodes: slices of the jobs in the part, around it and within it.
+    /// Returns the length of a round on a part's nodes, in slices: of the jobs in the part, around it and within it.
     fn load(&self, part: usize) -> usize {
         let own = |part: usize| -> usize {
             self.parts[part].round.jobs.iter().map(|(_, weight)| usize::from(*weight)).sum()
@@ -68,19 +69,19 @@ impl QueueTree {
         load + self.within(part)
     }
 
-    /// Returns the slices until all jobs within the halves of a part have had their turns.
+    /// Returns the number of slices until all jobs within the halves of a part have had theirs.
     fn within(&self, part: usize) -> usize {
         [2 * part + 1, 2 * part + 2].into_iter().map(|half| self.cycle(half)).max().unwrap_or(0)
     }
 
-    /// Returns the slices until all jobs of a part and within it have had their turns.
+    /// Returns the number of slices until all jobs of a part and within it have had theirs.
     fn cycle(&self, part: usize) -> usize {
         let Some(it) = self.parts.get(part) else { return 0 };
         let own: usize = it.round.jobs.iter().map(|(_, weight)| usize::from(*weight)).sum();
         own + self.within(part)
     }
 
-    /// Runs one slice of a part: appends its jobs to `out`, and returns whether the part has completed a round.
+    /// Runs one slice of a part: appends its jobs to `out`. Returns whether the part has completed a round.
     fn slice(&mut self, part: usize, out: &mut Vec<JobId>) -> bool {
         if !self.has_jobs(part) {
             return true;
@@ -127,7 +128,7 @@ impl Policy for QueueTree {
             self.parts.iter().filter(|part| fits(part)).map(|part| part.nodes.len()).min();
         let smallest = smallest.expect("the first part has all nodes");
         let candidates = (0..self.parts.len()).filter(|at| self.parts[*at].nodes.len() == smallest);
-        // The part whose nodes have the fewest jobs.
+        // Chooses the part whose nodes have the shortest round.
         let chosen = candidates.min_by_key(|at| self.load(*at));
         let part = &mut self.parts[chosen.expect("a part of that size was found")];
         part.round.push(job, request.weight);
@@ -214,7 +215,7 @@ mod tests {
                     }
                 }
             }
-            // Every job gets a turn within two rounds of the whole tree, starting at any point of a round.
+            // Every job has a slice within two rounds of the whole tree, starting at any point of a round.
             let bound = 2 * tree.cycle(0);
             let mut seen = std::collections::BTreeSet::new();
             for _ in 0..bound {
