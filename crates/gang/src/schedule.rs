@@ -13,7 +13,7 @@ pub use queue_tree::QueueTree;
 /// A job's request to the policy.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Request {
-    /// Number of nodes.
+    /// Number of nodes that the job needs.
     pub nodes: u16,
     /// The job's priority: its consecutive slices per round, at least 1.
     pub weight: u8,

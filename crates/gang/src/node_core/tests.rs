@@ -1,5 +1,5 @@
 //! Whole clusters in virtual time under faults: daemons crash and return, connections break or go silent, ranks and
-//! front ends vanish, steps hang. Nothing is left running, nothing is lost, no job is stuck.
+//! clients disappear, steps hang. At the end, no process remains, no job is lost, and none is stuck.
 
 mod cluster;
 mod network;
@@ -17,7 +17,7 @@ fn seeds() -> (u64, u64) {
     (number("GANG_SEED", 0), number("GANG_SEEDS", 10_000))
 }
 
-/// Seeds that failed once, or that are cheap to keep.
+/// Seeds that once failed, and others that run fast.
 #[test]
 fn clusters_survive_their_faults_at_the_pinned_seeds() {
     for seed in 0..400 {
@@ -25,7 +25,7 @@ fn clusters_survive_their_faults_at_the_pinned_seeds() {
     }
 }
 
-/// When a job of other hosts was abandoned, a host forgot to stop the jobs that were to be stopped with it.
+/// Regression: when a job of other hosts was abandoned, a host forgot to suspend the jobs of the same order.
 #[test]
 fn a_job_that_is_abandoned_elsewhere_leaves_others_to_be_stopped() {
     let _ = run(5039);
@@ -38,7 +38,7 @@ fn jobs_survive_their_root_at_the_pinned_seeds() {
     }
 }
 
-/// A host whose report was longer than a message could not join the next root: its jobs ended.
+/// Regression: a host whose report was longer than a message could not join the next root, and its jobs ended.
 #[test]
 fn twelve_mebibytes_of_pmi_values_on_a_host_survive_its_root() {
     let longest = (0..3).map(takeover::run_with_long_reports).min();
@@ -52,7 +52,7 @@ fn roots_that_die_return_and_are_cut_off_lose_no_job_at_the_pinned_seeds() {
     }
 }
 
-/// The number of seeds is `GANG_SEEDS`, from `GANG_SEED` on.
+/// Runs `GANG_SEEDS` seeds, beginning with `GANG_SEED`.
 #[test]
 #[ignore = "many seeds; a few seconds for ten thousand"]
 fn clusters_survive_their_faults() {
@@ -64,7 +64,7 @@ fn clusters_survive_their_faults() {
     println!("{count} seeds from {first}: {totals:?}");
 }
 
-/// As [`clusters_survive_their_faults`].
+/// Runs as many seeds as [`clusters_survive_their_faults`].
 #[test]
 #[ignore = "many seeds; six minutes for ten thousand without optimisation"]
 fn roots_that_die_return_and_are_cut_off_lose_no_job() {

@@ -17,7 +17,7 @@ enum Op {
     End(usize),
     Cut(usize),
     Wake(usize),
-    /// Advances the time, in milliseconds, and carries out orders.
+    /// Advances the time by milliseconds, and carries out orders.
     Pass(u64),
     /// Carries out the outstanding order, and reports that all ranks of a job have ended.
     Ended(usize),
@@ -34,7 +34,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Nodes that carry out orders, and panic at an order that must never be given.
+/// Nodes that carry out orders, and panic at orders that are never valid.
 #[derive(Default)]
 struct Nodes {
     launched: BTreeMap<JobId, std::ops::Range<u16>>,
@@ -45,7 +45,8 @@ struct Nodes {
     unjoined: BTreeSet<JobId>,
 }
 
-/// Of three jobs, one has interfaces that can be saved, one has interfaces that can't, and one has none.
+/// Returns the interfaces of a job. Of three jobs, one has interfaces that can be saved, one has interfaces that
+/// can't, and one has none.
 fn interfaces_of(job: JobId) -> Option<HostInterfaces> {
     let refused = (job.0 % 3 == 1).then(|| "no".to_owned());
     (!job.0.is_multiple_of(3)).then(|| HostInterfaces { job, host: 0, ends: Vec::new(), refused })
@@ -112,7 +113,7 @@ impl Nodes {
     }
 }
 
-/// Returns where the only interface of a job is.
+/// Returns the restored interface of a job, which has only one.
 fn moved(job: JobId) -> RestoredInterface {
     let vi = job.0 as u16;
     let from = NicEnd { node: NodeId(0), incarnation: Incarnation(1), vi, connection: 1 };
@@ -139,7 +140,7 @@ proptest! {
             while let Some(action) = scheduler_core.poll_order(now) {
                 let outcome = nodes.carry_out(&action);
                 scheduler_core.handle_outcome(now, &outcome);
-                // All of its ranks have ended meanwhile.
+                // The job's ranks have ended while the order was carried out.
                 ended.into_iter().for_each(|job| scheduler_core.end(now, job));
             }
             while let Some(event) = scheduler_core.poll_event() {
@@ -264,7 +265,7 @@ fn a_woken_job_runs_within_one_visit_time_and_the_slice_continues() {
         (&jobs[2..], Some(at(20)))
     );
     settle(&mut scheduler_core, at(20));
-    // 90 ms of the slice are left, and the order of turns is unchanged.
+    // 90 ms of the slice remain, and the order of slices is unchanged.
     assert_eq!(
         (scheduler_core.running(), scheduler_core.poll_timeout()),
         (&jobs[..1], Some(at(110)))
@@ -294,7 +295,7 @@ fn early_wakeups_end_with_their_job_and_skip_ended_jobs() {
     assert!(scheduler_core.is_idle() && scheduler_core.running().is_empty());
 }
 
-/// A woken job that ends before it has started returns its time to the slice at once.
+/// If a woken job ends before it has started, the interrupted slice resumes at once.
 #[test]
 fn a_woken_job_that_ends_before_it_starts_returns_the_slice() {
     let (mut scheduler_core, jobs, began) = round(3);

@@ -13,7 +13,7 @@ enum Frame {
 enum Op {
     Push,
     Pump,
-    /// Delivers one of the frames under way.
+    /// Delivers one of the frames in transit.
     Deliver(usize),
     Lose(usize),
     Double(usize),
@@ -46,7 +46,7 @@ impl Pair {
     fn new(capacity: usize) -> Self {
         Self {
             now: Instant::from_nanos(1),
-            // The numbers wrap during the test.
+            // The sequence numbers wrap during the test.
             sender: Outbound::resumed(u32::MAX - 2, VecDeque::new()),
             receiver: Inbound::resumed(u32::MAX - 2),
             frames: Vec::new(),
@@ -99,8 +99,8 @@ impl Pair {
         self.pump();
     }
 
-    /// Stops the sender and delivers its frames, without loss, until it is steady. Frames that were delayed before must
-    /// not be accepted afterwards, even if there is room.
+    /// Stops the sender and delivers its frames, without loss, until it is steady. Frames that were delayed before
+    /// must not be accepted afterwards, even if there is room.
     fn preempt(&mut self) {
         self.stopped = true;
         // Delayed frames stay in the network: only new frames are delivered.
@@ -231,7 +231,7 @@ fn a_full_stopped_receiver_makes_its_sender_steady_in_one_round_trip() {
     pair.pump();
     pair.refusing = true;
     pair.stopped = true;
-    // One delivery in each direction: every frame once.
+    // Delivers every frame once, in each direction.
     for _ in 0..2 {
         for frame in std::mem::take(&mut pair.frames) {
             pair.deliver(frame);

@@ -1,4 +1,5 @@
-//! Tests of the rings: against queues, with hostile words, with processes that follow others, and with threads that park.
+//! Tests of the rings: against queues as a model, with invalid words, with successive processes, and with threads that
+//! park.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -19,7 +20,7 @@ use super::*;
 
 const LONGEST: u32 = 100;
 
-/// Returns rings of ranks 0, 2, 4 and so on, each with so many bytes for its past.
+/// Returns rings of ranks 0, 2, 4 and so on, each with this many bytes for its past.
 fn rings(past: &[usize]) -> LocalRings {
     let ranks = past.iter().enumerate().map(|(at, bytes)| (Rank(2 * at as u16), *bytes));
     let layout = Layout::plan(LONGEST, ranks, true).unwrap();
@@ -49,7 +50,7 @@ fn take(ends: &mut RingEnds) -> Option<(Rank, Vec<u8>)> {
 enum Op {
     Send(u16, u16, usize),
     Take(u16),
-    /// The rank's process ends, and another one opens its ends.
+    /// The rank's process ends, and another process opens its ends.
     Follow(u16),
 }
 
@@ -95,7 +96,7 @@ proptest! {
                 }
             }
         }
-        // What is saved is what is left, and it comes first where it is restored.
+        // The unreceived messages are saved, and are received first after they are restored.
         let saved: Vec<Unreceived> =
             [0, 2, 4].map(|rank| rings.unreceived(Rank(rank)).unwrap()).into();
         let bytes = |all: &Unreceived| all.messages.iter().map(|(_, it)| message_bytes(it.len())).sum();
@@ -167,7 +168,7 @@ fn too_many_ranks_have_no_rings_but_keep_their_past() {
     assert_eq!(Layout::plan(LONGEST, [(Rank(0), 0)], true), None, "a rank alone needs none");
 }
 
-/// Sends numbers to the other rank and receives its numbers, and parks whenever it can do neither.
+/// Sends numbers to the other rank and receives its numbers; parks whenever it can do neither.
 async fn exchange(rings: LocalRings, rank: u16, count: u32) {
     let (mut ends, to) = (open(&rings, rank), Rank(2 - rank));
     let (mut sent, mut received) = (0, 0);
@@ -191,7 +192,7 @@ async fn exchange(rings: LocalRings, rank: u16, count: u32) {
     ends.offer();
 }
 
-/// If a wake-up is lost, both sides wait for ever.
+/// If a wake-up is lost, both sides wait forever.
 #[test]
 fn no_wake_up_is_lost_between_two_threads() {
     struct Unpark(std::thread::Thread);

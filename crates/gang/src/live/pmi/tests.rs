@@ -1,4 +1,4 @@
-//! A client that speaks the protocol, or does not.
+//! A client that sends valid and invalid commands of the protocol.
 
 use std::io::{BufRead, BufReader, Write};
 
@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 
-/// A rank's end of its socket, and what its daemon is told.
+/// A rank's end of its socket, and the events that its daemon receives.
 struct Client {
     stream: BufReader<UnixStream>,
     said: mpsc::UnboundedReceiver<RankEvent>,
@@ -25,7 +25,7 @@ impl Client {
         self.stream.get_mut().write_all(bytes).unwrap();
     }
 
-    /// Lets the server answer, on the same thread.
+    /// Reads the server's reply; yields, so that the server can run on the same thread.
     async fn reply(&mut self) -> String {
         self.stream.get_ref().set_nonblocking(true).unwrap();
         let mut line = String::new();
@@ -99,7 +99,7 @@ fn run(test: impl Future<Output = ()>) {
 #[test]
 fn what_a_rank_puts_is_known_to_all_after_the_barrier() {
     run(async {
-        // Two hosts of a job: what one has put reaches the other by the root alone.
+        // Two hosts of a job: a pair that one of them puts reaches the other only through the root.
         let jobs = [0, 1].map(|_| PmiJob::new("gang-7", &[0, 1]));
         let [mut a, mut b] = [Client::new(&jobs[0]), Client::new(&jobs[1])];
         let init = "cmd=init pmi_version=1 pmi_subversion=1";
@@ -201,12 +201,12 @@ proptest! {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         tokio::task::yield_now().await;
                     }
-                    // The server has closed its end.
+                    // Fails if the server has closed its end.
                     Err(_) => break,
                 }
             }
             client.stream.get_ref().shutdown(std::net::Shutdown::Write).unwrap();
-            // It is told nothing but the job's end, and then nothing more.
+            // The daemon receives only the event that ends the job, and no further ones.
             while let Some(event) = client.said.recv().await {
                 assert!(matches!(event, RankEvent::Aborted { code: 1, .. }), "{event:?}");
             }

@@ -1,4 +1,4 @@
-//! A cluster of node cores in virtual time: their messages, steps, processes and front ends.
+//! A cluster of node cores in virtual time: their messages, steps, processes and clients.
 
 mod events;
 mod ranks;
@@ -25,7 +25,7 @@ use crate::scheduler_core::SchedulerConfig;
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 /// Bytes of memory for each slot of a host.
 pub(super) const MEMORY: u64 = 12;
-/// Interval at which an orphan dials.
+/// Interval between two dials of a host without a parent.
 const DIAL: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Debug)]
@@ -35,54 +35,54 @@ pub(super) enum Event {
     Step(u16, u32, u64),
     /// Data arrives on a host's NIC for a job.
     Arrival(u16, u32, JobId),
-    /// A rank's process may end, or hand its state over.
+    /// A rank's process may end or send its state.
     Rank(u16, u32, Member, u32),
     Timeout(u16),
     Dial(u16),
     /// A ballot of one host arrives at another.
     Ballot(u16, u16, Ballot),
-    /// A front end looks for the root again.
+    /// A client searches the root again.
     Attach(ClientId),
     Written(u16, JobId),
     Read(u16, Caller, Vec<u8>, u8),
-    /// The scenario's own.
+    /// An event of the scenario.
     Script(usize),
 }
 
-/// A host: its daemon, if that is up, and what it runs.
+/// A host: its daemon, if it is up, and the host's processes and contexts.
 pub(super) struct Host {
     pub(super) core: Option<NodeCore>,
     pub(super) node: Node,
-    /// Grows with each crash.
+    /// Number of crashes so far.
     pub(super) incarnation: u32,
-    /// What the daemon has recorded, and outlives it.
+    /// The state that the daemon has recorded, which survives a crash.
     durable: Durable,
-    /// The daemons that it dials, and how often it has in vain.
+    /// The daemons that this host dials, and the number of dials so far.
     above: Vec<u16>,
     dials: usize,
-    /// The step under way, and its number. The next one cancels it.
+    /// The step in progress and its number. The next step cancels it.
     step: Option<(u64, Step)>,
     timeout_at: Option<Instant>,
 }
 
-/// A front end.
+/// A client.
 #[derive(Debug)]
 pub(super) struct Client {
-    /// True if it is of another user than the jobs.
+    /// True if the client's user does not own the jobs.
     is_stranger: bool,
     pub(super) request: Request,
     pub(super) replies: Vec<Reply>,
-    /// The root has crashed, or it has left.
+    /// True if the root has crashed, or the client has left.
     pub(super) is_gone: bool,
-    /// The root that it is connected with.
+    /// The root with which the client is connected.
     pub(super) root: Option<u16>,
-    /// Its job, once it was admitted.
+    /// The client's job, once it was admitted.
     pub(super) job: Option<JobId>,
-    /// The hosts of its job.
+    /// The hosts of the client's job.
     pub(super) hosts: BTreeSet<u16>,
 }
 
-/// The user of all jobs, or another.
+/// Returns the user who owns all jobs, or another user.
 fn user(is_stranger: bool) -> User {
     match is_stranger {
         true => User { name: "bob".into(), uid: 1001 },
@@ -95,39 +95,39 @@ pub(super) struct Cluster {
     pub(super) dice: Rng,
     pub(super) shape: Shape,
     config: SchedulerConfig,
-    /// Bytes of memory that jobs may claim on each host; `None` if they claim none.
+    /// Bytes of memory that jobs may claim on each host; `None` if jobs claim none.
     pub(super) memory: Option<u64>,
     /// True if every host can be the root.
     takes_over: bool,
-    /// The host that has given orders in each term.
+    /// The host that has given orders in each term; at most one may.
     orders: BTreeMap<u32, u16>,
-    /// When a job was started or resumed last.
+    /// When a job was last started or resumed.
     pub(super) resumed_at: Instant,
-    /// Hosts in another group can't be reached.
+    /// Group of each host. Hosts in other groups can't be reached.
     pub(super) groups: Vec<u8>,
     pub(super) hosts: Vec<Host>,
     pub(super) network: Network,
     pub(super) clients: BTreeMap<ClientId, Client>,
-    /// Jobs and their front ends, on the present root.
+    /// Jobs and their clients, on the present root.
     pub(super) jobs: BTreeMap<JobId, ClientId>,
     pub(super) disk: BTreeMap<Vec<u8>, (Program, Checkpoint)>,
-    /// Jobs with a rank on a host whose channel never becomes steady.
+    /// Jobs with a rank on a host whose channel never becomes quiescent.
     pub(super) stuck: BTreeSet<(JobId, u16)>,
     /// Hosts that can't be reached.
     pub(super) isolated: BTreeSet<u16>,
-    /// Faults so far, of daemons and of the network.
+    /// Number of faults so far, of daemons and of the network.
     pub(super) faults: u64,
-    /// Hosts that are lost, or may be up to a time.
+    /// Hosts that are lost, or may be until an instant.
     suspect: BTreeMap<u16, Instant>,
-    /// Front ends whose job a fault may have ended.
+    /// Clients whose job a fault may have ended.
     pub(super) harmed: BTreeSet<ClientId>,
-    /// Bytes of what each rank puts in a PMI barrier.
+    /// Bytes of each value that a rank puts before a PMI barrier.
     pub(super) value_bytes: usize,
     /// Bytes of the longest report to a root that takes over.
     pub(super) longest_report: u64,
-    /// Chooses when data arrives for suspended jobs; `None` if none does.
+    /// Decides when data arrives for suspended jobs; `None` if no data arrives.
     arrivals: Option<Rng>,
-    /// Jobs that hosts have reported an arrival of in this suspension.
+    /// Jobs for which a host has reported an arrival since they were suspended.
     pub(super) arrived: BTreeSet<(u16, JobId)>,
     events: BTreeMap<(Instant, u64), Event>,
     sequence: u64,
@@ -195,7 +195,7 @@ impl Cluster {
         self.sequence += 1;
     }
 
-    /// Handles events up to a time. Returns the script's next event, if one comes first.
+    /// Handles events up to an instant. Returns early with the number of the script's event, if one comes first.
     pub(super) fn run_until(&mut self, end: Instant) -> Option<usize> {
         while let Some(first) = self.events.first_entry() {
             let at = first.key().0;
@@ -238,7 +238,7 @@ impl Cluster {
         self.call(host, |core, now| core.handle_timeout(now));
     }
 
-    /// Has a host dial these daemons.
+    /// Makes a host dial these daemons.
     fn seek(&mut self, host: u16, above: Vec<u16>) {
         let it = &mut self.hosts[usize::from(host)];
         (it.above, it.dials) = (above, 0);
@@ -264,7 +264,7 @@ impl Cluster {
         }
     }
 
-    /// Crashes a host's daemon. Its processes die with it, its contexts vanish, its connections end or go silent.
+    /// Crashes a host's daemon. Its processes and contexts are lost, and its connections end or go silent.
     pub(super) fn crash(&mut self, host: u16, is_silent: bool) {
         self.suspect(host);
         let it = &mut self.hosts[usize::from(host)];
@@ -282,7 +282,7 @@ impl Cluster {
         self.disconnect(host);
     }
 
-    /// Disconnects the front ends of a root that is none any longer.
+    /// Disconnects the clients of a host that is no longer the root.
     fn disconnect(&mut self, host: u16) {
         if !self.takes_over && host == 0 {
             self.jobs.clear();
@@ -299,7 +299,7 @@ impl Cluster {
         lost.iter().for_each(|client| self.at(DIAL, Event::Attach(*client)));
     }
 
-    /// Has a front end that has lost its root look for another.
+    /// Makes a client that has lost its root search another.
     fn attach(&mut self, client: ClientId) {
         let root = self.root();
         let it = self.clients.get_mut(&client).expect("it has sent a request");
@@ -318,7 +318,7 @@ impl Cluster {
         }
     }
 
-    /// Notes that the hosts whose way to the root leads over a host may be lost, and their jobs with them.
+    /// Records as possibly lost all hosts below a host, and their jobs.
     fn suspect(&mut self, at: u16) {
         self.faults += 1;
         if self.takes_over {
@@ -339,7 +339,7 @@ impl Cluster {
         let core = self.hosts[usize::from(root)].core.as_ref().expect("it is up");
         let hosts: BTreeSet<u16> = (0..).map_while(|rank| core.host_of(job, rank)).collect();
         let is_suspect = |host: &u16| self.suspect.get(host).is_some_and(|until| self.now < *until);
-        // Of jobs that are stopped together, it is not known whose channel is stuck.
+        // If jobs are suspended together, each of them may be the one whose channel is stuck.
         let is_stuck = |host: &u16| self.stuck.iter().any(|(_, stuck)| stuck == host);
         if hosts.iter().any(|host| is_suspect(host) || is_stuck(host)) {
             self.harmed.insert(client);
@@ -347,7 +347,7 @@ impl Cluster {
         self.clients.get_mut(&client).expect("it has sent a request").hosts = hosts;
     }
 
-    /// Has a connection go silent.
+    /// Makes a connection silent.
     pub(super) fn silence(&mut self, number: u64) {
         let Some(connection) = self.network.connections.get_mut(&number) else { return };
         connection.is_silent = true;
@@ -355,7 +355,7 @@ impl Cluster {
         self.suspect(child);
     }
 
-    /// Breaks a connection: both ends are told.
+    /// Breaks a connection, and notifies both ends.
     pub(super) fn break_connection(&mut self, number: u64) {
         let Some(connection) = self.network.connections.get(&number) else { return };
         self.suspect(connection.child);
@@ -373,12 +373,12 @@ impl Cluster {
         self.network.close(number, end);
     }
 
-    /// Has a front end of the jobs' user send a request.
+    /// Sends a request of a client of the jobs' user.
     pub(super) fn request(&mut self, request: Request) -> ClientId {
         self.request_as(false, request)
     }
 
-    /// Has a stranger ask for everything that may be done with a job, and requires that all is refused.
+    /// Sends all requests that control a job as another user, and checks that all are refused.
     pub(super) fn strangers_are_refused(&mut self, job: JobId) {
         let folder = b"/nonexistent/stolen".to_vec();
         let checkpoint = Request::Checkpoint { job, folder, end: true };
@@ -389,7 +389,7 @@ impl Cluster {
             let it = &self.clients[&client];
             let is_refused = match it.replies.last() {
                 Some(Reply::Refused(why)) => why.contains("only ada and root"),
-                // There is no root.
+                // There is no root, so there is no reply.
                 None => it.is_gone,
                 _ => false,
             };

@@ -1,4 +1,4 @@
-//! Connections between daemons: in order, without gaps, until they break or go silent.
+//! Connections between daemons. They deliver messages in order and without gaps, until they break or go silent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use midplane_simhw::time::Instant;
 
 use crate::node_core::message::{Down, Up};
 
-/// The two ends of a connection.
+/// An end of a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum End {
     Child,
@@ -17,7 +17,7 @@ pub(super) enum End {
 
 #[derive(Clone, Debug)]
 pub(super) enum Message {
-    /// The connection is open: the first thing that reaches the parent.
+    /// The connection is open. This is the first message to the parent.
     Hello,
     Up(Up),
     Down(Down),
@@ -29,11 +29,11 @@ pub(super) enum Message {
 pub(super) struct Connection {
     pub(super) child: u16,
     pub(super) parent: u16,
-    /// Which ends are open.
+    /// Whether each end is open.
     open: [bool; 2],
-    /// Messages vanish, and nobody is told.
+    /// True if messages are lost without notification.
     pub(super) is_silent: bool,
-    /// When the last message to each end arrives.
+    /// When the last message arrives at each end.
     last: [Instant; 2],
 }
 
@@ -53,7 +53,7 @@ impl Network {
         self.next
     }
 
-    /// Returns when a message sent now reaches an end; `None` if it is lost.
+    /// Returns when a message that is sent now arrives at an end; `None` if it is lost.
     pub(super) fn send(
         &mut self,
         now: Instant,
@@ -72,7 +72,7 @@ impl Network {
         Some(at)
     }
 
-    /// Returns whether a message that arrives at an end is received.
+    /// Returns whether an end receives a message that arrives there.
     pub(super) fn receives(&mut self, number: u64, end: End) -> bool {
         let is_open = |it: &Connection| it.open[end as usize] && !it.is_silent;
         let receives = self.connections.get(&number).is_some_and(is_open);

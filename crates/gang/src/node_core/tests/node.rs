@@ -1,4 +1,4 @@
-//! A host's processes and contexts, which panic at a step that must never be taken.
+//! A host's processes and contexts. They panic at steps that are never valid.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,27 +18,27 @@ pub(super) type Member = (JobId, u16);
 #[derive(Debug)]
 pub(super) struct Process {
     is_suspended: bool,
-    /// When it was resumed, while it runs.
+    /// When the process was resumed; `None` while it does not run.
     pub(super) runs_since: Option<Instant>,
-    /// Time that it has run for.
+    /// Time for which the process has run.
     pub(super) ran: Duration,
     pub(super) works_for: Duration,
     pub(super) is_asked: bool,
-    /// It has handed its state over and waits.
+    /// True if the process has sent its state and waits.
     pub(super) waits: bool,
-    /// It has entered a PMI barrier, and waits.
+    /// True if the process waits in a PMI barrier.
     pub(super) is_inside: bool,
-    /// PMI barriers that it has entered.
+    /// Number of PMI barriers that the process has entered.
     pub(super) barriers: u32,
     pub(super) end: Option<End>,
-    /// Bytes of memory that it claims.
+    /// Bytes of memory that the process claims.
     claim: u64,
-    /// Grows with each change.
+    /// Number of changes, by which outdated events are detected.
     pub(super) turn: u32,
 }
 
 impl Process {
-    /// Accounts for the time that it has run, after a change.
+    /// Adds the time for which the process has run, after a change of its state.
     pub(super) fn update(&mut self, now: Instant) {
         self.turn += 1;
         if let Some(since) = self.runs_since.take() {
@@ -51,9 +51,9 @@ impl Process {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Phase {
-    /// On no NIC: its contents are saved.
+    /// Saved, and not on the NIC.
     Away,
-    /// On the NIC, not started.
+    /// On the NIC, but not started.
     Parked,
     Active,
 }
@@ -61,7 +61,7 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Context {
     channel: u16,
-    /// The last epoch in which it was started.
+    /// The last epoch in which the context was started.
     pub(super) epoch: Epoch,
     pub(super) phase: Phase,
 }
@@ -73,12 +73,12 @@ pub(super) struct Node {
     pub(super) contexts: BTreeMap<Member, Context>,
 }
 
-/// The time that a rank has run for, as its state in a checkpoint.
+/// Returns the state of a rank in a checkpoint: the time for which it has run.
 pub(super) fn state_of(ran: Duration) -> Vec<u8> {
     (ran.as_nanos() as u64).to_le_bytes().to_vec()
 }
 
-/// The program of a rank that runs for a time. Of three jobs, arrivals wake two.
+/// Returns the program of a rank that runs for a time. Arrivals wake about two of three jobs.
 pub(super) fn program(work: Duration) -> Program {
     let command = vec![work.as_micros().to_string().into_bytes()];
     Program { command, woken: !work.as_micros().is_multiple_of(3), ..Program::default() }
@@ -98,7 +98,7 @@ impl Node {
         self.processes.is_empty() && self.contexts.is_empty()
     }
 
-    /// Describes which processes and contexts are stopped.
+    /// Describes which processes are suspended, and the phases of contexts.
     pub(super) fn shown(&self) -> String {
         let processes = self.processes.iter().map(|(member, it)| (member, it.is_suspended));
         let contexts = self.contexts.iter().map(|(member, it)| (member, it.phase, it.epoch));
@@ -140,7 +140,7 @@ impl Node {
                 context.phase = Phase::Parked;
             }
         }
-        // One FIFO a channel: two contexts on it would mix their messages.
+        // Each channel has one FIFO: the messages of two contexts on it would mix.
         let mut taken = BTreeMap::new();
         for (member, context) in self.contexts.iter().filter(|it| it.1.phase != Phase::Away) {
             let other = taken.insert(context.channel, member);
@@ -183,8 +183,8 @@ impl Node {
         assert!(self.processes.insert(member, process).is_none(), "{member:?}: started twice");
     }
 
-    /// Carries a step out, all but [`Step::Suspend`], [`Step::Resume`] and [`Step::Kill`], for which processes are
-    /// scheduled.
+    /// Carries out a step, except [`Step::Suspend`], [`Step::Resume`] and [`Step::Kill`], for which the cluster
+    /// schedules processes.
     pub(super) fn carry_out(&mut self, step: &Step, own: &[(u16, u16)]) -> StepOutcome {
         let mut done = StepOutcome::default();
         match step {
@@ -245,7 +245,7 @@ impl Node {
         process.update(now);
     }
 
-    /// Resumes a process. No other job's process may run on its slot, and its channel must be started.
+    /// Resumes a process. No other job's process may run on its slot, and its channel must have been started.
     pub(super) fn resume(&mut self, now: Instant, member: Member) {
         let context = self.contexts.get(&member).map(|context| (context.phase, context.channel));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! A scenario from a seed: what front ends ask, and what fails; and what must hold at its end.
+//! A scenario from a seed: requests of clients, faults, and the conditions that must be true at its end.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::node_core::message::{Cluster as Shape, End, Over, Program, Reply, Req
 use crate::node_core::{ClientId, NodeCore};
 use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 
-/// What happened, over all seeds.
+/// Totals over all seeds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Report {
     pub(super) jobs: u64,
@@ -23,7 +23,7 @@ pub(super) struct Report {
     pub(super) restored: u64,
     pub(super) faults: u64,
     pub(super) lost_messages: u64,
-    /// Jobs whose claims did not fit.
+    /// Number of jobs whose claims did not fit.
     pub(super) too_large: u64,
     pub(super) events: u64,
 }
@@ -45,7 +45,7 @@ const fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-/// What the scenario does in the time of faults.
+/// An action of the scenario in the period of faults.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Submit,
@@ -65,7 +65,7 @@ enum Act {
 
 fn acts(dice: &mut Rng) -> Vec<(Duration, Act)> {
     let mut acts = Vec::new();
-    // Each seed has a few kinds of faults of its own.
+    // Each seed chooses a few kinds of faults.
     let kinds: Vec<Act> = [
         Act::KillJob,
         Act::ClientLeaves,
@@ -99,7 +99,7 @@ struct Scenario {
     cluster: Cluster,
     acts: Vec<Act>,
     report: Report,
-    /// Front ends that have asked for a restore, and what the ranks had run for.
+    /// Clients whose replies are checked at the end.
     owned: Vec<ClientId>,
     folders: u32,
 }
@@ -115,7 +115,7 @@ impl Drop for SeedOnPanic {
     }
 }
 
-/// Runs a seed. Panics if something that must hold does not.
+/// Runs a seed. Panics if an invariant is violated.
 pub(super) fn run(seed: u64) -> Report {
     let _seed = SeedOnPanic(seed);
     let mut dice = Rng::new(seed, "scenario");
@@ -149,7 +149,7 @@ impl Scenario {
         while let Some(number) = self.cluster.run_until(faults_end) {
             self.act(self.acts[number]);
         }
-        // All that can be healed is.
+        // Repairs all faults that can be repaired.
         self.cluster.isolated.clear();
         for host in 0..self.cluster.shape.hosts {
             if self.cluster.hosts[usize::from(host)].core.is_none() {
@@ -217,7 +217,7 @@ impl Scenario {
         }
     }
 
-    /// Has a rank, a daemon or a connection fail.
+    /// Makes a rank, a daemon or a connection fail.
     fn fail(&mut self, fault: Act, host: u16) {
         match fault {
             Act::KillRank => {
@@ -282,7 +282,7 @@ impl Scenario {
         let program = Program { memory: self.cluster.memory.map(|_| claim), ..program(work) };
         let client = self.cluster.request(Request::Run { ranks, weight, program });
         self.owned.push(client);
-        // Its ranks can be saved once they run.
+        // The job's ranks can be saved once they run.
         if let Some(Reply::Accepted(job)) = self.cluster.clients[&client].replies.first() {
             let job = *job;
             for rank in 0..ranks {
@@ -294,7 +294,7 @@ impl Scenario {
         }
     }
 
-    /// Every front end that has not left has its last reply, and a job that nothing has harmed has completed.
+    /// Checks that every client that has not left has its last reply, and that jobs without faults have completed.
     fn all_are_answered(&mut self) {
         for client in std::mem::take(&mut self.owned) {
             let it = &self.cluster.clients[&client];
@@ -330,10 +330,10 @@ impl Scenario {
         }
     }
 
-    /// A job on all slots completes.
+    /// Checks that a job on all slots completes.
     fn cluster_works(&mut self) {
         let ranks = self.cluster.shape.hosts * self.cluster.shape.slots;
-        // The jobs before have left all memory.
+        // The earlier jobs have freed all memory.
         let memory = self.cluster.memory.map(|_| MEMORY);
         let program = Program { memory, ..program(millis(20)) };
         let client = self.cluster.request(Request::Run { ranks, weight: 1, program });
@@ -345,7 +345,7 @@ impl Scenario {
         assert!(ranks.iter().all(|(_, end)| *end == Some(End::Exited(0))), "{ranks:?}");
     }
 
-    /// No process and no context is left, and each daemon knows that.
+    /// Checks that no process and no context remains, and that each daemon knows that.
     fn nothing_is_left(&self) {
         for (number, host) in self.cluster.hosts.iter().enumerate() {
             let core = host.core.as_ref().expect("all hosts are up");

@@ -1,4 +1,4 @@
-//! Roots that die, return and are cut off, from a seed; and what must hold whatever happens.
+//! Scenarios from a seed in which roots die, return and are disconnected, and the conditions that must always be true.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::node_core::ClientId;
 use crate::node_core::message::{Cluster as Shape, End, Over, Reply, Request};
 use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 
-/// Time in which a root that is lost is replaced, and jobs take turns again: silence is noticed within the patience.
+/// Time within which a lost root is replaced and jobs run again. Silence is detected within `PATIENCE`.
 const RESUMES_WITHIN: Duration = Duration::from_secs(1);
-/// When the faults end.
+/// End of the period of faults.
 const FAULTS_END: Duration = Duration::from_secs(3);
 
-/// What happens in the time of faults.
+/// An action of the scenario in the period of faults.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Submit,
@@ -29,7 +29,7 @@ enum Act {
     Break,
     Silence,
     Partition,
-    /// Compares what a minority does with what it did.
+    /// Compares the jobs of a minority's hosts with those at the previous check.
     CheckMinority,
     Heal,
 }
@@ -56,9 +56,9 @@ struct Scenario {
     cluster: Cluster,
     acts: Vec<Act>,
     owned: Vec<ClientId>,
-    /// What each host of a minority does.
+    /// Jobs of each host of a minority at the last check.
     seen: Vec<(u16, u32, String)>,
-    /// Jobs that are admitted until then may have hosts that are lost.
+    /// Jobs that are admitted before this may have lost hosts.
     harmed_until: Instant,
     report: Report,
     seed: u64,
@@ -96,7 +96,7 @@ fn start(seed: u64, acts: impl FnOnce(&mut Rng) -> Vec<(Duration, Act)>) -> Scen
     Scenario { cluster, acts: all, owned, seen, harmed_until, report, seed }
 }
 
-/// Runs a seed with many faults. Panics if something that must hold does not.
+/// Runs a seed with many faults. Panics if an invariant is violated.
 pub(super) fn run(seed: u64) -> Report {
     let mut scenario = start(seed, |dice| {
         let kinds: Vec<Act> =
@@ -128,7 +128,7 @@ pub(super) fn run(seed: u64) -> Report {
     scenario.report
 }
 
-/// Runs a seed in which the root dies once, and nothing else fails: all jobs without ranks on its host complete.
+/// Runs a seed in which only the root dies, once. All jobs without ranks on its host must complete.
 pub(super) fn run_with_one_death(seed: u64) -> Report {
     let mut scenario = start(seed, |dice| {
         let mut acts: Vec<_> =
@@ -141,7 +141,7 @@ pub(super) fn run_with_one_death(seed: u64) -> Report {
     }
     let died_at = scenario.cluster.now;
     scenario.play(died_at + RESUMES_WITHIN);
-    // A new job is admitted and gets its turn, unless its place is on the host that died.
+    // A new job is admitted and gets a slice, unless it has been placed on the host that died.
     let asked_at = scenario.cluster.now;
     let client = scenario.submit(1, millis(5));
     scenario.play(asked_at + PATIENCE * 4);
@@ -161,8 +161,8 @@ pub(super) fn run_with_one_death(seed: u64) -> Report {
     scenario.report
 }
 
-/// The root dies while ranks of each host have put far more by PMI than a message carries. Jobs without ranks on its host complete.
-/// Returns the bytes of the longest report of a host to the next root.
+/// Runs a seed in which the root dies while the ranks of each host have put far more by PMI than a message carries.
+/// Jobs without ranks on its host must complete. Returns the bytes of the longest report of a host to the next root.
 pub(super) fn run_with_long_reports(seed: u64) -> u64 {
     let mut scenario = start(seed, |_| vec![(millis(600), Act::CrashRoot)]);
     let shape = Shape { hosts: 3, slots: 2, arity: 2 };
@@ -202,7 +202,7 @@ impl Scenario {
         while self.play_one(until) {}
     }
 
-    /// Runs until the next act is done; false if there is none before a time.
+    /// Runs until the next action is done. Returns false if there is none before an instant.
     fn play_one(&mut self, until: Instant) -> bool {
         let Some(number) = self.cluster.run_until(until) else { return false };
         self.act(self.acts[number]);
@@ -227,7 +227,7 @@ impl Scenario {
                 let Some(&job) = self.cluster.jobs.keys().next() else { return };
                 let folder = self.acts.len().to_le_bytes().to_vec();
                 let request = Request::Checkpoint { job, folder, end: false };
-                // Its root may be lost before it is saved; the job is not.
+                // The request may fail with the job's root, but the job continues.
                 let _ = self.cluster.request(request);
             }
             Act::CrashRoot => {
@@ -275,7 +275,7 @@ impl Scenario {
         self.later(after, Act::Boot(host));
     }
 
-    /// Splits the hosts into two groups for a time.
+    /// Splits the hosts into two groups for a while.
     fn partition(&mut self) {
         self.harm_all();
         if self.cluster.groups.contains(&1) {
@@ -300,7 +300,8 @@ impl Scenario {
         self.later(lasts, Act::Heal);
     }
 
-    /// No daemon of a minority starts, ends or switches a job, and what it has begun to stop runs on.
+    /// Checks that no daemon of a minority starts, ends or switches a job, and that jobs that were to be suspended run
+    /// on.
     fn check_minority(&mut self) {
         let is_first = self.seen.is_empty();
         let groups = self.cluster.groups.clone();
@@ -328,7 +329,7 @@ impl Scenario {
         }
     }
 
-    /// Front ends whose job has a rank on one of these hosts may see it fail; and those that have no job yet.
+    /// Records that jobs with a rank on one of these hosts may fail.
     fn harm(&mut self, hosts: BTreeSet<u16>) {
         let is_harmed = |it: &&ClientId| !self.cluster.clients[*it].hosts.is_disjoint(&hosts);
         let harmed: Vec<ClientId> = self.owned.iter().filter(is_harmed).copied().collect();
@@ -350,7 +351,7 @@ impl Scenario {
         client
     }
 
-    /// All that can be healed is.
+    /// Repairs all faults that can be repaired.
     fn heal(&mut self) {
         self.check_minority();
         self.seen.clear();
@@ -362,7 +363,7 @@ impl Scenario {
         }
     }
 
-    /// Every front end with an admitted job has the job's end, and a job that nothing has harmed has completed.
+    /// Checks that every client of an admitted job has the job's end, and that jobs without faults have completed.
     fn all_are_answered(&mut self) {
         for client in std::mem::take(&mut self.owned) {
             let it = &self.cluster.clients[&client];
@@ -381,7 +382,7 @@ impl Scenario {
         self.report.lost_messages = self.cluster.network.lost;
     }
 
-    /// A job on all slots completes.
+    /// Checks that a job on all slots completes.
     fn cluster_works(&mut self) {
         let ranks = self.cluster.shape.hosts * self.cluster.shape.slots;
         let client = self.submit(ranks, millis(20));
@@ -393,7 +394,7 @@ impl Scenario {
         assert!(ranks.iter().all(|(_, end)| *end == Some(End::Exited(0))), "{ranks:?}");
     }
 
-    /// No process and no context is left, and all daemons have one root.
+    /// Checks that no process and no context remains, and that exactly one daemon is the root.
     fn nothing_is_left(&self) {
         let explain = || self.cluster.explain();
         let roots = self.cluster.hosts.iter().filter_map(|host| host.core.as_ref());

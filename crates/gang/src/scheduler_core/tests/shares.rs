@@ -1,4 +1,4 @@
-//! Shares of the time, whatever wakes jobs early: those of fixed turns, but for one slice.
+//! Shares of processor time with early wake-ups: those without wake-ups, to within one slice.
 
 use super::settle;
 use crate::names::JobId;
@@ -9,15 +9,15 @@ use proptest::prelude::*;
 use std::time::Duration;
 
 const NODES: u16 = 8;
-/// In milliseconds, which are the unit of time here.
+/// Length of a slice, in milliseconds, like all times here.
 const SLICE: usize = 20;
 const WINDOW: usize = 16 * SLICE;
 const LENGTH: usize = 100 * SLICE;
 
-/// For each job, how long it has run after each millisecond.
+/// For each job, the time for which it has run, after each millisecond.
 type Runs = Vec<Vec<usize>>;
 
-/// Runs jobs of these sizes and weights without costs of switches, and wakes one of them at each of these times.
+/// Runs jobs of these sizes and weights, with switches that take no time. `wakes` has the times and jobs of wake-ups.
 fn run(
     policy: Box<dyn Policy>,
     jobs: &[(u16, u8)],
@@ -51,12 +51,12 @@ fn run(
     runs
 }
 
-/// Returns how long a job runs in each window of this length.
+/// Returns the time for which a job runs in each window of this length.
 fn windows(runs: &[usize], length: usize) -> impl Iterator<Item = usize> {
     runs.iter().zip(&runs[length..]).map(|(before, after)| after - before)
 }
 
-/// The least and the most time of a job in windows of this length.
+/// Returns the least and the most time for which a job runs in windows of this length.
 fn range(runs: &[usize], length: usize) -> (usize, usize) {
     (windows(runs, length).min().unwrap(), windows(runs, length).max().unwrap())
 }
@@ -70,8 +70,8 @@ fn wakes() -> impl Strategy<Value = Vec<(usize, usize)>> {
 }
 
 proptest! {
-    /// In every window, each job gets at least what fixed turns give it in one that is a slice shorter; a job that runs
-    /// early gets less by what it has had before, a slice at most.
+    /// In every window, each job gets at least its time without wake-ups in a window one slice shorter. A job that
+    /// runs early gets less by the time that it has run ahead, at most one slice.
     #[test]
     fn no_job_loses_more_than_a_slice_to_jobs_that_are_woken(
         jobs in proptest::collection::vec(1_u8..5, 2..6), wakes in wakes(), early in 1..SLICE + 1,
@@ -106,7 +106,7 @@ proptest! {
     }
 }
 
-/// A job that is woken all the time gets its share and no more, and pays with its own slices.
+/// A job that is woken all the time gets its share and no more, because its own slices get shorter.
 #[test]
 fn a_job_woken_again_and_again_takes_its_share() {
     let always: Vec<(usize, usize)> = (0..LENGTH).map(|at| (at, 2)).collect();
@@ -114,20 +114,20 @@ fn a_job_woken_again_and_again_takes_its_share() {
     let runs = run(policy, &[(NODES, 1); 3], &always, SLICE / 10);
     let ran: Vec<usize> = runs.iter().map(|runs| runs[LENGTH]).collect();
     assert!(ran.iter().all(|ran| ran.abs_diff(LENGTH / 3) <= SLICE), "{ran:?}");
-    // It never waits for its turn for long: it runs in the slices of the others, too.
+    // The job never waits long for a slice, because it also runs within the slices of other jobs.
     let longest = windows(&runs[2], SLICE).filter(|ran| *ran == 0).count();
     assert!(longest < LENGTH / 4, "{longest}");
 }
 
-/// Jobs that share their slices run early together. Otherwise their turn could not be shortened, and one that is woken
-/// would use its slice in advance up once for all.
+/// Jobs that share their slices run early together. Otherwise their slice could not be shortened, and a woken job
+/// could use up its advance only once.
 #[test]
 fn a_job_that_shares_its_slices_is_woken_again_after_it_has_paid() {
     let jobs = [(NODES, 1), (NODES / 2, 1), (NODES / 2, 1)];
     let always: Vec<(usize, usize)> = (0..LENGTH).map(|at| (at, 1)).collect();
     let policy = Box::new(QueueTree::new(NODES));
     let runs = run(policy, &jobs, &always, SLICE / 10);
-    // In the last quarter, it still runs for a part of each of the other job's slices.
+    // In the last quarter, the job still runs for a part of each of the other job's slices.
     let end = &runs[1][3 * LENGTH / 4..];
     let (fewest, _) = range(end, SLICE);
     assert!(fewest > 0, "it waits for its turn: {:?}", end.last());

@@ -18,7 +18,7 @@ fn caller(client: u64, uid: u32) -> Caller {
     Caller { client, user: User { name: "a".into(), uid } }
 }
 
-/// A root with a job that has a rank on each host, has run, and whose program takes no part in checkpoints.
+/// Creates a root with a job that has a rank on each host and has run, and whose program takes no part in checkpoints.
 fn scene(program: Program) -> (JobManager, JobId) {
     let scheduler = SchedulerConfig {
         slice: Duration::from_millis(10),
@@ -87,19 +87,19 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..60)
 }
 
-/// A job that is kept still, as its hosts know it.
+/// A job that its hosts keep suspended for a dump.
 #[derive(Default)]
 struct Kept {
     ends: bool,
-    /// Some host has failed, or no front end waits for the checkpoint any longer.
+    /// True if a host has failed, or no client waits for the checkpoint any longer.
     is_void: bool,
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// The ranks continue once all hosts have dumped theirs, or the checkpoint is given up, and never twice; a front end that
-    /// stays has exactly one reply.
+    /// The ranks continue exactly once: after all hosts have dumped theirs, or when the checkpoint is given up. A
+    /// client that stays receives exactly one reply.
     #[test]
     fn a_job_is_kept_still_no_longer_than_it_is_dumped(acts in acts()) {
         let (mut root, job) = scene(Program::default());
@@ -132,7 +132,7 @@ proptest! {
                     root.handle_dumped(job, host);
                     dumped.insert(host);
                 }
-                // All images are there only after all hosts have dumped.
+                // The images are complete only after all hosts have dumped their ranks.
                 Act::Written(is_ok) if root.collects(job) => {
                     let all = dumped.len() == usize::from(HOSTS);
                     let is_ok = is_ok && all && !wants.unwrap().1;
@@ -158,7 +158,7 @@ proptest! {
                 .filter(|out| matches!(out, Out::Everywhere(Down::Say(_, Word::Go))))
                 .count()
                 > 0;
-            // The hosts ignore an order that comes twice.
+            // The hosts ignore an order that arrives twice.
             if goes && let Some(it) = kept.take() {
                 prop_assert!(it.is_void || (!it.ends && dumped.len() == usize::from(HOSTS)));
             }

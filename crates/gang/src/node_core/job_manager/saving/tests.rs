@@ -25,7 +25,7 @@ fn program() -> Program {
     }
 }
 
-/// A root with a job.
+/// A root with one job.
 struct Scene {
     root: JobManager,
     job: JobId,
@@ -36,7 +36,7 @@ fn caller(client: ClientId) -> Caller {
 }
 
 impl Scene {
-    /// All of the job's ranks can be saved.
+    /// Creates a root with a job whose ranks can all be saved.
     fn new() -> Self {
         Self::with_memory(1 << 20)
     }
@@ -68,7 +68,7 @@ impl Scene {
         scene
     }
 
-    /// Returns whether the ranks are asked.
+    /// Requests a checkpoint. Returns whether the ranks were asked for their states.
     fn save(&mut self) -> Result<bool, String> {
         let folder = b"/nonexistent/saved".to_vec();
         self.root.save(self.job, caller(2), (folder, false))?;
@@ -86,7 +86,7 @@ impl Scene {
         self.says(Word::Go)
     }
 
-    /// A rank hands its state over, in two parts; whether all may go on.
+    /// Has a rank send its state, in two parts. Returns whether all ranks may continue.
     fn hand_over(&mut self, rank: u16) -> bool {
         let (kind, bytes) = (ChunkKind::State, Bytes::from_static(b"x"));
         let chunk = |is_last| StateChunk { kind, bytes: bytes.clone(), is_last };
@@ -94,7 +94,7 @@ impl Scene {
         self.add_chunk(rank, &chunk(true))
     }
 
-    /// A rank ends; returns whether all continue.
+    /// Ends a rank. Returns whether all other ranks may continue.
     fn rank_ends(&mut self, rank: u16, end: End) -> bool {
         self.root.handle_rank(NOW, (self.job, rank), RankEvent::Ended(end));
         self.says(Word::Go)
@@ -121,7 +121,7 @@ fn a_program_survives_being_written_as_text() {
     assert!(Program::from_json("{\"command\":[]}").is_err());
 }
 
-/// The others stood still for ever, and whoever had asked waited for ever.
+/// In an earlier version, the other ranks blocked forever, and so did the requesting client.
 #[test]
 fn a_rank_that_ends_although_it_is_asked_for_its_state_lets_the_others_go_on() {
     let mut scene = Scene::new();
@@ -129,7 +129,7 @@ fn a_rank_that_ends_although_it_is_asked_for_its_state_lets_the_others_go_on() {
     assert!(!scene.hand_over(0));
     assert!(scene.rank_ends(1, End::Exited(0)), "rank 0 goes on");
     scene.is_refused("rank 1 ended");
-    // It was at it.
+    // Rank 2 was about to send its state when rank 1 ended.
     assert!(scene.hand_over(2), "and rank 2");
     assert!(scene.hand_over(2), "whenever it hands something over");
     let why = scene.save().unwrap_err();
@@ -198,7 +198,7 @@ fn states_that_are_more_than_there_is_memory_for_are_refused_and_dropped_and_all
     assert_eq!(scene.save(), Ok(true), "and it may be asked again");
 }
 
-/// All ranks hand over their states, and their channels hold nothing.
+/// Has all ranks send their states and empty channel contexts.
 fn stand_still(scene: &mut Scene) {
     assert_eq!(scene.save(), Ok(true));
     for rank in 0..RANKS {
@@ -225,7 +225,7 @@ fn a_rank_that_leaves_while_its_checkpoint_is_written_is_in_it() {
     assert!(matches!(scene.replies()[..], [Reply::Saved(Saved { ranks: RANKS, .. })]));
 }
 
-/// Only those that stood still with it: what a job has had before does not matter.
+/// Only interfaces that are open in the cut count, not those of earlier preemptions.
 #[test]
 fn interfaces_that_are_open_in_the_cut_are_refused_by_host() {
     let mut scene = Scene::new();

@@ -1,4 +1,4 @@
-//! Events of a cluster: what arrives at its node cores, and what they ask for.
+//! Events of a cluster: inputs of its node cores, and their effects.
 
 use std::time::Duration;
 
@@ -85,14 +85,15 @@ impl Cluster {
         }
     }
 
-    /// Returns whether both hosts are up and reach each other.
+    /// Returns whether both hosts are up and can reach each other.
     pub(super) fn reaches(&self, from: u16, to: u16) -> bool {
         let is_up =
             |at: u16| self.hosts[usize::from(at)].core.is_some() && !self.isolated.contains(&at);
         is_up(from) && is_up(to) && self.groups[usize::from(from)] == self.groups[usize::from(to)]
     }
 
-    /// Has an orphan dial the daemons above it, the nearest first; after each refusal, one that is a step higher.
+    /// Makes a host without a parent dial the daemons above it: the nearest first, and after each refusal the next
+    /// one.
     pub(super) fn dial(&mut self, host: u16) {
         if self.hosts[usize::from(host)].core.is_none() || self.network.above(host).is_some() {
             return;
@@ -115,7 +116,7 @@ impl Cluster {
         self.call(host, |core, now| core.handle(now, Input::Parent));
     }
 
-    /// Calls a core, and carries out what it asks for.
+    /// Passes an input to a core, and carries out its effects.
     pub(in crate::node_core::tests) fn call(
         &mut self,
         host: u16,
@@ -173,7 +174,7 @@ impl Cluster {
         }
     }
 
-    /// A link carries no longer message.
+    /// Checks that no message exceeds the limit of a link.
     fn check_length(&mut self, up: &Up) {
         if let Up::Joined { at, bytes, .. } = up {
             let length = wire::encode_long(up).unwrap().len();
@@ -182,7 +183,7 @@ impl Cluster {
         }
     }
 
-    /// A host reports one arrival for each suspension of a job.
+    /// Checks that a host reports only one arrival per suspension of a job.
     fn check_arrival(&mut self, host: u16, up: &message::Up) {
         if let message::Up::Arrived { host: own, job } = up
             && *own == host
@@ -191,7 +192,7 @@ impl Cluster {
         }
     }
 
-    /// Has data arrive for suspended jobs, some of it twice.
+    /// Schedules arrivals of data for suspended jobs, some of them twice.
     pub(super) fn arrive(&mut self, host: u16, jobs: &[JobId]) {
         let incarnation = self.hosts[usize::from(host)].incarnation;
         let Some(mut rng) = self.arrivals.take() else { return };
@@ -204,7 +205,7 @@ impl Cluster {
         self.arrivals = Some(rng);
     }
 
-    /// In a term, one root gives orders.
+    /// Checks that only one root gives orders in a term.
     fn check_order(&mut self, host: u16, down: &message::Down) {
         let core = self.hosts[usize::from(host)].core.as_ref().expect("it has sent this");
         if matches!(down, message::Down::Order(_)) && core.manager.is_some() {
@@ -217,7 +218,7 @@ impl Cluster {
         let it = self.clients.get_mut(&client).expect("a front end");
         match &reply {
             Reply::Accepted(job) if it.job.is_some() => return assert_eq!(it.job, Some(*job)),
-            // The root of a minority, which does not know yet that it is none.
+            // The refusing root belongs to a minority, and has not noticed that yet.
             Reply::Refused(_) if it.job.is_some() && it.replies.len() == 1 => {
                 it.root = None;
                 return self.at(DIAL, Event::Attach(client));

@@ -28,7 +28,7 @@ impl Cluster {
         if !is_it {
             return;
         }
-        // A channel to a node that is gone is never steady.
+        // A channel to a lost node never becomes quiescent.
         if let Some((_, Step::Channels(action))) = &it.step
             && matches!(action, Action::Freeze(_) | Action::Leave(_))
             && action.jobs().any(|job| {
@@ -90,7 +90,8 @@ impl Cluster {
         done
     }
 
-    /// A context that is saved while another is active in the same epoch loses the messages that are under way.
+    /// Checks that a job is active nowhere in the same epoch when its context is saved: messages in transit would be
+    /// lost.
     fn all_are_frozen(&self, host: u16, jobs: &[JobId]) {
         for job in jobs.iter().filter(|job| self.is_unharmed(**job)) {
             let Some((own, _)) = self.hosts[usize::from(host)].node.epochs(*job).next() else {
@@ -107,7 +108,7 @@ impl Cluster {
         self.jobs.get(&job).is_some_and(|client| !self.harmed.contains(client))
     }
 
-    /// Returns whether the context of a job's rank is on no host.
+    /// Returns whether a host of a job lacks the job's context.
     fn lacks_a_host(&self, job: JobId) -> bool {
         let Some(client) = self.jobs.get(&job) else { return true };
         let has = |host: &u16| self.hosts[usize::from(*host)].node.has(job);
@@ -128,7 +129,7 @@ impl Cluster {
         }
     }
 
-    /// Has a rank enter the next PMI barrier, if its job has more of them.
+    /// Makes a rank enter the next PMI barrier, if its job has further ones.
     pub(super) fn enter_barrier(&mut self, host: u16, member: Member) {
         let process = self.hosts[usize::from(host)].node.processes.get_mut(&member);
         let process = process.filter(|it| {
@@ -146,7 +147,7 @@ impl Cluster {
         self.call(host, |core, now| core.handle(now, Input::Rank(member.0, member.1, event)));
     }
 
-    /// Lets the ranks of a job leave the PMI barrier, which all of its ranks have entered.
+    /// Makes the ranks of a job leave the PMI barrier, which all of its ranks have entered.
     pub(super) fn leave_barrier(&mut self, host: u16, job: JobId) {
         for member in self.hosts[usize::from(host)].node.ranks_of(&[job]) {
             let node = &mut self.hosts[usize::from(host)].node;
@@ -159,7 +160,7 @@ impl Cluster {
         }
     }
 
-    /// Schedules a rank's end, or the time at which it hands its state over.
+    /// Schedules a rank's end, or the time at which it sends its state.
     fn schedule_rank(&mut self, host: u16, member: Member) {
         let it = &self.hosts[usize::from(host)];
         let (incarnation, process) = (it.incarnation, &it.node.processes[&member]);
@@ -193,7 +194,7 @@ impl Cluster {
         }
     }
 
-    /// Ends a rank's process, and reports that.
+    /// Ends a rank's process, and reports that to the core.
     pub(in crate::node_core::tests) fn end_rank(
         &mut self,
         host: u16,
