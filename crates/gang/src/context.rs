@@ -107,7 +107,7 @@ pub struct ReceivedMessage {
     pub bytes: Bytes,
 }
 
-/// Where a message of the cut is stored.
+/// Location of a message of the cut.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum MessageLocation {
     /// In its sender's send FIFO.
@@ -125,7 +125,7 @@ pub struct InTransit<'a> {
     pub from: Rank,
     /// The receiving rank.
     pub to: Rank,
-    /// Where the message is stored.
+    /// Location of the message.
     pub place: MessageLocation,
     /// The message's bytes.
     pub bytes: &'a Bytes,

@@ -44,8 +44,8 @@ pub struct Costs {
 impl Costs {
     /// Costs of the paper's cluster (Tables 2 and 3, section 5).
     ///
-    /// Source: 0.62 and 0.18 ms to save and restore empty buffers (Table 3, first row); about 40 us to switch a
-    /// process (section 5), here split evenly between stop and resume. The cost per byte is the host's copy, as
+    /// Source: 0.62 and 0.18 ms to save and restore empty buffers (Table 3, first row). Switching a process takes
+    /// about 40 us (section 5), here split evenly between stop and resume. The cost per byte is the host's copy, as
     /// section 6 says; that of [`Machine::PM_MYRINET`](midplane_simhw::profile::Machine::PM_MYRINET) is fitted to
     /// Table 3's second row.
     #[must_use]

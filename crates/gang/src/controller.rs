@@ -202,8 +202,8 @@ impl Controller {
         Ok(Arc::new(self.port.register(bytes)?))
     }
 
-    /// Returns the files of the memory that another process needs together with a context's ticket: its FIFOs and, if
-    /// there are any, its job's rings on this host.
+    /// Returns the files of the memory that another process needs with a context's ticket: the FIFOs and, if there are
+    /// any, the job's rings on this host.
     ///
     /// # Panics
     /// If the context was closed.

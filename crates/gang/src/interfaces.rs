@@ -56,8 +56,8 @@ impl HostInterfaces {
     }
 }
 
-/// Checks that the NICs may forget the interfaces of one job, by its hosts' reports: all interfaces can be saved, and
-/// both ends of each connection are reported.
+/// Checks by the hosts' reports that the NICs may forget a job's interfaces: all can be saved, and both ends of each
+/// connection are reported.
 ///
 /// # Errors
 /// The first reason why they can't be saved and stay on their NICs.

@@ -24,7 +24,7 @@
 //! Daemons of other hosts prove their identity ([`link::Credentials`]). If each host has its own key, only listed
 //! hosts join, each under its own identity. A daemon forwards the reports of the hosts below it in the tree, so a host
 //! trusts the hosts between it and the root. With the shared key alone, every process that has the key can join as any
-//! host that is not connected, and receives the commands and environments of later jobs.
+//! host that is not connected. It then receives the commands and environments of later jobs.
 //!
 //! In a cluster of three or more hosts, each host can become the root, which orders programs on all hosts.
 //!

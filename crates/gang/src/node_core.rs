@@ -73,18 +73,18 @@ pub(crate) struct NodeConfig {
 ///
 /// A connection delivers messages in order and without gaps until it ends. It may end at any time; messages in transit
 /// are lost then. It may also go silent: both ends send a message every quarter of `patience`, and either end closes a
-/// connection that was silent for `patience`. If only host 0 can be the root, a daemon that has lost its parent kills
-/// the jobs' ranks and closes their channels before it carries out another order.
+/// connection that was silent for `patience`. If only host 0 can be the root, a daemon that has lost its parent ends
+/// all its jobs. It kills their ranks and closes their channels before it carries out another order.
 ///
 /// # A root that dies
 ///
 /// The root's state is a table of jobs. The root sends each change of it to all daemons, and withholds orders and
-/// replies until a majority of them has stored it. A daemon that has lost its parent has no root: it keeps its jobs as
-/// they are, and a majority elects a root for a new term ([`Election`]). The new root waits for half of `patience` or
+/// replies until a majority of them has stored it. A daemon that has lost its parent has no root, and keeps its jobs
+/// as they are. A majority elects a root for a new term ([`Election`]). The new root waits for half of `patience` or
 /// 500 ms at most, until the daemons have joined and have reported what they run. Jobs with ranks on a missing daemon
 /// end; all others are suspended on all hosts, and are then scheduled again. A daemon that joins later kills its
-/// ranks, because their jobs have ended.
-/// that is not connected with a majority is one no longer, and a connection leads to one term's root alone.
+/// ranks, because their jobs have ended. that is not connected with a majority is one no longer, and a connection
+/// leads to one term's root alone.
 #[derive(Debug)]
 pub(crate) struct NodeCore {
     config: NodeConfig,

@@ -63,8 +63,8 @@ impl PortSuspender {
     /// Watches a suspended port: the NIC's [`ArrivalWatcher`] receives the tag once, when data next arrives for the
     /// port. The watch ends when the port is resumed or closed.
     ///
-    /// Data are frames of Virtual Interfaces and of messages, whether the NIC keeps them for the process or refuses
-    /// them until the port is resumed; requests for connections; and answers to the port's own requests.
+    /// Frames of Virtual Interfaces and of messages count, whether the NIC keeps them for the process or refuses them
+    /// until the port is resumed. Requests for connections and answers to the port's own requests count too.
     /// Acknowledgements and probes do not count, nor do frames that arrived before this call.
     ///
     /// # Errors

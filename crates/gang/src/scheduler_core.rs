@@ -228,8 +228,9 @@ impl SchedulerCore {
     ///
     /// A job that runs early repays the time: its own next slices are shorter. It runs at most one slice ahead, and
     /// then waits for its regular slice. Jobs that share its slices run with it, and a slice is shortened by the time
-    /// that all of its jobs have run ahead. In any interval, each job gets as much time as without early wake-ups in
-    /// an interval one slice shorter, less the time that it has run ahead (one slice at most).
+    /// that all of its jobs have run ahead. In any interval, each job gets the time that it would get without early
+    /// wake-ups in an interval one slice shorter. The time that it has run ahead before, at most one slice, is taken
+    /// off.
     ///
     /// In dynamic coscheduling (Sobalvarro and Weihl, JSSPP 1995), a message wakes one process, depending on its
     /// priority. Here it wakes the whole gang, and the bound above replaces priorities. The DVCM paper (section 3)

@@ -5,8 +5,8 @@
 //! pair of ranks. Each rank may have one more ring, its *past*: the messages, with their senders, that the rank had
 //! not received when the job was saved.
 //!
-//! A ring begins with three cache lines, each with one word: the position after the last message, written by the
-//! sender; the position of the first message that is not consumed, written by the receiver; and whether the sender
+//! A ring begins with three cache lines of one word each. The sender writes the position after the last message. The
+//! receiver writes the position of the first message that is not consumed. The third word is nonzero while the sender
 //! waits for room. Positions count bytes and only grow. A message begins at a multiple of 8, with a word that contains
 //! its length and its sender; its bytes follow contiguously. The sender publishes a message once it is complete.
 

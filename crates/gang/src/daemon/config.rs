@@ -26,7 +26,7 @@ pub struct DaemonConfig {
     pub nodes: u16,
     /// Most children of a daemon in the tree.
     pub arity: u16,
-    /// How contexts are switched.
+    /// Method of switching contexts.
     pub mode: Mode,
     /// Sizes of the FIFOs of users' channels.
     pub geometry: Geometry,

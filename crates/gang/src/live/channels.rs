@@ -24,7 +24,7 @@ pub(super) use ports::{CHECKPOINTER, Hold, ProcessGroups};
 /// Configuration of ranks' channels.
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelOptions {
-    /// How contexts are switched.
+    /// Method of switching contexts.
     pub mode: Mode,
     /// Sizes of the channels' FIFOs.
     pub geometry: Geometry,

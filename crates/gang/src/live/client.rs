@@ -24,7 +24,7 @@ use crate::node_core::message::{Over, Program, Reply, Request, Saved};
 const TWICE: Duration = Duration::from_secs(1);
 /// Most bytes that one read of standard input returns.
 const PART: usize = 16 << 10;
-/// For how long a client searches its job's root again; shorter if this host has no daemon.
+/// Time for which a client searches its job's root again, and the shorter time if this host has no daemon.
 const LOOKS_FOR: Duration = Duration::from_secs(10);
 const LOOKS_FOR_A_DAEMON: Duration = Duration::from_secs(2);
 /// Interval between two attempts.
@@ -66,11 +66,11 @@ pub struct RunOptions {
     pub weight: u8,
     /// The program of every rank.
     pub program: Program,
-    /// How the ranks' output is written.
+    /// Options of the ranks' output.
     pub output: Output,
 }
 
-/// How the output of a job's ranks is written.
+/// Options of writing the output of a job's ranks.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Output {
     /// Prefixes each line with the number of its rank.

@@ -41,7 +41,7 @@ pub(super) enum Event {
     Link(Hello, Box<Link>),
     /// A client has sent a request. The sender is for replies.
     Request(Caller, Request, mpsc::Sender<Frame>),
-    /// Whether a caller's checkpoint can be written, as far as can be tested beforehand.
+    /// Result of testing whether a caller's checkpoint can be written. Writing it may still fail.
     Checked(Caller, Result<Request, String>),
     /// A client of a user asks to feed a job.
     Feed(User, JobId, oneshot::Sender<mpsc::Sender<Frame>>),

@@ -258,7 +258,7 @@ impl EventLoop {
             Effect::Quit => {}
             Effect::Seek(above) => drop(self.changes.above.send_replace(above)),
             Effect::Root(root) => {
-                // After the root is lost, no suspended process may wait for an order to continue.
+                // A lost root never lets dumped jobs continue, so their holds are released here.
                 self.processes.release_all();
                 let _ = self.changes.root.send_replace(root);
             }

@@ -2,7 +2,7 @@
 //!
 //! A *shim* becomes a rank. It takes the rights of the job's user, arranges to die with its daemon, enters a process
 //! group of its own, and stops. When resumed, it executes the job's program. So no instruction of the program runs
-//! outside the job's slices, and the shim has only the user's rights before it uses anything that the user has sent.
+//! outside the job's slices. The shim has only the user's rights before it uses anything that the user has sent.
 //!
 //! The *reaper* waits until the daemon exits, and then ends and removes what the daemon has left behind.
 
@@ -265,8 +265,8 @@ fn stop(daemon: &OsStr, has_terminal: bool) -> rustix::io::Result<()> {
         let _ = setsid()?;
         ioctl_tiocsctty(std::io::stdin())?;
     } else {
-        // No session of its own: with autogroup, Linux shares processor time among sessions first, so that the raised
-        // priority of a process that is to stop (`Process::hurry`) would count only within that session.
+        // No session of its own: with autogroup, Linux shares processor time among sessions first. The raised priority
+        // of a process that is to stop (`Process::hurry`) would count only within its session.
         setpgid(None, None)?;
     }
     kill_process(getpid(), Signal::STOP)
@@ -349,7 +349,7 @@ impl Reaper {
         reaper
     }
 
-    /// Starts the reaper again, and sends it all names. Without a reaper, ranks still die with their daemon, but
+    /// Starts a reaper process, and sends it all names. Without a reaper, ranks still die with their daemon, but
     /// processes that ranks have started don't.
     fn restart(&mut self) {
         let mut command = Command::new(SELF);

@@ -95,7 +95,7 @@ impl Waits {
     }
 }
 
-/// What ranks need to know about the daemon's NIC.
+/// The daemon's NIC, as ranks need to know it.
 #[derive(Debug)]
 pub(super) struct RanksNic {
     pub(super) name: String,

@@ -25,8 +25,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Opens the record beside a socket. Returns its contents; the default if there is none, or it is another
-    /// daemon's.
+    /// Opens the record in the folder of a socket. Returns its contents; the default if there is none, or it is
+    /// another daemon's.
     ///
     /// # Errors
     /// The system's, or `InvalidData` if the file is damaged.

@@ -20,9 +20,9 @@ use super::link::{Frame, Link, Sender, Stream};
 #[derive(Debug)]
 pub(super) struct Opened {
     pub rank: u16,
-    /// Where rank 0's input is written.
+    /// File to which rank 0's input is written.
     pub input: Option<OwnedFd>,
-    /// Where the rank's output is read.
+    /// Files from which the rank's output is read.
     pub outputs: Vec<(Stream, OwnedFd)>,
 }
 
@@ -85,7 +85,7 @@ pub(super) fn carry(
 #[derive(Clone)]
 pub(super) struct Outlet {
     front: watch::Receiver<Option<mpsc::Sender<Frame>>>,
-    /// Until this instant, output waits for a client.
+    /// End of the time for which output waits for a client.
     waits_until: Instant,
 }
 

@@ -1,9 +1,9 @@
 //! Elects the root: a majority of the configured daemons elects one host for a term.
 //!
-//! As in Raft (Ongaro and Ousterhout, USENIX ATC 2014, sections 5.2 and 5.4.1; the trial round is from Ongaro's
-//! thesis, section 9.6): a daemon votes once in a term, and only for a daemon whose table is no older than its own. A
-//! daemon that has lost its root first asks whether the other daemons would vote for it, which changes no term. A
-//! daemon that has a root grants no vote, and replies with that root.
+//! The protocol is Raft's (Ongaro and Ousterhout, USENIX ATC 2014, sections 5.2 and 5.4.1); the trial round is from
+//! Ongaro's thesis, section 9.6. A daemon votes once in a term, and only for a daemon whose table is no older than its
+//! own. A daemon that has lost its root first asks whether the other daemons would vote for it, which changes no term.
+//! A daemon that has a root grants no vote, and replies with that root.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -336,7 +336,7 @@ pub struct Over {
 /// The state of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Listing {
-    /// Whether each host is connected.
+    /// For each host, true if it is connected.
     pub hosts: Vec<bool>,
     /// The host that is the root.
     pub root: u16,

@@ -41,7 +41,7 @@ pub(crate) enum Action {
     Run(Vec<(JobId, Epoch)>),
     /// Save, restore and run in one order.
     ///
-    /// All jobs of `stop` are frozen on all nodes, so each node may proceed on its own: a node that is not ready
+    /// All jobs of `stop` are frozen on all nodes, so each node may proceed on its own. A node that is not ready
     /// refuses messages that arrive too early.
     Switch {
         /// Jobs that are frozen on all nodes.

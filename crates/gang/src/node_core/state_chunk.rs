@@ -20,7 +20,7 @@ pub(crate) enum ChunkKind {
 /// A chunk of a rank's state, or of its channel's context.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StateChunk {
-    /// What the chunk is a part of.
+    /// Kind of the data to which the chunk belongs.
     pub(crate) kind: ChunkKind,
     /// Bytes that follow those of the earlier chunks.
     pub(crate) bytes: Bytes,

@@ -174,8 +174,8 @@ impl EarlyWakeups {
 /// Records the time that jobs run ahead of their slices in early wake-ups. Jobs repay it by shorter slices.
 ///
 /// An early wake-up delays the slices of all jobs, and a shorter slice later makes up for the delay. Slices are at
-/// most one slice length late. So in any interval, each job gets as much time as without early wake-ups in an interval
-/// one slice shorter, less the time that it has run ahead (also one slice at most).
+/// most one slice length late. So in any interval, each job gets the time that it would get without early wake-ups in
+/// an interval one slice shorter. The time that it has run ahead before, also at most one slice, is taken off.
 #[derive(Debug)]
 struct Advances {
     slice: Duration,

@@ -27,7 +27,7 @@ pub struct DaemonOptions {
     /// under its own identity. A host also forwards the reports of the hosts below it in the tree.
     pub identity: Option<Identity>,
     /// The socket that clients of this host connect to. In a cluster of three or more hosts, a daemon keeps its votes
-    /// and the jobs in a file beside it, with the extension `record`.
+    /// and the jobs in a file next to it, with the extension `record`.
     pub socket: PathBuf,
     /// Group whose members may use the socket; `None` if only the socket's owner may. Only a daemon of root, which
     /// runs each job as the user who submitted it, may have a group.
@@ -40,14 +40,14 @@ pub struct DaemonOptions {
     pub patience: Duration,
     /// NICs for the ranks' channels and Virtual Interfaces; `None` for ranks without them.
     pub fabric: Option<FabricOptions>,
-    /// How processes are suspended.
+    /// Method of suspending processes.
     pub freezer: Freezer,
     /// Bytes of memory that jobs may claim on this host ([`Program::memory`](crate::live::message::Program::memory)).
     /// `None` stands for nine tenths of the host's memory, or of the lowest limit of the daemon's control groups. More
     /// than the host's memory needs swap space.
     pub memory: Option<u64>,
-    /// Most bytes of ranks' states and channels' contexts that the root holds in memory: of all checkpoints that are
-    /// waiting to be written, and of each that is read. [`CHECKPOINT_BYTES`] suits most clusters.
+    /// Most bytes of ranks' states and channels' contexts in the root's memory. The limit applies to all checkpoints
+    /// that are waiting to be written together, and to each that is read. [`CHECKPOINT_BYTES`] suits most clusters.
     pub checkpoint_bytes: u64,
 }
 
@@ -110,7 +110,7 @@ pub enum StartError {
     /// This socket can't be opened.
     #[error("{}: {}", .0.display(), .1)]
     Socket(PathBuf, io::Error),
-    /// This file, which records jobs and stands beside the socket, can't be read.
+    /// This file next to the socket, which records the jobs, can't be read.
     #[error(
         "{}: {}; it remembers the jobs of this daemon's cluster: remove it if no other daemon of the cluster runs",
         .0.display(), .1

@@ -158,7 +158,7 @@ impl Cluster {
             harmed: BTreeSet::new(),
             value_bytes: 1,
             longest_report: 0,
-            // The seeds that docs/tests.md names are others.
+            // The seeds in docs/tests.md have other remainders, so data arrives in none of their runs.
             arrivals: (seed % 3 == 1).then(|| Rng::new(seed, "arrivals")),
             arrived: BTreeSet::new(),
             events: BTreeMap::new(),

@@ -29,7 +29,7 @@ pub(super) enum Message {
 pub(super) struct Connection {
     pub(super) child: u16,
     pub(super) parent: u16,
-    /// Whether each end is open.
+    /// For each end, true if it is open.
     open: [bool; 2],
     /// True if messages are lost without notification.
     pub(super) is_silent: bool,
