@@ -68,8 +68,8 @@ const LAST_WAIT: Duration = Duration::from_secs(2);
 /// # Errors
 /// [`StartError`].
 ///
+/// # Cancel safety
 /// None: send the process SIGTERM instead of dropping this.
-/// None: send the process SIGTERM instead.
 pub async fn serve(
     options: DaemonOptions,
     policy: Box<dyn Policy>,

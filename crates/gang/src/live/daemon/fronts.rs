@@ -40,7 +40,7 @@ pub(super) async fn take(listener: UnixListener, routes: Routes, users: Users) {
         let (link, routes, users) = (link::local(stream), routes.clone(), users.clone());
         tokio::spawn(async move {
             let Some(place) = place else {
-                // Limits the time, because this connection is beyond the user's limit.
+                // The reply has little time, because this connection exceeds the user's limit.
                 let why =
                     format!("this user has {MOST} connections with the daemon: end some jobs");
                 return drop(timeout(AGAIN, refuse(link, why)).await);

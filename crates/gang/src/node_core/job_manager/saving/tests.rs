@@ -121,7 +121,7 @@ fn a_program_survives_being_written_as_text() {
     assert!(Program::from_json("{\"command\":[]}").is_err());
 }
 
-/// In an earlier version, the other ranks blocked forever, and so did the requesting client.
+/// Otherwise the other ranks and the requesting client would block forever.
 #[test]
 fn a_rank_that_ends_although_it_is_asked_for_its_state_lets_the_others_go_on() {
     let mut scene = Scene::new();
