@@ -378,7 +378,7 @@ impl Agent {
         let jobs: Vec<JobId> = action.into_iter().flat_map(Action::jobs).collect();
         for job in jobs.into_iter().filter(|job| self.jobs.contains_key(job)).collect::<Vec<_>>() {
             self.abandon(job);
-            let why = "its channels do not become steady".to_owned();
+            let why = "its channels do not become quiescent".to_owned();
             self.outcome.failed.push((job, self.host, why));
         }
     }
