@@ -323,6 +323,8 @@ impl Controller {
         Ok(ContextId(at))
     }
 
+    /// Returns the descriptor of a context.
+    ///
     /// # Panics
     /// If the context was closed.
     fn opened(&self, context: ContextId) -> &Descriptor {

@@ -22,7 +22,7 @@ macro_rules! name {
 }
 
 name!(
-    /// A parallel job. Its number is never reused.
+    /// A parallel job. A root never reuses a job's number.
     JobId(u32)
 );
 name!(

@@ -3,11 +3,11 @@
 //! | field | message | answer | fence |
 //! |---|---|---|---|
 //! | port | the receiving rank's channel | the same | the same |
-//! | flags | 0, or 16 with an answer | 1, with 4 if the rest of the round is refused, 8 if the context is not there | 2 |
-//! | sequence | the message's | all transmissions before are answered | first message not accepted |
-//! | acknowledgement | all before are accepted, with 16 | all before are accepted | 0 |
+//! | flags | 0, or 16 if it carries an answer | 1; 4 if the rest of the round is refused; 8 if the context is absent | 2 |
+//! | sequence | the message's number | all transmissions before it are answered | the first message not accepted |
+//! | acknowledgement | with 16: all messages before it are accepted | all messages before it are accepted | 0 |
 //! | word 0 | job, epoch | the same | the same |
-//! | word 1 | round, sending rank, receiving rank, with 16 the round that it answers | the same, the round that it answers | the same, without |
+//! | word 1 | round, sending rank, receiving rank; with 16: answered round | answered round, both ranks | round, both ranks |
 
 use midplane_simhw::frame::Header;
 

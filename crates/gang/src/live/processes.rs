@@ -1,4 +1,4 @@
-//! The jobs' processes on this host: started, suspended, resumed, signalled and killed.
+//! Starts, suspends, resumes, signals and kills the jobs' processes on this host.
 
 mod imaging;
 mod launching;
