@@ -1,4 +1,4 @@
-//! The NIC extension: runs the contexts of one NIC, of which each channel has one active.
+//! The NIC extension: runs the contexts of one NIC, of which each channel has at most one active.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

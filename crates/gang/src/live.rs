@@ -8,8 +8,8 @@
 //! - [`rank`]: the rank's own API: its channel and its Virtual Interfaces on the daemon's NIC; [`channels`]: the
 //!   daemon's side
 //! - [`snapshot`]: a rank's part in checkpoints
-//! - `reclaimer`: takes memory from suspended jobs while the host is short of it; `host_memory`: the host's free
-//!   memory and swap space
+//! - `reclaimer`: takes memory from suspended jobs while the host is short of it; `host_memory`: measures the host's
+//!   memory
 //! - `adopted`: control groups of jobs that another system has started
 //! - `rights`: users, and the rights of their jobs
 //! - `pmi`: the server through which MPICH programs start as ranks

@@ -254,7 +254,7 @@ struct Parted {
 }
 
 impl Parted {
-    /// Moves the processes of a frozen group to `rest`, and creates `one`.
+    /// Creates both groups, and moves the processes of a frozen group to `rest`.
     fn new(job: &Path) -> io::Result<Self> {
         let parted = Self { job: job.into(), one: job.join("one"), rest: job.join("rest") };
         for group in [&parted.one, &parted.rest] {

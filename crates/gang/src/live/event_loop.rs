@@ -29,14 +29,14 @@ const CHECK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The standard streams of a job, at the root.
 struct JobStreams {
-    /// Replies to the job's client, once the client has found this root.
+    /// Sender of frames to the job's client; `None` until the client has found this root.
     front: watch::Sender<Option<mpsc::Sender<Frame>>>,
     output: Outlet,
-    /// Input for the job, until the client's connection that feeds the job takes it.
+    /// Sender of the job's input, until the client's connection that feeds the job takes it.
     feed: Option<mpsc::Sender<Frame>>,
     /// A waiting connection, which feeds the job once the present one has ended.
     next_feed: Option<oneshot::Sender<mpsc::Sender<Frame>>>,
-    /// Receives the job's input, until the host of rank 0 takes it.
+    /// Receiver of the job's input, until the host of rank 0 takes it.
     input: Option<mpsc::Receiver<Frame>>,
 }
 

@@ -76,8 +76,8 @@ impl PmiJob {
         self.barriers.send_modify(|left| *left += 1);
     }
 
-    /// Starts the task that serves a rank until the other end of the socket is closed, the rank's PMI session ends, or
-    /// this server is dropped.
+    /// Starts the task that serves a rank until the other end of the socket is closed, the rank aborts, or this server
+    /// is dropped.
     pub(super) fn serve(&self, end: OwnedFd, said: impl Fn(RankEvent) + Send + 'static) {
         tokio::spawn(serve(end, Arc::clone(&self.shared), self.barriers.subscribe(), said));
     }
