@@ -46,7 +46,7 @@ pub enum SnapshotError {
     /// The variable is malformed.
     #[error("{SNAPSHOTS} is damaged: start this by `midplane gang run`, which sets it")]
     Variable,
-    /// The state exceeds [`LONGEST_STATE`].
+    /// The state exceeds the longest state, 1 GiB.
     #[error("a state has at most {LONGEST_STATE} bytes, not {0}")]
     TooLong(usize),
     /// The daemon has exited.
