@@ -83,8 +83,8 @@ pub(crate) struct NodeConfig {
 /// as they are. A majority elects a root for a new term ([`Election`]). The new root waits for half of `patience` or
 /// 500 ms at most, until the daemons have joined and have reported what they run. Jobs with ranks on a missing daemon
 /// end; all others are suspended on all hosts, and are then scheduled again. A daemon that joins later kills its
-/// ranks, because their jobs have ended. that is not connected with a majority is one no longer, and a connection
-/// leads to one term's root alone.
+/// ranks, because their jobs have ended. A root that is not connected with a majority gives up. A connection leads to
+/// the root of one term only.
 #[derive(Debug)]
 pub(crate) struct NodeCore {
     config: NodeConfig,
