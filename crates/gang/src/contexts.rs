@@ -345,3 +345,6 @@ impl<H: Host> Contexts<H> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -147,7 +147,7 @@ fn a_process_whose_numbers_contradict_each_other_is_named() {
     let saved = example();
     type Change = fn(&mut InterfacesContext);
     let changes: [(&str, Change); 10] = [
-        ("not in order", |saved| saved.ranks[1].vis.swap(0, 1)),
+        ("out of order", |saved| saved.ranks[1].vis.swap(0, 1)),
         ("twice", |saved| {
             let cookie = saved.ranks[1].vis[0].receives[0].cookie;
             saved.ranks[1].vis[1].receives[0].cookie = cookie;

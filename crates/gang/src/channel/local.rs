@@ -23,7 +23,9 @@ impl Channel {
     pub(super) fn is_local_next(&mut self) -> bool {
         let Some(rings) = &mut self.rings else { return false };
         let is_turn_of_nic = self.in_a_row >= LOCAL_IN_A_ROW && !rings.has_past();
-        if self.is_from_nic || is_turn_of_nic && self.received > self.consumed {
+        let has_nic_turn = is_turn_of_nic && self.received > self.consumed;
+        // A message of the rings that `peek` has returned stays the next one.
+        if self.is_from_nic || has_nic_turn && !rings.has_current() {
             return false;
         }
         let found = rings.find();

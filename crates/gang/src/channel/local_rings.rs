@@ -338,6 +338,11 @@ impl RingEnds {
         self.has_past
     }
 
+    /// Returns whether [`RingEnds::find`] has found a message that is not consumed.
+    pub(crate) const fn has_current(&self) -> bool {
+        self.current.is_some()
+    }
+
     /// Returns the current message, which [`RingEnds::find`] has found.
     pub(crate) fn current(&self) -> Option<(Rank, Payload<'_>)> {
         let Found { from, length, at, .. } = self.current?.found;
