@@ -168,7 +168,7 @@ impl SimBuilder {
     ///
     /// ```
     /// # use midplane::Sim;
-    /// The client grants tokens to its senders.
+    /// // The client grants tokens to its senders.
     /// let sims = Sim::builder().nodes(|host, node| match host {
     ///     "client-1" => node.receive_tokens(),
     ///     _ => node,

@@ -154,7 +154,7 @@ fn a_process_whose_numbers_contradict_each_other_is_named() {
         }),
         ("counts sends", |saved| saved.ranks[1].vis[0].cut = 1000),
         ("counts sends", |saved| saved.ranks[1].vis[0].withdrawn = 1),
-        ("that the NIC has too", |saved| saved.ranks[1].vis[0].gate.lent[1] = true),
+        ("of which the NIC has descriptors", |saved| saved.ranks[1].vis[0].gate.lent[1] = true),
         ("being made", |saved| saved.ranks[1].vis[0].state = ViState::ConnectPending),
         ("not connected", |saved| saved.ranks[1].vis[0].state = ViState::Error),
         ("frames on the way", |saved| {
@@ -164,7 +164,7 @@ fn a_process_whose_numbers_contradict_each_other_is_named() {
         ("a receive has more memory", |saved| {
             saved.ranks[1].vis[0].receives[0].pieces[0].offset = u32::MAX;
         }),
-        ("an error is told", |saved| {
+        ("an error names it", |saved| {
             let error = AsyncError::ConnectionLost;
             saved.ranks[1].errors.push((77, error));
         }),

@@ -39,14 +39,13 @@ fn world() -> World<Unit> {
     })
 }
 
-/// Opens and starts one job with three ranks, of which the first two are on host 0. Returns the ranks' channels.
-async fn start(hosts: [SimHost; 2], past: Vec<LocalMessage>) -> Vec<Channel> {
+/// Opens and starts one job with three ranks, of which the first two are on host 0.
+async fn start(hosts: &[SimHost; 2], past: Vec<LocalMessage>) -> Vec<Contexts<SimHost>> {
     let (program, user) = (Program::default(), User::default());
     let launch = Launch { job: JOB, first: 0, nodes: 3, ranks: 3, program, user };
     let restored = ChannelContext { local: past, ..ChannelContext::fresh(Rank(0), GEOMETRY) };
-    let mut channels = Vec::new();
     let mut all = Vec::new();
-    for host in &hosts {
+    for host in hosts {
         let config = ContextsConfig {
             cluster: CLUSTER,
             mode: Mode::Resident,
@@ -61,15 +60,16 @@ async fn start(hosts: [SimHost; 2], past: Vec<LocalMessage>) -> Vec<Channel> {
         contexts.carry_out(&Step::Open(launch.clone(), saved)).await.unwrap();
         all.push(contexts);
     }
-    for (host, contexts) in hosts.iter().zip(&mut all) {
-        let run = Step::Channels(Action::Run(vec![(JOB, Epoch(1))]));
+    let run = Step::Channels(Action::Run(vec![(JOB, Epoch(1))]));
+    for contexts in &mut all {
         contexts.carry_out(&run).await.unwrap();
-        for (_, controller, context) in contexts.of_job(JOB) {
-            let descriptor = controller.descriptor(context);
-            channels.push(Channel::attach(host, descriptor).await.unwrap());
-        }
     }
-    channels
+    all
+}
+
+async fn attach(contexts: &Contexts<SimHost>, rank: u16) -> Channel {
+    let (_, controller, context) = contexts.of_job(JOB).find(|it| it.0 == rank).unwrap();
+    Channel::attach(&contexts.host, controller.descriptor(context)).await.unwrap()
 }
 
 #[test]
@@ -80,14 +80,19 @@ fn the_end_of_a_past_neither_repeats_nor_drops_a_message() {
         .map(|number| LocalMessage { from: Rank(1), bytes: Bytes::copy_from_slice(&[number]) })
         .collect();
     let task = async move {
-        let host = hosts[0].clone();
-        let mut channels = start(hosts, past).await;
-        channels[2].try_send(Rank(0), &[200]).unwrap();
-        channels[1].try_send(Rank(0), &[17]).unwrap();
-        host.sleep_until(host.now() + Duration::from_millis(1)).await;
+        let contexts = start(&hosts, past).await;
+        let pause = || hosts[0].sleep_until(hosts[0].now() + Duration::from_millis(1));
+        // The NIC has this message before the restored rank begins to receive.
+        attach(&contexts[1], 2).await.try_send(Rank(0), &[200]).unwrap();
+        pause().await;
+        attach(&contexts[0], 1).await.try_send(Rank(0), &[17]).unwrap();
+        let mut receiver = attach(&contexts[0], 0).await;
         let mut received = Vec::new();
-        while let Some((from, bytes)) = channels[0].try_receive() {
-            received.push((from.0, bytes[0]));
+        for _ in 0..10 {
+            while let Some((from, bytes)) = receiver.try_receive() {
+                received.push((from.0, bytes[0]));
+            }
+            pause().await;
         }
         let of = |rank| received.iter().filter(|it| it.0 == rank).map(|it| it.1).collect();
         let all: [Vec<u8>; 2] = [1, 2].map(of);
