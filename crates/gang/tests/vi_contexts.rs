@@ -156,7 +156,7 @@ fn a_process_whose_numbers_contradict_each_other_is_named() {
         ("counts sends", |saved| saved.ranks[1].vis[0].withdrawn = 1),
         ("of which the NIC has descriptors", |saved| saved.ranks[1].vis[0].gate.lent[1] = true),
         ("being made", |saved| saved.ranks[1].vis[0].state = ViState::ConnectPending),
-        ("not connected", |saved| saved.ranks[1].vis[0].state = ViState::Error),
+        ("its state and its connection", |saved| saved.ranks[1].vis[0].state = ViState::Error),
         ("frames on the way", |saved| {
             let flight = link(saved, 1, 0).flights.iter_mut().find(|flight| flight.ends);
             flight.expect("some are under way").ends = false;
