@@ -12,7 +12,8 @@
 //! such a write, once half of them or fewer are left; the paper names no threshold.
 //!
 //! A sender without credit requests it once, with one of two descriptors that data never takes; the reply takes the
-//! other. So requests and replies need no credit, and they wake a parked process.
+//! other. So requests and replies need no credit, and they wake a parked process. Each reports the descriptors of all
+//! earlier ones. A process that parks while a packet waits for credit has a request unanswered.
 
 mod credit;
 mod link;

@@ -108,6 +108,10 @@ pub(super) struct Link {
     answered: u64,
     peer_requested: u64,
     peer_answered: u64,
+    /// Requests and replies that this side has counted and not yet sent.
+    unsent: u64,
+    /// Requests and replies of the other side whose descriptors were posted again.
+    taken: u64,
     /// This side's last low-water request: how many posted descriptors of the other side it knew of then.
     low: u64,
     /// True if a packet was refused, and its sender waits for room.
@@ -167,6 +171,8 @@ impl Link {
             answered: 0,
             peer_requested: 0,
             peer_answered: 0,
+            unsent: 0,
+            taken: 0,
             low: 0,
             refused: false,
             starved: None,

@@ -29,6 +29,7 @@ impl Link {
         self.post_receive(nic, descriptor)?;
         let immediate = immediate.unwrap_or(0).cast_signed();
         if immediate == 0 {
+            self.taken += 1;
             self.read_published();
             self.publish_if_due(nic, false);
             return Ok(None);

@@ -54,11 +54,26 @@ impl Link {
 
     /// Requests credit, unless a request is unanswered.
     pub(super) fn request_credit(&mut self, nic: &mut Nic) {
-        if self.requested == self.answered {
+        if self.requested == self.answered && self.has_taken_all() {
             self.requested += 1;
-            if !self.publish(nic, true) {
-                self.requested -= 1;
-            }
+            self.unsent += 1;
+        }
+        self.send_unsent(nic);
+    }
+
+    /// Returns whether the descriptors of all known requests and replies of the other side were posted again.
+    ///
+    /// Only then may this side send a request or a reply, whose words report these descriptors. So the other side knows
+    /// of a reserved descriptor whenever it has to send one: at most one of its two is unreported, that of its
+    /// unanswered request or that of its last reply.
+    const fn has_taken_all(&self) -> bool {
+        self.unposted.is_empty() && self.taken >= self.answered.saturating_add(self.peer_requested)
+    }
+
+    /// Sends the requests and replies that are counted and not sent.
+    fn send_unsent(&mut self, nic: &mut Nic) {
+        while self.unsent > 0 && self.publish(nic, true) {
+            self.unsent -= 1;
         }
     }
 
@@ -91,22 +106,37 @@ impl Link {
     /// replies in any case.
     pub(super) fn publish_if_due(&mut self, nic: &mut Nic, parks: bool) {
         let due = self.reader.is_due() || self.is_requested();
-        if self.peer_requested > self.peer_answered && (due || parks) {
-            let before = std::mem::replace(&mut self.peer_answered, self.peer_requested);
-            if !self.publish(nic, true) {
-                self.peer_answered = before;
-            }
+        let is_asked = self.peer_requested > self.peer_answered && self.has_taken_all();
+        if is_asked && (due || parks) {
+            self.peer_answered = self.peer_requested;
+            self.unsent += 1;
+            self.send_unsent(nic);
         } else if due {
             self.publish(nic, false);
         }
     }
 
-    /// Replies to the other side's credit request before this side parks. If the other side runs out later, its request
-    /// wakes this side.
+    /// Replies to the other side's credit request before this side parks, and requests credit if a refused packet waits
+    /// for it. If the other side runs out later, its request wakes this side.
     pub(in crate::rdma) fn answer_request(&mut self, nic: &mut Nic) {
         self.reap(nic);
         self.read_published();
         self.publish_if_due(nic, true);
+        self.send_unsent(nic);
+        if self.refused && self.is_up() && !self.port_full && !self.has_room() {
+            self.request_credit(nic);
+        }
+    }
+
+    /// Returns whether both sides know each other's memory.
+    const fn is_up(&self) -> bool {
+        self.has_greeted && self.remote.is_some()
+    }
+
+    /// Returns whether the longest packet could be sent, as far as is known.
+    fn has_room(&self) -> bool {
+        let mut credit = self.credit;
+        credit.take(self.config.area / 4).is_some()
     }
 
     /// Returns whether a refused packet may be posted again.
@@ -115,11 +145,8 @@ impl Link {
             return false;
         }
         self.read_published();
-        let room = self.config.area / 4;
-        let mut credit = self.credit;
-        let up = self.has_greeted && self.remote.is_some();
         let starves = self.starved.is_some_and(|then| self.sending.len() >= then);
-        let again = self.lost || (up && !self.port_full && !starves && credit.take(room).is_some());
+        let again = self.lost || (self.is_up() && !self.port_full && !starves && self.has_room());
         if again {
             self.refused = false;
             self.starved = None;

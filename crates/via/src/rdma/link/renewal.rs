@@ -54,6 +54,6 @@ impl Link {
         self.credit = Credit::new(self.config.area, self.config.descriptors);
         self.reader = Reader::new(self.config.area, self.config.descriptors);
         (self.requested, self.answered, self.peer_requested, self.peer_answered) = (0, 0, 0, 0);
-        (self.low, self.starved) = (0, None);
+        (self.unsent, self.taken, self.low, self.starved) = (0, 0, 0, None);
     }
 }
