@@ -1,5 +1,4 @@
-//! Copies into and out of segments a word at a time, for processors for which [`copy`](super::copy) has no
-//! assembly.
+//! Copies into and out of segments a word at a time, for processors for which `copy` has no assembly.
 //!
 //! Every access to a segment is an atomic access to the aligned 8-byte word that contains a byte. Two
 //! concurrent accesses of different sizes to the same bytes would be a data race, even if each is atomic. If a
