@@ -64,6 +64,8 @@ impl<F: Firmware + Send + 'static> Driver<F> {
     ) -> Option<Instant> {
         match polls_until {
             Some(ends) if Clock::now() < ends => {
+                // The peer may need this processor to answer.
+                rustix::thread::sched_yield();
                 tokio::task::yield_now().await;
                 polls_until
             }
