@@ -7,6 +7,7 @@
 //! - [`socket`]: moves an endpoint's datagrams through a tokio socket
 //! - [`tcp`]: handshakes and sealed records over TCP (Linux, with sessions)
 
+pub(crate) mod buffer;
 pub mod endpoint;
 pub mod gossip;
 pub mod pipe;

@@ -17,6 +17,9 @@ use crate::time::Instant;
 
 /// Bytes of one receive buffer: the largest datagram, and the most that the system coalesces.
 const BUFFER_BYTES: usize = 65_536;
+/// Alignment of the first buffer: the system's memory begins at pages. If a copy's destination begins up to 63 bytes
+/// after its source, modulo a page, processors of AMD's Zen copy at a tenth of their speed.
+const PAGE: usize = 4_096;
 /// Buffers of one receive call: 1 MiB of memory. 16 coalesced batches are enough for one turn.
 const BUFFERS: usize = if BATCH_SIZE < 16 { BATCH_SIZE } else { 16 };
 /// Most bytes of a datagram that is sent together with others. Each must fit an Ethernet packet of 1,500 bytes
@@ -214,6 +217,8 @@ const fn is_too_long(_: &io::Error) -> bool {
 pub(super) struct Inbox {
     /// Shared with users that have yet to copy out of it; between two batches there are none.
     memory: Arc<Vec<u8>>,
+    /// Where the first buffer begins in the memory, at a page.
+    start: usize,
     meta: [RecvMeta; BUFFERS],
     filled: usize,
     /// True if no more datagrams waited after this batch.
@@ -232,8 +237,10 @@ pub(super) struct Datagram<'a> {
 
 impl Inbox {
     pub(super) fn new() -> Self {
+        let memory = vec![0; PAGE + BUFFERS * BUFFER_BYTES];
         Self {
-            memory: Arc::new(vec![0; BUFFERS * BUFFER_BYTES]),
+            start: memory.as_ptr().align_offset(PAGE),
+            memory: Arc::new(memory),
             meta: [RecvMeta::default(); BUFFERS],
             filled: 0,
             emptied: true,
@@ -248,7 +255,7 @@ impl Inbox {
 
     fn fill(&mut self, state: &UdpSocketState, socket: &std::net::UdpSocket) -> io::Result<()> {
         let memory = Arc::get_mut(&mut self.memory).expect("a turn drops its references");
-        let mut chunks = memory.chunks_exact_mut(BUFFER_BYTES);
+        let mut chunks = memory[self.start..].chunks_exact_mut(BUFFER_BYTES);
         let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
             IoSliceMut::new(chunks.next().expect("memory for every buffer"))
         });
@@ -287,7 +294,7 @@ impl Inbox {
 
     /// Iterates over the datagrams of the last batch, in order.
     pub(super) fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
-        let buffers = self.memory.chunks_exact(BUFFER_BYTES);
+        let buffers = self.memory[self.start..].chunks_exact(BUFFER_BYTES);
         self.meta[..self.filled].iter().zip(buffers).flat_map(|(meta, buffer)| {
             let bytes = &buffer[..meta.len];
             let stride = meta.stride.max(1);

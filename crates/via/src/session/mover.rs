@@ -13,6 +13,7 @@ use tokio::time::{Instant, Sleep};
 use super::Session;
 use super::core::Ended;
 use super::line::Line;
+use crate::wire::buffer::Buffer;
 use crate::wire::tcp::{Connection, Records};
 
 /// Bytes of one read.
@@ -35,7 +36,7 @@ pub(super) struct Mover<S> {
     written: usize,
     /// Bytes that are to be sealed.
     plain: Vec<u8>,
-    inbox: Box<[u8]>,
+    inbox: Buffer,
     /// Fires if the system has taken nothing for [`STUCK`].
     alarm: Pin<Box<Sleep>>,
     is_alarmed: bool,
@@ -74,7 +75,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
             outbox: Vec::new(),
             written: 0,
             plain: Vec::new(),
-            inbox: vec![0; READ].into(),
+            inbox: Buffer::new(READ),
             alarm: Box::pin(tokio::time::sleep(STUCK)),
             is_alarmed: false,
         }

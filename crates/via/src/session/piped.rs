@@ -12,6 +12,7 @@ use tokio::io::ReadBuf;
 use super::byte_pipe::{BytePipe, Held, Pipes};
 use super::frame::{FIN, Header, Incoming, Kind, MAX_CONTROL, PIECE};
 use super::line::Line;
+use crate::wire::buffer;
 use crate::wire::endpoint::PipeId;
 
 /// Bytes of a frame before its payload.
@@ -107,7 +108,7 @@ impl Piped {
         let length = rest.len();
         self.take(length, |bytes| {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len());
-            now.copy_from_slice(bytes);
+            buffer::copy(bytes, now);
             rest = later;
         });
     }
@@ -115,7 +116,7 @@ impl Piped {
     /// Appends the next `length` bytes of the peeked fragment to `out`; ends the fragment with the last of
     /// them.
     pub(super) fn append(&mut self, length: usize, out: &mut ReadBuf<'_>) {
-        self.take(length, |bytes| out.put_slice(bytes));
+        self.take(length, |bytes| buffer::append(bytes, out));
     }
 
     fn take(&mut self, length: usize, mut each: impl FnMut(&[u8])) {

@@ -13,6 +13,7 @@ use tokio::task::coop::poll_proceed;
 use super::Session;
 use super::core::{Core, Direct, Ended};
 use super::frame::Reason;
+use crate::wire::buffer;
 
 /// A stream of bytes to and from another process.
 ///
@@ -166,7 +167,7 @@ pub(super) fn copy_held(core: &mut Core, number: u32, into: &mut ReadBuf<'_>) ->
     while into.remaining() > 0 && !flow.receive.held.is_empty() {
         let front = flow.receive.held.front();
         let count = front.len().min(into.remaining());
-        into.put_slice(&front[..count]);
+        buffer::append(&front[..count], into);
         flow.receive.held.consume(count);
         copied += count;
     }

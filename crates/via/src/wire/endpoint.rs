@@ -15,6 +15,7 @@ use hashbrown::HashMap;
 use midplane_simhw::rng::Rng;
 use midplane_simhw::time::Instant;
 
+use super::buffer::Buffer;
 use super::gossip::Gossip;
 use super::pipe::packet::{Accept, Packet};
 use super::pipe::{Config, Pipe, Transmit};
@@ -138,7 +139,7 @@ impl Endpoint {
         &mut self,
         now: Instant,
         from: SocketAddr,
-        buffer: &mut Box<[u8]>,
+        buffer: &mut Buffer,
         length: usize,
     ) {
         if let Some((slot, pipe)) = self.find(now, from, &mut buffer[..length]) {

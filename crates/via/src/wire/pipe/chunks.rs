@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use crate::wire::buffer::{self, Buffer};
+
 /// Bytes of a chunk.
 const CHUNK_BYTES: usize = 64 << 10;
 /// Most free chunks kept while the pipe is busy, 4 MiB: a new one costs a system call, page faults and zeroing.
@@ -10,10 +12,10 @@ const SPARE_CHUNKS: usize = 64;
 /// Bytes of a stream between two offsets; a chunk exists once a byte of it was written.
 #[derive(Debug, Default)]
 pub(crate) struct Chunks {
-    chunks: VecDeque<Option<Box<[u8]>>>,
+    chunks: VecDeque<Option<Buffer>>,
     /// Number of the first chunk: its offset divided by its length.
     first: u64,
-    spare: Vec<Box<[u8]>>,
+    spare: Vec<Buffer>,
 }
 
 const fn place(offset: u64) -> (u64, usize) {
@@ -27,7 +29,7 @@ impl Chunks {
             let (number, at) = place(offset);
             let count = bytes.len().min(CHUNK_BYTES - at);
             let (now, later) = bytes.split_at(count);
-            self.chunk(number)[at..at + count].copy_from_slice(now);
+            buffer::copy(now, &mut self.chunk(number)[at..at + count]);
             bytes = later;
             offset += count as u64;
         }
@@ -40,9 +42,8 @@ impl Chunks {
             self.chunks.push_back(None);
         }
         let spare = &mut self.spare;
-        self.chunks[index].get_or_insert_with(|| {
-            spare.pop().unwrap_or_else(|| vec![0; CHUNK_BYTES].into_boxed_slice())
-        })
+        self.chunks[index]
+            .get_or_insert_with(|| spare.pop().unwrap_or_else(|| Buffer::new(CHUNK_BYTES)))
     }
 
     /// Returns the bytes from `offset` on that are contiguous in memory, up to `to`.

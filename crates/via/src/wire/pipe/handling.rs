@@ -8,6 +8,7 @@ use super::congestion::{Acked, Lost};
 use super::loss::{Kind, Outcome, Sent};
 use super::packet::{Accept, HEADER_BYTES, Packet, VERSION};
 use super::{CONFIRM_NS, FIRST_WINDOW, Pipe, TRIM};
+use crate::wire::buffer::Buffer;
 
 /// The packet is malformed, forged, or was received before.
 struct Bad;
@@ -20,7 +21,7 @@ impl Pipe {
 
     /// Handles the first `length` bytes of a buffer, a datagram of the peer. Keeps the buffer instead of
     /// copying if it has many bytes, and leaves another buffer in its place.
-    pub(crate) fn handle_buffer(&mut self, now: Instant, buffer: &mut Box<[u8]>, length: usize) {
+    pub(crate) fn handle_buffer(&mut self, now: Instant, buffer: &mut Buffer, length: usize) {
         self.handle(now, &buffer[..length], true);
         self.receive.take_buffer(buffer, length);
     }

@@ -7,6 +7,7 @@ use midplane_simhw::time::Instant;
 
 use super::chunks::Chunks;
 use super::ranges::Ranges;
+use crate::wire::buffer::Buffer;
 
 /// The first window in bytes.
 pub(crate) const FIRST_WINDOW: u64 = 256 << 10;
@@ -25,7 +26,7 @@ const SPARE_BUFFERS: usize = 64;
 struct Piece {
     offset: u64,
     /// The whole buffer; empty until [`Reassembly::take_buffer`] provides it.
-    buffer: Box<[u8]>,
+    buffer: Buffer,
     start: usize,
     bytes: usize,
 }
@@ -42,7 +43,7 @@ pub(super) struct Reassembly {
     chunks: Chunks,
     /// Bytes that are kept in the buffers of their datagrams, in order; the chunks have none of them.
     pieces: VecDeque<Piece>,
-    spare: Vec<Box<[u8]>>,
+    spare: Vec<Buffer>,
     consumed: u64,
     /// Every byte before it was received.
     in_order: u64,
@@ -108,7 +109,7 @@ impl Reassembly {
         }
         if self.later.is_empty() {
             if may_keep && bytes.len() >= LARGE {
-                let (buffer, bytes) = (Box::default(), bytes.len());
+                let (buffer, bytes) = (Buffer::default(), bytes.len());
                 self.pieces.push_back(Piece { offset, buffer, start: 0, bytes });
             } else {
                 self.chunks.write(offset, bytes);
@@ -126,12 +127,12 @@ impl Reassembly {
 
     /// Takes the buffer of the datagram that was inserted last, of `length` bytes, if it was not copied; leaves
     /// another one.
-    pub(super) fn take_buffer(&mut self, buffer: &mut Box<[u8]>, length: usize) {
+    pub(super) fn take_buffer(&mut self, buffer: &mut Buffer, length: usize) {
         let Some(piece) = self.pieces.back_mut().filter(|piece| piece.buffer.is_empty()) else {
             return;
         };
         piece.start = length - piece.bytes;
-        let spare = self.spare.pop().unwrap_or_else(|| vec![0; buffer.len()].into());
+        let spare = self.spare.pop().unwrap_or_else(|| Buffer::new(buffer.len()));
         piece.buffer = std::mem::replace(buffer, spare);
     }
 
@@ -291,7 +292,7 @@ mod tests {
             ],
         ) {
             let mut reassembly = Reassembly::new(FIRST_WINDOW);
-            let mut buffer: Box<[u8]> = vec![0; 1 << 16].into();
+            let mut buffer = Buffer::new(1 << 16);
             let mut received = Ranges::default();
             let mut read = Vec::new();
             for (from, length) in pieces {

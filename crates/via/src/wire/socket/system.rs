@@ -16,6 +16,7 @@ use tokio::net::UdpSocket;
 use tokio::time::Sleep;
 
 use super::{Clock, SENDS_PER_TURN, lock};
+use crate::wire::buffer::Buffer;
 use crate::wire::endpoint::{Endpoint, Outgoing};
 
 /// Bytes of one receive buffer: the largest datagram, and the most that receive offload joins.
@@ -37,7 +38,7 @@ const EXACT: u64 = 5_000_000;
 pub(super) struct System {
     io: UdpSocket,
     state: UdpSocketState,
-    inbox: Vec<Box<[u8]>>,
+    inbox: Vec<Buffer>,
     meta: [RecvMeta; BUFFERS],
     outbox: Vec<u8>,
     /// The train in the outbox that the system has not taken yet.
@@ -85,7 +86,7 @@ impl System {
         Ok(Self {
             io: UdpSocket::from_std(socket)?,
             state,
-            inbox: vec![vec![0; BUFFER_BYTES].into(); BUFFERS],
+            inbox: (0..BUFFERS).map(|_| Buffer::new(BUFFER_BYTES)).collect(),
             meta: [RecvMeta::default(); BUFFERS],
             outbox: Vec::new(),
             pending: None,
