@@ -16,6 +16,7 @@
 //! earlier ones. A process that parks while a packet waits for credit has a request unanswered.
 
 mod credit;
+mod exchange;
 mod link;
 mod rendezvous;
 

@@ -14,7 +14,7 @@ use midplane_simhw::wire;
 use serde::{Deserialize, Serialize};
 
 use super::RdmaConfig;
-use super::credit::{Credit, Reader};
+use super::exchange::{Exchange, WORDS};
 use super::rendezvous::{Place, Registration, RendezvousBuffers};
 use crate::attributes::{Address, Discriminator};
 use crate::descriptor::Descriptor;
@@ -25,12 +25,7 @@ use crate::nic::{Nic, NicError, Ticket, ViId, WorkQueue};
 /// The time that the other process may take to connect for the first time.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Words that one side publishes and the other reads: bytes freed, descriptors posted, the last credit request
-/// answered, the last credit request sent, and the low-water request.
-const WORDS: usize = 5;
 const CONTROL_BYTES: usize = WORDS * 8;
-/// Offset of the low-water request among them, in bytes.
-const LOW_WATER: usize = 4 * 8;
 /// Most bytes of the first message of each side.
 const HELLO_BYTES: usize = 64;
 
@@ -101,19 +96,7 @@ pub(super) struct Link {
     staging: Memory,
     published: Memory,
     remote: Option<Hello>,
-    credit: Credit,
-    reader: Reader,
-    /// Credit requests that this side has sent, and how many were answered; then those of the other side.
-    requested: u64,
-    answered: u64,
-    peer_requested: u64,
-    peer_answered: u64,
-    /// Requests and replies that this side has counted and not yet sent.
-    unsent: u64,
-    /// Requests and replies of the other side whose descriptors were posted again.
-    taken: u64,
-    /// This side's last low-water request: how many posted descriptors of the other side it knew of then.
-    low: u64,
+    exchange: Exchange,
     /// True if a packet was refused, and its sender waits for room.
     refused: bool,
     /// Number of descriptors under way when a packet was refused for lack of registered memory.
@@ -165,15 +148,7 @@ impl Link {
             staging,
             published,
             remote: None,
-            credit: Credit::new(config.area, config.descriptors),
-            reader: Reader::new(config.area, config.descriptors),
-            requested: 0,
-            answered: 0,
-            peer_requested: 0,
-            peer_answered: 0,
-            unsent: 0,
-            taken: 0,
-            low: 0,
+            exchange: Exchange::new(config.area, config.descriptors),
             refused: false,
             starved: None,
             port_full: false,
@@ -262,7 +237,7 @@ impl Link {
         match nic.post_receive_quietly(self.vi, descriptor) {
             Ok(()) => {
                 self.posted += 1;
-                self.reader.posted += 1;
+                self.exchange.reader.posted += 1;
             }
             Err(failed) if failed.error == NicError::QueueFull => {
                 self.unposted.push(failed.descriptor);
@@ -362,7 +337,7 @@ impl Link {
         if arrival.placed {
             self.rendezvous.close(arrival.envelope.to);
         }
-        self.reader.freed += arrival.frees;
+        self.exchange.reader.freed += arrival.frees;
         self.publish_if_due(nic, false);
     }
 

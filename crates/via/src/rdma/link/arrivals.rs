@@ -29,12 +29,12 @@ impl Link {
         self.post_receive(nic, descriptor)?;
         let immediate = immediate.unwrap_or(0).cast_signed();
         if immediate == 0 {
-            self.taken += 1;
+            self.exchange.on_taken();
             self.read_published();
             self.publish_if_due(nic, false);
             return Ok(None);
         }
-        let (offset, length, frees) = self.reader.locate(immediate).ok_or(Broken)?;
+        let (offset, length, frees) = self.exchange.reader.locate(immediate).ok_or(Broken)?;
         let mut head = [0; LONGEST];
         let size = length.min(LONGEST);
         self.area.read(offset, &mut head[..size]).map_err(|_| Broken)?;
@@ -96,7 +96,7 @@ impl Link {
         if hello.area.len() as usize != self.config.area {
             return Err(Broken);
         }
-        self.credit = Credit::new(self.config.area, hello.descriptors);
+        self.exchange.credit = Credit::new(self.config.area, hello.descriptors);
         self.remote = Some(hello);
         Ok(())
     }

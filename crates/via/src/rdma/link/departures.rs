@@ -104,10 +104,10 @@ impl Link {
     /// Returns whether a packet of `bytes` could be sent now.
     fn has_credit(&mut self, bytes: usize) -> bool {
         let fits = |mut credit: Credit| credit.take(bytes).is_some();
-        if !fits(self.credit) {
+        if !fits(self.exchange.credit) {
             self.read_published();
         }
-        fits(self.credit)
+        fits(self.exchange.credit)
     }
 
     fn post_packet(
@@ -123,13 +123,13 @@ impl Link {
         let Some(remote) = self.remote.filter(|_| self.has_greeted) else { return self.refuse() };
         self.reap(nic);
         let bytes = envelope.size() + payload.len();
-        if self.credit.is_past_front() {
+        if self.exchange.credit.is_past_front() {
             self.read_published();
         }
-        let before = self.credit;
-        let place = self.credit.take(bytes).or_else(|| {
+        let before = self.exchange.credit;
+        let place = self.exchange.credit.take(bytes).or_else(|| {
             self.read_published();
-            self.credit.take(bytes)
+            self.exchange.credit.take(bytes)
         });
         let Some(place) = place else {
             self.request_credit(nic);
@@ -156,7 +156,7 @@ impl Link {
             }
             // This link has credit, but the links together have more credit than the port that they share has room.
             Err(NicError::QueueFull) => {
-                self.credit.put_back(&before);
+                self.exchange.credit.put_back(&before);
                 self.refuse_port_full()
             }
             _ => Err(Refusal::Lost),

@@ -3,7 +3,7 @@
 use super::{Broken, CONTROL_BYTES, HELLO_BYTES, Link};
 use crate::message::envelope::Peer;
 use crate::nic::{Nic, NicError};
-use crate::rdma::credit::{Credit, Reader};
+use crate::rdma::exchange::Exchange;
 
 impl Link {
     /// Continues to end the former connection; then waits without a timeout for a process that replaces the lost one.
@@ -51,9 +51,7 @@ impl Link {
         self.unposted.clear();
         (self.ticket, self.remote) = (None, None);
         (self.has_greeted, self.lost, self.replaces_lost) = (false, false, true);
-        self.credit = Credit::new(self.config.area, self.config.descriptors);
-        self.reader = Reader::new(self.config.area, self.config.descriptors);
-        (self.requested, self.answered, self.peer_requested, self.peer_answered) = (0, 0, 0, 0);
-        (self.unsent, self.taken, self.low, self.starved) = (0, 0, 0, None);
+        self.exchange = Exchange::new(self.config.area, self.config.descriptors);
+        self.starved = None;
     }
 }
