@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cure_is_named_for_a_lack_alone() {
+    fn a_cure_is_named_only_for_a_lack() {
         assert_eq!(row(UDP, State::Yes).cure, None);
         assert_eq!(row(UDP, State::Limited).cure, Some("do something"));
     }

@@ -24,7 +24,7 @@ Examples:
   echo 'native: counter 1' > counter
   midplane nic install 16 counter --node HOST:PORT
 
-  # Return all nodes to the version before
+  # Return all nodes to the previous version
   midplane nic rollback 16 --node HOST:PORT
 
   # Serve a NIC whose ports other processes of this user map

@@ -37,8 +37,9 @@ A stage may also have "first_overhead_us", its overhead for the first fragment. 
 ramp-up-down plan the top level and equal fragments go through the groups (the paper's algorithms B and C).
 
 A plan: "fragments" enter the first stage at the top level; "levels", where it refragments, has for each group its
-"stages" and, for each top-level fragment, the pieces that cross them; "latency_us" is exact; "lower_bound_us" is what
-no plan can beat; "gap" is the distance between the two as a fraction; "bottleneck" is the stage that is busy longest.
+"stages" and, for each top-level fragment, the pieces that cross them; "latency_us" is exact; "lower_bound_us" is a
+bound that no plan can beat; "gap" is the distance between the two as a fraction; "bottleneck" is the stage that is busy
+longest.
 
 Try it:
   echo '{"pipelines":[{"stages":[{"overhead_us":7.2,"us_per_byte":0.0072},{"overhead_us":5.2,"us_per_byte":0.0249},

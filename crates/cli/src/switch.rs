@@ -82,7 +82,7 @@ enum Recut {
     Cells,
 }
 
-/// The report.
+/// Counters of the switch, as printed at its end.
 #[derive(Debug, Serialize)]
 struct Document {
     link_mbps: u32,

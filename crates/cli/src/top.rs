@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     /// File with the cluster's key
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Trust all who can send to this host's address, without a key
+    /// Trust every host that can send to this host's address, without a key
     #[arg(long)]
     trusted_network: bool,
     /// Socket of a gang daemon, whose jobs are shown as well
@@ -111,7 +111,7 @@ async fn run(arguments: &Arguments) -> Result<(), Failure> {
     done
 }
 
-/// Reads what the screen shows.
+/// Reads the nodes and jobs that the screen shows.
 struct Reader {
     node: Node,
     gang: Option<PathBuf>,
@@ -122,12 +122,15 @@ impl Reader {
         Reading { nodes: self.node.top().await, jobs: self.jobs().await }
     }
 
-    /// Returns the jobs of the gang daemon, if one is to be asked.
+    /// Lists the jobs of the gang daemon; `None` without `--gang`.
     async fn jobs(&self) -> Option<Result<Vec<Job>, String>> {
         let socket = self.gang.as_ref()?;
         Some(match ask(socket, &Request::List).await {
             Ok(Reply::Listing(listing)) => Ok(listing.jobs.iter().map(Into::into).collect()),
-            Ok(_) => Err("the gang daemon answers with something else: run one version".into()),
+            Ok(_) => {
+                Err("the gang daemon sent an unexpected reply: run the same version on both sides"
+                    .into())
+            }
             Err(error) => Err(error.to_string()),
         })
     }

@@ -62,7 +62,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// The report.
+/// Results of a run, as printed at its end.
 #[derive(Debug, Serialize)]
 struct Document<'a> {
     scenario: &'a Path,

@@ -1,4 +1,4 @@
-//! Tests of what only Linux has: sealed memory, abstract sockets, priorities, limits, control groups.
+//! Tests features that only Linux has: sealed memory, abstract sockets, priorities, limits, control groups.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -34,7 +34,7 @@ pub(super) fn shared_memory() -> [Row; 2] {
     ]
 }
 
-/// Makes memory as a segment of the fabric is made: its length can change no more.
+/// Makes a sealed memfd, as the fabric does for a segment: its length can no longer change.
 fn sealed_memory() -> io::Result<String> {
     let file = memfd_create("midplane-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, 4_096)?;
@@ -88,7 +88,7 @@ pub(super) fn rights() -> [Row; 5] {
     ]
 }
 
-/// A limit that is `None` is unlimited.
+/// Rates the limits on priorities; a limit of `None` allows every value.
 fn priorities(real_time: Rlimit, nice: Rlimit, is_capable: bool) -> (State, String) {
     let allows =
         |limit: Rlimit, value| is_capable || limit.current.is_none_or(|most| most >= value);

@@ -31,14 +31,14 @@ pub(crate) async fn main(socket: &Path, options: &Adopt, json: bool) -> Result<u
     };
     let output = Output { label: false, to_error: json };
     let request = RunOptions { ranks: slots, weight: options.priority, program, output };
-    let told = |job| {
+    let on_accepted = |job| {
         if !json {
             eprintln!(
-                "job {job}: adopts {shown} until its processes have ended; Ctrl-C lets them leave"
+                "job {job}: adopts {shown} until its processes have ended; Ctrl-C ends the adoption"
             );
         }
     };
-    let over = client::run(socket, request, told).await.map_err(failure)?;
+    let over = client::run(socket, request, on_accepted).await.map_err(failure)?;
     finish(&over, &shown, json)
 }
 
@@ -52,7 +52,7 @@ fn adopted(group: &AdoptedGroup) -> Adopted {
     }
 }
 
-/// Returns the name of what is adopted, for people.
+/// Returns the adopted group's name, for messages.
 fn shown(adopted: &Adopted) -> String {
     match adopted {
         Adopted::Folder(folder) => folder.clone(),

@@ -34,15 +34,16 @@ Examples:
   midplane gang trace slices.svg
   midplane gang trace slices.json
 
-  # Follow a job whose terminal was lost with the root's host, on another host
+  # On another host, become the client of a job whose terminal was lost with the root's host
   midplane gang attach 1
 
 A daemon of root runs each job as the user who submits it. Only this user and root may end, signal, save and follow the job;
 `list` shows all jobs.
 
-The commands ask the daemon of this host. Of one or two daemons, that of host 0 is the root, which decides; of three or
-more, each leads to the root, and another host takes over when the root is lost. Jobs without ranks on the lost host go on.
-`run` and `restore` then look for the new root for up to 10 s; what was under way to or from the job is lost.
+The commands send their requests to the daemon of this host. Of one or two daemons, that of host 0 is the root, which
+decides. Of three or more, each passes requests to the root, and another host takes over when the root is lost. Jobs without
+ranks on the lost host continue. `run` and `restore` then search for the new root for up to 10 s; input and output in
+transit are lost.
 
 Each rank has its number in GANG_RANK, the number of ranks in GANG_SIZE, the job's number in GANG_JOB, and the hosts
 of all ranks in GANG_HOSTS. PMI_FD, PMI_RANK and PMI_SIZE are set as MPICH's mpiexec sets them (PMI-1). Input goes to rank 0.
@@ -75,9 +76,10 @@ pub(crate) enum What {
     Adopt(Adopt),
     Checkpoint(Checkpoint),
     Restore(Restore),
-    /// Follow a job whose front end was lost with the root's host, and wait until it ends
+    /// Become the client of a job whose client was lost with the root's host, and wait until it ends
     ///
-    /// The job has gone on. What it wrote in the meantime is lost, but for what its pipes hold. It ends with this command.
+    /// The job has continued. Its output of the meantime is lost, except for what its pipes hold. The job ends with
+    /// this command.
     #[command(after_help = "Example: midplane gang attach 1")]
     Attach {
         /// Number of the job
@@ -86,7 +88,7 @@ pub(crate) enum What {
         #[arg(long)]
         label: bool,
     },
-    /// List the jobs, and say which host is the root
+    /// List the jobs, and name the root's host
     #[command(after_help = "Example: midplane gang --json list")]
     List,
     /// End a job, or signal it
@@ -106,11 +108,11 @@ pub(crate) enum What {
     },
 }
 
-/// Let processes that something else has started take turns with the jobs
+/// Let processes that another program has started take turns with the jobs
 ///
-/// What runs in the control group (version 2) is stopped and resumed as a whole. It continues for good once it is adopted no
-/// longer: at Ctrl-C, at `gang kill`, and if a daemon dies. The group is looked up on every host; the job takes all slots.
-/// Under a daemon of root, only root may do this.
+/// All processes in the control group (version 2) are suspended and resumed together. The adoption ends at Ctrl-C, at
+/// `gang kill`, and if a daemon dies; then they continue for good. The group is looked up on every host; the job takes
+/// all slots. Under a daemon of root, only root may do this.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   midplane gang adopt --cgroup /sys/fs/cgroup/system.slice/render.service
@@ -215,8 +217,9 @@ pub(crate) struct Run {
     pub(crate) woken: bool,
     /// Memory that each rank needs, such as 512M or 2G
     ///
-    /// A host that has less left beside the needs of other jobs refuses the job, with the numbers. Where control groups have
-    /// the memory controller, the job's ranks on a host may use as much together, and the kernel ends them if they need more.
+    /// If the claims of other jobs leave a host less, it refuses the job, and reports the numbers. Where control groups
+    /// have the memory controller, the job's ranks on a host may use as much together, and the kernel ends them if they
+    /// need more.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
     /// Give rank 0 a terminal

@@ -64,16 +64,15 @@ A daemon of root runs each job as the user who submitted it, with this user's gr
 --socket-group only root can connect. Users have the same name and number on all hosts; a host without the user refuses the
 job. Resource limits are those of the daemon, without its priorities. Any other daemon runs jobs of its own user alone.
 
-Ctrl-C or SIGTERM ends the daemon and all ranks on this
-host; so does its death. A job ends with its front end, and with any of its hosts. On SIGUSR1 it prints on standard error
-what it waits for.
+Ctrl-C or SIGTERM ends the daemon and all ranks on this host; so does the daemon's death. A job ends with its client (the
+process of `midplane gang run`), and with any of its hosts. On SIGUSR1 the daemon prints on standard error what it waits for.
 
 Of three hosts or more, a majority of all daemons elects the root. If the root is lost, another host takes over: within a
-second if its daemon has died, and --patience-ms later if it is silent. Jobs without ranks on its host go on; one whose
-front end was there goes on too, and its output is dropped after 5 s (midplane gang attach). Daemons that reach no majority
-let their jobs run, but start, switch and end none until they do. Each keeps a file beside its socket, with the ending
-.record and for this user alone, with the jobs and their environments: keep it while other daemons run. Stop all daemons and
-remove it to begin anew.
+second if its daemon has died, and --patience-ms later if it is silent. Jobs without ranks on its host continue. A job whose
+client was on that host continues too, and its output is dropped after 5 s (midplane gang attach). Daemons that reach no
+majority let their jobs run, but start, switch and end none until they reach one. Each keeps a file next to its socket, with
+the ending .record and readable by this user alone, with the jobs and their environments: keep it while other daemons run. To
+begin anew, stop all daemons and remove it.
 
 Exit code: 0 it ended by Ctrl-C or SIGTERM; 1 it could not serve; 2 bad input.";
 

@@ -1,4 +1,4 @@
-//! `midplane gang list`.
+//! `midplane gang list`: lists the jobs of a gang daemon.
 
 use std::path::Path;
 

@@ -137,8 +137,8 @@ fn finish(over: &Over, json: bool) -> u8 {
 fn code(over: &Over) -> u8 {
     let ends = || over.ranks.iter().filter_map(|(_, end)| *end);
     // When a rank fails, the others are killed: the failed one's exit code is the answer.
-    let said = ends().filter(|end| matches!(end, End::Exited(code) if *code != 0));
-    let highest = said.map(End::code).max().or_else(|| ends().map(End::code).max()).unwrap_or(0);
+    let failed = ends().filter(|end| matches!(end, End::Exited(code) if *code != 0));
+    let highest = failed.map(End::code).max().or_else(|| ends().map(End::code).max()).unwrap_or(0);
     let began_nothing = over.ranks.iter().all(|(_, end)| end.is_none());
     match (highest, &over.why) {
         _ if began_nothing => BAD_INPUT,

@@ -1,4 +1,5 @@
-//! `midplane nic install` and its like: orders to a running node, which carries each out on all nodes or on none.
+//! `midplane nic install` and similar commands: orders to a running node, which carries each out on all nodes or on
+//! none.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -57,7 +58,7 @@ pub(crate) enum What {
         #[arg(long, value_enum, default_value = "deactivate")]
         policy: PolicyName,
     },
-    /// Return to the version before on all nodes
+    /// Return to the previous version on all nodes
     Rollback(About),
     /// Take an extension down on all nodes
     Quarantine(About),

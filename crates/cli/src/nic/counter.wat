@@ -1,5 +1,5 @@
-;; Adds STEP for each command of opcode 1, tells the node that the command names, which adds it as well, and
-;; completes with the sum. Opcode 2 only reads it; 3 fails. The sum goes over to the next version.
+;; Adds STEP for each command of opcode 1, notifies the node that the command names, which adds it as well, and
+;; completes with the sum. Opcode 2 only reads the sum; 3 fails. The next version receives the sum.
 (module
   (import "nic" "complete" (func $complete (param i32 i32 i64 i64 i64) (result i32)))
   (import "nic" "send_control" (func $send_control (param i32 i32 i32) (result i32)))
@@ -15,7 +15,7 @@
     (if (i32.eq (local.get $opcode) (i32.const 1)) (then
       (call $add (i64.const STEP))
       (i64.store (i32.const 2048) (i64.const STEP))
-      ;; Who is gone is not told.
+      ;; A node that is down misses the step.
       (drop (call $send_control (local.get $node) (i32.const 2048) (i32.const 8)))))
     (drop (call $complete (local.get $ticket) (i32.const 0) (i64.load (i32.const 1024)) (i64.const 0) (i64.const 0))))
   (func (export "on_control") (param $from i32) (param $length i32)

@@ -32,7 +32,7 @@ Example:
 
 Exit code: 0 all steps did what they should; 1 one did not.";
 
-/// Show the life of an extension on six nodes, started and ended by this.
+/// Show the versions of an extension on six nodes, which this command starts and ends.
 ///
 /// Installs a counter, upgrades it, rolls it back, kills a node and starts it again, has the extension fail on one node,
 /// and takes it down on all.
@@ -64,8 +64,8 @@ enum Action {
     Quarantine,
 }
 
-/// A step, the node that is given its order, the order, a field of the right answer with its value, and each node's version
-/// of the extension afterwards, or "-" where it is down.
+/// A step: its title, the node that receives its order, the order, a field of the expected answer with its value, and
+/// each node's version of the extension afterwards, or "-" where it is down.
 type Step = (&'static str, usize, Action, (&'static str, &'static str), &'static str);
 
 /// The steps; each starts from the state that the one before it left.
@@ -178,8 +178,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Gives a node an order, and waits until all nodes run the expected versions. A refused order has changed nothing,
-    /// and is given again: the nodes may not have noticed yet which of them are up.
+    /// Sends a node an order, and waits until all nodes run the expected versions. A refused order has changed nothing,
+    /// and is sent again: the nodes may not have detected yet which of them are up.
     #[expect(clippy::disallowed_methods, reason = "it measures time")]
     fn run(&mut self, &(what, node, action, right, expected): &Step) -> Result<Done, Failure> {
         let (order, module) = self.prepare(action)?;

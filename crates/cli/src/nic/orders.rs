@@ -1,4 +1,4 @@
-//! Messages between `midplane nic install` and its like and a node, over TCP.
+//! Messages over TCP between a node and the commands that order it, such as `midplane nic install`.
 //!
 //! The command sends a line of JSON, and the module if there is one. The node answers with a line of JSON.
 
@@ -26,7 +26,7 @@ pub(crate) enum Order {
         number: u8,
     },
     List,
-    /// Gives the extension a command. The answer has the completion's status, length and two words.
+    /// Sends the extension a command. The answer has the completion's status, length and two words.
     Call {
         number: u8,
         opcode: u8,
@@ -35,15 +35,15 @@ pub(crate) enum Order {
     },
 }
 
-/// What a node does when the extension fails there.
+/// Reaction of a node when the extension fails on it.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PolicyName {
     /// Leave it down on that node
     Deactivate,
-    /// Return to the version before on all nodes
+    /// Return to the previous version on all nodes
     RollBack,
-    /// Restart it there
+    /// Restart it on that node
     Restart,
 }
 

@@ -212,10 +212,10 @@ pub(crate) fn start(rank: usize, addresses: &[SocketAddr]) -> Result<Peer, Failu
 
 /// Starts nodes as processes of this host, and ends them when this process is asked to end.
 fn several(nodes: u16) -> Result<u8, Failure> {
-    let usual: Vec<SocketAddr> =
+    let preferred: Vec<SocketAddr> =
         (FIRST_PORT..).take(nodes.into()).map(|port| (Ipv4Addr::LOCALHOST, port).into()).collect();
-    let addresses = match usual.iter().all(processes::is_free) {
-        true => usual,
+    let addresses = match preferred.iter().all(processes::is_free) {
+        true => preferred,
         false => processes::free_addresses(nodes.into()).map_err(Failure::of_run)?,
     };
     let started = (0..addresses.len()).map(|rank| start(rank, &addresses));

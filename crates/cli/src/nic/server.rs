@@ -27,12 +27,12 @@ pub(crate) async fn serve(listener: TcpListener, host: LiveHost) -> io::Result<(
         let host = host.clone();
         tokio::spawn(async move {
             // A client that disconnects, or sends no order, disturbs no other.
-            let _ = timeout(3 * TIMEOUT, attend(stream, host)).await;
+            let _ = timeout(3 * TIMEOUT, handle_connection(stream, host)).await;
         });
     }
 }
 
-async fn attend(stream: TcpStream, host: LiveHost) -> io::Result<()> {
+async fn handle_connection(stream: TcpStream, host: LiveHost) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader.take(MAX_LINE + MAX_MODULE as u64));
     let mut line = String::new();
@@ -151,5 +151,5 @@ fn reason(number: u64) -> &'static str {
         (Refusal::Late, "the node runs a later version"),
     ];
     let found = reasons.iter().find(|(refusal, _)| *refusal as u64 == number);
-    found.map_or("the node does not say why", |(_, reason)| reason)
+    found.map_or("the node reports no reason", |(_, reason)| reason)
 }

@@ -27,7 +27,7 @@ pub(crate) const TALK: ExtensionId = ExtensionId(16);
 /// Extension that fails: its handler panics, or it refuses to start.
 pub(crate) const BOMB: ExtensionId = ExtensionId(17);
 /// Opcodes of `TALK`: to send control messages, to do nothing, and to leave the links of coordinated senders.
-pub(crate) const SAY: u8 = 0;
+pub(crate) const SEND: u8 = 0;
 pub(crate) const NOTHING: u8 = 1;
 pub(crate) const LEAVE: u8 = 2;
 /// Most timeouts that are set at once.
@@ -82,7 +82,7 @@ impl Talk {
     }
 
     /// Sends the command's number of control messages and a packet, and sets a timeout.
-    fn say(&mut self, nic: &mut Context<'_>, command: &Command) -> Status {
+    fn send_all(&mut self, nic: &mut Context<'_>, command: &Command) -> Status {
         let mut status = self.send(nic, command.node);
         for _ in 1..command.args[0] {
             status = self.send(nic, command.node);
@@ -113,7 +113,7 @@ impl Extension for Talk {
 
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         let status = match command.opcode {
-            SAY => self.say(nic, &command),
+            SEND => self.send_all(nic, &command),
             LEAVE => {
                 let receivers = self.receivers.clone();
                 nic.replace(COORDINATION, Epoch::FIRST.next(), Box::new(Departed { receivers }));

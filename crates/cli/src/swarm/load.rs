@@ -243,7 +243,7 @@ async fn send_all<H: Host>(
         sender.waits &= !sender.under_way.is_empty();
         let random = sender.habits.is_random() && !done;
         if random && rng.chance(0.004) {
-            // The process exits, whatever is under way.
+            // The process exits, even with commands in flight.
             return false;
         }
         if random && !sender.waits && !sender.habits.plan.rings_again && rng.chance(0.01) {

@@ -17,7 +17,7 @@ use midplane::simhw::topology::Topology;
 /// Receiver of coordinated messages, and witness of its link.
 pub(crate) const CENTRE: NodeId = NodeId(0);
 
-/// Faults after which a frame may leave its NIC much later than the firmware has reckoned.
+/// Faults after which a frame may leave its NIC much later than the firmware has estimated.
 const STALLS: [FaultKind; 5] = [
     FaultKind::DmaStall,
     FaultKind::NicMemory,
@@ -49,7 +49,7 @@ pub(crate) struct Plan {
     pub(crate) damages: bool,
     /// True if doorbells may be lost. Otherwise nothing rings twice, and a command that is not handled stays so.
     pub(crate) rings_again: bool,
-    /// True if a frame may leave its NIC much later than the firmware has reckoned.
+    /// True if a frame may leave its NIC much later than the firmware has estimated.
     pub(crate) stalls: bool,
     /// True if coordinated senders may leave.
     pub(crate) leaves: bool,
@@ -151,7 +151,7 @@ fn kinds(rng: &mut Rng, coordinated: bool) -> Vec<FaultKind> {
 
 /// Draws the settings of control messages.
 fn control(rng: &mut Rng, dead_after: Duration, calm: bool) -> ControlConfig {
-    // A sender that leaves says so once: a full queue would refuse that message.
+    // A sender that leaves reports it in one message, which a full queue would refuse.
     let queue = if calm { 4_096 } else { rng.between(4, 200) as usize };
     let window = rng.between(1, 32) as u16;
     ControlConfig::default().dead_after(dead_after).window(window).queue(queue)
@@ -207,7 +207,7 @@ fn topology(rng: &mut Rng) -> Topology {
 }
 
 /// Draws cuts between two nodes, in one direction or both, that last about as long as a lease: a holder, or a sender
-/// that supports it, misses what the others do meanwhile.
+/// that supports it, misses the changes of the others.
 fn cuts(rng: &mut Rng, topology: &Topology, trouble: Duration, lease: Duration) -> Vec<Incident> {
     let hosts = u64::from(topology.hosts());
     let cut = |_| {
@@ -226,9 +226,9 @@ fn cuts(rng: &mut Rng, topology: &Topology, trouble: Duration, lease: Duration) 
     (0..6).map(cut).collect()
 }
 
-/// Draws a split at `at` of the nodes into two groups, which lasts long enough that they give each other up. Half of the
-/// splits end for all pairs of nodes at once, the others for each at a time of its own: a sender may then hear from a
-/// holder that it has given up.
+/// Draws a split at `at` of the nodes into two groups, which lasts long enough that they declare each other dead. Half
+/// of the splits end for all pairs of nodes at once, the others for each at a time of its own: a sender may then
+/// receive messages from a holder that it has declared dead.
 fn split(
     rng: &mut Rng,
     topology: &Topology,
@@ -279,7 +279,7 @@ fn coordination(
     if rng.chance(0.3) {
         config = config.lead(Lead::Off);
     }
-    // Senders then report tokens lost of which they have only not heard, and peers long before those are declared dead.
+    // Senders then report tokens as lost whose messages are only late, and peers long before those are declared dead.
     if rng.chance(0.5) {
         config = config.request_timeout(Duration::from_millis(rng.between(2, 12)));
     }

@@ -36,7 +36,7 @@ const SETTLE: Duration = Duration::from_millis(10);
 const TIMEOUTS_OVER: Duration = Duration::from_millis(610);
 /// Time for which frames are lost while nothing else is wrong: far shorter than the time after which a peer is dead.
 const LOSSES: Duration = Duration::from_millis(2);
-/// Time by which the last frames of a message may leave after the instant that the firmware has reckoned.
+/// Time by which the last frames of a message may leave after the instant that the firmware has estimated.
 const LATE: Duration = Duration::from_millis(1);
 /// Longest delay of a duplicated frame.
 const PAUSE: Duration = Duration::from_micros(200);
@@ -78,7 +78,7 @@ pub(crate) type Observer = Box<dyn FnMut(&Record<'_>) + Send>;
 
 /// Runs one seed; reports a panic as a complaint.
 pub(crate) fn run(seed: u64, observer: Option<Observer>) -> Outcome {
-    let ran = catch_unwind(AssertUnwindSafe(|| Run::new(Plan::new(seed), observer).through()));
+    let ran = catch_unwind(AssertUnwindSafe(|| Run::new(Plan::new(seed), observer).finish()));
     ran.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
@@ -100,9 +100,10 @@ impl Run {
         let plan = Arc::new(plan);
         let oracle = Shared::default();
         let (for_firmware, for_units) = (Arc::clone(&plan), oracle.clone());
-        let mut world = World::new(&plan.topology, plan.profile, plan.seed, move |node, life| {
-            unit(&for_firmware, &for_units, node, life)
-        });
+        let mut world =
+            World::new(&plan.topology, plan.profile, plan.seed, move |node, incarnation| {
+                unit(&for_firmware, &for_units, node, incarnation)
+            });
         let frames = (plan.coordination.is_some() && !plan.stalls).then(|| oracle.clone());
         if observer.is_some() || frames.is_some() {
             world.observe(watch(observer, frames));
@@ -118,7 +119,7 @@ impl Run {
         Self { plan, oracle, world, tokens: BTreeMap::new() }
     }
 
-    fn through(mut self) -> Outcome {
+    fn finish(mut self) -> Outcome {
         let healed = Instant::ZERO + self.plan.trouble;
         while self.world.now() < healed && self.holds() {
             self.step();
@@ -206,8 +207,8 @@ impl Run {
         self.check_leases(tokens);
     }
 
-    /// Checks that no frame left its node with a token whose lease was over. `tokens`: those of the end of this slice; a
-    /// token that came or went in it is not judged.
+    /// Checks that no frame left its node with a token whose lease was over. `tokens`: those at the end of this slice.
+    /// A token that a node received or passed on in the slice is not judged.
     fn check_leases(&mut self, tokens: BTreeMap<(NodeId, u16), Holding>) {
         let before = std::mem::replace(&mut self.tokens, tokens);
         let frames = std::mem::take(&mut self.oracle.lock().controlled);
@@ -295,7 +296,7 @@ impl Run {
         }
     }
 
-    /// Loses some frames for a short time, from which no connection may end, and no control message be lost.
+    /// Loses some frames for a short time, and checks that no connection ends and no control message is lost.
     fn disturb(&mut self) -> bool {
         let (sent, arrived, losses) = {
             let oracle = self.oracle.lock();

@@ -28,7 +28,7 @@ pub(crate) struct Summary {
     is_timed: bool,
 }
 
-/// The report.
+/// Results of all seeds, as printed at the end.
 #[derive(Serialize)]
 struct Document {
     seeds: u64,

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::gang::listing::Job;
 
-/// Nodes that have vanished and are still shown; those that began first are dropped.
+/// Most vanished nodes that are still shown; those that started first are dropped.
 const MAX_GONE: usize = 32;
 
 /// Results of one reading of the cluster.
@@ -40,11 +40,11 @@ pub(super) enum State {
     Live,
     /// The node has not answered in time.
     Silent,
-    /// Its answer can't be read.
+    /// The node's answer can't be parsed.
     Broken,
-    /// It does not call `allow_top`.
+    /// The node's program does not call `allow_top`.
     Denied,
-    /// It has ended, or was lost.
+    /// The node has ended, or was lost.
     Gone,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Row {
     #[serde(skip)]
     pub(super) id: u64,
     pub(super) state: State,
-    /// Why there is no newer report.
+    /// Reason why there is no newer report.
     pub(super) error: Option<String>,
     /// The changes between the last two reports.
     pub(super) rates: Option<Rates>,
@@ -87,7 +87,7 @@ pub(super) struct Rates {
 }
 
 impl Board {
-    /// Takes a reading in.
+    /// Updates the rows from a reading.
     pub(super) fn update(&mut self, Reading { nodes, jobs }: Reading) {
         self.problems.clear();
         self.readings += 1;
@@ -103,7 +103,7 @@ impl Board {
                 None
             }
         };
-        // A node of the same name has taken the place of its former self.
+        // A node that has restarted replaces its former row.
         let is_known = |old: &Row| self.nodes.iter().any(|new| new.name == old.name);
         before.retain(|old| old.report.is_some() && !is_known(old));
         before.sort_by_key(|old| Reverse(old.report.as_ref().map(|report| report.incarnation)));
@@ -170,7 +170,7 @@ fn calls(report: &Report) -> u64 {
     sum(made.chain(report.services.iter().map(|one| one.calls)))
 }
 
-/// Counts what waits: streams to be accepted, messages to be received, peers for a token.
+/// Counts queued items: streams to accept, messages to receive, and peers that wait for a token.
 pub(super) fn queued(report: &Report) -> u64 {
     let tokens = report.tokens.map_or(0, |tokens| tokens.waiting as u64);
     let streams = report.services.iter().map(|one| one.waiting);

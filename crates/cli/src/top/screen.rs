@@ -15,7 +15,7 @@ use crate::gang::listing::Job;
 
 use super::board::{self, Board, State, queued, sum};
 
-/// Columns of text that is no screen, and lines of each of its tables at most.
+/// Columns of the plain text of `--once`, and most lines of each of its tables.
 const COLUMNS: u16 = 120;
 const MAX_LINES: u16 = 500;
 
@@ -41,7 +41,7 @@ impl View {
         board.nodes.iter().position(|row| row.name == self.selected).unwrap_or(0)
     }
 
-    /// Selects the node that is so many rows below.
+    /// Selects the node that is `by` rows below the selected one.
     pub(super) fn select(&mut self, board: &Board, by: isize) {
         let last = board.nodes.len().saturating_sub(1);
         let at = self.at(board).saturating_add_signed(by).min(last);
@@ -107,7 +107,7 @@ fn draw_node(frame: &mut Frame<'_>, row: &board::Row, shown: Panel, about: Rect,
     frame.render_widget(below, lower);
 }
 
-/// Returns the lines of a table of so many rows.
+/// Returns the height of a table of `rows` rows, with its title and head.
 fn rows_and_head(rows: usize) -> u16 {
     u16::try_from(rows).unwrap_or(u16::MAX).saturating_add(2)
 }
@@ -116,7 +116,7 @@ fn paragraph(text: String) -> Paragraph<'static> {
     Paragraph::new(text).wrap(Wrap { trim: true })
 }
 
-/// Returns the nodes and all that is known of each as text.
+/// Formats the nodes, and the last report of each, as text.
 pub(super) fn text(board: &Board) -> String {
     let mut text = lines(nodes_table(board), board.nodes.len());
     for row in &board.nodes {
@@ -132,7 +132,7 @@ pub(super) fn text(board: &Board) -> String {
     text
 }
 
-/// Returns the lines of a table of so many rows.
+/// Renders a table of `rows` rows as lines of text.
 fn lines(table: Table<'static>, rows: usize) -> String {
     let height = rows_and_head(rows).min(MAX_LINES);
     let mut buffer = Buffer::empty(Rect::new(0, 0, COLUMNS, height));
@@ -234,7 +234,7 @@ fn services_table(report: &Report) -> Table<'static> {
     table("services", &HEADS, report.services.iter().map(row))
 }
 
-/// Returns what a node has lost, and the places that it can't reach.
+/// Returns a node's losses by cause, and the places that do not answer its dials.
 fn losses(report: &Report) -> impl Iterator<Item = (String, u64)> {
     let lost = report.losses.iter().filter(|loss| loss.count > 0);
     let lost = lost.map(|loss| (loss.cause.clone(), loss.count));

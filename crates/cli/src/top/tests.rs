@@ -7,7 +7,7 @@ use crate::gang::listing::Job;
 use super::board::{Row, State, rates};
 use super::*;
 
-/// A report at a second of a node that serves orders and asks for prices.
+/// Returns the report, at a given second, of a node that serves orders and calls a service of prices.
 fn report(second: u64) -> Report {
     let mut service = ServiceStreams::default();
     (service.name, service.role) = ("orders".into(), "server".into());
@@ -31,7 +31,7 @@ fn report(second: u64) -> Report {
     report
 }
 
-/// A board with a live node and one that has vanished.
+/// Returns a board with a live node and one that has vanished.
 fn board() -> Board {
     let (old, new) = (report(60), report(62));
     let live = Row {

@@ -11,7 +11,7 @@ use midplane::simhw::trace::{Engine, Record};
 /// Time during which the message kept an engine or link busy.
 #[derive(Clone, Debug)]
 struct Span {
-    lane: String,
+    track: String,
     what: &'static str,
     begins: u64,
     ends: u64,
@@ -54,9 +54,9 @@ impl Picture {
             }
             Record::Busy { engine, begins, ends, what, frame } if self.done.is_none() => {
                 let (begins, ends) = (begins.as_nanos(), ends.as_nanos());
-                let span = Span { lane: self.lane(engine), what, begins, ends };
+                let span = Span { track: self.track(engine), what, begins, ends };
                 let is_ours = frame.is_some_and(|number| self.frames.contains(&number));
-                if is_ours || self.is_first_turn(engine, &span.lane) {
+                if is_ours || self.is_first_turn(engine, &span.track) {
                     self.spans.push(span);
                 } else {
                     if self.recent.len() == RECENT {
@@ -69,8 +69,8 @@ impl Picture {
                 let receiver = self.first.map(|header| header.destination);
                 if receiver == Some(node) && self.done.is_none() {
                     let at = at.as_nanos();
-                    let lane = format!("node {node} application");
-                    self.spans.push(Span { lane, what: "completion", begins: at, ends: at });
+                    let track = format!("node {node} application");
+                    self.spans.push(Span { track, what: "completion", begins: at, ends: at });
                     self.done = Some(at);
                 }
             }
@@ -79,10 +79,10 @@ impl Picture {
     }
 
     /// Returns true for the coprocessor's turn that started the message. It ends after the first frame is sent.
-    fn is_first_turn(&self, engine: Engine, lane: &str) -> bool {
+    fn is_first_turn(&self, engine: Engine, track: &str) -> bool {
         let Some(first) = self.first else { return false };
         engine == Engine::Coprocessor(first.source)
-            && !self.spans.iter().any(|span| span.lane == lane)
+            && !self.spans.iter().any(|span| span.track == track)
     }
 
     /// Adds the recent spans that led to a frame of the message: its gather DMA and its sender's last doorbell.
@@ -90,7 +90,9 @@ impl Picture {
         let engine = format!("node {sender} ");
         let recent = std::mem::take(&mut self.recent);
         let last = |what: &str| {
-            recent.iter().rposition(|(_, span)| span.lane.starts_with(&engine) && span.what == what)
+            recent
+                .iter()
+                .rposition(|(_, span)| span.track.starts_with(&engine) && span.what == what)
         };
         let bell = if self.spans.is_empty() { last("doorbell") } else { None };
         for (at, (of, span)) in recent.iter().enumerate() {
@@ -100,7 +102,7 @@ impl Picture {
         }
     }
 
-    fn lane(&self, engine: Engine) -> String {
+    fn track(&self, engine: Engine) -> String {
         match engine {
             Engine::Doorbell(node) => format!("node {node} doorbell"),
             Engine::Coprocessor(node) => format!("node {node} coprocessor"),
@@ -110,25 +112,26 @@ impl Picture {
         }
     }
 
-    /// Renders the picture as SVG, the lanes in the order of their first spans.
+    /// Renders the picture as SVG, the tracks in the order of their first spans.
     pub(crate) fn svg(&self) -> String {
         let mut first: BTreeMap<&str, u64> = BTreeMap::new();
-        for Span { lane, begins, .. } in &self.spans {
-            let known = first.entry(lane).or_insert(*begins);
+        for Span { track, begins, .. } in &self.spans {
+            let known = first.entry(track).or_insert(*begins);
             *known = (*known).min(*begins);
         }
-        let mut lanes: Vec<(u64, &str)> = first.into_iter().map(|(lane, at)| (at, lane)).collect();
-        lanes.sort_unstable();
-        let origin = lanes.first().map_or(0, |(begins, _)| *begins);
+        let mut tracks: Vec<(u64, &str)> =
+            first.into_iter().map(|(track, at)| (at, track)).collect();
+        tracks.sort_unstable();
+        let origin = tracks.first().map_or(0, |(begins, _)| *begins);
         let us = |at: u64| (at - origin) as f64 / 1e3;
-        let rows = lanes.iter().enumerate().flat_map(|(stage, (_, lane))| {
-            let spans = self.spans.iter().filter(move |span| span.lane == *lane).enumerate();
+        let rows = tracks.iter().enumerate().flat_map(|(stage, (_, track))| {
+            let spans = self.spans.iter().filter(move |span| span.track == *track).enumerate();
             spans.filter_map(move |(number, span)| {
                 Row::new(stage, number, 0.0, us(span.begins)..us(span.ends))
             })
         });
         let rows: Vec<Row> = rows.collect();
-        let names: Vec<&str> = lanes.iter().map(|(_, lane)| *lane).collect();
+        let names: Vec<&str> = tracks.iter().map(|(_, track)| *track).collect();
         gantt::svg(&[Chart { title: "the first message", rows: &rows }], &names)
     }
 }

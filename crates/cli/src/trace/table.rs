@@ -17,7 +17,7 @@ pub(super) struct File<'a> {
 }
 
 impl<'a> File<'a> {
-    /// Reads a file; all keys that `read` does not ask for are mistakes.
+    /// Reads a file; all keys that `read` does not request are mistakes.
     ///
     /// # Errors
     /// All mistakes in one line, in the order of the file.
@@ -49,20 +49,20 @@ impl<'a> File<'a> {
     }
 }
 
-/// A table of a file. When it is dropped, keys that were not asked for are noted.
+/// A table of a file. When it is dropped, it notes the keys that were not requested.
 pub(super) struct Table<'a> {
     file: &'a File<'a>,
     at: usize,
     /// `None` if the file does not have this table.
     keys: Option<&'a DeTable<'a>>,
-    asked: RefCell<Vec<&'static str>>,
-    /// True if keys that were not asked for are mistakes.
+    requested: RefCell<Vec<&'static str>>,
+    /// True if keys that were not requested are mistakes.
     checked: Cell<bool>,
 }
 
 impl<'a> Table<'a> {
     fn of(file: &'a File<'a>, at: usize, keys: Option<&'a DeTable<'a>>) -> Self {
-        Self { file, at, keys, asked: RefCell::default(), checked: Cell::new(true) }
+        Self { file, at, keys, requested: RefCell::default(), checked: Cell::new(true) }
     }
 
     fn new(file: &'a File<'a>, key: &str, value: &'a Spanned<DeValue<'a>>) -> Self {
@@ -74,7 +74,7 @@ impl<'a> Table<'a> {
     }
 
     fn value(&self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
-        self.asked.borrow_mut().push(key);
+        self.requested.borrow_mut().push(key);
         self.keys.and_then(|keys| keys.get(key))
     }
 
@@ -101,7 +101,7 @@ impl<'a> Table<'a> {
         self.keys.is_some_and(|keys| keys.contains_key(key))
     }
 
-    /// Leaves the keys that were not asked for unchecked.
+    /// Leaves the keys that were not requested unchecked.
     pub(super) fn ignore_rest(&self) {
         self.checked.set(false);
     }
@@ -116,37 +116,37 @@ impl<'a> Table<'a> {
         self.note(key, format!("`{key}` is {}, not {allowed}", &self.file.text[value.span()]));
     }
 
-    /// Returns what `read` makes of a value. Without a value, or with a wrong one, which is noted, returns `usual`. If that is
-    /// `None`, a value that is missing is noted, too.
+    /// Parses a value with `read`. Notes a wrong value. If the value is missing or wrong, returns `default`; if that is
+    /// `None`, notes a missing value, too.
     fn get<T>(
         &self,
         key: &'static str,
-        usual: Option<T>,
+        default: Option<T>,
         allowed: &str,
         read: impl FnOnce(&DeValue<'_>) -> Option<T>,
     ) -> Option<T> {
         let Some(value) = self.value(key) else {
-            if usual.is_none() {
+            if default.is_none() {
                 self.note(key, format!("`{key}` is missing: {allowed}"));
             }
-            return usual;
+            return default;
         };
         let found = read(value.get_ref());
         if found.is_none() {
             self.note_value(key, value, allowed);
         }
-        found.or(usual)
+        found.or(default)
     }
 
-    /// Returns a whole number; without `usual`, the key is required.
+    /// Returns a whole number; without `default`, the key is required.
     pub(super) fn number<T: Copy + Display + PartialOrd + TryFrom<i128>>(
         &self,
         key: &'static str,
-        usual: Option<T>,
+        default: Option<T>,
         allowed: RangeInclusive<T>,
     ) -> T {
         let (low, high) = (*allowed.start(), *allowed.end());
-        let found = self.get(key, usual, &format!("from {low} to {high}"), |value| {
+        let found = self.get(key, default, &format!("from {low} to {high}"), |value| {
             let number = value.as_integer()?;
             let number = i128::from_str_radix(number.as_str(), number.radix()).ok()?;
             T::try_from(number).ok().filter(|number| allowed.contains(number))
@@ -164,15 +164,15 @@ impl<'a> Table<'a> {
         found.unwrap_or_default()
     }
 
-    /// Returns what a name stands for; without `usual`, the key is required.
+    /// Returns the choice that a name stands for; without `default`, the key is required.
     pub(super) fn choice<T: Clone>(
         &self,
         key: &'static str,
-        usual: Option<T>,
+        default: Option<T>,
         names: &[(impl AsRef<str>, T)],
     ) -> Option<T> {
         let all: Vec<_> = names.iter().map(|(name, _)| format!("\"{}\"", name.as_ref())).collect();
-        self.get(key, usual, &format!("one of {}", all.join(", ")), |value| {
+        self.get(key, default, &format!("one of {}", all.join(", ")), |value| {
             let found = names.iter().find(|(name, _)| value.as_str() == Some(name.as_ref()));
             found.map(|(_, choice)| choice.clone())
         })
@@ -181,11 +181,11 @@ impl<'a> Table<'a> {
 
 impl Drop for Table<'_> {
     fn drop(&mut self) {
-        let asked = self.asked.borrow();
+        let requested = self.requested.borrow();
         for (key, _) in self.keys.into_iter().flatten() {
             let name: &str = key.get_ref();
-            if self.checked.get() && !asked.contains(&name) {
-                let known = asked.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>();
+            if self.checked.get() && !requested.contains(&name) {
+                let known = requested.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>();
                 let what = format!("`{name}`: unknown here, expected one of {}", known.join(", "));
                 self.file.note(key.span().start, what);
             }

@@ -7,7 +7,7 @@ use super::scenario::parse;
 const EXAMPLE: &str = include_str!("example.toml");
 
 #[test]
-fn the_scenario_that_ships_is_whole() {
+fn the_example_scenario_has_no_mistakes() {
     let scenario = parse(EXAMPLE).unwrap();
     assert_eq!((scenario.messages.len(), scenario.faults.len()), (3, 2));
     assert_eq!(scenario.faults[1].fault.kind(), FaultKind::Loss);
@@ -15,13 +15,13 @@ fn the_scenario_that_ships_is_whole() {
 
 /// Returns the lines of all mistakes, and the report.
 fn mistakes(text: &str) -> (Vec<usize>, String) {
-    let said = parse(text).unwrap_err();
-    let lines = said.split("; ").filter_map(|mistake| mistake.strip_prefix("line "));
-    (lines.filter_map(|line| line.split_once(':')?.0.parse().ok()).collect(), said)
+    let report = parse(text).unwrap_err();
+    let lines = report.split("; ").filter_map(|mistake| mistake.strip_prefix("line "));
+    (lines.filter_map(|line| line.split_once(':')?.0.parse().ok()).collect(), report)
 }
 
 #[test]
-fn every_mistake_is_told_with_its_line_and_what_is_allowed() {
+fn every_mistake_is_reported_with_its_line_and_the_allowed_values() {
     let text = "\
 hosts = 3
 sed = 4
@@ -48,8 +48,8 @@ kind = \"reorder\"
 node = 0
 probability = 0.5
 ";
-    let (lines, said) = mistakes(text);
-    assert_eq!(lines, [2, 4, 5, 7, 9, 12, 15, 16, 20, 21], "{said}");
+    let (lines, report) = mistakes(text);
+    assert_eq!(lines, [2, 4, 5, 7, 9, 12, 15, 16, 20, 21], "{report}");
     for part in [
         "`sed`: unknown here, expected one of `seed`, `hosts`",
         "`rate_mbps` is \"fast\", not from 1 to 400000",
@@ -62,15 +62,15 @@ probability = 0.5
         "`ppm`: unknown here, expected one of `at_us`, `for_us`, `kind`, `node`",
         "`by_us` is missing: from 1 to 60000000",
     ] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(report.contains(part), "{part}: {report}");
     }
-    assert!(!said.contains('\n'));
+    assert!(!report.contains('\n'));
 }
 
 #[test]
-fn what_is_no_toml_is_told_with_its_line() {
-    let (lines, said) = mistakes("seed = 1\nhosts = = 3\n");
-    assert_eq!(lines, [2], "{said}");
+fn text_that_is_no_toml_is_reported_with_its_line() {
+    let (lines, report) = mistakes("seed = 1\nhosts = = 3\n");
+    assert_eq!(lines, [2], "{report}");
     let (lines, _) = mistakes("[[message]]\nfrom = 1\n");
     assert_eq!(lines, [1], "`to` is missing");
 }

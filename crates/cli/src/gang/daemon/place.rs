@@ -20,7 +20,7 @@ pub(crate) struct Place {
 /// # Errors
 /// One line that names the option.
 pub(crate) fn find(arguments: &Arguments) -> Result<Place, String> {
-    let said = arguments.host;
+    let given = arguments.host;
     let checked = |place: Place| match place.peers.len().max(1) {
         hosts if usize::from(place.host) >= hosts => {
             Err(format!("--host {}: must be below {hosts}, the number of hosts", place.host))
@@ -28,13 +28,13 @@ pub(crate) fn find(arguments: &Arguments) -> Result<Place, String> {
         _ => Ok(place),
     };
     if arguments.key.is_none() && arguments.secret_key.is_none() {
-        return checked(Place { host: said.unwrap_or(0), ..Place::default() });
+        return checked(Place { host: given.unwrap_or(0), ..Place::default() });
     }
     let by_hand = arguments.peers.is_some() || arguments.hostfile.is_some();
     let text = |error: LaunchError| error.to_string();
     let flags = Launch::new().peers(arguments.peers.clone()).hostfile(arguments.hostfile.clone());
     let flags = flags.port(arguments.port);
-    let place = match said.is_some() || arguments.spread {
+    let place = match given.is_some() || arguments.spread {
         true => None,
         false => match flags.place() {
             // Without --host and a launcher, this is host 0.
@@ -50,7 +50,7 @@ pub(crate) fn find(arguments: &Arguments) -> Result<Place, String> {
         place => {
             let (entries, keys) = flags.read_keyed_peers().map_err(text)?;
             let (peers, slots) = hosts(entries, arguments)?;
-            let host = said.or_else(|| place.map(|place| place.rank)).unwrap_or(0);
+            let host = given.or_else(|| place.map(|place| place.rank)).unwrap_or(0);
             checked(Place { host, peers, keys, slots })
         }
     }
