@@ -27,7 +27,7 @@ pub use ep::Ep;
 pub use ft::Ft;
 pub use pace::{Pace, RealTime};
 
-/// Problem sizes.
+/// Size of a kernel's problem.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Class {
     /// Sample: for short tests.
@@ -116,7 +116,7 @@ pub trait Kernel: Sized + Send {
     /// The kernel's name.
     const NAME: &'static str;
 
-    /// Starts a problem.
+    /// Creates the state of a rank before the first step.
     ///
     /// # Errors
     /// [`KernelError::Ranks`].
