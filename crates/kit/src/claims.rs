@@ -1,4 +1,4 @@
-//! Timing claims: claims on numbers that the machine's other load affects, too, and their judgement.
+//! Judges timing claims: bounds on numbers that the machine's other load affects, too.
 //!
 //! Ours and theirs are measured in alternating rounds. A claim is judged in builds with optimization, from
 //! three rounds on. If it is missed and the machine was measurably too busy, the result is open.
@@ -60,7 +60,7 @@ impl Verdict {
     pub const fn text(self) -> &'static str {
         match self {
             Self::Holds => "holds",
-            Self::Missed => "does not hold",
+            Self::Missed => "missed",
             Self::Slower => "slower",
             Self::Unclear => "unclear",
             Self::NotJudged => "not judged",
@@ -197,7 +197,7 @@ impl Times {
 pub struct Watch(Option<Times>);
 
 impl Watch {
-    /// Starts to watch.
+    /// Starts to measure.
     pub fn start() -> Self {
         Self(Times::read())
     }
@@ -245,7 +245,7 @@ fn outcome(verdicts: &[Verdict], evidence: impl FnOnce() -> Option<String>) -> R
     }
     match any(&[Verdict::Unclear]) {
         true => Err(format!(
-            "rounds of what ours is compared with differ by more than {MAX_SPREAD} times"
+            "theirs is more than {MAX_SPREAD} times as fast in one round as in another"
         )),
         false => Ok(0),
     }

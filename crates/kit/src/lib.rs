@@ -1,7 +1,7 @@
 //! Code shared by the tools, measurements and examples of this workspace; not published.
 //!
 //! - [`command_line`]: parses arguments; one line for bad ones
-//! - [`ranks`], [`processes`]: where a run's processes are; processes that a program starts on this host
+//! - [`ranks`], [`processes`]: the addresses of a run's processes; processes that a program starts on this host
 //! - [`claims`]: judges timing claims, with the exit code
 //! - [`clock`]: the clocks of this machine
 //! - [`report`]: JSON documents, tables, errors, exit codes

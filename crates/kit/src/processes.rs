@@ -14,7 +14,7 @@ const LOWEST: u16 = 10_000;
 /// Default range of ephemeral ports, if the system does not report it.
 const EPHEMERAL: (u16, u16) = (32_768, 65_535);
 /// Interval at which the exit of a child is polled.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(20);
 /// Time limit for this side after a child has exited without an error.
 const REST: Duration = Duration::from_secs(10);
 
@@ -48,8 +48,8 @@ pub fn free_at(ip: IpAddr, count: usize) -> Result<Vec<SocketAddr>, String> {
 
 /// Returns the first and the last ephemeral port.
 fn ephemeral_ports() -> (u16, u16) {
-    let said = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok();
-    let range = said.and_then(|text| {
+    let file = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok();
+    let range = file.and_then(|text| {
         let mut words = text.split_whitespace().map(str::parse);
         Some((words.next()?.ok()?, words.next()?.ok()?))
     });
@@ -61,7 +61,7 @@ pub fn is_free(address: &SocketAddr) -> bool {
     UdpSocket::bind(address).is_ok() && TcpListener::bind(address).is_ok()
 }
 
-/// Completes at Ctrl-C, when the system asks this process to end (SIGTERM), and at the latest after `limit`.
+/// Completes at Ctrl-C, at SIGTERM, and at the latest after `limit`.
 ///
 /// Cancel safe.
 pub async fn until_asked(limit: Option<Duration>) {
@@ -93,7 +93,7 @@ pub async fn until_asked(limit: Option<Duration>) {
     }
 }
 
-/// Runs a program's task on this thread. Tasks that it leaves behind are not waited for.
+/// Runs a program's task on this thread. Does not wait for tasks that it has spawned.
 ///
 /// # Errors
 /// The task's; or the system's, if it refuses a runtime.
@@ -134,7 +134,7 @@ pub fn end_with_parent() {
 pub struct Peer {
     process: Child,
     /// Pipe to the child's standard input: the child exits when it closes.
-    life: Option<ChildStdin>,
+    stdin: Option<ChildStdin>,
     /// Text read from the child's standard error.
     complaint: String,
 }
@@ -170,16 +170,16 @@ impl Peer {
         };
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().map_err(failed)?;
-        let mut life = process.stdin.take().expect("it is a pipe");
+        let mut stdin = process.stdin.take().expect("it is a pipe");
         let list: String = peers.iter().map(|peer| format!("{peer}\n")).collect();
         // A child that has exited reports the reason itself.
-        let _ = life.write_all(format!("{list}\n").as_bytes());
-        Ok(Self { process, life: Some(life), complaint: String::new() })
+        let _ = stdin.write_all(format!("{list}\n").as_bytes());
+        Ok(Self { process, stdin: Some(stdin), complaint: String::new() })
     }
 
     /// Closes the child's standard input, so that it exits.
     pub fn close(&mut self) {
-        self.life = None;
+        self.stdin = None;
     }
 
     /// Kills the child, and waits until it has exited.
@@ -205,7 +205,7 @@ impl Peer {
     /// # Errors
     /// The error of `part`, or the child's own error if it has one: the child knows the cause. If the child exits
     /// without an error, `part` may run on for a time limit; then the child counts as exited too early.
-    pub async fn beside<T>(
+    pub async fn while_running<T>(
         &mut self,
         part: impl Future<Output = Result<T, String>>,
     ) -> Result<T, String> {
@@ -220,7 +220,7 @@ impl Peer {
     /// Completes once the child has exited: with an error at once, else after a time limit.
     async fn ended(&mut self) {
         while matches!(self.process.try_wait(), Ok(None)) {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL).await;
         }
         if self.complaint().is_none() {
             tokio::time::sleep(REST).await;

@@ -1,4 +1,4 @@
-//! The ranks of a run: flags that all programs share.
+//! Flags that name the ranks of a run, for all programs.
 
 use std::io::Error;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -38,7 +38,7 @@ impl Peers {
     /// One line that names the argument.
     pub fn read(&self) -> Result<Vec<String>, String> {
         match self.launch().read_peers() {
-            Ok(peers) if peers.is_empty() => Err("--peers: say who takes part".into()),
+            Ok(peers) if peers.is_empty() => Err("--peers: list the addresses of all ranks".into()),
             Ok(peers) => Ok(peers),
             Err(error) => Err(error.to_string()),
         }

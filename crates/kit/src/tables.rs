@@ -98,11 +98,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_become_a_table_and_what_is_the_same_in_all_stands_above() {
+    fn rows_become_a_table_below_the_fields_that_all_rows_share() {
         let row = |kind, save: Value| json!({"kind": kind, "nodes": 4, "save": save});
         let rows = [row("host", Value::Null), row("nic", json!({"median_us": 12.34}))];
-        let said = text(&json!({"rows": rows, "none": [], "holds": true}));
+        let formatted = text(&json!({"rows": rows, "none": [], "holds": true}));
         let table = "kind  save median us\nhost               -\nnic             12.3\n";
-        assert_eq!(said, format!("nodes: 4\n{table}\nholds: yes\n"));
+        assert_eq!(formatted, format!("nodes: 4\n{table}\nholds: yes\n"));
     }
 }

@@ -14,13 +14,13 @@ Every row is measured in this run, ours and theirs in turns. Theirs is plain tok
 TCP_NODELAY, or UDP sockets where the row says so. The narrow port is the switch's port to rank 0: 100 Mb/s and
 32 KiB. UDP frames pass it in a switch in software. TCP passes a relay of the same rate and buffer, which
 loses nothing. A ratio above 1 is ours ahead: the median of the rounds,
-their lowest and their highest. A row that does not hold or is unclear is measured for twice as many rounds
-more; then all of its rounds count, but for the lowest and the highest of each four.
+their lowest and their highest. A row that is missed or unclear is measured for twice as many rounds
+more; then all of its rounds count, except the lowest and the highest of each four.
 
 Verdicts, by the same bounds on one host and across several:
   holds          the ratio is at least what is wanted, and ours is ahead
   slower         it is at least what is wanted, and theirs is ahead
-  does not hold  it is less than what is wanted
+  missed         it is less than what is wanted
   unclear        theirs is more than 1.5 times as fast in one round as in another, and the rounds' ratios
                  lie on both sides of the bound
   not judged     fewer than 3 rounds, or a build without optimization
@@ -30,16 +30,16 @@ Verdicts, by the same bounds on one host and across several:
   fan-in    all others send messages of 10 KB to rank 0: with tokens between the senders'
             NICs, and each at the rate that Warp finds
   bulk      4 MiB from disk to link to disk (rates of a small cloud machine), cut by the planner, which
-            finds the stages out by itself, compared with pieces of 64 KiB
-  fresh     all others change state faster than the port carries it: how old what rank 0 has is. Slow
-            memory sends what is newest when Warp lets it; TCP sends everything
+            measures the stages itself, compared with pieces of 64 KiB
+  fresh     all others change state faster than the port carries it: the age of rank 0's replicas. Slow
+            memory sends the latest values when Warp's gate is open; TCP sends all values
   together  a barrier, and a sum of all, on the NICs
-  job       a job of four processes is preempted by another one, saved to disk with what is on its way
-            between them, moved to other daemons and finished there without having lost a message: compared
-            with being begun anew there. On Linux
+  job       a job of four processes is preempted by another one, saved to disk with the messages in flight
+            between them, moved to other daemons and finished there without a lost message: compared with
+            a job that starts from the beginning there. On Linux
 
 Exit code: 0 no row was missed; 1 one was, or a process was lost; 2 bad input; 3 rows were missed or are
-unclear, and the machine was too busy to say why: what shows that is on standard error.";
+unclear, and the machine was too busy to tell the cause: the evidence is on standard error.";
 
 /// Compare the crates with plain TCP and UDP on one small cluster, in a minute.
 #[derive(Clone, Debug, Parser)]

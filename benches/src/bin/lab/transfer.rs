@@ -100,7 +100,7 @@ async fn take_part(
             let peers = processes::free_addresses(2)?;
             let words = ["transfer", "--rank=1", "--peers=-", "--child"].map(str::to_owned);
             let mut receiver = Peer::start(&words, &peers)?;
-            receiver.beside(send(arguments, peers[1])).await.map(Some)
+            receiver.while_running(send(arguments, peers[1])).await.map(Some)
         }
     }
 }

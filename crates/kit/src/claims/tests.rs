@@ -18,7 +18,7 @@ fn the_median_counts_where_theirs_is_steady() {
 }
 
 #[test]
-fn a_row_whose_bound_is_below_one_says_that_it_is_slower() {
+fn a_ratio_below_one_that_reaches_its_bound_is_slower() {
     assert_eq!(judged([0.6, 0.7, 1.3], STEADY, 0.5), Verdict::Slower);
     assert_eq!(judged([0.9, 1.2, 1.3], STEADY, 0.5), Verdict::Holds);
     assert_eq!(judged([0.4, 0.4, 0.6], STEADY, 0.5), Verdict::Missed);
@@ -39,26 +39,26 @@ fn of_nine_rounds_two_outliers_at_each_end_do_not_count() {
     let compared = Compared::of(&rounds).unwrap();
     assert_eq!((compared.lowest_ratio, compared.highest_ratio), (1.1, 1.3));
     assert!(compared.anchor_spread < 1.2);
-    // A third one does.
+    // A third outlier counts.
     let rounds = [1.2, 0.4, 0.3, 0.2, 1.2, 1.1, 1.2, 1.2, 1.3].map(|ratio| (ratio, 10.0 / ratio));
     assert_eq!(Compared::of(&rounds).unwrap().judge(1.0), Verdict::Unclear);
 }
 
 #[test]
-fn nothing_is_claimed_of_few_rounds_or_of_a_build_without_optimization() {
+fn few_rounds_or_a_build_without_optimization_are_not_judged() {
     assert_eq!(Compared::of(&[(0.5, 10.0)]).unwrap().verdict(1.0), Verdict::NotJudged);
     let three = Compared::of(&[(0.5, 10.0); 3]).unwrap().verdict(1.0);
     assert_eq!(three == Verdict::NotJudged, cfg!(debug_assertions));
 }
 
 #[test]
-fn rounds_without_a_number_are_none() {
+fn rounds_without_a_number_have_no_result() {
     assert!(Compared::of(&[]).is_none());
     assert!(Compared::of(&[(1.0, 1.0), (f64::NAN, 1.0), (1.0, 1.0)]).is_none());
 }
 
 #[test]
-fn only_evidence_makes_a_missed_claim_the_machines() {
+fn only_evidence_of_other_load_excuses_a_missed_claim() {
     use Verdict::{Holds, Missed, NoNumber, NotJudged, Slower, Unclear};
     let (quiet, busy) = (|| None, || Some("30 % was stolen".to_owned()));
     assert_eq!(outcome(&[Holds, NotJudged], busy), Ok(0));

@@ -71,7 +71,7 @@ pub(crate) fn ours(time: Duration) -> Result<f64, String> {
             }
             Ok(answers as f64 / begin.elapsed().as_secs_f64() / 1e3)
         };
-        other.beside(asked).await
+        other.while_running(asked).await
     })
 }
 
@@ -155,7 +155,7 @@ pub(crate) fn sockets(time: Duration) -> Result<f64, String> {
             }
             Ok(answers as f64 / begin.elapsed().as_secs_f64() / 1e3)
         };
-        other.beside(asked).await
+        other.while_running(asked).await
     })
 }
 

@@ -26,14 +26,14 @@ pub(crate) fn daemon_us(milliseconds: u32) -> Result<f64, String> {
     let name = name("daemon");
     let mut daemon = start(Part::Daemon, &name, 10)?;
     run(async {
-        let (_client, mut side) = daemon.beside(client(&name, ASKING, ANSWERING)).await?;
+        let (_client, mut side) = daemon.while_running(client(&name, ASKING, ANSWERING)).await?;
         let mut other = start(Part::Client, &name, milliseconds)?;
         let asked = async {
             // The other side has posted its buffers before it sends.
             side.receive(WORD).await?;
             ask(&mut side, &[BYTES], milliseconds).await
         };
-        Ok(other.beside(asked).await?[0].median_us)
+        Ok(other.while_running(asked).await?[0].median_us)
     })
 }
 
@@ -68,7 +68,9 @@ pub(crate) fn slots_us(milliseconds: u32) -> Result<f64, String> {
     let _relay = start(Part::Relay, &name, 10)?;
     let mut other = start(Part::Slots, &name, milliseconds)?;
     let mut side = Slots::new(&format!("{name}-0"), NodeId(0), BYTES)?;
-    run(async { Ok(other.beside(ask(&mut side, &[BYTES], milliseconds)).await?[0].median_us) })
+    run(async {
+        Ok(other.while_running(ask(&mut side, &[BYTES], milliseconds)).await?[0].median_us)
+    })
 }
 
 /// Runs the process at the other end of the relay.

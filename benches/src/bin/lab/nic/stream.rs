@@ -38,7 +38,7 @@ pub(crate) fn messages(time: Duration) -> Result<f64, String> {
         let name = name("rate");
         let nic = start_nic(&name, 0)?;
         let mut end = open(&nic.host(), BUFFERS)?;
-        start(Part::Receiver, &name, 10)?.beside(pump(&nic, &mut end, time)).await
+        start(Part::Receiver, &name, 10)?.while_running(pump(&nic, &mut end, time)).await
     })
 }
 

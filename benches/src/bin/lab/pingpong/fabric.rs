@@ -50,7 +50,7 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
         Contest::Kernel(library) if library.is_library() => libraries::ask(*library, game),
         Contest::Kernel(kernel) => run(async {
             let (listener, place) = Listener::bind(*kernel, arguments.own_address()).await?;
-            start(&format!("kernel={place}"))?.beside(listener.play(game)).await
+            start(&format!("kernel={place}"))?.while_running(listener.play(game)).await
         }),
         Contest::Ours(fabric, layer, wait) => {
             let place = match fabric {
@@ -58,7 +58,7 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
                 Fabric::Udp => addresses(arguments)?,
             };
             let mut child = start(&place)?;
-            run(child.beside(ours((*fabric, *layer, *wait), &place, 0, game)))
+            run(child.while_running(ours((*fabric, *layer, *wait), &place, 0, game)))
         }
     }
 }
