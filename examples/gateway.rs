@@ -35,7 +35,7 @@ use tokio::task::JoinSet;
 struct Arguments {
     /// Service to forward to: the name that its node listens at.
     service: String,
-    /// Address of the TCP listener; port 0 has the system choose. An address that other hosts reach lets anybody in.
+    /// Address of the TCP listener; port 0 has the system choose. Every host that reaches the address can connect.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     bind: SocketAddr,
     /// Cluster of the service's node [default: MIDPLANE_CLUSTER, or `default`].

@@ -91,7 +91,7 @@ async fn run(Arguments { workers, jobs, work: number }: Arguments) -> Result<(),
         let loads = board.iter().filter_map(|Latest { key, value, .. }| {
             Some((value.as_ref()? + given.get(key).unwrap_or(&0), key))
         });
-        let (_, least) = loads.min().ok_or("no worker is there")?;
+        let (_, least) = loads.min().ok_or("no worker has published a load")?;
         node.send(least.as_str(), "a job").await?;
         *given.entry(least.clone()).or_insert(0) += 1;
         *shares.entry(least.clone()).or_insert(0_u32) += 1;

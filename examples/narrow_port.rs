@@ -1,4 +1,4 @@
-//! Many nodes send to one, whose port may be narrow: with receive tokens they take turns at it.
+//! Sends from many nodes to one whose port may be narrow: with receive tokens the senders take turns.
 //!
 //! ```text
 //! narrow_port                                                    # a receiver and three senders here, as a trial
@@ -29,7 +29,7 @@ enum Tokens {
     Off,
 }
 
-/// Many nodes send bodies of 1 MB to one, which measures what arrives.
+/// Many nodes send bodies of 1 MB to one, which measures the goodput.
 #[derive(Parser)]
 struct Options {
     /// Receives at this address

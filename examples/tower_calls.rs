@@ -28,8 +28,8 @@ type Fail = Box<dyn std::error::Error + Send + Sync>;
 
 /// Calls a service that three processes offer, and kills one of them in the middle.
 ///
-/// Starts the three itself, and ends by itself: it prints who has answered how many calls, and what became of calls with
-/// an error, with a deadline, and to the process that was killed. Fails if a call was lost.
+/// Starts the three itself, and ends by itself: it prints how many calls each process has answered, and the results of
+/// calls with an error, with a deadline, and to the killed process. Fails if a call was lost.
 #[derive(Parser)]
 struct Arguments {
     /// Calls to make in each of two rounds.

@@ -159,8 +159,8 @@ impl Site<'_> {
     /// # Errors
     /// One line, if no rank connects.
     pub(crate) async fn accept(&self) -> Result<TcpStream, String> {
-        let came = tokio::time::timeout(MEET, self.listener.accept()).await;
-        let (stream, _) = came.map_err(|_| "no rank connects".to_owned())?.map_err(text)?;
+        let accepted = tokio::time::timeout(MEET, self.listener.accept()).await;
+        let (stream, _) = accepted.map_err(|_| "no rank connects".to_owned())?.map_err(text)?;
         stream.set_nodelay(true).map_err(text)?;
         Ok(stream)
     }

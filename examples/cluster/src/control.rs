@@ -1,4 +1,4 @@
-//! Rank 0's control of the other ranks: it begins contests, and every rank answers how it ended each.
+//! Controls the other ranks from rank 0, which starts contests; every rank reports how each contest ended.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -71,8 +71,8 @@ pub(crate) async fn follow(own: u16, peers: &[SocketAddr], wait: Duration) -> Re
     let mut meeting = Meeting::start(own, peers, wait).await?;
     let (listener, at) = listen(peers[usize::from(own)]).await?;
     meeting.gather(&at, PATIENCE).await?;
-    let told = meeting.gather::<Option<Cluster>>(&None, PATIENCE).await?;
-    let cluster = told.into_iter().next().flatten().flatten().ok_or_else(|| lost(&[0]))?;
+    let received = meeting.gather::<Option<Cluster>>(&None, PATIENCE).await?;
+    let cluster = received.into_iter().next().flatten().flatten().ok_or_else(|| lost(&[0]))?;
     let site = Site { rank: own, cluster: &cluster, listener: &listener };
     // Rank 0 closes the connection when it has all rows.
     while let Ok(orders) = meeting.gather::<Order>(&None, PATIENCE).await

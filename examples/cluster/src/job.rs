@@ -84,19 +84,19 @@ fn measure(folder: &Path) -> Result<(f64, f64), String> {
         Stage::start_in(&folder, Daemons { hosts, slots, slice_ms, stretch, fabric, mode })
     };
     let (here, there) = (stage("here", 1, RANKS)?, stage("there", 2, RANKS / 2)?);
-    let expected = said(here.run(RANKS, &["--be-ring"])?)?;
+    let expected = printed(here.run(RANKS, &["--be-ring"])?)?;
     let began = now();
     let mut job = here.begin(RANKS, &["--be-ring"])?;
     job.wait_for(HALF)?;
     let other = here.begin(RANKS, &["--be-other", OTHER])?;
-    let number = is_preempted(&here)?;
+    let number = wait_for_preemption(&here)?;
     let saved = folder.join("saved");
     here.save_and_end(number, &saved)?;
     let moved = began.elapsed();
     // The other job ends here: on other nodes it would take no processor time.
     drop((job, other));
-    let (ended, rest) = timed(|| said(there.restore(&saved)?.lines()?))?;
-    let (anew, whole) = timed(|| said(there.run(RANKS, &["--be-ring"])?))?;
+    let (ended, rest) = timed(|| printed(there.restore(&saved)?.lines()?))?;
+    let (anew, whole) = timed(|| printed(there.run(RANKS, &["--be-ring"])?))?;
     if ended != expected || anew != expected {
         return Err("a message was lost, doubled or overtaken".into());
     }
@@ -111,7 +111,7 @@ fn timed<T>(run: impl FnOnce() -> Result<T, String>) -> Result<(T, Duration), St
 }
 
 /// Waits until the first job has been preempted by the other one, and returns its number.
-fn is_preempted(here: &Stage) -> Result<u32, String> {
+fn wait_for_preemption(here: &Stage) -> Result<u32, String> {
     let began = now();
     while began.elapsed() < PREEMPTED {
         let jobs = here.listing()?.jobs;
@@ -125,7 +125,7 @@ fn is_preempted(here: &Stage) -> Result<u32, String> {
 }
 
 /// Returns the last lines of the ring's ranks, sorted by rank. The last of `lines` is the client's.
-fn said(mut lines: Vec<String>) -> Result<Vec<String>, String> {
+fn printed(mut lines: Vec<String>) -> Result<Vec<String>, String> {
     lines.pop();
     lines.retain(|line| line != HALF);
     lines.sort_unstable();

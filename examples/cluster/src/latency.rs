@@ -61,7 +61,7 @@ async fn over_nics(site: &Site<'_>, host: &LiveHost, job: u32) -> Result<Vec<f64
     let engine = Engine::new(carrier, Config::default().eager(DEFAULT_EAGER));
     let world = Communicator::world(engine, 2).map_err(text)?;
     let met = timeout(PATIENCE, world.barrier()).await;
-    met.map_err(|_| format!("a process did not come up in {PATIENCE:?}"))?.map_err(text)?;
+    met.map_err(|_| format!("a process did not start within {PATIENCE:?}"))?.map_err(text)?;
     let took = if site.rank == 0 {
         let took = ask(site, async |request| over_messages(&world, request).await).await?;
         world.send(Rank(1), TAG, Vec::new()).await.map_err(text)?;

@@ -1,4 +1,5 @@
-//! Page rank (Brin and Page 1998): how often a reader is on each page who follows links, and now and then jumps to any.
+//! Page rank (Brin and Page 1998): the share of time on each page of a reader who follows links, and sometimes jumps to
+//! any page.
 
 use midplane::warp::iterate::FixedPoint;
 
@@ -7,7 +8,7 @@ use crate::graph::Graph;
 /// Share of steps that follow a link; the other steps jump to any page.
 const DAMPING: f64 = 0.85;
 
-/// The fixed point y = 1 + damping * (links)^T y, which is the page rank but for its scale.
+/// The fixed point y = 1 + damping * (links)^T y, which is the page rank except for its scale.
 ///
 /// Pages without links need no special case: that their readers jump to any page changes the scale alone (Del Corso, Gulli
 /// and Romani 2005). The update contracts, since the spectral radius of its matrix is at most the damping.

@@ -33,7 +33,7 @@ fn blocks(own: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
 /// The map can't be joined, or a value can't be set.
 ///
 /// # Cancel safety
-/// Dropped, the rank stops; its last values stay at the other ranks.
+/// If dropped, the rank stops; its last values stay at the other ranks.
 pub async fn work(
     node: &Node,
     problem: impl FixedPoint,
@@ -70,7 +70,7 @@ pub async fn work(
 /// The map can't be joined.
 ///
 /// # Cancel safety
-/// Dropped, it has collected nothing; the ranks iterate further.
+/// If dropped, it has collected nothing; the ranks continue to iterate.
 pub async fn collect(
     node: &Node,
     problem: &impl FixedPoint,

@@ -26,10 +26,10 @@ pub struct Versioned {
     number: u32,
 }
 
-/// Holds what survives a crash of a replica.
+/// Holds the data of a replica that survive a crash.
 pub type Disk = Arc<Mutex<BTreeMap<u8, Versioned>>>;
 
-/// A key, and what a replica keeps of it if that is newer than what it has.
+/// A key, and the number that a replica stores for it if its own is older.
 type Request = (u8, Versioned);
 
 /// Serves one replica as long as the result lives: it keeps the newer number, and answers with the one that it has.
@@ -52,7 +52,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// No other store, also of an earlier run, may be the same `writer`. The bug: a `stale` store reads from one replica.
+    /// Creates a store. No other store, also of an earlier run, may have the same `writer`. The bug: a `stale` store
+    /// reads from one replica.
     pub fn new(node: &Node, writer: u64, stale: bool) -> Self {
         Self { replicas: REPLICAS.map(|name| node.client(name).timeout(RETRY)), writer, stale }
     }
@@ -61,7 +62,7 @@ impl Store {
     pub async fn get(&self, key: u8) -> u32 {
         let answers = if self.stale { 1 } else { MAJORITY };
         let newest = self.ask(key, Versioned::default(), answers).await;
-        // Else a later read could miss what this one has seen at one replica.
+        // Otherwise a later read could miss a number that this one has read from one replica.
         self.ask(key, newest, if self.stale { 0 } else { MAJORITY }).await;
         newest.number
     }
@@ -73,7 +74,7 @@ impl Store {
         self.ask(key, Versioned { version, number }, MAJORITY).await;
     }
 
-    /// Has the replicas keep `newer`, and returns the newest of so many answers.
+    /// Has the replicas store `newer`, and returns the newest of the first `answers` answers.
     async fn ask(&self, key: u8, newer: Versioned, answers: usize) -> Versioned {
         let mut asked = JoinSet::new();
         for replica in self.replicas.clone() {

@@ -61,7 +61,7 @@ fn cluster(sim: &mut Sim, stale: bool) {
     }
 }
 
-/// Writes a number or reads, between two records of it.
+/// Writes a number or reads, and records the begin and the end.
 async fn operate(
     store: &Store,
     histories: &Mutex<Histories>,
@@ -98,11 +98,11 @@ fn two_hundred_seeds_with_crashes_loss_and_partitions_are_linearizable() {
 
 /// Runs seeds from a given one on for some seconds: `.ci/soak` sets both, as `SOAK_FIRST` and `SOAK_SECONDS`.
 #[test]
-#[ignore = "takes as long as it is told"]
+#[ignore = "takes as long as SOAK_SECONDS says"]
 fn soak() {
-    let told = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let first = told("SOAK_FIRST").expect("set SOAK_FIRST to the first seed");
-    let seconds = told("SOAK_SECONDS").expect("set SOAK_SECONDS to how long it runs");
+    let variable = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let first = variable("SOAK_FIRST").expect("set SOAK_FIRST to the first seed");
+    let seconds = variable("SOAK_SECONDS").expect("set SOAK_SECONDS to how long it runs");
     let end = Instant::now() + Duration::from_secs(seconds);
     let (mut seed, mut packets, mut effects) = (first, 0, 0);
     while Instant::now() < end {

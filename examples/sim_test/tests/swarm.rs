@@ -2,7 +2,7 @@ use midplane::{Sim, sim::SimError, time};
 use sim_test::{Disk, request, serve};
 use std::time::Duration;
 
-/// Adds two replicas, and a client that at last finds each number that one has taken in both of them.
+/// Adds two replicas, and a client that finds at the end each accepted number in both of them.
 fn cluster(sim: &mut Sim, forgets: bool) {
     for (name, other) in [("left", "right"), ("right", "left")] {
         let disk = Disk::default();
@@ -35,6 +35,6 @@ fn the_swarm_finds_a_crash_during_a_partition() {
 }
 
 #[test]
-fn a_replica_that_goes_on_with_its_copies_loses_nothing() {
+fn a_replica_that_resumes_its_copies_loses_nothing() {
     Sim::builder().swarm(500, Duration::from_secs(1), |sim| cluster(sim, false)).unwrap();
 }

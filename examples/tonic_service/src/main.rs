@@ -1,6 +1,6 @@
 //! A gRPC service that tonic serves over a node's listener: only the listener and the channel's connector are ours.
 //!
-//! `Cargo.toml` and `build.rs` beside this folder are what to copy with it.
+//! To reuse it, also copy `Cargo.toml` and `build.rs` of the folder above.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
