@@ -83,7 +83,7 @@ fn virtually<F: Firmware + 'static>(mut world: World<F>) -> Work {
     })
 }
 
-/// Builds work over NICs that live as long as it.
+/// Builds work over NICs that live as long as the work.
 #[cfg(target_os = "linux")]
 fn over<W: FnMut() + 'static>(layer: impl FnOnce(&interfaces::Nics) -> W) -> Work {
     held(interfaces::Nics::start("instructions"), layer)

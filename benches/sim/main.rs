@@ -114,12 +114,12 @@ fn sleepers(count: u64) -> World<Nothing> {
 /// One line of the report.
 struct Row {
     name: &'static str,
-    asked: &'static str,
+    bound: &'static str,
     measure: fn() -> Measured,
 }
 
-const fn row(name: &'static str, asked: &'static str, measure: fn() -> Measured) -> Row {
-    Row { name, asked, measure }
+const fn row(name: &'static str, bound: &'static str, measure: fn() -> Measured) -> Row {
+    Row { name, bound, measure }
 }
 
 fn millions(speeds: Vec<f64>) -> Vec<f64> {
@@ -214,13 +214,13 @@ fn report(only: &str) {
     );
     println!("measured once.");
     println!();
-    println!("{:<52} {:>8} {:>8} {:>17}", "", "asked", "median", "lowest - highest");
-    for Row { name, asked, measure } in ROWS.iter().filter(|row| row.name.contains(only)) {
+    println!("{:<52} {:>8} {:>8} {:>17}", "", "bound", "median", "lowest - highest");
+    for Row { name, bound, measure } in ROWS.iter().filter(|row| row.name.contains(only)) {
         let (mut values, unit) = measure();
         values.sort_by(f64::total_cmp);
         let (lowest, median) = (values[0], values[values.len() / 2]);
         let spread = format!("{lowest:.2} - {:.2}", values[values.len() - 1]);
-        println!("{name:<52} {asked:>8} {median:>8.2} {spread:>17} {unit}");
+        println!("{name:<52} {bound:>8} {median:>8.2} {spread:>17} {unit}");
     }
 }
 

@@ -23,11 +23,11 @@ pub fn count(arguments: &[&str]) -> Result<f64, String> {
         .stdin(Stdio::null())
         .output()
         .map_err(failed)?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
         return Err(format!("{} under valgrind; --help says how to build", output.status));
     }
-    let all = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());
+    let all = text.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());
     let all: Option<f64> = all.filter(|all| *all > 0.0);
     Ok(all.ok_or("no count; --help says how to build")? / COUNTED as f64)
 }

@@ -38,7 +38,7 @@ impl LiveNic {
     pub async fn over_shm(config: ShmConfig, unit: Unit) -> Result<Self, String> {
         let nic = ShmNic::start(config, unit).map_err(|error| error.to_string())?;
         let met = tokio::time::timeout(MEET, nic.meet()).await;
-        met.map_err(|_| format!("another process did not come up in {MEET:?}"))?;
+        met.map_err(|_| format!("another process did not start within {MEET:?}"))?;
         Ok(Self::Shm(nic))
     }
 
@@ -51,7 +51,7 @@ impl LiveNic {
         Ok(Self::Udp(nic))
     }
 
-    /// Returns its host.
+    /// Returns the NIC's host.
     pub fn host(&self) -> LiveHost {
         match self {
             #[cfg(target_os = "linux")]
@@ -60,7 +60,7 @@ impl LiveNic {
         }
     }
 
-    /// Stops it.
+    /// Stops the NIC.
     pub async fn shutdown(self) {
         match self {
             #[cfg(target_os = "linux")]

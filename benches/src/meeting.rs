@@ -113,7 +113,7 @@ impl Meeting {
                 stream.set_nodelay(true)?;
                 let mut line = Line(BufReader::new(stream));
                 // A connection that does not begin with a rank is dropped.
-                if let Ok(Ok(Hello(rank @ 1..))) = timeout(wait, line.hear()).await
+                if let Ok(Ok(Hello(rank @ 1..))) = timeout(wait, line.receive()).await
                     && let Some(place) = lines.get_mut(rank - 1)
                 {
                     *place = Some(line);
@@ -136,7 +136,7 @@ impl Meeting {
     pub async fn follow(at: SocketAddr, rank: u16, wait: Duration) -> Result<Self, Failure> {
         let stream = reach(at, wait).await.map_err(|_| unreachable(&[0]))?;
         let mut line = Line(BufReader::new(stream));
-        line.say(&Hello(rank.into())).await.map_err(Failure::of_run)?;
+        line.send(&Hello(rank.into())).await.map_err(Failure::of_run)?;
         Ok(Self::Follow(line))
     }
 
@@ -163,8 +163,8 @@ impl Meeting {
                 let until = tokio::time::Instant::now() + limit;
                 let mut all = vec![serde_json::to_value(own).ok()];
                 for place in &mut *lines {
-                    let heard = async { place.as_mut()?.hear().await.ok() };
-                    let value = tokio::time::timeout_at(until, heard).await.ok().flatten();
+                    let received = async { place.as_mut()?.receive().await.ok() };
+                    let value = tokio::time::timeout_at(until, received).await.ok().flatten();
                     if value.is_none() {
                         *place = None;
                     }
@@ -173,8 +173,8 @@ impl Meeting {
                 // In brackets: a value may be null, as that of a lost rank is.
                 let values: Vec<_> = all.iter().map(|value| Some((value.as_ref()?,))).collect();
                 for place in lines {
-                    let said = async { place.as_mut()?.say(&values).await.ok() };
-                    if said.await.is_none() {
+                    let sent = async { place.as_mut()?.send(&values).await.ok() };
+                    if sent.await.is_none() {
                         *place = None;
                     }
                 }
@@ -182,13 +182,13 @@ impl Meeting {
             }
             Self::Follow(line) => {
                 let exchanged = async {
-                    line.say(own).await?;
-                    line.hear().await
+                    line.send(own).await?;
+                    line.receive().await
                 };
                 // Rank 0 may begin to wait when this rank is done waiting for it.
-                let heard = timeout(2 * limit, exchanged).await;
+                let received = timeout(2 * limit, exchanged).await;
                 let values: Vec<Option<(T,)>> =
-                    heard.ok().and_then(Result::ok).ok_or_else(|| lost(&[0]))?;
+                    received.ok().and_then(Result::ok).ok_or_else(|| lost(&[0]))?;
                 Ok(values.into_iter().map(|value| value.map(|(value,)| value)).collect())
             }
         }
@@ -259,13 +259,13 @@ struct Hello(usize);
 pub struct Line(BufReader<TcpStream>);
 
 impl Line {
-    async fn say(&mut self, value: &impl Serialize) -> std::io::Result<()> {
+    async fn send(&mut self, value: &impl Serialize) -> std::io::Result<()> {
         let mut text = serde_json::to_vec(value)?;
         text.push(b'\n');
         self.0.write_all(&text).await
     }
 
-    async fn hear<T: DeserializeOwned>(&mut self) -> std::io::Result<T> {
+    async fn receive<T: DeserializeOwned>(&mut self) -> std::io::Result<T> {
         let mut text = String::new();
         (&mut self.0).take(LINE).read_line(&mut text).await?;
         // An empty text, of a connection that was closed, is no value.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// Rank 0's result.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Said {
+pub struct KernelResult {
     pub kernel: String,
     pub class: String,
     pub ranks: u32,
@@ -50,7 +50,7 @@ pub async fn run(
     (name, class): (Name, Class),
     times: u32,
     pace: &impl Pace,
-) -> Result<Option<Said>, String> {
+) -> Result<Option<KernelResult>, String> {
     let (_, channel) = join().await.map_err(|error| error.to_string())?;
     let mut snapshots = Snapshots::join().map_err(|error| error.to_string())?;
     let mut saved = snapshots.take_restored();
@@ -64,7 +64,7 @@ pub async fn run(
     // A kernel does nothing while it waits for messages.
     let engine = Engine::new(carrier.publish_waits(), Config::default());
     let world = Communicator::world(engine, ranks).map_err(|error| error.to_string())?;
-    let mut said: Option<Said> = None;
+    let mut result: Option<KernelResult> = None;
     for _ in 0..times {
         world.barrier().await.map_err(|error| error.to_string())?;
         let began = now();
@@ -77,16 +77,16 @@ pub async fn run(
         pace.work(0).await;
         let seconds = now().nanos_since(began) as f64 / 1e9;
         let checksum = format!("{:016x}", verdict.checksum);
-        if said.as_ref().is_some_and(|before| before.checksum != checksum) {
-            return Err(format!("{name:?} came to other bits than the time before"));
+        if result.as_ref().is_some_and(|before| before.checksum != checksum) {
+            return Err(format!("{name:?} computed other bits than in the run before"));
         }
-        let verified = verdict.verified && said.is_none_or(|before| before.verified);
+        let verified = verdict.verified && result.is_none_or(|before| before.verified);
         let kernel = name.name().to_owned();
         let class = class.to_string();
-        said = Some(Said { kernel, class, ranks, verified, checksum, seconds });
+        result = Some(KernelResult { kernel, class, ranks, verified, checksum, seconds });
     }
     world.finalize().await;
-    Ok(said.filter(|_| rank.0 == 0))
+    Ok(result.filter(|_| rank.0 == 0))
 }
 
 /// Runs a kernel from its beginning, or from a saved state. On request it saves its state between two steps, the same

@@ -102,7 +102,7 @@ impl Place {
 /// Returns how many of `peers` nodes play the part that `flag` counts: as many as are `wanted`, or `most`, if `others` are left.
 ///
 /// # Errors
-/// One line, if they are fewer than asked for, or none.
+/// One line, if they are fewer than requested, or none.
 pub fn among(
     peers: usize,
     others: usize,
@@ -257,7 +257,7 @@ fn conduct<P: Program>(program: &P) -> Result<(), Failure> {
     program.check(&runs)
 }
 
-/// Runs the switch at the first of `peers` until standard input ends, and prints what it has dropped by cause.
+/// Runs the switch at the first of `peers` until standard input ends, and prints its drops by cause.
 fn serve(program: &impl Program, mut peers: Vec<SocketAddr>) -> Result<(), Failure> {
     let bind = peers.remove(0);
     let switch = SoftSwitch::start(program.switch(SwitchConfig::new(bind, peers)));
@@ -271,10 +271,10 @@ fn serve(program: &impl Program, mut peers: Vec<SocketAddr>) -> Result<(), Failu
 }
 
 /// Runs `part` as rank 0 of a run of `nodes` nodes. The others are processes of this host, started with the arguments
-/// `words`, and so is the switch if `fabric` has one. Returns also what the switch has dropped by cause.
+/// `words`, and so is the switch if `fabric` has one. Also returns the switch's drops by cause.
 ///
 /// # Errors
-/// The error of `part`, or of the child that explains it: a child that fails knows more than those that wait for it.
+/// The error of `part`, or of the child that caused it: its error explains more than those of nodes that wait for it.
 pub fn with_children<T>(
     words: &[String],
     fabric: Fabric,

@@ -1,6 +1,6 @@
 //! The numbers that this project promises, each with its bound, and the report in which `lab all` finds it.
 //!
-//! `promises/rows.txt` has the table, and says how a line is written.
+//! `promises/rows.txt` has the table, and describes the format of its lines.
 
 #[cfg(test)]
 mod tests;
@@ -42,7 +42,7 @@ pub struct Command {
     /// Further arguments of the full run, and of the quick one.
     pub full: String,
     pub quick: String,
-    /// Most rounds that are of use.
+    /// Most rounds of this command.
     pub rounds: usize,
 }
 

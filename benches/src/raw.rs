@@ -69,7 +69,7 @@ impl Raw {
         Self { in_memory: Some(Instant::ZERO), ..Self::default() }
     }
 
-    /// Waits for as long as the frame would have stood on the line, if the NIC takes one at a time.
+    /// Waits for as long as the frame would have occupied the line, if the NIC takes one at a time.
     fn take_from_line(&mut self, hw: &mut dyn Hardware, bytes: usize) {
         let (Some(before), Some(costs)) = (self.in_memory, hw.costs()) else { return };
         let on_line = hw.line_rate().nanos_for(hw.wire_bytes(bytes).into());
@@ -82,7 +82,7 @@ impl Raw {
         self.in_memory = Some(hw.now().plus_nanos(handled + costs.nic.scatter.nanos(bytes)));
     }
 
-    /// Sends what waits, as far as the line takes it.
+    /// Sends waiting frames while the line has room.
     fn serve(&mut self, hw: &mut dyn Hardware) {
         while let Some((port, command)) = self.waiting.front() {
             let (cookie, region) = (command.cookie, command.region);

@@ -1,8 +1,8 @@
-//! The game that `pingpong` plays, over iceoryx2: `midplane-iceoryx2-pingpong BYTES COUNT BATCH`.
+//! The measurement of `lab pingpong` over iceoryx2: `midplane-iceoryx2-pingpong BYTES COUNT BATCH`.
 //!
-//! Prints the median and the 99th percentile of one way, in microseconds, over COUNT batches of BATCH
-//! round trips, and GB/s one way, 16 messages before a word back. Starts itself as the second process;
-//! both look without pause, and read every byte.
+//! Prints the median and the 99th percentile of one way, in microseconds, over COUNT batches of BATCH round trips, and
+//! GB/s one way, with an acknowledgement after each 16 messages. Starts itself as the second process; both busy-poll
+//! without pause, and read every byte.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -12,14 +12,14 @@ use std::time::Instant;
 use iceoryx2::port::{publisher::Publisher, subscriber::Subscriber};
 use iceoryx2::prelude::*;
 
-/// Messages one way before the receiver says that it has them.
+/// Messages one way before the receiver acknowledges them.
 const WINDOW: usize = 16;
-/// Bytes of that word.
+/// Bytes of the acknowledgement.
 const WORD: usize = 8;
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
-/// Where iceoryx2 keeps what it knows of services: gone with this program.
+/// Returns the folder in which iceoryx2 keeps its files of services; the first process removes it at the end.
 fn folder(name: &str) -> String {
     std::env::temp_dir().join(format!("midplane-iceoryx2-{name}")).display().to_string()
 }
@@ -67,7 +67,7 @@ impl Side {
         }
     }
 
-    /// Until the other side is there: what is sent before is lost.
+    /// Waits until the other side has connected: messages sent before are lost.
     fn meet(&self) -> Fallible<()> {
         loop {
             if self.out.loan_slice_uninit(WORD)?.write_from_fn(|_| 0).send()? > 0 {

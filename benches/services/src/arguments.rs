@@ -1,4 +1,4 @@
-//! The command line, and what a row of the table is.
+//! The command line, and the rows of the table.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -100,15 +100,15 @@ impl What {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Placement {
-    /// Any
+    /// Any processor
     Any,
-    /// Both the same one
+    /// One processor for both
     OneCore,
-    /// One each
+    /// A processor each
     TwoCores,
 }
 
-/// What carries the requests.
+/// The transport of the requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Transport {
@@ -174,7 +174,7 @@ fn serialize<S: Serializer>(value: &impl ValueEnum, into: S) -> Result<S::Ok, S:
 #[derive(Clone, Debug, Parser)]
 #[command(name = "services", version, after_help = EXAMPLES)]
 pub struct Arguments {
-    /// What carries ours, with commas between
+    /// The transports of ours, with commas between
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,udp")]
     pub transport: Vec<Transport>,
 

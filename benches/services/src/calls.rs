@@ -70,7 +70,7 @@ pub enum Caller {
 }
 
 impl Caller {
-    /// Returns so many callers, of one client over a node.
+    /// Creates `count` callers, of one client over a node.
     pub async fn new(target: &Target, bytes: usize, count: u16) -> Result<Vec<Self>, Failure> {
         let payload = Bytes::from(vec![7; bytes]);
         let mut callers = Vec::new();

@@ -1,4 +1,4 @@
-//! The process of a client: does what a row asks for whenever its input says for how long.
+//! The process of a client: does a row's work for the seconds in each line of its input.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::arguments::{Row, What};
-use crate::place::{Io, Target, say};
+use crate::place::{Io, Target, write_line};
 use crate::{Failure, bulk, calls, grpc, http};
 
 /// The period of requests of [`What::Paced`].
@@ -17,7 +17,7 @@ const PERIOD: Duration = Duration::from_millis(3);
 /// The time that connections have to give memory back once they are idle.
 const SETTLE: Duration = Duration::from_secs(3);
 
-/// Says that it is ready; then, for each line of its input with seconds, does the work and says how much.
+/// Writes that it is ready. Then, for each line of its input with seconds, does the work and writes its amount.
 pub async fn run(row: Row, place: &str, host: IpAddr) -> Result<(), Failure> {
     let target = Target::new(row.transport, place, host).await?;
     let mut callers = Caller::all(&target, row).await?;
@@ -25,7 +25,7 @@ pub async fn run(row: Row, place: &str, host: IpAddr) -> Result<(), Failure> {
     for caller in &mut callers {
         caller.call().await?;
     }
-    say("ready");
+    write_line("ready");
     let mut orders = BufReader::new(tokio::io::stdin()).lines();
     while let Some(order) = orders.next_line().await? {
         let time = Duration::from_secs_f64(order.parse()?);
@@ -35,7 +35,7 @@ pub async fn run(row: Row, place: &str, host: IpAddr) -> Result<(), Failure> {
             What::Memory => hold(&target, row.connections, &mut held).await?,
             _ => answers(&mut callers, time).await?,
         };
-        say(done);
+        write_line(done);
     }
     Ok(())
 }
@@ -127,7 +127,7 @@ async fn paced(callers: &mut [Caller], time: Duration) -> Result<f64, Failure> {
     Ok(count)
 }
 
-/// Has so many connections carry 1 MiB, eight at once, and keeps them.
+/// Has `count` connections carry 1 MiB, eight at once, and keeps them.
 async fn hold(target: &Target, count: u16, held: &mut Vec<Box<dyn Io>>) -> Result<f64, Failure> {
     let mut left = count;
     while left > 0 {

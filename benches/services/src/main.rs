@@ -39,7 +39,7 @@ struct Document {
     runs: Vec<Run>,
 }
 
-/// Returns what is wrong with the arguments, if something is.
+/// Returns the mistake in the arguments, if there is one.
 fn mistake(arguments: &Arguments, rows: &[Row]) -> Option<&'static str> {
     let theirs = |row: &Row| row.transport == Transport::Tcp;
     match arguments.namespaces.len() {
@@ -72,7 +72,7 @@ fn start(arguments: &Arguments) -> Result<u8, report::Failure> {
     if let Some(processor) = arguments.processor {
         let mut set = CpuSet::new();
         set.set(processor);
-        // Without the right to, the row says what it can.
+        // If the system refuses, the process runs on any processor.
         let _ = sched_setaffinity(None, &set);
     }
     // A thousand connections need more descriptors than a process has by default.

@@ -36,7 +36,7 @@ impl Pair {
         Ok(Self { row, service, client })
     }
 
-    /// Has the client do for so many seconds what the row asks for; returns the number of the row's unit.
+    /// Has the client do the row's work for `seconds`; returns the number in the row's unit.
     pub async fn measure(&mut self, seconds: f64) -> Result<f64, Failure> {
         if self.row.what.unit() == Unit::AnswersPerS {
             return Ok(self.client.ask(seconds).await? / seconds);
@@ -113,7 +113,7 @@ impl Process {
         Ok(self.output.next_line().await?.ok_or("a process of a row has ended")?)
     }
 
-    /// Orders a measurement of so many seconds; returns what the process counted.
+    /// Orders a measurement of `seconds`; returns the process's count.
     async fn ask(&mut self, seconds: f64) -> Result<f64, Failure> {
         self.input.write_all(format!("{seconds}\n").as_bytes()).await?;
         Ok(self.line().await?.parse()?)

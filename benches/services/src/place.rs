@@ -47,17 +47,17 @@ impl Target {
     }
 }
 
-/// A node over UDP with the defaults; between hosts, one that says that it trusts them.
+/// Builds a node over UDP with the defaults; between hosts, one that trusts the network.
 fn over_udp(host: IpAddr) -> NodeBuilder {
     let builder = Node::builder().transports("udp");
     if host.is_loopback() { builder } else { builder.bind((host, 0).into()).trusted_network() }
 }
 
-/// Serves until the process is killed; the first line of the output says where.
+/// Serves until the process is killed; writes the service's place as the first line of the output.
 pub async fn serve(row: Row, host: IpAddr) -> Result<(), Failure> {
     if row.transport == Transport::Tcp {
         let listener = TcpListener::bind((host, 0)).await?;
-        say(listener.local_addr()?);
+        write_line(listener.local_addr()?);
         return match row.what {
             What::Tonic64 | What::Tonic4096 => grpc::serve_tcp(listener).await,
             What::Call64 | What::Call4096 => calls::serve_tcp(listener).await,
@@ -73,7 +73,7 @@ pub async fn serve(row: Row, host: IpAddr) -> Result<(), Failure> {
         let address = node.address().ok_or("no address")?;
         (node, address.to_string())
     };
-    say(place);
+    write_line(place);
     match row.what {
         What::Tonic64 | What::Tonic4096 => grpc::serve(&node).await,
         What::Call64 | What::Call4096 => calls::serve(&node).await,
@@ -83,7 +83,7 @@ pub async fn serve(row: Row, host: IpAddr) -> Result<(), Failure> {
 }
 
 /// Writes a line for the process that has started this one.
-pub fn say(line: impl std::fmt::Display) {
+pub fn write_line(line: impl std::fmt::Display) {
     println!("{line}");
     let _ = std::io::stdout().flush();
 }

@@ -1,4 +1,4 @@
-//! Measures services in virtual time, beside turmoil: see `--help`.
+//! Measures services in virtual time, compared with turmoil: see `--help`.
 
 mod cluster;
 mod ours;
@@ -36,7 +36,7 @@ enum What {
     Cluster,
 }
 
-/// Compares services in virtual time with turmoil: how much of a service's life a second of wall time tests.
+/// Compares services in virtual time with turmoil: how much work of a service a second of wall time tests.
 ///
 /// Both sides run the same code of a service, on one thread. turmoil has its defaults, except that a message takes the same
 /// time each time. Rows without a second number have no counterpart, or one that takes minutes.

@@ -11,7 +11,7 @@ use super::gam::{self, Passage};
 
 /// Bytes of each message.
 const MESSAGE: usize = 4096;
-/// When the receiver's copies change, in us of virtual time: amid a message, after some 40.
+/// Time at which the receiver's copies change, in us of virtual time: during a message, after some 40.
 pub const CHANGE_US: f64 = 8_000.0;
 /// Most fragments of the best cut; first and last step of its search, in bytes.
 const MOST: usize = 8;
@@ -38,7 +38,7 @@ pub struct Sent {
 }
 
 /// Sends messages one after another, while copies at the receiver cost `copy` from [`CHANGE_US`] on. If the sender
-/// `follows`, it gets with each acknowledgement how long each fragment was in each stage.
+/// `follows`, each acknowledgement brings it the time of each fragment in each stage.
 pub fn run(copy: DmaCost, messages: usize, follows: bool) -> Vec<Sent> {
     let sent = Arc::<Mutex<Vec<Sent>>>::default();
     let (list, mut sender) = (Arc::clone(&sent), Sender::new());

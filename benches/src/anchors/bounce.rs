@@ -15,13 +15,13 @@ const RECEIVED: u64 = 1;
 
 /// One simulated process, which sends a message, and receives it.
 pub trait End: Send + 'static {
-    /// Sends the message.
+    /// Sends the message to the other process.
     fn send(&mut self) -> impl Future<Output = Result<(), String>> + Send;
-    /// Receives the message.
+    /// Receives the message from the other process.
     fn receive(&mut self) -> impl Future<Output = Result<(), String>> + Send;
 }
 
-/// Has two processes, on the hosts `nodes`, send each other a message; returns the time of one way, in microseconds.
+/// Bounces a message between two processes on the hosts `nodes`; returns the time of one way, in microseconds.
 ///
 /// # Errors
 /// One line: what failed.
@@ -81,7 +81,7 @@ impl PortEnd {
         let mut end = Self { host, port, region, peer, opcodes, args, work_ns };
         end.post(1)?;
         end.port.ring();
-        // Until the other process has posted its first buffer as well.
+        // Waits until the other process has posted its first buffer as well.
         end.host.sleep_until(end.host.now().plus_nanos(1_000_000)).await;
         Ok(end)
     }

@@ -55,7 +55,7 @@ const DVCM: Sources = &[
     (Fitted("section 3: 18 us from coprocessor to coprocessor"), &["event", "switch latency"]),
     (Fitted("section 3: 60 us from application to application"), &["doorbell", "completion"]),
     (
-        Estimated("no number tells it"),
+        Estimated("no published number determines it"),
         &["gather, setup", "scatter, setup", "transmit slots", "system call", "context switch"],
     ),
 ];
@@ -75,7 +75,7 @@ const PM: Sources = &[
     (Fitted("Table 2: 12.0 us of MPI through a channel"), &["MPI, a packet at each end"]),
     (Fitted("Table 3: its second row"), &["copy, a byte"]),
     (
-        Estimated("no number tells it"),
+        Estimated("no published number determines it"),
         &[
             "doorbell",
             "receive memory",
@@ -101,7 +101,7 @@ const GAM: Sources = &[
     ),
     (Fitted("Table 1: overheads of stages 1 and 2"), &["event", "gather, setup", "scatter, setup"]),
     (
-        Estimated("no number tells it"),
+        Estimated("no published number determines it"),
         &[
             "doorbell",
             "receive memory",
@@ -139,7 +139,7 @@ const MVIA: Sources = &[
         &["registration", "registration, a page"],
     ),
     (
-        Estimated("no number tells it"),
+        Estimated("no published number determines it"),
         &["receive memory", "transmit slots", "system call", "signal", "context switch", "switch"],
     ),
 ];
@@ -169,7 +169,7 @@ const TCP: Sources = &[
         ],
     ),
     (
-        Estimated("no number tells it"),
+        Estimated("no published number determines it"),
         &["receive memory", "transmit slots", "system call", "signal", "context switch", "switch"],
     ),
 ];
@@ -192,7 +192,7 @@ const WARP: Sources = &[
             "context switch",
         ],
     ),
-    (Estimated("no number tells it"), &["receive memory", "transmit slots"]),
+    (Estimated("no published number determines it"), &["receive memory", "transmit slots"]),
 ];
 
 /// Returns the constants of a paper's machines that are not zero.

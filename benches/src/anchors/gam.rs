@@ -162,7 +162,7 @@ fn stages_us(copy: DmaCost, bytes: usize) -> [f64; 4] {
     stages.map(|ns| ns as f64 / 1e3)
 }
 
-/// Returns how long a bit is on its way from card to card.
+/// Returns the time of a bit from card to card, in ns.
 fn transit_ns() -> u64 {
     let Attachment::Switched(link, switch) = Machine::GAM_MYRINET.attachment else {
         unreachable!("its hosts have a switch")
@@ -179,7 +179,7 @@ pub fn clear_box(copy: DmaCost) -> Pipeline {
     instrumented(&[0, 1, 2, 3].map(stage)).expect("sixteen sizes")
 }
 
-/// Returns the stages as they are seen from outside (section 5.3.2).
+/// Returns the stages as estimated from outside (section 5.3.2).
 pub fn black_box() -> BlackBox {
     let (low, high) = OBSERVED;
     estimate::observe(&mut Outside, low, high).expect("the sizes span a range")

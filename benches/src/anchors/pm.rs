@@ -98,8 +98,8 @@ pub fn table_3() -> Vec<Anchor> {
     table
 }
 
-/// Fills a context's receive and send FIFO, or not; returns the bytes that its save finds, and the nanoseconds to save
-/// and to restore it.
+/// Fills a context's receive FIFO, send FIFO, both or none; returns the bytes that its save finds, and the nanoseconds to
+/// save and to restore it.
 fn saved_and_restored([receive, send]: [bool; 2]) -> Option<(usize, [u64; 2])> {
     let mut world = world();
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
@@ -175,7 +175,7 @@ async fn pair(hosts: &[SimHost], geometry: Geometry) -> (Contexts, Vec<Channel>)
         let options = ContextOptions { job, rank, places: places.to_vec() };
         let context = controller.open_context(options).await.expect("it is new");
         let descriptor = controller.descriptor(context);
-        channels.push(Channel::attach(host, descriptor).await.expect("nobody else has it"));
+        channels.push(Channel::attach(host, descriptor).await.expect("no other process has it"));
         contexts.push((controller, context));
     }
     (Contexts(contexts), channels)
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rows_of_table_3_that_nothing_was_fitted_to_come_out_within_8_percent() {
+    fn the_predicted_rows_of_table_3_are_within_8_percent() {
         for row in table_3() {
             let off = (row.measured / row.published - 1.0).abs();
             let most = if row.origin == Origin::Predicted { 0.08 } else { 0.021 };

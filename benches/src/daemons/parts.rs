@@ -1,4 +1,4 @@
-//! Parts that a program plays when it has started itself: a daemon, or a front end.
+//! Parts that a program plays when it has started itself: a daemon, or a client.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,8 +29,8 @@ pub fn play_part(own: impl FnOnce(&[&str]) -> Option<Result<(), String>>) -> boo
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let played = match words[..] {
         ["--be-daemon", socket, host, of, peers] => daemon(socket, host, of, peers),
-        ["--be-front", socket, ranks, ref command @ ..] => attend(run(socket, ranks, command)),
-        ["--be-restored", socket, folder] => attend(restore(socket, folder)),
+        ["--be-client", socket, ranks, ref command @ ..] => run_client(run(socket, ranks, command)),
+        ["--be-restored", socket, folder] => run_client(restore(socket, folder)),
         _ => match own(&words) {
             Some(played) => played,
             None => return false,
@@ -48,7 +48,7 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, String> {
     runtime.map_err(|error| error.to_string())
 }
 
-/// This process exits with its parent, however that ends.
+/// Has the system kill this process when its parent exits.
 fn end_with_parent() {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
 }
@@ -125,8 +125,8 @@ async fn restore(socket: &str, folder: &str) -> Result<Over, String> {
     restored.await.map_err(|error: ClientError| error.to_string())
 }
 
-/// Runs a job's front end; prints the number of preemptions on a line of its own at the end.
-fn attend(job: impl Future<Output = Result<Over, String>>) -> Result<(), String> {
+/// Runs a job's client; prints the number of preemptions on a line of its own at the end.
+fn run_client(job: impl Future<Output = Result<Over, String>>) -> Result<(), String> {
     end_with_parent();
     let runtime = runtime()?;
     let over = runtime.block_on(job);

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 /// Time limit for daemons to find each other.
 const MEET: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(20);
 
 /// The daemons of a run: its own, or running ones whose first daemon serves a socket on this host.
 pub struct Stage {
@@ -33,7 +33,7 @@ pub struct Daemons<'a> {
     /// Slots of each host.
     pub slots: u16,
     pub slice_ms: f64,
-    /// A job that is alone is stopped at the end of so many slices, and not of as many others; `None`: of none.
+    /// Preempts a job that is alone at the ends of this many slices, then not at the ends of as many; `None`: never.
     pub stretch: Option<NonZeroU32>,
     pub fabric: &'a str,
     pub mode: &'a str,
@@ -86,14 +86,14 @@ impl Stage {
             let mut line = String::new();
             BufReader::new(output).read_line(&mut line).map_err(failed)?;
             if line != "ready\n" {
-                return Err("a daemon did not begin".into());
+                return Err("a daemon did not start".into());
             }
         }
-        for _ in 0..MEET.as_millis() / LOOK.as_millis() {
+        for _ in 0..MEET.as_millis() / POLL.as_millis() {
             if stage.listing()?.hosts.iter().all(|here| *here) {
                 return Ok(stage);
             }
-            std::thread::park_timeout(LOOK);
+            std::thread::park_timeout(POLL);
         }
         Err(format!("the daemons did not find each other within {MEET:?}"))
     }
@@ -119,22 +119,22 @@ impl Stage {
     pub fn listing(&self) -> Result<Listing, String> {
         match self.ask(&Request::List)? {
             Reply::Listing(listing) => Ok(listing),
-            _ => Err("the daemon is gone".into()),
+            _ => Err("the daemon has exited".into()),
         }
     }
 
-    /// Runs a job of this program with these arguments to its end; returns the lines of its front end.
+    /// Runs a job of this program with these arguments to its end; returns the lines of its client.
     pub fn run(&self, ranks: u16, command: &[&str]) -> Result<Vec<String>, String> {
         self.begin(ranks, command)?.lines()
     }
 
     /// Starts a job of this program.
-    pub fn begin(&self, ranks: u16, command: &[&str]) -> Result<Front, String> {
+    pub fn begin(&self, ranks: u16, command: &[&str]) -> Result<JobClient, String> {
         let failed = |error: std::io::Error| format!("running a job: {error}");
         let itself = std::env::current_exe().map_err(failed)?;
-        let mut front = Command::new(&itself);
-        front.arg("--be-front").arg(&self.socket).arg(ranks.to_string()).arg(&itself);
-        Front::start(front.args(command))
+        let mut client = Command::new(&itself);
+        client.arg("--be-client").arg(&self.socket).arg(ranks.to_string()).arg(&itself);
+        JobClient::start(client.args(command))
     }
 
     /// Saves a job to a folder, and ends it.
@@ -144,10 +144,10 @@ impl Stage {
     }
 
     /// Resumes a job that was saved in a folder.
-    pub fn restore(&self, folder: &Path) -> Result<Front, String> {
+    pub fn restore(&self, folder: &Path) -> Result<JobClient, String> {
         let itself = std::env::current_exe().map_err(|error| error.to_string())?;
-        let mut front = Command::new(itself);
-        Front::start(front.arg("--be-restored").arg(&self.socket).arg(folder))
+        let mut client = Command::new(itself);
+        JobClient::start(client.arg("--be-restored").arg(&self.socket).arg(folder))
     }
 
     /// Returns the last slices that began by stopping a job.
@@ -159,7 +159,7 @@ impl Stage {
             Reply::Slices(slices) => {
                 Ok(slices.into_iter().filter(|slice| !slice.stopped.is_empty()).collect())
             }
-            _ => Err("the daemon is gone".into()),
+            _ => Err("the daemon has exited".into()),
         }
     }
 }
@@ -173,13 +173,13 @@ impl Drop for Stage {
     }
 }
 
-/// The front end of a job, a process of its own; the job ends with it.
-pub struct Front {
+/// The client of a job, a process of its own; the job ends with it.
+pub struct JobClient {
     process: Child,
     output: BufReader<ChildStdout>,
 }
 
-impl Front {
+impl JobClient {
     fn start(command: &mut Command) -> Result<Self, String> {
         let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = started.spawn().map_err(|error| format!("running a job: {error}"))?;
@@ -187,7 +187,7 @@ impl Front {
         Ok(Self { process, output })
     }
 
-    /// Waits until the front end writes this line.
+    /// Waits until the client writes this line.
     ///
     /// # Errors
     /// One line, if the job ends without it.
@@ -197,14 +197,14 @@ impl Front {
             line.clear();
             let read = self.output.read_line(&mut line);
             match read.map_err(|error| format!("running a job: {error}"))? {
-                0 => return Err(format!("a job ended before it had said \"{wanted}\"")),
+                0 => return Err(format!("a job ended before it printed \"{wanted}\"")),
                 _ if line.trim_end() == wanted => return Ok(()),
                 _ => {}
             }
         }
     }
 
-    /// Returns the lines that the front end writes until it exits.
+    /// Returns the lines that the client writes until it exits.
     ///
     /// # Errors
     /// One line, if the job failed.
@@ -217,12 +217,12 @@ impl Front {
         errors.read_to_string(&mut complaint).map_err(failed)?;
         match (self.process.wait().map_err(failed)?.success(), complaint.lines().last()) {
             (true, _) => Ok(text.lines().map(str::to_owned).collect()),
-            (false, why) => Err(format!("a job failed: {}", why.unwrap_or("it does not say why"))),
+            (false, why) => Err(format!("a job failed: {}", why.unwrap_or("it printed no reason"))),
         }
     }
 }
 
-impl Drop for Front {
+impl Drop for JobClient {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -77,7 +77,7 @@ pub fn simulate(setting: &Setting) -> Result<Run, Failure> {
     }
     let host = world.host(RECEIVER);
     let measured = world.block_on(RECEIVER, async move { receive(&host, &part, &mut first).await });
-    let measured = measured.ok_or_else(|| Failure::of_run("nothing is left to happen"))??;
+    let measured = measured.ok_or_else(|| Failure::of_run("no event is left"))??;
     let mut run = Run::new(setting, &measured);
     run.add_drops(&world.traffic().drops);
     run.digest = Some(format!("{:016x}", world.digest()));

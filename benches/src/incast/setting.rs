@@ -22,7 +22,7 @@ pub enum Mode {
     None,
     /// The holder of the link's token sends; it keeps the token until its last bit has left.
     Token,
-    /// As `Token`, with early token release (ETR).
+    /// The same as `Token`, with early token release (ETR).
     TokenEtr,
     /// Each sender paces itself by the delay of its own messages (Warp).
     Warp,
@@ -83,7 +83,7 @@ pub struct Setting {
     pub link_mbps: u32,
     /// Bytes that each port of the switch holds.
     pub buffer_bytes: u32,
-    /// Cells and the DVCM paper's protocol; `None` for Ethernet, and for what is ours.
+    /// Cells and the DVCM paper's protocol; `None` for Ethernet and our own protocol.
     #[serde(flatten)]
     pub atm: Option<Atm>,
     /// Seconds of the measured part.

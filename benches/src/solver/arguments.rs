@@ -43,7 +43,7 @@ Examples:
   # The paper's stack: slow writes to Mermera's shared memory, as conditional sends on Warp; each rank a process
   solver --memory mermera --control warp+csend --background 0.5
 
-  # Warp beside every static buffer, at five loads and at one that changes
+  # Warp compared with every static buffer, at five loads and at one that changes
   solver --study
 
   # On three hosts, with peers.txt holding one host:port a line; rank 0 has the answer
@@ -145,7 +145,7 @@ impl Arguments {
     /// Returns the number of ranks among `peers` nodes.
     ///
     /// # Errors
-    /// One line, if they are fewer than asked for, or none.
+    /// One line, if they are fewer than requested, or none.
     pub fn ranks_among(&self, peers: usize) -> Result<u16, String> {
         let others = usize::from(self.background.is_some_and(|share| share > 0.0));
         among(peers, others, "--ranks", self.ranks, 64)

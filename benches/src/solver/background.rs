@@ -1,4 +1,4 @@
-//! Background traffic.
+//! Sends background traffic.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub async fn disturb<H: Host>(host: H, targets: Vec<NodeId>, load: Load) -> Resu
         host.sleep_until(due).await;
         while port.poll().is_some() {}
         turn += 1;
-        if is_there(load, begin, due) && port.outstanding() < UNDER_WAY {
+        if is_on(load, begin, due) && port.outstanding() < UNDER_WAY {
             let to = targets[turn % targets.len()];
             let command = messages::send(to, NOWHERE, memory.whole(), 0);
             port.submit(&command).map_err(Failure::of_run)?;
@@ -45,7 +45,7 @@ pub async fn disturb<H: Host>(host: H, targets: Vec<NodeId>, load: Load) -> Resu
 }
 
 /// Returns whether the traffic is on at time `now`; with a period it starts in the off state.
-fn is_there(load: Load, begin: Instant, now: Instant) -> bool {
+fn is_on(load: Load, begin: Instant, now: Instant) -> bool {
     load.period.is_none_or(|period| {
         let period = Duration::from_secs_f64(period);
         now.since(begin).as_nanos() / period.as_nanos() % 2 == 1

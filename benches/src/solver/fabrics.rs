@@ -76,7 +76,7 @@ pub fn simulate(job: &Job) -> Result<Outcome, Failure> {
     }
     let first = rank(&world, COORDINATOR)?;
     let ended = world.block_on(COORDINATOR, async move { first.work(&mut lead).await });
-    ended.ok_or_else(|| Failure::of_run("nothing is left to happen"))?
+    ended.ok_or_else(|| Failure::of_run("no event is left"))?
 }
 
 /// Runs one node's part of a live run; rank 0 returns the outcome.

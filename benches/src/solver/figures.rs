@@ -16,12 +16,12 @@ const MAX_WARP: f64 = 20.0;
 /// # Errors
 /// One line that names the file.
 pub fn draw(path: &Path, runs: &[Run]) -> Result<Vec<PathBuf>, String> {
-    let beside = |what: &str| path.with_extension(format!("{what}.svg"));
+    let next_to = |what: &str| path.with_extension(format!("{what}.svg"));
     let figures = [
         (path.to_owned(), ("updates of a message", "seconds"), times(runs)),
-        (beside("warp"), ("message", "warp"), warps(runs)),
-        (beside("lambda"), ("message sent", "Lambda"), lambdas(runs)),
-        (beside("residual"), ("seconds", "digits"), residuals(runs)),
+        (next_to("warp"), ("message", "warp"), warps(runs)),
+        (next_to("lambda"), ("message sent", "Lambda"), lambdas(runs)),
+        (next_to("residual"), ("seconds", "digits"), residuals(runs)),
     ];
     let mut drawn = Vec::new();
     for (path, (x, y), panels) in figures {

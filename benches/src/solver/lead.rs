@@ -70,7 +70,7 @@ impl Lead {
 const fn note(order: Order) -> Note {
     match order {
         Order::Hold { round } => Note::Hold { round },
-        Order::Resume { round } => Note::GoOn { round },
+        Order::Resume { round } => Note::Resume { round },
         Order::Stop => Note::Stop,
     }
 }
@@ -105,7 +105,7 @@ impl<H: Pace> Rank<H> {
 
     /// Handles a lost rank, which ends the run.
     pub fn on_lost(&mut self, node: NodeId) {
-        self.heard.remove(&node);
+        self.last_received.remove(&node);
         if let Some(lead) = &mut self.lead {
             lead.lost.insert(node);
         }
@@ -115,7 +115,7 @@ impl<H: Pace> Rank<H> {
         if let Some(lead) = &mut self.lead {
             lead.partial.clear();
         }
-        self.tell_all(&note(order))?;
+        self.send_note_to_all(&note(order))?;
         self.obey(order)
     }
 }

@@ -37,7 +37,7 @@ pub enum Note {
     Hold {
         round: u32,
     },
-    GoOn {
+    Resume {
         round: u32,
     },
     Stop,

@@ -65,9 +65,9 @@ pub struct Outbox {
     /// Unknowns whose last value a target has not been sent, in the mode where only the latest value counts.
     dirty: BTreeMap<NodeId, BTreeSet<usize>>,
     /// Last sent value of each unknown, by target.
-    told: BTreeMap<NodeId, BTreeMap<usize, f64>>,
+    sent_values: BTreeMap<NodeId, BTreeMap<usize, f64>>,
     /// Time of the last message to each target.
-    told_at: BTreeMap<NodeId, Instant>,
+    sent_at: BTreeMap<NodeId, Instant>,
     memory: Region,
     free: Vec<usize>,
     free_notes: Vec<usize>,
@@ -98,8 +98,8 @@ impl Outbox {
         Ok(Self {
             control: setting.control,
             dirty: targets.iter().map(|target| (*target, BTreeSet::new())).collect(),
-            told: BTreeMap::new(),
-            told_at: BTreeMap::new(),
+            sent_values: BTreeMap::new(),
+            sent_at: BTreeMap::new(),
             targets,
             own,
             least: (MIN_SWEEP * unknowns as f64).min(own as f64 - 1.0),
@@ -177,7 +177,7 @@ impl Outbox {
     }
 
     /// Sends a note if there is room for it; the caller repeats notes.
-    pub fn say(&mut self, port: &mut Port, to: NodeId, bytes: &[u8]) -> Result<(), String> {
+    pub fn send_note(&mut self, port: &mut Port, to: NodeId, bytes: &[u8]) -> Result<(), String> {
         let Some(slot) = self.free_notes.pop() else { return Ok(()) };
         let at = SLOTS * MESSAGE_BYTES + (slot - SLOTS) * NOTE_BYTES;
         self.memory.write(at, bytes).map_err(|error| error.to_string())?;
@@ -234,19 +234,19 @@ impl Outbox {
         if gate.is_open(message::length(all) as u32 + HEADERS) {
             return Some(all);
         }
-        let told_at = self.told_at.get(&target).copied().unwrap_or(Instant::ZERO);
+        let sent_at = self.sent_at.get(&target).copied().unwrap_or(Instant::ZERO);
         let part =
             message::room(gate.budget(Duration::ZERO).saturating_sub(HEADERS.into()) as usize);
-        (now.since(told_at) > PATIENCE && part >= MIN_PART).then_some(part.min(all))
+        (now.since(sent_at) > PATIENCE && part >= MIN_PART).then_some(part.min(all))
     }
 
     /// Returns whether less time has passed since the last message to a target than a message waits in the queue, and
     /// less than [`GATHERS_FOR`]. Values that are gathered for that time are at most twice as old when they arrive, and
     /// larger messages shorten the queue before the rate has fallen.
     fn is_early(&self, now: Instant, target: NodeId) -> bool {
-        let told_at = self.told_at.get(&target);
+        let sent_at = self.sent_at.get(&target);
         let queue = self.gates[&target].queue_delay().min(GATHERS_FOR);
-        !self.is_costly && told_at.is_some_and(|at| now.since(*at) < queue)
+        !self.is_costly && sent_at.is_some_and(|at| now.since(*at) < queue)
     }
 
     /// Sends the latest values once the gate has credit for all new ones. Credit grows with the network's share, and
@@ -275,19 +275,19 @@ impl Outbox {
                 return Ok(());
             };
             // If not all values fit, send those that have moved most since this target's last message.
-            let told = self.told.entry(target).or_default();
-            let moved = |i: &usize| (x[*i] - told.get(i).copied().unwrap_or(0.0)).abs();
+            let sent_values = self.sent_values.entry(target).or_default();
+            let moved = |i: &usize| (x[*i] - sent_values.get(i).copied().unwrap_or(0.0)).abs();
             let mut some: Vec<(usize, f64)> = dirty.iter().map(|i| (*i, moved(i))).collect();
             if count < some.len() {
                 some.select_nth_unstable_by(count, |(_, a), (_, b)| b.total_cmp(a));
                 some.truncate(count);
             }
             some.iter_mut().for_each(|(i, value)| *value = x[*i]);
-            told.extend(some.iter().copied());
+            sent_values.extend(some.iter().copied());
             if !self.send_to(port, now, target, (0, &some))? {
                 return Ok(());
             }
-            self.told_at.insert(target, now);
+            self.sent_at.insert(target, now);
             self.size += SIZE_GAIN * (count as f64 - self.size);
             let dirty = self.dirty.entry(target).or_default();
             for (i, _) in &some {

@@ -93,11 +93,11 @@ pub struct Rank<H> {
     shared: Option<Shared>,
     pub lead: Option<Lead>,
     pub port: Port,
-    lent: Region,
+    buffers: Region,
     pub outbox: Outbox,
     repeat_at: Instant,
     /// Time of the last message from each other rank.
-    pub heard: BTreeMap<NodeId, Instant>,
+    pub last_received: BTreeMap<NodeId, Instant>,
     begin: Instant,
     /// Time limit of the run.
     limit: Instant,
@@ -114,7 +114,7 @@ impl<H: Pace> Rank<H> {
         let setting = &job.setting;
         let options = PortOptions::default().number(PORT).depth(DEPTH);
         let mut port = host.open_port_with(options).map_err(Failure::of_run)?;
-        let lent = port.register(2 * BUFFERS * NOTE_BYTES).map_err(Failure::of_run)?;
+        let buffers = port.register(2 * BUFFERS * NOTE_BYTES).map_err(Failure::of_run)?;
         let outbox = Outbox::new(&mut port, node, setting, gates).map_err(Failure::of_run)?;
         let ranges = partition(setting.unknowns, usize::from(setting.ranks));
         let own = ranges[node.index()].clone();
@@ -135,10 +135,10 @@ impl<H: Pace> Rank<H> {
             shared,
             lead,
             port,
-            lent,
+            buffers,
             outbox,
             repeat_at: Instant::ZERO,
-            heard: BTreeMap::new(),
+            last_received: BTreeMap::new(),
             begin: Instant::ZERO,
             limit: Instant::ZERO,
             due: Instant::ZERO,
@@ -148,7 +148,7 @@ impl<H: Pace> Rank<H> {
             job,
         };
         for slot in 0..2 * BUFFERS {
-            rank.lend(slot)?;
+            rank.post_buffer(slot)?;
         }
         rank.port.ring();
         Ok(rank)
@@ -162,9 +162,9 @@ impl<H: Pace> Rank<H> {
         self.begin = self.host.now();
         // The silence of all ranks starts now.
         let others = self.job.setting.others(self.host.node());
-        self.heard = others.into_iter().map(|node| (node, self.begin)).collect();
+        self.last_received = others.into_iter().map(|node| (node, self.begin)).collect();
         let limit = Duration::from_secs_f64(self.job.setting.limit_seconds);
-        // Rank 0 announces the time limit, and the others receive it a little later.
+        // Rank 0 ends the run at the time limit; the others receive its order a little later.
         let limit = if self.lead.is_some() { limit } else { limit + ENDING };
         self.limit = self.begin + limit;
         while !self.is_over() && !self.has_ended() {
@@ -175,7 +175,7 @@ impl<H: Pace> Rank<H> {
             } else {
                 self.rest().await;
             }
-            self.attend()?;
+            self.handle_events()?;
         }
         let seconds = self.seconds();
         let answer = self.lead.as_ref().and_then(Lead::answer).map(<[f64]>::to_vec);
@@ -228,7 +228,7 @@ impl<H: Pace> Rank<H> {
             }
             let time = UPDATE_US * 1_000 * some.len() as u64;
             self.host.compute(&mut self.due, time).await;
-            self.attend()?;
+            self.handle_events()?;
             if !self.side.may_sweep() {
                 return Ok(());
             }
@@ -276,7 +276,7 @@ impl<H: Pace> Rank<H> {
     }
 
     /// Handles arrived messages, repeats notes, and detects lost ranks.
-    pub fn attend(&mut self) -> Result<(), Failure> {
+    pub fn handle_events(&mut self) -> Result<(), Failure> {
         self.handle_messages()?;
         self.send_values()?;
         if self.is_time_to_repeat() {
@@ -288,12 +288,12 @@ impl<H: Pace> Rank<H> {
 
     /// Handles all arrived messages.
     fn handle_messages(&mut self) -> Result<(), Failure> {
-        let mut is_lent = false;
+        let mut has_posted = false;
         while let Some(done) = self.port.poll() {
             self.handle_completion(&done)?;
-            is_lent |= done.opcode != messages::SEND;
+            has_posted |= done.opcode != messages::SEND;
         }
-        if is_lent {
+        if has_posted {
             self.port.ring();
         }
         Ok(())
@@ -309,8 +309,8 @@ impl<H: Pace> Rank<H> {
         let slot = done.cookie as usize;
         let mut bytes = [0; NOTE_BYTES];
         let length = (done.length as usize).min(NOTE_BYTES);
-        let read = self.lent.read(slot * NOTE_BYTES, &mut bytes[..length]);
-        self.lend(slot)?;
+        let read = self.buffers.read(slot * NOTE_BYTES, &mut bytes[..length]);
+        self.post_buffer(slot)?;
         match (done.status, read) {
             (Status::Done, Ok(())) => self.on_message(done, &bytes[..length]),
             _ => Ok(()),
@@ -319,8 +319,8 @@ impl<H: Pace> Rank<H> {
 
     fn on_message(&mut self, done: &Completion, bytes: &[u8]) -> Result<(), Failure> {
         let (from, now) = (done.node, self.host.now());
-        if let Some(heard) = self.heard.get_mut(&from) {
-            *heard = now;
+        if let Some(last) = self.last_received.get_mut(&from) {
+            *last = now;
         }
         let Some(round) = done.args[0].checked_sub(UPDATES.into()) else {
             return match wire::decode(bytes) {
@@ -349,7 +349,7 @@ impl<H: Pace> Rank<H> {
     fn on_note(&mut self, from: NodeId, note: Note) -> Result<(), Failure> {
         let order = match note {
             Note::Hold { round } => Order::Hold { round },
-            Note::GoOn { round } => Order::Resume { round },
+            Note::Resume { round } => Order::Resume { round },
             Note::Stop => Order::Stop,
             Note::Missing { round } => {
                 if let Some(rounds) = &mut self.rounds {
@@ -376,13 +376,16 @@ impl<H: Pace> Rank<H> {
             return self.on_report(self.host.node(), report);
         }
         match report {
-            Report::AtRest { round } => self.say(COORDINATOR, &Note::AtRest { round }),
+            Report::AtRest { round } => self.send_note(COORDINATOR, &Note::AtRest { round }),
             Report::Values { round, values, .. } => {
                 let of = values.len() as u32;
                 let parts = values.chunks(REPORT_VALUES).enumerate();
                 parts.into_iter().try_for_each(|(at, some)| {
                     let first = (at * REPORT_VALUES) as u32;
-                    self.say(COORDINATOR, &Note::Values { round, first, of, values: some.to_vec() })
+                    self.send_note(
+                        COORDINATOR,
+                        &Note::Values { round, first, of, values: some.to_vec() },
+                    )
                 })
             }
         }
@@ -400,19 +403,20 @@ impl<H: Pace> Rank<H> {
     /// Repeats notes about the current state, because notes may be lost.
     fn repeat(&mut self) -> Result<(), Failure> {
         if let Some(order) = self.lead.as_ref().map(Lead::repeat) {
-            return self.tell_all(&order);
+            return self.send_note_to_all(&order);
         }
         match self.side.repeat() {
             Some(report) => self.report(report),
-            None => self.say(COORDINATOR, &Note::Alive),
+            None => self.send_note(COORDINATOR, &Note::Alive),
         }
     }
 
     /// Declares ranks lost that were silent for too long.
     fn detect_lost_ranks(&mut self) -> Result<(), Failure> {
         let now = self.host.now();
-        let is_gone = |(_, heard): &(&NodeId, &Instant)| now.since(**heard) > LOST;
-        let gone: Vec<NodeId> = self.heard.iter().filter(is_gone).map(|(node, _)| *node).collect();
+        let is_gone = |(_, last): &(&NodeId, &Instant)| now.since(**last) > LOST;
+        let gone: Vec<NodeId> =
+            self.last_received.iter().filter(is_gone).map(|(node, _)| *node).collect();
         if self.lead.is_some() {
             gone.into_iter().for_each(|node| self.on_lost(node));
             return Ok(());
@@ -432,7 +436,7 @@ impl<H: Pace> Rank<H> {
         let tally = self.tally;
         let mut counted = pin!(meeting.gather(&tally, ENDING));
         loop {
-            self.tell_all(&Note::Stop)?;
+            self.send_note_to_all(&Note::Stop)?;
             tokio::select! {
                 biased;
                 tallies = counted.as_mut() => return tallies,
@@ -444,22 +448,22 @@ impl<H: Pace> Rank<H> {
         }
     }
 
-    pub fn tell_all(&mut self, note: &Note) -> Result<(), Failure> {
+    pub fn send_note_to_all(&mut self, note: &Note) -> Result<(), Failure> {
         if self.lead.is_none() {
             return Ok(());
         }
         let others = self.job.setting.others(self.host.node());
-        others.into_iter().try_for_each(|node| self.say(node, note))
+        others.into_iter().try_for_each(|node| self.send_note(node, note))
     }
 
-    pub fn say(&mut self, to: NodeId, note: &Note) -> Result<(), Failure> {
+    pub fn send_note(&mut self, to: NodeId, note: &Note) -> Result<(), Failure> {
         let bytes = wire::encode(note).map_err(Failure::of_run)?;
-        self.outbox.say(&mut self.port, to, &bytes).map_err(Failure::of_run)
+        self.outbox.send_note(&mut self.port, to, &bytes).map_err(Failure::of_run)
     }
 
     /// Posts a buffer: the first half of the slots for plain messages, the others for Warp's.
-    fn lend(&mut self, slot: usize) -> Result<(), Failure> {
-        let range = self.lent.range(slot * NOTE_BYTES, NOTE_BYTES).expect("within the region");
+    fn post_buffer(&mut self, slot: usize) -> Result<(), Failure> {
+        let range = self.buffers.range(slot * NOTE_BYTES, NOTE_BYTES).expect("within the region");
         let receive = if slot < BUFFERS { messages::receive } else { firmware::receive };
         self.port.post(&receive(range, slot as u64)).map_err(Failure::of_run)
     }

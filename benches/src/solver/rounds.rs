@@ -1,9 +1,9 @@
 //! The synchronous iteration (Heddaya and Park 1994, section 2): every rank waits for all values of a round before it
 //! computes the next one.
 //!
-//! A round's values must all arrive, over a network that loses messages. So a rank that has waited for too long asks the
-//! ranks whose values are missing, and they send their values of that round again. A rank is at most one round ahead of
-//! any other, since it needs the values of all: two rounds are kept.
+//! A round's values must all arrive, over a network that loses messages. So a rank that has waited for too long sends
+//! requests to the ranks whose values are missing, and they send their values of that round again. A rank is at most
+//! one round ahead of any other, since it needs the values of all: two rounds are kept.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -42,7 +42,7 @@ pub struct Rounds {
     early: Vec<Option<f64>>,
     unsent: VecDeque<Message>,
     /// When the wait for others began, or a value was last received or requested in it.
-    heard: Instant,
+    last_received: Instant,
 }
 
 impl Rounds {
@@ -57,7 +57,7 @@ impl Rounds {
             early: vec![None; x.len()],
             x,
             unsent: VecDeque::new(),
-            heard: Instant::ZERO,
+            last_received: Instant::ZERO,
         }
     }
 
@@ -73,7 +73,7 @@ impl Rounds {
             Some(1) => &mut self.early,
             _ => return,
         };
-        self.heard = now;
+        self.last_received = now;
         for (i, value) in values {
             if !self.own.contains(&i)
                 && !value.is_nan()
@@ -140,13 +140,13 @@ impl<H: Pace> Rank<H> {
             let time = UPDATE_US * 1_000 * some.len() as u64;
             self.host.compute(&mut self.due, time).await;
             rounds.on_computed(&values, &targets);
-            self.attend()?;
+            self.handle_events()?;
             if self.has_ended() {
                 return Ok(());
             }
         }
         let now = self.host.now();
-        self.rounds.iter_mut().for_each(|rounds| rounds.heard = now);
+        self.rounds.iter_mut().for_each(|rounds| rounds.last_received = now);
         while self.rounds.as_ref().is_some_and(|rounds| !rounds.is_complete()) {
             if self.has_ended() || self.is_over() {
                 return Ok(());
@@ -157,7 +157,7 @@ impl<H: Pace> Rank<H> {
                 self.handle_completion(&done.map_err(Failure::of_run)?)?;
                 self.port.ring();
             }
-            self.attend()?;
+            self.handle_events()?;
         }
         self.end_round();
         Ok(())
@@ -195,15 +195,15 @@ impl<H: Pace> Rank<H> {
     fn request_missing(&mut self) -> Result<(), Failure> {
         let Some(rounds) = &mut self.rounds else { return Ok(()) };
         let now = self.host.now();
-        if now.since(rounds.heard) < PATIENCE {
+        if now.since(rounds.last_received) < PATIENCE {
             return Ok(());
         }
-        rounds.heard = now;
+        rounds.last_received = now;
         let round = rounds.number;
         let is_missing =
             |(_, range): &(NodeId, &Range<usize>)| rounds.next[(*range).clone()].contains(&None);
         let ranks = (0..).map(NodeId).zip(&self.ranges).filter(is_missing);
         let ranks: Vec<NodeId> = ranks.map(|(node, _)| node).collect();
-        ranks.into_iter().try_for_each(|node| self.say(node, &Note::Missing { round }))
+        ranks.into_iter().try_for_each(|node| self.send_note(node, &Note::Missing { round }))
     }
 }

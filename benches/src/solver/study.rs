@@ -60,7 +60,7 @@ pub fn summary(runs: &[Run]) -> String {
     let rows =
         loads.iter().flat_map(|load| WARPS.into_iter().filter_map(|control| line(*load, control)));
     let titles = "background, control, seconds, uncontrolled /, best static (buffer), over it";
-    format!("Time to the tolerance, as rank 0 sees it\n{}", table(titles, rows))
+    format!("Time until rank 0's values are within the tolerance\n{}", table(titles, rows))
 }
 
 /// Returns how many times longer the uncontrolled run takes; a lower bound if it did not reach the tolerance.

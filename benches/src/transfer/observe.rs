@@ -6,7 +6,7 @@ use midplane::pipeline::auto::Refragment;
 use midplane::pipeline::estimate::{FitError, Line, fit};
 use midplane::pipeline::{Limits, Pipeline, Plan, PlanError, Request, Stage, auto};
 
-use super::wire::{Hand, Outcome, send};
+use super::wire::{Connection, Outcome, send};
 
 /// Largest and smallest fragment of a mixed message, as parts of it.
 const PARTS: (f64, f64) = (0.5, 1.0 / 64.0);
@@ -21,7 +21,7 @@ const LEAST: f64 = 1.0 / 16.0;
 /// A connection on which messages are timed.
 #[derive(Debug)]
 pub struct Real<'a> {
-    pub hand: &'a Hand,
+    pub connection: &'a Connection,
     pub file: &'a File,
 }
 
@@ -31,7 +31,7 @@ impl Real<'_> {
     /// # Errors
     /// One line, if the receiver is lost.
     pub async fn time(&self, sizes: &[u64]) -> Result<Outcome, String> {
-        let outcome = send(self.hand, self.file, sizes).await;
+        let outcome = send(self.connection, self.file, sizes).await;
         outcome.map_err(|error| format!("the receiver: {error}"))
     }
 }

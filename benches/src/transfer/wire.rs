@@ -33,22 +33,22 @@ pub struct Outcome {
 }
 
 /// Sends the first bytes of a file in fragments of these sizes.
-pub async fn send(hand: &Hand, file: &File, sizes: &[u64]) -> io::Result<Outcome> {
-    let (mut inlet, mut outlet) = (hand.handle()?, hand.handle()?);
+pub async fn send(connection: &Connection, file: &File, sizes: &[u64]) -> io::Result<Outcome> {
+    let (mut reader, mut writer) = (connection.handle()?, connection.handle()?);
     let count = u32::try_from(sizes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    outlet.write_u32_le(count).await?;
+    writer.write_u32_le(count).await?;
     let mut header = Vec::with_capacity(sizes.len() * 8);
     sizes.iter().for_each(|size| header.extend_from_slice(&size.to_le_bytes()));
-    outlet.write_all(&header).await?;
-    if inlet.read_u8().await? != READY {
+    writer.write_all(&header).await?;
+    if reader.read_u8().await? != READY {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let source = PacedRead::new(Disk::from_start(file)?, DISK)?;
-    let link = PacedWrite::new(outlet, LINK)?;
+    let link = PacedWrite::new(writer, LINK)?;
     let executor = Executor::source(source, sizes.to_vec()).stage(link);
     let start = executor.started();
     let sender = executor.run().await.map_err(io::Error::other)?;
-    if inlet.read_u8().await? != DONE {
+    if reader.read_u8().await? != DONE {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let us = start.elapsed().as_nanos() as f64 / 1000.0;
@@ -56,7 +56,7 @@ pub async fn send(hand: &Hand, file: &File, sizes: &[u64]) -> io::Result<Outcome
     for _ in sizes {
         let mut span = [0; 4];
         for edge in &mut span {
-            *edge = inlet.read_u64_le().await?;
+            *edge = reader.read_u64_le().await?;
         }
         receiver.push([(span[0], span[1]), (span[2], span[3])]);
     }
@@ -70,16 +70,16 @@ const DONE: u8 = 2;
 const END: u32 = 0;
 
 /// Sends the end marker; a connection that closes without it means a lost peer.
-pub async fn end(hand: &Hand) -> io::Result<()> {
-    hand.handle()?.write_u32_le(END).await
+pub async fn end(connection: &Connection) -> io::Result<()> {
+    connection.handle()?.write_u32_le(END).await
 }
 
 /// Receives messages into a file, one over the other, until the end marker.
 pub async fn serve(stream: TcpStream, file: &File) -> io::Result<()> {
-    let connection = Hand::new(stream)?;
-    let mut hand = connection.handle()?;
+    let connection = Connection::new(stream)?;
+    let mut handle = connection.handle()?;
     loop {
-        let count = hand.read_u32_le().await?;
+        let count = handle.read_u32_le().await?;
         if count == END {
             return Ok(());
         }
@@ -89,23 +89,23 @@ pub async fn serve(stream: TcpStream, file: &File) -> io::Result<()> {
         }
         let mut sizes = Vec::new();
         for _ in 0..count {
-            sizes.push(hand.read_u64_le().await?);
+            sizes.push(handle.read_u64_le().await?);
         }
         if sizes.iter().map(|&size| u128::from(size)).sum::<u128>() > MAX_BYTES {
             return Err(beyond());
         }
         let volume = PacedWrite::new(Disk::from_start(file)?, DISK)?;
-        hand.write_u8(READY).await?;
+        handle.write_u8(READY).await?;
         let executor = Executor::source(connection.handle()?, sizes).stage(volume);
         let rows = executor.run().await.map_err(io::Error::other)?;
-        hand.write_u8(DONE).await?;
+        handle.write_u8(DONE).await?;
         let mut report = Vec::with_capacity(rows.len() * 16);
         for row in &rows {
             for edge in [row.start, row.end] {
                 report.extend_from_slice(&((edge.get() * 1000.0) as u64).to_le_bytes());
             }
         }
-        hand.write_all(&report).await?;
+        handle.write_all(&report).await?;
     }
 }
 
@@ -155,18 +155,18 @@ impl AsyncWrite for Disk {
 
 /// A connection, which stays open when a handle on it is dropped.
 #[derive(Debug)]
-pub struct Hand(std::net::TcpStream);
+pub struct Connection(std::net::TcpStream);
 
 /// Silence after which a peer's host counts as lost, and interval of keep-alive probes.
 const LOST: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_secs(2);
+const PROBE: Duration = Duration::from_secs(2);
 
-impl Hand {
+impl Connection {
     /// Takes a new connection, which detects a lost host within `LOST`.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let socket = SockRef::from(&stream);
-        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(LOOK).with_interval(LOOK))?;
+        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(PROBE).with_interval(PROBE))?;
         #[cfg(target_os = "linux")]
         socket.set_tcp_user_timeout(Some(LOST))?;
         Ok(Self(stream.into_std()?))

@@ -1,4 +1,4 @@
-//! Descriptors, posted and reaped by their hosts. The NICs' work between is not counted and takes virtual time only.
+//! Posts and reaps descriptors by their hosts. The NICs' work in between is not counted and takes virtual time only.
 
 use std::time::Duration;
 
@@ -32,8 +32,8 @@ struct Interface {
     spare: Vec<Descriptor>,
 }
 
-/// Creates a reliable interface, posts so many receives, and connects it with the other node's. Returns also memory for so many
-/// messages of [`BYTES`]; receives fill the first one.
+/// Creates a reliable interface, posts `receives` receives, and connects it with the other node's. Also returns memory
+/// for `messages` messages of [`BYTES`]; receives fill the first one.
 pub(super) async fn connect(
     host: &impl Host,
     messages: usize,

@@ -118,8 +118,8 @@ impl Interface {
         while !self.has_received() {}
     }
 
-    /// Receives a message of `other`, which has something to do meanwhile, on this thread.
-    fn receive_beside(&mut self, other: &mut Self) {
+    /// Receives a message of `other`, and polls for `other` meanwhile, on this thread.
+    fn receive_while_polling(&mut self, other: &mut Self) {
         while !self.has_received() {
             other.nic.poll();
         }
@@ -137,9 +137,9 @@ pub fn gated(both: &Nics) -> impl FnMut() + use<> {
     let (mut a, mut b) = met(both);
     while !(a.nic.is_gate_open(a.vi) && b.nic.is_gate_open(b.vi)) {
         a.send();
-        b.receive_beside(&mut a);
+        b.receive_while_polling(&mut a);
         b.send();
-        a.receive_beside(&mut b);
+        a.receive_while_polling(&mut b);
     }
     move || round_trip(&mut a, &mut b)
 }
@@ -157,9 +157,9 @@ fn met(both: &Nics) -> (Interface, Interface) {
     let (mut a, mut b) = runtime.block_on(both);
     // Until both sides are connected, this thread must poll for both.
     a.send();
-    b.receive_beside(&mut a);
+    b.receive_while_polling(&mut a);
     b.send();
-    a.receive_beside(&mut b);
+    a.receive_while_polling(&mut b);
     (a, b)
 }
 

@@ -29,19 +29,20 @@ const fn shuffled(i: u32) -> u32 {
     }
 }
 
-/// The key's number of the arriving and of the requested message, at each step.
+/// The numbers of the keys of the arriving and of the requested message, by step.
 #[derive(Clone, Copy)]
 pub struct Order {
-    comes: fn(u32) -> u32,
-    asked: fn(u32) -> u32,
+    arrives: fn(u32) -> u32,
+    requested: fn(u32) -> u32,
 }
 
 /// Each message has a key of its own; receives follow the order of arrival.
-pub const IN_ORDER: Order = Order { comes: |i| i, asked: |i| i };
+pub const IN_ORDER: Order = Order { arrives: |i| i, requested: |i| i };
 /// Each message has a key of its own; receives are in random order.
-pub const RANDOM: Order = Order { comes: |i| i, asked: shuffled };
+pub const RANDOM: Order = Order { arrives: |i| i, requested: shuffled };
 /// Random keys, a few of them shared (63,000 keys); receives follow the order of arrival.
-pub const SHARED: Order = Order { comes: |i| scatter(i) % HELD, asked: |i| scatter(i) % HELD };
+pub const SHARED: Order =
+    Order { arrives: |i| scatter(i) % HELD, requested: |i| scatter(i) % HELD };
 
 /// Returns the sequence of message numbers.
 fn turns() -> impl FnMut() -> u32 {
@@ -64,7 +65,7 @@ pub fn exact(key: Key) -> Pattern {
 fn loaded(order: Order) -> Matching<u64, Message> {
     let mut matching = Matching::new(1);
     for i in 0..HELD {
-        let key = key((order.comes)(i));
+        let key = key((order.arrives)(i));
         let (arrival, _) = matching.arrive(key);
         matching.hold(key, arrival, [u64::from(i); 8]);
     }
@@ -91,7 +92,7 @@ pub fn expected() -> impl FnMut() {
 pub fn unexpected(order: Order, pattern: impl Fn(Key) -> Pattern) -> impl FnMut() {
     let (mut matching, mut turns) = (loaded(order), turns());
     move || {
-        let wanted = pattern(key((order.asked)(turns())));
+        let wanted = pattern(key((order.requested)(turns())));
         let held = matching.take(black_box(&wanted)).expect("it is held");
         let (arrival, met) = matching.arrive(held.key);
         assert!(met.is_none());

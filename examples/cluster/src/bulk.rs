@@ -7,7 +7,7 @@ use crate::contest::Site;
 use crate::report::text;
 use crate::transfer;
 use crate::transfer::observe::{Observed, Real, Timings};
-use crate::transfer::wire::{Hand, end, serve};
+use crate::transfer::wire::{Connection, end, serve};
 
 /// Bytes of the message.
 const MESSAGE: usize = 4 << 20;
@@ -23,9 +23,9 @@ pub(crate) async fn measure(site: &Site<'_>) -> Result<Vec<f64>, String> {
     match site.rank {
         0 => {
             let stream = site.connect(site.cluster.listeners[1]).await?;
-            let hand = Hand::new(stream).map_err(text)?;
-            let took = pairs(&hand, &file).await?;
-            end(&hand).await.map_err(text)?;
+            let connection = Connection::new(stream).map_err(text)?;
+            let took = pairs(&connection, &file).await?;
+            end(&connection).await.map_err(text)?;
             Ok(took)
         }
         1 => {
@@ -37,8 +37,8 @@ pub(crate) async fn measure(site: &Site<'_>) -> Result<Vec<f64>, String> {
     }
 }
 
-async fn pairs(hand: &Hand, file: &File) -> Result<Vec<f64>, String> {
-    let real = Real { hand, file };
+async fn pairs(connection: &Connection, file: &File) -> Result<Vec<f64>, String> {
+    let real = Real { connection, file };
     let mut timings = Timings::new(MESSAGE as u64);
     for _ in 0..OBSERVED {
         timings.observe(&real).await?;

@@ -14,7 +14,7 @@ use midplane::simhw::time::Instant;
 pub struct Processor {
     host: SimHost,
     suspend_handle: SuspendHandle,
-    /// When its work is done, by the process's own clock, which stands while the process is suspended.
+    /// When its work is done, by the process's own clock, which stops while the process is suspended.
     done_at: Arc<Mutex<Duration>>,
 }
 

@@ -1,4 +1,4 @@
-//! Every promised number, measured by one command, as one table.
+//! Measures every promised number by one command, and prints one table.
 //!
 //! ```text
 //! cargo run --release -p midplane-benches --bin lab -- all --quick
@@ -33,9 +33,9 @@ const MARK: &str = "<!-- `lab all --write` replaces what follows. -->";
 
 /// Measure every number that this project promises; print one table
 ///
-/// Each row has its bound, the median and the range of the rounds, and the command that measures it. A row that can't be
-/// measured here says why. Numbers depend on the machine's load: run it on an idle one. Ctrl-C stops all commands, and
-/// prints the rows that are there.
+/// Each row has its bound, the median and the range of the rounds, and the command that measures it. A row that can't
+/// be measured here says why. Numbers depend on the machine's load: run it on an idle one. Ctrl-C stops all commands,
+/// and prints the rows measured so far.
 #[derive(Debug, Parser)]
 #[command(
     after_help = "Exit code: 0 every measured number is within its bound; 1 one is not, or a command failed; 2 bad input."
@@ -50,7 +50,7 @@ pub(crate) struct Arguments {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
-    /// Write the table into this page, in the place of the one that is there
+    /// Replace the table of this page
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "only"])]
     write: Option<PathBuf>,
 }
@@ -126,7 +126,7 @@ fn fits(row: &Promise, commands: &[Command], only: &str) -> bool {
     [&row.area, &row.what, program].iter().any(|text| text.contains(only))
 }
 
-/// Returns what a page has up to its table.
+/// Returns the text of a page up to its table.
 fn introduction(page: &Path) -> Result<String, String> {
     let wrong = |what: &dyn std::fmt::Display| format!("--write {}: {what}", page.display());
     let text = std::fs::read_to_string(page).map_err(|error| wrong(&error))?;
@@ -140,8 +140,8 @@ fn words(command: &Command, quick: bool) -> String {
     format!("{} {more}", command.words).trim_end().to_owned()
 }
 
-/// Runs the commands in rounds; returns their reports, and whether Ctrl-C ended that. A command that has no report is
-/// not run again.
+/// Runs the commands in rounds; returns their reports, and whether Ctrl-C ended the run. A command that has no report
+/// is not run again.
 async fn measure(commands: &[Command], quick: bool) -> Result<(Reports, bool), Failure> {
     let (rounds, limit) = if quick { QUICK } else { FULL };
     let programs = Programs::find(limit / SHARE).map_err(Failure::of_run)?;
@@ -279,7 +279,7 @@ fn markdown(document: &Document) -> String {
     if document.stopped {
         text += "The run was stopped before its end.\n";
     }
-    let titles = "what, unit, asked, measured, spread, holds, command";
+    let titles = "what, unit, bound, measured, spread, holds, command";
     for area in document.rows.chunk_by(|a, b| a.area == b.area) {
         let rows = report::markdown(titles, area.iter().map(cells));
         text += &format!("\n## {}\n\n{rows}", area[0].area);

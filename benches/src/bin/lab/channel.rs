@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     /// Messages of each size
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     messages: u32,
-    /// Print JSON
+    /// Print one JSON document
     #[arg(long)]
     json: bool,
 }
@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Returns what rank 0 has measured.
+/// Returns the measurements of rank 0; `None` on rank 1.
 async fn measure(arguments: &Arguments) -> Result<Option<Vec<Run>>, Failure> {
     let (_, channel) = join().await.map_err(Failure::of_run)?;
     let (rank, ranks) = (channel.rank().0, channel.ranks());

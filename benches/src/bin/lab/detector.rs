@@ -1,4 +1,4 @@
-//! A failure detector on NICs, which the hosts' load does not mislead, and the same on hosts.
+//! Measures a failure detector on NICs, which the hosts' load does not mislead, and the same on hosts.
 
 mod extension;
 mod hosts;
@@ -106,7 +106,9 @@ fn measure(arguments: &Arguments, place: &'static str) -> Run {
     world.crash(dead);
     world.run_until(at + PERIOD * 10);
     let known = |node: u16| match &hosts {
-        Some(table) => table.lock().expect("nobody panics with it")[usize::from(node)].clone(),
+        Some(table) => {
+            table.lock().expect("no task panics with it locked")[usize::from(node)].clone()
+        }
         None => {
             let unit = world.firmware(NodeId(node));
             unit.extension::<Detector>(DETECTOR).expect("it is installed").known.clone()

@@ -67,7 +67,7 @@ enum Question {
 }
 
 fn main() -> ExitCode {
-    // This process may be a daemon, a front end or a rank that a question has started.
+    // This process may be a daemon, a client or a rank that a question has started.
     if preempt::parts::play_part() {
         return ExitCode::SUCCESS;
     }

@@ -1,4 +1,4 @@
-//! The cost of a raw message through a live NIC and its unit, compared with the same without them.
+//! Measures the cost of a raw message through a live NIC and its unit, compared with the same without them.
 //!
 //! ```text
 //! cargo run --release -p midplane-benches -- nic

@@ -95,8 +95,8 @@ fn contest(arguments: &Arguments, skipped: &mut Vec<String>) -> Result<Vec<Run>,
             bar.set_message(name.clone());
             bar.inc(1);
             match fabric::ask(arguments, contest) {
-                Ok(played) => {
-                    figures[at].push(played);
+                Ok(measured) => {
+                    figures[at].push(measured);
                     at += 1;
                 }
                 Err(what) if contest.may_lose() && what == layers::lost() => {

@@ -16,7 +16,7 @@ use claims::Verdict;
 use clap::Parser;
 use midplane_benches::meeting::reach;
 use midplane_benches::transfer;
-use midplane_benches::transfer::wire::{Hand, end, serve};
+use midplane_benches::transfer::wire::{Connection, end, serve};
 use tokio::net::TcpListener;
 
 /// Longest wait for the receiver.
@@ -118,9 +118,9 @@ async fn receive(own: SocketAddr) -> Result<(), String> {
 async fn send(arguments: &Arguments, to: SocketAddr) -> Result<Verdict, String> {
     let file = transfer::file(compare::FILE);
     let file = file.map_err(|error| format!("writing the file to send: {error}"))?;
-    let hand = reach(to, PATIENCE).await.and_then(Hand::new);
-    let hand = hand.map_err(|error| format!("{to}: {error}"))?;
-    let verdict = compare::run(arguments, &hand, &file).await?;
-    end(&hand).await.map_err(|error| format!("the receiver: {error}"))?;
+    let connection = reach(to, PATIENCE).await.and_then(Connection::new);
+    let connection = connection.map_err(|error| format!("{to}: {error}"))?;
+    let verdict = compare::run(arguments, &connection, &file).await?;
+    end(&connection).await.map_err(|error| format!("the receiver: {error}"))?;
     Ok(verdict)
 }

@@ -71,7 +71,7 @@ pub async fn receive<H: Host>(
     meeting.begin(fingerprint(&part.setting), PATIENCE).await?;
     meeting.gather(&receiver.port.id().0, PATIENCE).await?;
     receiver.warm_up(host).await?;
-    // Senders send on while they wait for this step, and count from then on.
+    // Senders continue to send while they wait for this step, and count messages from then on.
     receiver.during(host, meeting.gather(&0_u16, PATIENCE)).await??;
     receiver.until = Some(host.now() + Duration::from_secs_f64(part.setting.seconds));
     let (own, limit) = (Sent::default(), receiver.drain());
@@ -104,7 +104,7 @@ impl<'a> Receiver<'a> {
         let latency = Histogram::new(3).expect("three digits are few");
         let mut receiver = Self { part, port, buffers, sources, until: None, latency };
         for slot in 0..receiver.buffers.len() {
-            receiver.lend(slot)?;
+            receiver.post_buffer(slot)?;
         }
         receiver.port.ring();
         Ok(receiver)
@@ -180,7 +180,7 @@ impl<'a> Receiver<'a> {
                 self.record_latency(host, slot, completion.length);
             }
         }
-        self.lend(slot)
+        self.post_buffer(slot)
     }
 
     fn record_latency<H: Host>(&mut self, host: &H, slot: usize, length: u64) {
@@ -194,7 +194,7 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    fn lend(&mut self, slot: usize) -> Result<(), Failure> {
+    fn post_buffer(&mut self, slot: usize) -> Result<(), Failure> {
         let receive = match self.part.setting.mode.service() {
             Service::Messages => messages::receive,
             Service::Coordination => coordination::receive,

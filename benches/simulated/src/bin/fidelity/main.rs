@@ -21,10 +21,10 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// Measures senders behind a narrow port, in virtual time or with the kernel's sockets, by the same code.
 ///
 /// `benches/netns/fidelity.sh` draws cases, runs each in network namespaces and in virtual time, and prints both.
-/// `benches/netns/run.sh` measures the kernel's sockets beside `incast`.
+/// `benches/netns/run.sh` measures the kernel's sockets and `incast`.
 #[derive(Parser)]
 #[command(
-    after_help = "Exit code: 0 it ran, and what is asked holds; 1 it does not, or a run failed; 2 bad input.\n\n\
+    after_help = "Exit code: 0 it ran, and the errors are within their bounds; 1 they are not, or a run failed; 2 bad input.\n\n\
     Example: fidelity simulate --protocol tcp --senders 8 --link-mbps 50 --buffer-bytes 16384"
 )]
 struct Arguments {
@@ -63,7 +63,7 @@ enum Command {
         #[arg(long, value_enum)]
         protocol: Protocol,
     },
-    /// Sends what measures the delay to a receiver, until the time is over
+    /// Sends probes of the delay to a receiver, until the time is over
     Probe {
         /// Address of the receiver
         to: IpAddr,

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use crate::case::Case;
 use crate::traffic::{Measured, Protocol};
 
-/// A case as both have run it.
+/// A case, as run by the kernel and in virtual time.
 #[derive(Deserialize)]
 pub struct Row {
     #[serde(flatten)]
@@ -68,7 +68,7 @@ pub fn print(rows: &[Row], protocol: Protocol, median: f64, worst: f64) -> bool 
     let jain = of(|row| row.sim.jain() - row.kernel.jain());
     println!("\n{} cases; error, median and worst:", rows.len());
     println!(
-        "- goodput {:.1} % and {:.1} % (asked: {median} % and {worst} %)",
+        "- goodput {:.1} % and {:.1} % (bounds: {median} % and {worst} %)",
         goodput.0, goodput.1
     );
     println!("- loss {:.1} and {:.1} percentage points", loss.0, loss.1);

@@ -1,4 +1,4 @@
-//! The traffic: senders that send as much as they may, a probe of the delay, and a receiver that measures.
+//! The traffic: senders without a limit of their own, a probe of the delay, and a receiver that measures.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ pub const PROBE_PORT: u16 = 7_001;
 /// Time after which the receiver begins to measure: TCP has found its rate, and queues are full.
 pub const WARM_UP: Duration = Duration::from_secs(1);
 const PROBE_INTERVAL: Duration = Duration::from_millis(20);
-/// Bytes of a message that say who has sent it, and its number.
+/// Bytes of a message that hold the sender's index and the message's number.
 const STAMP: usize = 12;
 
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]

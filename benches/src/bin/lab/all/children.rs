@@ -1,4 +1,4 @@
-//! The commands: programs that are built, run, and stopped with all that they have started.
+//! The commands: programs that are built, run, and stopped together with their children.
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 /// Time limit of a build.
 const BUILD: Duration = Duration::from_secs(900);
-/// Time in which a stopped command ends what it has started; then it is killed.
+/// Time in which a stopped command ends its children; then it is killed.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The reason why a command has no report.
@@ -68,7 +68,7 @@ impl Programs {
         }
     }
 
-    /// Builds the program of a command; a program that is there is used if it can't be built.
+    /// Builds the program of a command. If the build fails, an existing program is used.
     async fn build(&self, program: &str, stop: impl Future<Output = ()>) -> Result<(), Lack> {
         let needed = if program.ends_with("front_door.sh") { "services" } else { program };
         // Together with the benches, the example has their features, and shares what they have built.

@@ -24,7 +24,7 @@ pub(crate) enum Operation {
 
 display!(Operation);
 
-/// Where the operation runs.
+/// Place where the operation runs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Where {

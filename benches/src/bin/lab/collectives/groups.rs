@@ -87,13 +87,13 @@ fn simulate(plan: Plan) -> Result<Vec<Vec<Times>>, String> {
         let (host, all) = (world.host(node), Arc::clone(&all));
         world.spawn(node, async move {
             let times = play(&host, plan, host.sleep_until(ALL_THERE)).await;
-            all.lock().expect("nobody panics with it").push(times);
+            all.lock().expect("no task panics with it locked").push(times);
         });
     }
     world.run();
     let all = std::mem::take(&mut *all.lock().expect("all tasks have ended"));
     if all.len() < usize::from(nodes) {
-        return Err("nothing is left to happen, and a node is not done".into());
+        return Err("no event is left, and a node is not done".into());
     }
     all.into_iter().collect()
 }

@@ -19,7 +19,7 @@ const PATIENCE_TENTHS: u32 = 25;
 /// State of another node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
-    heard_at: Instant,
+    last_heartbeat: Instant,
     pub(crate) suspected_at: Option<Instant>,
     /// Suspicions of a live node.
     pub(crate) mistakes: u64,
@@ -27,17 +27,17 @@ pub(crate) struct Known {
 
 impl Known {
     pub(crate) const NEVER: Self =
-        Self { heard_at: Instant::ZERO, suspected_at: None, mistakes: 0 };
+        Self { last_heartbeat: Instant::ZERO, suspected_at: None, mistakes: 0 };
 
     /// Records a heartbeat; an earlier suspicion was a mistake.
-    pub(crate) fn hear(&mut self, now: Instant) {
-        self.heard_at = now;
+    pub(crate) fn on_heartbeat(&mut self, now: Instant) {
+        self.last_heartbeat = now;
         self.mistakes += u64::from(self.suspected_at.take().is_some());
     }
 
     /// Suspects the node if it was silent for too long.
     pub(crate) fn check(&mut self, now: Instant, period: Duration) {
-        if now > self.heard_at + period * PATIENCE_TENTHS / 10 {
+        if now > self.last_heartbeat + period * PATIENCE_TENTHS / 10 {
             self.suspected_at.get_or_insert(now);
         }
     }
@@ -60,7 +60,7 @@ impl Detector {
 impl Extension for Detector {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
         for known in &mut self.known {
-            known.heard_at = nic.now();
+            known.last_heartbeat = nic.now();
         }
         nic.set_timeout(TimeoutId(0), Service::Exact, self.period);
         Ok(())
@@ -74,7 +74,7 @@ impl Extension for Detector {
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, _: &Frame<'_>) {
         if let Some(at) = self.members.iter().position(|member| *member == from) {
-            self.known[at].hear(nic.now());
+            self.known[at].on_heartbeat(nic.now());
         }
     }
 

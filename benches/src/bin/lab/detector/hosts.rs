@@ -11,7 +11,7 @@ use midplane::simhw::sim::{SimHost, World};
 
 use crate::detector::extension::Known;
 
-/// What each host knows of all others.
+/// Each host's state of all others.
 pub(crate) type Table = Arc<Mutex<Vec<Vec<Known>>>>;
 
 /// Starts the detector on every host.
@@ -34,7 +34,7 @@ async fn listen(host: SimHost, nodes: u16, table: Table) {
     port.ring();
     while let Ok(done) = port.completion().await {
         let (own, from) = (host.node().index(), done.node.index());
-        table.lock().expect("nobody panics with it")[own][from].hear(host.now());
+        table.lock().expect("no task panics with it locked")[own][from].on_heartbeat(host.now());
         port.submit(&messages::receive(memory.whole(), done.cookie)).expect("one was taken");
     }
 }
@@ -53,7 +53,7 @@ async fn beat(host: SimHost, nodes: u16, period: Duration, table: Table) {
         for _ in 1..nodes {
             port.completion().await.expect("the NIC is up");
         }
-        let mut table = table.lock().expect("nobody panics with it");
+        let mut table = table.lock().expect("no task panics with it locked");
         for (_, known) in
             table[own.index()].iter_mut().enumerate().filter(|(of, _)| *of != own.index())
         {

@@ -1,4 +1,4 @@
-//! The pages about the papers: each table and figure with its numbers, ours beside them, and the sources of both.
+//! Writes the pages about the papers: each table and figure with its numbers, ours, and the sources of both.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -128,7 +128,7 @@ fn pictures(directory: &Path, paper: &str) -> Result<Vec<String>, String> {
     Ok(found)
 }
 
-/// Says whether a picture, such as `warp-figure-1.svg`, shows the table or figure at `place`.
+/// Returns whether a picture, such as `warp-figure-1.svg`, shows the table or figure at `place`.
 fn shows(picture: &str, place: &str) -> bool {
     let kind = if place.starts_with("Table") { "table-" } else { "figure-" };
     let Some((_, rest)) = picture.rsplit_once(kind) else { return false };

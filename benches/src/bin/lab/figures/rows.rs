@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_place_in_the_paper_is_told_from_the_quantity() {
+    fn the_place_in_the_paper_is_separated_from_the_quantity() {
         let row = |what: &str| Row::missing("warp", what, "");
         for (what, place, quantity) in [
             ("Table 1: 2 B, remote", "Table 1", "2 B, remote"),

@@ -1,6 +1,6 @@
-//! The cost of one call of an extension's handler, from the unit's entry point: a frame of 64 bytes a turn, with
-//! containment of failures and all work of a turn. The NIC below does nothing. And turns of a NIC with many peers, of which
-//! two send.
+//! Measures one call of an extension's handler, from the unit's entry point: a frame of 64 bytes a turn, with
+//! containment of failures and all work of a turn. The NIC below does nothing. Also measures turns of a NIC with many
+//! peers, of which two send.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -75,14 +75,14 @@ fn call_ns(mut unit: Unit, time: Duration) -> f64 {
     })
 }
 
-/// Returns the nanoseconds of a turn of a NIC with a frame from each of two of so many peers.
+/// Returns the nanoseconds of a turn of a NIC with a frame from each of two of `peers` peers.
 pub(crate) fn turn_ns(peers: u16, time: Duration) -> f64 {
     let mut crowd = Crowd::new(peers, unit(Native));
     let header = Header { extension: EXTENSION, length: BYTES as u16, ..Header::default() };
     per_call_ns(time, || crowd.turn(2, &header, &[7; BYTES]))
 }
 
-/// Returns the nanoseconds of one call, over so much time after a first batch.
+/// Returns the nanoseconds of one call, as the mean over `time` after a first batch.
 fn per_call_ns(time: Duration, mut call: impl FnMut()) -> f64 {
     let mut batch = || (0..BATCH).for_each(|_| call());
     batch();

@@ -42,7 +42,7 @@ pub(crate) fn messages(time: Duration) -> Result<f64, String> {
     })
 }
 
-/// Sends for so long, and returns the millions of acknowledged messages a second.
+/// Sends for `time`, and returns the millions of acknowledged messages a second.
 async fn pump(nic: &ShmNic, end: &mut End, time: Duration) -> Result<f64, String> {
     nic.meet().await;
     // The other side has posted its buffers before it sends.

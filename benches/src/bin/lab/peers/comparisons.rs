@@ -24,7 +24,7 @@ pub(crate) struct Row {
     pub(crate) ours: Option<f64>,
     pub(crate) peer: String,
     pub(crate) theirs: Option<f64>,
-    /// How many times ours is faster.
+    /// Factor by which ours is faster.
     pub(crate) ratio: Option<f64>,
 }
 

@@ -28,12 +28,12 @@ impl Machine {
 /// Describes this machine, now.
 pub(crate) fn describe() -> Machine {
     Machine {
-        date: said("date", &["-u", "+%F"]),
+        date: output_of("date", &["-u", "+%F"]),
         processor: processor().unwrap_or_else(|| std::env::consts::ARCH.into()),
         processors: std::thread::available_parallelism().map_or(1, usize::from),
         load: first_word("/proc/loadavg").unwrap_or_else(|| "unknown".into()),
-        system: said("uname", &["-sr"]),
-        rustc: said("rustc", &["--version"]),
+        system: output_of("uname", &["-sr"]),
+        rustc: output_of("rustc", &["--version"]),
         version: env!("CARGO_PKG_VERSION"),
     }
 }
@@ -49,8 +49,8 @@ fn first_word(path: &str) -> Option<String> {
     text.split_whitespace().next().map(str::to_owned)
 }
 
-fn said(program: &str, words: &[&str]) -> String {
-    let said = Command::new(program).args(words).output();
-    let text = said.ok().and_then(|done| String::from_utf8(done.stdout).ok());
+fn output_of(program: &str, words: &[&str]) -> String {
+    let output = Command::new(program).args(words).output();
+    let text = output.ok().and_then(|done| String::from_utf8(done.stdout).ok());
     text.map_or_else(|| format!("no {program}"), |text| text.trim().to_owned())
 }

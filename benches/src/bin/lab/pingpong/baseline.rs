@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
 
 use crate::pingpong::arguments::{Kernel, MAX_BYTES};
 use crate::pingpong::layers::{LOST, lost};
-use crate::pingpong::measure::{Figures, Game, Side};
+use crate::pingpong::measure::{Figures, Measurement, Side};
 
 /// Bytes of a datagram; longer messages take several.
 const DATAGRAM: usize = 32 << 10;
@@ -53,10 +53,11 @@ impl Side for Datagrams {
     }
 
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
-        let mut came = 0;
-        while came < bytes {
-            let part = tokio::time::timeout(LOST, self.0.socket.recv(&mut self.0.buffer[came..]));
-            came += part.await.map_err(|_| lost())?.map_err(failed)?;
+        let mut received = 0;
+        while received < bytes {
+            let part =
+                tokio::time::timeout(LOST, self.0.socket.recv(&mut self.0.buffer[received..]));
+            received += part.await.map_err(|_| lost())?.map_err(failed)?;
         }
         Ok(())
     }
@@ -94,39 +95,42 @@ impl Listener {
         bound.await.map_err(failed)
     }
 
-    /// Waits for the other process, and plays over the connection.
-    pub(crate) async fn play(self, game: Game<'_>) -> Result<Vec<Figures>, String> {
+    /// Waits for the other process, and measures over the connection.
+    pub(crate) async fn run(self, measurement: Measurement<'_>) -> Result<Vec<Figures>, String> {
         match self {
             Self::Tcp(listener) => {
-                over_tcp(listener.accept().await.map(|(socket, _)| socket), game).await
+                over_tcp(listener.accept().await.map(|(socket, _)| socket), measurement).await
             }
             Self::Unix(listener, _folder) => {
                 let (socket, _) = listener.accept().await.map_err(failed)?;
-                game.play(&mut Socket::new(socket)).await
+                measurement.run(&mut Socket::new(socket)).await
             }
             Self::Udp(socket) => {
                 let (_, from) = socket.recv_from(&mut [0]).await.map_err(failed)?;
                 socket.connect(from).await.map_err(failed)?;
-                game.play(&mut Datagrams(Socket::new(socket))).await
+                measurement.run(&mut Datagrams(Socket::new(socket))).await
             }
         }
     }
 }
 
-async fn over_tcp(socket: io::Result<TcpStream>, game: Game<'_>) -> Result<Vec<Figures>, String> {
+async fn over_tcp(
+    socket: io::Result<TcpStream>,
+    measurement: Measurement<'_>,
+) -> Result<Vec<Figures>, String> {
     let socket = socket.map_err(failed)?;
     socket.set_nodelay(true).map_err(failed)?;
-    game.play(&mut Socket::new(socket)).await
+    measurement.run(&mut Socket::new(socket)).await
 }
 
-/// Connects to the waiting process, and plays over the connection.
+/// Connects to the waiting process, and measures over the connection.
 pub(crate) async fn connect(
     kernel: Kernel,
     place: &str,
-    game: Game<'_>,
+    measurement: Measurement<'_>,
 ) -> Result<Vec<Figures>, String> {
     match kernel {
-        Kernel::Tcp => over_tcp(TcpStream::connect(place).await, game).await,
+        Kernel::Tcp => over_tcp(TcpStream::connect(place).await, measurement).await,
         Kernel::Udp => {
             let to: SocketAddr = place.parse().map_err(|error| format!("{place}: {error}"))?;
             let any: IpAddr = match to {
@@ -136,11 +140,11 @@ pub(crate) async fn connect(
             let socket = UdpSocket::bind((any, 0)).await.map_err(failed)?;
             socket.connect(to).await.map_err(failed)?;
             socket.send(&[0]).await.map_err(failed)?;
-            game.play(&mut Datagrams(Socket::new(socket))).await
+            measurement.run(&mut Datagrams(Socket::new(socket))).await
         }
         _ => {
             let socket = UnixStream::connect(place).await.map_err(failed)?;
-            game.play(&mut Socket::new(socket)).await
+            measurement.run(&mut Socket::new(socket)).await
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::pingpong::baseline::{self, Listener};
 use crate::pingpong::interface::Interface;
 use crate::pingpong::layers::{Messages, interfaces};
 use crate::pingpong::libraries;
-use crate::pingpong::measure::{Figures, Game};
+use crate::pingpong::measure::{Figures, Measurement};
 use crate::pingpong::raw::Raw;
 use crate::pingpong::slots::Slots;
 use crate::processes::{self, Peer};
@@ -36,8 +36,8 @@ pub(crate) fn run<T>(task: impl Future<Output = Result<T, String>>) -> Result<T,
 }
 
 impl Arguments {
-    const fn game(&self, asks: bool) -> Game<'_> {
-        Game { sizes: self.sizes.as_slice(), milliseconds: self.milliseconds, asks }
+    const fn measurement(&self, asks: bool) -> Measurement<'_> {
+        Measurement { sizes: self.sizes.as_slice(), milliseconds: self.milliseconds, asks }
     }
 }
 
@@ -45,12 +45,12 @@ impl Arguments {
 pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figures>, String> {
     let launcher = arguments.launcher();
     let start = |place: &str| Peer::launch(&launcher, &arguments.for_child(contest, place), &[]);
-    let game = arguments.game(true);
+    let measurement = arguments.measurement(true);
     match contest {
-        Contest::Kernel(library) if library.is_library() => libraries::ask(*library, game),
+        Contest::Kernel(library) if library.is_library() => libraries::ask(*library, measurement),
         Contest::Kernel(kernel) => run(async {
             let (listener, place) = Listener::bind(*kernel, arguments.own_address()).await?;
-            start(&format!("kernel={place}"))?.while_running(listener.play(game)).await
+            start(&format!("kernel={place}"))?.while_running(listener.run(measurement)).await
         }),
         Contest::Ours(fabric, layer, wait) => {
             let place = match fabric {
@@ -58,7 +58,7 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
                 Fabric::Udp => addresses(arguments)?,
             };
             let mut child = start(&place)?;
-            run(child.while_running(ours((*fabric, *layer, *wait), &place, 0, game)))
+            run(child.while_running(ours((*fabric, *layer, *wait), &place, 0, measurement)))
         }
     }
 }
@@ -75,12 +75,12 @@ fn addresses(arguments: &Arguments) -> Result<String, String> {
 
 /// Runs the second process, which answers.
 pub(crate) fn answer(arguments: &Arguments, place: &str) -> Result<(), String> {
-    let game = arguments.game(false);
+    let measurement = arguments.measurement(false);
     let answered = match place.strip_prefix("kernel=") {
-        Some(place) => run(baseline::connect(arguments.peer[0], place, game)),
+        Some(place) => run(baseline::connect(arguments.peer[0], place, measurement)),
         None => {
             let how = (arguments.fabric[0], arguments.layer[0], arguments.wait[0]);
-            run(ours(how, place, 1, game))
+            run(ours(how, place, 1, measurement))
         }
     };
     answered.map(drop)
@@ -99,17 +99,19 @@ async fn ours(
     (fabric, layer, wait): (Fabric, Layer, Wait),
     place: &str,
     node: u16,
-    game: Game<'_>,
+    measurement: Measurement<'_>,
 ) -> Result<Vec<Figures>, String> {
-    let most = game.sizes.iter().copied().max().unwrap_or(0);
+    let most = measurement.sizes.iter().copied().max().unwrap_or(0);
     let shm = ShmConfig::new(place, NodeId(node), 2);
     match (layer, fabric) {
-        (Layer::World, _) => return world(fabric, place, node, most, game).await,
+        (Layer::World, _) => return world(fabric, place, node, most, measurement).await,
         (Layer::Lanes, _) => {
             let carrier = LaneCarrier::open(&shm.mtu(LANE_MTU)).map_err(text)?;
-            return game.play(&mut Messages::new(carrier, most, wait, LANE_MTU)?).await;
+            return measurement.run(&mut Messages::new(carrier, most, wait, LANE_MTU)?).await;
         }
-        (Layer::Slots, _) => return game.play(&mut Slots::new(place, NodeId(node), most)?).await,
+        (Layer::Slots, _) => {
+            return measurement.run(&mut Slots::new(place, NodeId(node), most)?).await;
+        }
         _ => {}
     }
     let (nic, eager) = match fabric {
@@ -123,34 +125,34 @@ async fn ours(
         }
     };
     let (host, peer) = (nic.host(), NodeId(1 - node));
-    let played = match layer {
+    let measured = match layer {
         Layer::Raw => {
             let port = PortId(1);
             let mut side = Raw::new(&host, port, (peer, port), most, wait)?;
             // Both sides must have posted buffers before the first send; the other process is still starting.
             host.sleep_until(host.now() + Duration::from_millis(300)).await;
-            game.play(&mut side).await
+            measurement.run(&mut side).await
         }
         Layer::Message => {
             let carrier = interfaces(&host, eager).await?;
-            game.play(&mut Messages::new(carrier, most, wait, eager)?).await
+            measurement.run(&mut Messages::new(carrier, most, wait, eager)?).await
         }
         _ => {
             let writes = layer == Layer::Write;
-            game.play(&mut Interface::new(&host, peer, most, wait, writes).await?).await
+            measurement.run(&mut Interface::new(&host, peer, most, wait, writes).await?).await
         }
     };
     nic.shutdown().await;
-    played
+    measured
 }
 
-/// Plays between ranks on nodes, as a service's program has them.
+/// Measures between ranks on nodes, as a service's program uses them.
 async fn world(
     fabric: Fabric,
     place: &str,
     rank: u16,
     most: usize,
-    game: Game<'_>,
+    measurement: Measurement<'_>,
 ) -> Result<Vec<Figures>, String> {
     let builder = Node::builder().name(format!("rank-{rank}"));
     let builder = if fabric == Fabric::Shm {
@@ -162,7 +164,7 @@ async fn world(
     };
     let node = builder.start().await.map_err(text)?;
     let all = node.world("pingpong", rank.into(), 2).await.map_err(text)?;
-    let played = game.play(&mut Messages::of(all, most)).await;
+    let measured = measurement.run(&mut Messages::of(all, most)).await;
     node.shutdown().await;
-    played
+    measured
 }

@@ -23,7 +23,7 @@ pub(crate) struct Interface {
     wait: Wait,
     sends: Memory,
     room: usize,
-    /// For RDMA writes.
+    /// Places for messages by RDMA write; `None` without RDMA writes.
     ring: Option<Ring>,
     spare: Vec<Descriptor>,
     /// Sends that have not completed.
@@ -37,7 +37,7 @@ pub(crate) struct Interface {
 struct Ring {
     /// This side's memory.
     inbox: Memory,
-    /// The other end's.
+    /// The other end's memory.
     outbox: RemoteMemory,
     next: usize,
 }
@@ -128,7 +128,7 @@ impl Side for Interface {
         }
         if let Some(ring) = &mut self.ring {
             let place = ring.outbox.at((ring.next * self.room) as u32);
-            descriptor.transfer = Transfer::RdmaWrite(place.ok_or("it has as many places")?);
+            descriptor.transfer = Transfer::RdmaWrite(place.ok_or("there is no such place")?);
             descriptor.immediate = Some(ring.next as u32);
             ring.next = (ring.next + 1) % RECEIVES;
         }
@@ -165,7 +165,7 @@ impl Side for Interface {
         }
         let (memory, begin) = match &self.ring {
             Some(ring) => {
-                let place = done.immediate.ok_or("a message says where it is")?;
+                let place = done.immediate.ok_or("a message does not name its place")?;
                 (&ring.inbox, place as usize * self.room)
             }
             None => {

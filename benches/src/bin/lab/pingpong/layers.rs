@@ -78,7 +78,7 @@ impl EmptyPolls {
 pub(crate) const LOST: Duration = Duration::from_secs(2);
 
 pub(crate) fn lost() -> String {
-    format!("a message was lost: none came for {LOST:?}, and this layer does not send again")
+    format!("a message was lost: none arrived for {LOST:?}, and this layer does not retransmit")
 }
 
 /// Messages with tags: polled by hand, or as futures.

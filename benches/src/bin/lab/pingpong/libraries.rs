@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::pingpong::arguments::{Kernel, is_program};
 use crate::pingpong::fabric::run;
-use crate::pingpong::measure::{Figures, Game, batch_of, batches};
+use crate::pingpong::measure::{Figures, Measurement, batch_of, batches};
 use crate::processes;
 use crate::report::text;
 
@@ -56,7 +56,7 @@ fn is_open_mpi() -> bool {
 ///
 /// # Errors
 /// One line: what failed.
-pub(crate) fn ask(library: Kernel, game: Game<'_>) -> Result<Vec<Figures>, String> {
+pub(crate) fn ask(library: Kernel, measurement: Measurement<'_>) -> Result<Vec<Figures>, String> {
     let folder = tempfile::tempdir().map_err(text)?;
     let program = folder.path().join("pingpong").display().to_string();
     if library == Kernel::Openmpi {
@@ -65,7 +65,7 @@ pub(crate) fn ask(library: Kernel, game: Game<'_>) -> Result<Vec<Figures>, Strin
         run(output(library, [command(&format!("mpicc -O2 -o {program} {source}"))]))?;
     }
     let figures = |bytes: &usize| {
-        let (bytes, count) = (*bytes, batches(game.milliseconds, *bytes));
+        let (bytes, count) = (*bytes, batches(measurement.milliseconds, *bytes));
         let trips = count * batch_of(bytes);
         // A program that measures as ours does prints the three numbers.
         let words = format!("{bytes} {count} {}", batch_of(bytes));
@@ -73,12 +73,14 @@ pub(crate) fn ask(library: Kernel, game: Game<'_>) -> Result<Vec<Figures>, Strin
             match library {
                 Kernel::Ucx => ucx(bytes, trips).await,
                 Kernel::Libfabric => libfabric(bytes, trips).await,
-                Kernel::Iceoryx2 => plays(library, command(&format!("{ICEORYX2} {words}"))).await,
-                _ => plays(library, openmpi(&format!("{program} {words}"))).await,
+                Kernel::Iceoryx2 => {
+                    measured_by(library, command(&format!("{ICEORYX2} {words}"))).await
+                }
+                _ => measured_by(library, openmpi(&format!("{program} {words}"))).await,
             }
         })
     };
-    game.sizes.iter().map(figures).collect()
+    measurement.sizes.iter().map(figures).collect()
 }
 
 /// Builds a command of words that spaces separate; its process is killed when it is dropped.
@@ -169,7 +171,7 @@ fn openmpi(program: &str) -> Command {
 }
 
 /// Runs a program that prints the median and the 99th percentile of one way in microseconds, and GB/s.
-async fn plays(library: Kernel, command: Command) -> Result<Figures, String> {
+async fn measured_by(library: Kernel, command: Command) -> Result<Figures, String> {
     let text = output(library, [command]).await?;
     let [median_us, p99_us, gb_per_s] = numbers(library, &text, "", [0, 1, 2])?;
     Ok(Figures { median_us, p99_us, gb_per_s })

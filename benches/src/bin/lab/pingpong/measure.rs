@@ -17,17 +17,17 @@ pub(crate) trait Side {
     }
 }
 
-/// Measurement over a connection, as one of its two processes takes part.
+/// One side's part in a measurement over a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Game<'a> {
+pub(crate) struct Measurement<'a> {
     pub(crate) sizes: &'a [usize],
     pub(crate) milliseconds: u32,
     pub(crate) asks: bool,
 }
 
-impl Game<'_> {
-    /// Plays on one side of a connection; the one that asks returns the numbers at each size.
-    pub(crate) async fn play(self, side: &mut impl Side) -> Result<Vec<Figures>, String> {
+impl Measurement<'_> {
+    /// Runs one side; the side that asks returns the numbers at each size.
+    pub(crate) async fn run(self, side: &mut impl Side) -> Result<Vec<Figures>, String> {
         match self.asks {
             true => ask(side, self.sizes, self.milliseconds).await,
             false => answer(side, self.sizes, self.milliseconds).await.map(|()| Vec::new()),

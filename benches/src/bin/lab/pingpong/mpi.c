@@ -1,4 +1,4 @@
-/* The same game over MPI: round trips, then one way; prints median and p99 in us, and GB/s. */
+/* The same measurement over MPI: round trips, then one way; prints median and p99 in us, and GB/s. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

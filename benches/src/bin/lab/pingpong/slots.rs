@@ -38,9 +38,9 @@ impl Side for Slots {
 
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
         let mut polls = EmptyPolls::default();
-        let mut came = 0;
-        while came < bytes {
-            came += polls.until(|| self.bare.receive(&mut self.bytes[came..bytes]));
+        let mut received = 0;
+        while received < bytes {
+            received += polls.until(|| self.bare.receive(&mut self.bytes[received..bytes]));
         }
         Ok(())
     }

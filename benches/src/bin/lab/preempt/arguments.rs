@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
     /// The first seed
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
-    /// Report when jobs ran under each scheduler, from the notes of their ranks in this folder; a rank writes them as
+    /// Report when jobs ran under each scheduler, from the records of their ranks in this folder; a rank writes them as
     /// `lab --be-ticker FOLDER SCHEDULER.JOB.RANK SECONDS`
     #[arg(long, value_name = "FOLDER")]
     pub(crate) turns: Option<PathBuf>,

@@ -104,7 +104,7 @@ async fn rank(
         Name::Ft => kernel::<Ft>(&host, class, launch.ranks, descriptor, &pace).await,
     };
     let ended = Ended { began, at: host.now(), verdict };
-    results.lock().expect("nobody panics with it").push(ended);
+    results.lock().expect("no task panics with it locked").push(ended);
 }
 
 /// Runs a job with a rank on each node, in slices of `slice`, until all its ranks have ended.
@@ -158,7 +158,7 @@ pub(crate) fn run(case: Case, slice: Duration, seed: u64) -> Outcome {
     };
     let ran = world.block_on(NodeId(0), task);
     let switches = ran.expect("the scheduler ends once the jobs have");
-    let ended = std::mem::take(&mut *results.lock().expect("nobody panics with it"));
+    let ended = std::mem::take(&mut *results.lock().expect("no task panics with it locked"));
     let began = ended.iter().map(|ended| ended.began).min().expect("a job has ranks");
     let last = ended.iter().max_by_key(|ended| ended.at).expect("a job has ranks");
     let took = Duration::from_nanos(last.at.nanos_since(began));

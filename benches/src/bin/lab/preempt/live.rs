@@ -10,7 +10,7 @@ use super::slowdown::{Case, Run, interval};
 use crate::daemons::parts::number;
 use crate::daemons::stage::{Daemons, Stage};
 use crate::fabric::Fabric;
-use crate::nas_rank::Said;
+use crate::nas_rank::KernelResult;
 
 /// Milliseconds of a slice longer than any run.
 const FOR_EVER: f64 = 1e8;
@@ -28,14 +28,18 @@ const MAX_SLICES: f64 = 20.0;
 const MAX_HOSTS: u16 = 8;
 
 /// Runs a kernel `times` times in one job; returns its result, its reports of work, and the number of preemptions.
-fn once(stage: &Stage, case: &Case, times: u32) -> Result<(Said, Vec<Report>, usize), String> {
+fn once(
+    stage: &Stage,
+    case: &Case,
+    times: u32,
+) -> Result<(KernelResult, Vec<Report>, usize), String> {
     let (class, times) = (case.class.to_string(), times.to_string());
     let lines = stage.run(case.ranks, &["--be-rank", case.kernel.name(), &class, &times])?;
-    let wrong = || "a job did not say what it found".to_owned();
-    let [said, reports, about] = &lines[..] else { return Err(wrong()) };
-    let said = serde_json::from_str(said).map_err(|_| wrong())?;
+    let wrong = || "a job printed no result".to_owned();
+    let [result, reports, about] = &lines[..] else { return Err(wrong()) };
+    let result = serde_json::from_str(result).map_err(|_| wrong())?;
     let reports = serde_json::from_str(reports).map_err(|_| wrong())?;
-    Ok((said, reports, number(about)?))
+    Ok((result, reports, number(about)?))
 }
 
 fn mean(slices: &[Slice], of: impl Fn(&Slice) -> f64) -> f64 {
@@ -83,7 +87,7 @@ fn preempt(
     arguments: &Arguments,
     case: &Case,
     stage: &Stage,
-    alone: &Said,
+    alone: &KernelResult,
 ) -> Result<Preempted, String> {
     let enough = STRETCHES * 2.0 * f64::from(stretch(case).get()) * case.slice_ms / 1e3;
     let mut again = (enough.max(AT_LEAST) / alone.seconds).ceil().clamp(1.0, MAX_TIMES) as u32;
@@ -103,7 +107,7 @@ fn preempt(
     }
     if all.losses.is_empty() {
         return Err(format!(
-            "{} {} at {} ms: too little work to see what it loses; take a larger class, shorter slices, or daemons with --with-itself 10",
+            "{} {} at {} ms: too little work to measure the loss; take a larger class, shorter slices, or daemons with --with-itself 10",
             case.kernel.name(),
             case.class,
             case.slice_ms

@@ -64,7 +64,7 @@ fn on_all_processors<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Syn
             items.get(at).map(|item| (at, item))
         } {
             let result = work(item);
-            results.lock().expect("nobody panics with it").push((at, result));
+            results.lock().expect("no thread panics with it locked").push((at, result));
         }
     };
     std::thread::scope(|scope| {
@@ -72,7 +72,7 @@ fn on_all_processors<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Syn
             scope.spawn(worker);
         }
     });
-    let mut results = results.into_inner().expect("nobody panics with it");
+    let mut results = results.into_inner().expect("no thread panics with it locked");
     results.sort_unstable_by_key(|(at, _)| *at);
     results.into_iter().map(|(_, result)| result).collect()
 }

@@ -1,4 +1,4 @@
-//! Parts that this program plays when it has started itself: a daemon, a front end, a rank.
+//! Parts that this program plays when it has started itself: a daemon, a client, a rank.
 
 use crate::daemons::parts::{self, number, runtime};
 use clap::ValueEnum as _;
@@ -23,9 +23,9 @@ fn rank(kernel: &str, class: &str, times: &str) -> Result<(), String> {
     let program = (Name::from_str(kernel, false)?, class.parse()?);
     let times = number(times)?;
     let watch = Stopwatch::default();
-    let said = runtime()?.block_on(nas_rank::run(program, times, &watch))?;
-    if let Some(said) = said {
-        println!("{}", serde_json::to_string(&said).expect("plain data"));
+    let result = runtime()?.block_on(nas_rank::run(program, times, &watch))?;
+    if let Some(result) = result {
+        println!("{}", serde_json::to_string(&result).expect("plain data"));
         println!("{}", serde_json::to_string(&watch.into_reports()).expect("plain data"));
     }
     Ok(())

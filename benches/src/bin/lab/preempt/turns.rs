@@ -13,7 +13,7 @@ use crate::report::{self, Failure, quantile};
 /// Interval at which a rank reads the clock.
 const TICK: Duration = Duration::from_micros(100);
 /// Gap after which a rank may have been stopped: shorter than a slice, longer than the gaps between clock readings.
-const STOOD_NS: u64 = 20_000_000;
+const STOPPED_NS: u64 = 20_000_000;
 
 /// Begin and end of a time span, in nanoseconds of this machine's clock.
 type Span = (u64, u64);
@@ -26,7 +26,7 @@ pub(crate) fn tick(folder: &str, name: &str, seconds: f64) -> Result<(), String>
         std::thread::park_timeout(TICK);
         let at = now().as_nanos();
         match spans.last_mut() {
-            Some(last) if at - last.1 < STOOD_NS => last.1 = at,
+            Some(last) if at - last.1 < STOPPED_NS => last.1 = at,
             _ => spans.push((at, at)),
         }
     }
@@ -68,10 +68,10 @@ fn joined(spans: &[Span]) -> Vec<Span> {
     let mut pauses: Vec<u64> = spans.windows(2).map(|pair| pair[1].0 - pair[0].1).collect();
     pauses.sort_unstable_by(|a, b| b.cmp(a));
     let half = pauses.iter().sum::<u64>() / 2;
-    let mut stood = 0;
+    let mut stopped = 0;
     let typical = pauses.iter().find(|pause| {
-        stood += **pause;
-        stood >= half
+        stopped += **pause;
+        stopped >= half
     });
     let shortest = typical.copied().unwrap_or(0) / 2;
     let mut joined: Vec<Span> = Vec::new();
@@ -139,12 +139,12 @@ fn row(scheduler: &str, jobs: &BTreeMap<String, Vec<Vec<Span>>>) -> Row {
 }
 
 /// Spans of each rank, by scheduler and job.
-type Notes = BTreeMap<String, BTreeMap<String, Vec<Vec<Span>>>>;
+type Records = BTreeMap<String, BTreeMap<String, Vec<Vec<Span>>>>;
 
 /// Reads the records in a folder.
-fn read(folder: &Path) -> Result<Notes, String> {
+fn read(folder: &Path) -> Result<Records, String> {
     let wrong = |what: &dyn std::fmt::Display| format!("--turns {}: {what}", folder.display());
-    let mut all = Notes::new();
+    let mut all = Records::new();
     for entry in std::fs::read_dir(folder).map_err(|error| wrong(&error))? {
         let path = entry.map_err(|error| wrong(&error))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -161,12 +161,12 @@ fn read(folder: &Path) -> Result<Notes, String> {
         let jobs = all.entry(scheduler.to_owned()).or_default();
         jobs.entry(job.to_owned()).or_default().push(joined(&spans));
     }
-    if all.is_empty() { Err(wrong(&"nobody has noted anything there")) } else { Ok(all) }
+    if all.is_empty() { Err(wrong(&"it has no records")) } else { Ok(all) }
 }
 
 /// Prints the evaluation of a folder's records, one row per scheduler.
 pub(crate) fn run(folder: &Path, json: bool) -> Result<u8, Failure> {
-    let notes = read(folder)?;
-    let rows: Vec<Row> = notes.iter().map(|(scheduler, jobs)| row(scheduler, jobs)).collect();
+    let records = read(folder)?;
+    let rows: Vec<Row> = records.iter().map(|(scheduler, jobs)| row(scheduler, jobs)).collect();
     Ok(report::conclude(json, &json!({"turns": rows}), true))
 }

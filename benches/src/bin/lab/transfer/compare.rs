@@ -11,7 +11,7 @@ use crate::claims::{Verdict, median};
 use crate::report::{print_document, progress, table};
 use crate::transfer::Arguments;
 use midplane_benches::transfer::observe::{Observed, Real, Timings};
-use midplane_benches::transfer::wire::Hand;
+use midplane_benches::transfer::wire::Connection;
 
 /// Bytes of the file: the largest message.
 pub(crate) const FILE: usize = 4 << 20;
@@ -77,10 +77,10 @@ impl Ways {
 /// Runs everything from the first observation to the report; returns the verdict on its claims.
 pub(crate) async fn run(
     arguments: &Arguments,
-    hand: &Hand,
+    connection: &Connection,
     file: &File,
 ) -> Result<Verdict, String> {
-    let real = Real { hand, file };
+    let real = Real { connection, file };
     let mut all = observe(&real).await?;
     compare(&real, arguments, &mut all).await?;
     let results: Vec<Compared> =

@@ -6,8 +6,8 @@
 //! work over TCP, fitted to the first row. The local column of TCP has the same costs, without NIC, interrupt and line.
 //!
 //! Section 5 of the paper foresees two ways without copies of long messages: user data that is registered at the start,
-//! or for each message. The paper has no numbers of them. Here the receiver of an announced message names the registered
-//! memory of its receive, and the sender's NIC writes there.
+//! or for each message. The paper has no numbers of them. Here a long message is a rendezvous: the receiver's CTS names
+//! the registered memory of its receive, and the sender's NIC writes there.
 
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::id::NodeId;
@@ -192,8 +192,8 @@ impl End for Side {
     }
 }
 
-/// Returns the one-way time of our messages between registered user data, with reliable reception: what is written past
-/// the messages must not be lost without notice.
+/// Returns the one-way time of our messages between registered user data, with reliable reception: the loss of an RDMA
+/// write must not go unnoticed.
 fn foreseen_us(registers: Registers, bytes: usize) -> Result<f64, String> {
     let world = world_of(&Machine::MVIA_FAST_ETHERNET);
     let ends =
@@ -235,7 +235,7 @@ impl Registered {
         }
     }
 
-    /// Registers the memory of a long message, if it is not.
+    /// Registers the memory of a long message, if it must be registered each time.
     fn register(&mut self) -> Result<(), String> {
         if self.registers == Registers::EachTime && !self.is_copied() {
             self.data = self.all.register(self.peer, self.data.len()).map_err(text)?;

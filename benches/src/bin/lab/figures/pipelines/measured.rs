@@ -1,5 +1,5 @@
-//! Figures 8 and 9: messages through the simulated machine, beside the models of its instrumented stages (clear box) and
-//! of its times from outside (black box).
+//! Figures 8 and 9: messages through the simulated machine, compared with the models of its instrumented stages (clear
+//! box) and of its times from outside (black box).
 
 use midplane::pipeline::estimate::BlackBox;
 use midplane::pipeline::fixed::Signature;
