@@ -3,8 +3,9 @@
 #
 #   benches/launchers/bridge.sh
 #
-# Compiles crates/c/examples/feed.c with mpicc, starts the service `collect`, runs the job with 4 ranks, and compares the sum that
-# the service prints. Ends with 1 if something did not hold; without an MPI library it is skipped, which is no failure.
+# Compiles crates/c/examples/feed.c with mpicc, starts the service `collect`, runs the job with 4 ranks, and compares
+# the sum that the service prints. Exits with 1 if a check failed. Without an MPI library it is skipped, and exits with
+# 0.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -21,7 +22,7 @@ trap 'kill "$service" 2>/dev/null; rm -rf "$folder"' EXIT
 
 mpicc -O2 -Wall -Icrates/c/include -o "$folder/feed" crates/c/examples/feed.c -L"$target" -lmidplane_c -Wl,-rpath,"$target" || exit 1
 run=(mpirun -n 4)
-# Open MPI refuses to run as root, or with more ranks than processors, unless told.
+# Open MPI refuses to run as root, or with more ranks than processors, without these options.
 if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
     run+=(--oversubscribe)
     ((EUID != 0)) || run+=(--allow-run-as-root)

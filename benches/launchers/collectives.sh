@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Barriers and sums by our NICs and by our hosts beside those of the installed MPI, on this host.
+# Barriers and sums by our NICs and by our hosts, compared with those of the installed MPI, on this host.
 #
 #   benches/launchers/collectives.sh [REPEATS [ROUNDS [RANKS...]]]
 #
@@ -25,7 +25,7 @@ mpicc -O2 -Wall -o "$folder/rounds" benches/launchers/mpi/rounds.c
 cargo build --release --quiet -p midplane-benches --bin lab
 lab=${CARGO_TARGET_DIR:-target}/release/lab
 
-# Prints lines of: ranks, operation, who, median in us.
+# Prints lines of: ranks, operation, runner, median in us.
 ours() { # RANKS
     timeout 300 "$lab" collectives --fabric shm --operation barrier,all-reduce --nodes "$1" --rounds "$rounds" --json |
         python3 -c 'import json, sys
@@ -49,8 +49,8 @@ import collections, statistics, sys
 
 times = collections.defaultdict(list)
 for line in open(sys.argv[1]):
-    ranks, operation, who, median = line.split()
-    times[int(ranks), operation, who].append(float(median))
+    ranks, operation, runner, median = line.split()
+    times[int(ranks), operation, runner].append(float(median))
 
 def cell(values):
     return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
@@ -58,7 +58,7 @@ def cell(values):
 print("| operation | ranks | by NICs, us | by hosts, us | MPI, us | MPI's over the NICs' |")
 print("|---|---|---|---|---|---|")
 for ranks, operation in sorted({key[:2] for key in times}, key=lambda key: (key[1], key[0])):
-    nic, host, mpi = (times[ranks, operation, who] for who in ("nic", "host", "mpi"))
+    nic, host, mpi = (times[ranks, operation, runner] for runner in ("nic", "host", "mpi"))
     pairs = [peer / own for own, peer in zip(nic, mpi)]
     ratio = f"{statistics.median(pairs):.2f} ({min(pairs):.2f} to {max(pairs):.2f})"
     print(f"| {operation} | {ranks} | {cell(nic)} | {cell(host)} | {cell(mpi)} | {ratio} |")

@@ -4,13 +4,15 @@
 #
 #   benches/launchers/gang_mpi.sh [ROUNDS [SECONDS]]
 #
-# Two jobs take turns in slices of 100 ms, each for about SECONDS of its own time, 8 unless given, and for 64 preemptions or more; a job
-# alone precedes them in each of ROUNDS rounds, 3 unless given. Results are to be those of the job alone, bit for bit. Prints how
-# much more processor time a job's computation takes than alone (asked: at most 2 %), and how much longer the job takes in its own
-# slices, which says something only where nothing else runs: the median of all rounds, the lowest and the highest.
+# Two jobs take turns in slices of 100 ms, each for about SECONDS of its own time, 8 unless given, and for 64
+# preemptions or more; a job alone precedes them in each of ROUNDS rounds, 3 unless given. Results must equal those of
+# the job alone, bit for bit. Prints how much more processor time a job's computation takes than alone (bound: 2 %), and
+# how much longer the job takes in its own slices, which is meaningful only on an idle machine: the median of all
+# rounds, the lowest and the highest.
 #
-# Installs MPICH from the Python registry into a folder of its own (MPI_FOLDER keeps it for the next time). Two hosts are network
-# namespaces, for which it needs root. Ends with 1 if something did not hold; what can't be had here is skipped by name.
+# Installs MPICH from the Python registry into a folder of its own (MPI_FOLDER keeps it for the next time). Two hosts
+# are network namespaces, for which it needs root. Exits with 1 if a check failed; parts that are not available here are
+# skipped by name.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 ROUNDS=${1:-3} SECONDS_EACH=${2:-8}
@@ -30,7 +32,7 @@ folder=${MPI_FOLDER:-$FOLDER/mpi}
 mkdir -p "$folder/provider"
 if [[ ! -x $folder/python/bin/mpiexec ]]; then
     python3 -m venv "$folder/python" || skip "python3 has no venv (Debian's package python3-venv)"
-    timeout 600 "$folder/python/bin/pip" install --quiet mpich==5.0.2 || skip "MPICH can't be had from the Python registry"
+    timeout 600 "$folder/python/bin/pip" install --quiet mpich==5.0.2 || skip "MPICH is not available from the Python registry"
 fi
 cargo build --release --quiet -p midplane-cli -p midplane-fi || exit 1
 release=$(realpath "${CARGO_TARGET_DIR:-target}")/release
@@ -40,7 +42,7 @@ for program in $programs solve; do
     "$folder/python/bin/mpicc" -O2 -Wall -pthread -o "$folder/$program" "benches/launchers/mpi/$program.c" || exit 1
 done
 
-# daemon NAME [FLAGS]: starts one, whose process is $daemon, and whose front end is "${gang[@]}".
+# daemon NAME [FLAGS]: starts a daemon; $daemon is its process, and "${gang[@]}" the command of its clients.
 daemon() {
     "$release/midplane" gang daemon --socket "$FOLDER/$1" "${@:2}" >/dev/null 2>"$FOLDER/$1.errors" &
     daemon=$!
@@ -83,8 +85,8 @@ ticks() {
     done 2>/dev/null | awk '{all += $1 + $2} END {print all + 0}'
 }
 
-# stand_still: within ten slices of two jobs, one uses processor time and the other none.
-stand_still() {
+# check_suspended: within ten slices of two jobs, one uses processor time and the other none.
+check_suspended() {
     local before after jobs seen=0
     jobs=$("${gang[@]}" list | awk 'NR > 2 {print $1}')
     for _ in {1..40}; do
@@ -100,7 +102,8 @@ stand_still() {
     fail "Open MPI: no slice was seen as a whole"
 }
 
-# in_turns NAME COMMAND...: ROUNDS rounds of a job alone and of two that take turns; "STEPS" stands for what takes SECONDS.
+# in_turns NAME COMMAND...: ROUNDS rounds of a job alone and of two that take turns; "STEPS" stands for the steps that
+# take SECONDS.
 in_turns() {
     local name=$1 round each wanted steps
     shift
@@ -153,14 +156,14 @@ if command -v mpirun.openmpi mpicc.openmpi >/dev/null; then
         job first -- "${openmpi[@]}" 1000000000 & first=$!
         job second -- "${openmpi[@]}" 1000000000 & second=$!
         sleep 4
-        stand_still
+        check_suspended
         echo "Open MPI: while a job waits, none of its processes uses processor time"
         for each in $("${gang[@]}" list | awk 'NR > 2 {print $1}'); do "${gang[@]}" kill "$each"; done
         wait $first $second
         kill $daemon && wait $daemon
         daemon short --slots 1 --slice-ms 100
     else
-        without "Open MPI's processes stand still: it needs control groups"
+        without "Open MPI's processes are suspended: it needs control groups"
     fi
 else
     without "Open MPI: it is not installed (Debian's packages openmpi-bin, libopenmpi-dev)"

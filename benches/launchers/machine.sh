@@ -1,6 +1,6 @@
-# What the scripts beside this one share: sourced by them, never run. Each has a machine of its own, of
-# namespaces: its host name, mounts, network and processes. Whatever runs there is gone when the script ends,
-# however it does; files are in $FOLDER, which is memory of that machine.
+# Functions of the scripts in this folder, which source this file. Each script has a machine of its own, of namespaces:
+# its host name, mounts, network and processes. All its processes end with the script, in every case; files are in
+# $FOLDER, which is memory of that machine.
 
 # skip WHY: it can't run here, and that is no failure.
 skip() {
@@ -8,7 +8,7 @@ skip() {
     exit 0
 }
 
-# fail WHY: it ran, and something did not hold.
+# fail WHY: it ran, and a check failed.
 fail() {
     echo "failed: $*" >&2
     exit 1
@@ -24,8 +24,8 @@ needs() {
     done
 }
 
-# enter_machine HOSTS [ARGUMENT...]: goes on with this script on a machine of its own, which is called login and
-# has the addresses and names of so many hosts, node1 and on; none of them can reach anybody else.
+# enter_machine HOSTS [ARGUMENT...]: continues this script on a machine of its own, which is called login and has the
+# addresses and names of HOSTS hosts, from node1 on; none of them can reach other hosts.
 enter_machine() {
     local hosts=$1 code=0 folder
     shift
@@ -40,7 +40,7 @@ enter_machine() {
     mkdir -p /run/sshd /run/lock
     hostname login
     ip link set lo up
-    # Names are only looked up where there is more than a loopback.
+    # The system resolves names only if there is an interface besides loopback.
     ip link add nodes type bridge
     ip link set nodes up
     printf '127.0.0.1 localhost\n10.231.80.100 login\n' >"$FOLDER/hosts"
@@ -55,7 +55,7 @@ enter_machine() {
     chmod 600 "$FOLDER/key"
 }
 
-# wait_for SECONDS COMMAND...: until the command succeeds.
+# wait_for SECONDS COMMAND...: waits until the command succeeds.
 wait_for() {
     local left=$(($1 * 10))
     shift
@@ -65,11 +65,11 @@ wait_for() {
     done
 }
 
-# holds WHAT FILE TEXT: says that a run was well if its output has the text, and fails otherwise.
+# holds WHAT FILE TEXT: reports success if a run's output has the text, and fails otherwise.
 holds() {
     grep -q -- "$3" "$2" || { cat "$2" >&2; fail "$1"; }
     echo "$1: $(head -1 "$2" | cut -c1-120)"
 }
 
-# is_gone NAME: no process of that name is left on this machine.
-is_gone() { ! pgrep -x "$1" >/dev/null; }
+# has_exited NAME: no process of that name is left on this machine.
+has_exited() { ! pgrep -x "$1" >/dev/null; }

@@ -3,17 +3,17 @@
 #
 #   benches/launchers/mpi.sh [--quick]
 #
-# Installs MPICH and mpi4py from the Python registry into a folder of its own (MPI_FOLDER keeps it for the next time), builds
-# the provider, and runs the programs beside this script on 2, 4 and 8 ranks, mpi4py's own tests on 1 to 4 ranks, and a job of
-# which a rank is killed; then half round trips, compared with MPICH's own shared memory and with libfabric's tcp,
-# in alternating rounds. --quick leaves mpi4py's tests out. Ends with 1 if something did not hold; what can't be had here is
-# skipped by name, and that is no failure.
+# Installs MPICH and mpi4py from the Python registry into a folder of its own (MPI_FOLDER keeps it for the next time),
+# builds the provider, and runs the programs in benches/launchers/mpi on 2, 4 and 8 ranks, mpi4py's own tests on 1 to 4
+# ranks, and a job of which a rank is killed; then half round trips, compared with MPICH's own shared memory and with
+# libfabric's tcp, in alternating rounds. --quick leaves mpi4py's tests out. Exits with 1 if a check failed; parts that
+# are not available here are skipped by name, and do not count as failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
 skip() { echo "skipped: $*"; }
 failed=()
-holds() { # NAME COMMAND...: runs a command, and remembers whether it succeeded
+holds() { # NAME COMMAND...: runs a command, and records whether it succeeded
     local name=$1 output
     shift
     if output=$("$@" 2>&1); then
@@ -34,7 +34,7 @@ mkdir -p "$folder/provider"
 if [[ ! -x $folder/python/bin/mpiexec ]]; then
     python3 -m venv "$folder/python" || { skip "python3 has no venv (Debian's package python3-venv)"; exit 0; }
     timeout 600 "$folder/python/bin/pip" install --quiet mpich==5.0.2 mpi4py==4.1.2 ||
-        { skip "MPICH can't be had from the Python registry"; exit 0; }
+        { skip "MPICH is not available from the Python registry"; exit 0; }
 fi
 export PATH=$folder/python/bin:$PATH
 cargo build --release --quiet -p midplane-fi || exit 1
@@ -79,7 +79,7 @@ elif [[ -d $folder/mpi4py-4.1.2 ]] || suite; then
             "$folder/mpi4py-4.1.2/test/main.py" -q -e test_mpiabi -x testDistgraphcomm
     done
 else
-    skip "mpi4py's tests: its source can't be had from the Python registry"
+    skip "mpi4py's tests: its source is not available from the Python registry"
 fi
 
 for round in 1 2 3 4 5; do

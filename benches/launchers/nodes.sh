@@ -1,7 +1,7 @@
-# Slurm with several nodes on one machine: sourced after machine.sh. A slurmd each, told apart by -N and port;
-# Debian's build needs no more than that. Nobody proves who he is: nobody else is there.
+# Slurm with several nodes on one machine: sourced after machine.sh. Each node has a slurmd, distinguished by -N and
+# port; Debian's build needs no more than that. Authentication is off: no other machine can connect.
 
-# start_slurm COUNT [LINE...]: a controller and so many nodes, with these lines more in the configuration.
+# start_slurm COUNT [LINE...]: starts a controller and COUNT nodes, with these additional lines of configuration.
 start_slurm() {
     local count=$1 node
     shift
@@ -41,8 +41,8 @@ CONF
     wait_for 30 all_idle "$count"
 }
 
-# all_idle COUNT: so many nodes wait for work.
+# all_idle COUNT: COUNT nodes wait for work.
 all_idle() { [[ $(timeout 5 sinfo -h -t idle -o %D 2>/dev/null) == "$1" ]]; }
 
-# no_jobs: Slurm has none.
+# no_jobs: Slurm has no jobs.
 no_jobs() { [[ -z $(timeout 5 squeue -h 2>/dev/null) ]]; }

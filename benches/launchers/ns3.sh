@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packets that a simulation of many senders and one receiver sends a second of wall time: ours beside ns-3's.
+# Packets that a simulation of many senders and one receiver sends a second of wall time: ours compared with ns-3's.
 #
 #   benches/launchers/ns3.sh [ROUNDS [SECONDS]]
 #
@@ -30,15 +30,15 @@ g++ -O2 -std=c++17 -o "$folder/incast" benches/launchers/ns3/incast.cc "${flags[
 cargo build --release --quiet --example incast
 incast=${CARGO_TARGET_DIR:-target}/release/examples/incast
 
-# Prints lines of: who, packets sent a second of wall time.
+# Prints lines of: simulator, packets sent a second of wall time.
 ours() {
     python3 - "$incast" --fabric sim --mode none --senders 16 --link-mbps 1000 --message-bytes 1000 \
         --buffer-bytes 32768 --seconds "$seconds" --json <<'PYTHON'
 import json, subprocess, sys, time
 begun = time.monotonic()
-said = subprocess.run(sys.argv[1:], check=True, capture_output=True, timeout=600).stdout
+output = subprocess.run(sys.argv[1:], check=True, capture_output=True, timeout=600).stdout
 wall = time.monotonic() - begun
-run = json.loads(said)["runs"][0]
+run = json.loads(output)["runs"][0]
 received = run["goodput_mbps"] * 1e6 / 8 / run["message_bytes"] * run["seconds"]
 print("ours", received / (1 - run["loss"]) / wall)
 PYTHON
@@ -55,11 +55,11 @@ python3 - "$folder/all" <<'PYTHON'
 import statistics, sys
 speeds = {}
 for line in open(sys.argv[1]):
-    who, speed = line.split()
-    speeds.setdefault(who, []).append(float(speed))
+    simulator, speed = line.split()
+    speeds.setdefault(simulator, []).append(float(speed))
 print("| simulator | packets sent a second of wall time, millions | range |\n|---|---|---|")
-for who, all in speeds.items():
-    print(f"| {who} | {statistics.median(all) / 1e6:.3f} | {min(all) / 1e6:.3f} to {max(all) / 1e6:.3f} |")
+for simulator, all in speeds.items():
+    print(f"| {simulator} | {statistics.median(all) / 1e6:.3f} | {min(all) / 1e6:.3f} to {max(all) / 1e6:.3f} |")
 ratios = [ours / theirs for ours, theirs in zip(*speeds.values())]
 print(f"\nRatio of a round: median {statistics.median(ratios):.1f}, {min(ratios):.1f} to {max(ratios):.1f}")
 PYTHON

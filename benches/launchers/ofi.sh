@@ -3,10 +3,11 @@
 #
 #   benches/launchers/ofi.sh [--quick]
 #
-# Runs the tests of endpoints and nodes, and the conformance suite over tcp, tcp;ofi_rxm, shm, udp;ofi_rxd and the provider of crates/fi; then
-# messages of 64 B and 64 KiB between two processes, compared with libfabric's own fi_pingpong, in alternating rounds
-# (ROUNDS, 5), in real time where that is allowed: medians, and the lowest and highest ratio. --quick leaves the rounds out. MIDPLANE_LIBFABRIC names another
-# library. Ends with 1 if something did not hold; what can't be had here is skipped by name, and that is no failure.
+# Runs the tests of endpoints and nodes, and the conformance suite over tcp, tcp;ofi_rxm, shm, udp;ofi_rxd and the
+# provider of crates/fi; then messages of 64 B and 64 KiB between two processes, compared with libfabric's own
+# fi_pingpong, in alternating rounds (ROUNDS, 5), in real time where that is allowed: medians, and the lowest and
+# highest ratio. --quick leaves the rounds out. MIDPLANE_LIBFABRIC names another library. Exits with 1 if a check
+# failed; parts that are not available here are skipped by name, and do not count as failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 

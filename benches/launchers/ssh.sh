@@ -3,11 +3,11 @@
 #
 #   benches/launchers/ssh.sh
 #
-# On a machine of namespaces, an sshd on a high port answers for three hosts, with keys that were made for this
-# run. ssh starts the ranks of `lab collectives`, then `midplane gang daemon --hostfile ... --spread` starts a daemon on each host by
-# ssh; jobs run under those, and nothing is left when the first daemon is killed, or an ssh. Ends with 1 if
-# something did not hold. Needs root and Debian's packages openssh-server and openssh-client; where it can't run
-# it says so, and that is no failure.
+# On a machine of namespaces, an sshd on a high port answers for three hosts, with keys that were made for this run. ssh
+# starts the ranks of `lab collectives`, then `midplane gang daemon --hostfile ... --spread` starts a daemon on each
+# host by ssh; jobs run under those, and nothing is left when the first daemon is killed, or an ssh. Exits with 1 if a
+# check failed. Needs root and Debian's packages openssh-server and openssh-client; where it can't run, it prints why,
+# and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source benches/launchers/machine.sh
@@ -69,29 +69,29 @@ start_daemons
 "${gang[@]}" run --ranks 4 -- "$LAB" nas cg S >"$FOLDER/cg" &
 timeout 60 "${gang[@]}" run --ranks 4 -- "$LAB" nas ft S >"$FOLDER/ft" || fail "FT under ssh's daemons"
 wait $! || fail "CG under ssh's daemons"
-holds "gang nas ft, beside another, under ssh's daemons" "$FOLDER/ft" '"verified":true'
-holds "gang nas cg, beside it" "$FOLDER/cg" '"verified":true'
+holds "gang nas ft, in turns with another job, under ssh's daemons" "$FOLDER/ft" '"verified":true'
+holds "gang nas cg, in turns with it" "$FOLDER/cg" '"verified":true'
 
-# One ssh is killed while a job runs: its host is gone, the job ends, and says why.
+# One ssh is killed while a job runs: its host is lost, the job ends, and its client prints the reason.
 "${gang[@]}" run --ranks 6 -- sleep 600 >"$FOLDER/sleeps" 2>&1 &
-front=$!
+client=$!
 wait_for 10 pgrep -x sleep
 kill -KILL "$(pgrep -n -P "$daemon" -x ssh)"
 code=0
-wait "$front" || code=$?
+wait "$client" || code=$?
 [[ $code == 137 ]] || fail "the job of a host whose ssh was killed ended with $code"
 holds "an ssh is killed" "$FOLDER/sleeps" 'is gone'
-wait_for 5 is_gone sleep
+wait_for 5 has_exited sleep
 
 # The first daemon is killed while a job runs: nothing is left on any host.
 kill -KILL "$daemon"
-wait_for 20 is_gone midplane
+wait_for 20 has_exited midplane
 start_daemons
 "${gang[@]}" run --ranks 6 -- sleep 600 >"$FOLDER/sleeps" 2>&1 &
 wait_for 10 pgrep -x sleep
 kill -KILL "$daemon"
-wait_for 20 is_gone midplane
-wait_for 5 is_gone sleep
-wait_for 5 is_gone ssh
+wait_for 20 has_exited midplane
+wait_for 5 has_exited sleep
+wait_for 5 has_exited ssh
 [[ -z $(ls "$FOLDER"/socket* 2>/dev/null) ]] || fail "a socket is left"
 echo "the first daemon is killed: no daemon, rank or socket is left"

@@ -4,10 +4,10 @@
 #
 #   benches/launchers/turns.sh [SECONDS]
 #
-# Ranks look at the clock every 0.1 ms and note when they ran. Prints, for each scheduler, how long a slice was,
-# how long nobody ran between two jobs (less than 0 is an overlap: both ran), and how far apart the ranks of a job
-# began. A job runs for SECONDS of its own clock, 32 unless given. Needs root and Debian's packages slurmd,
-# slurmctld and slurm-client; where it can't run it says so, and that is no failure.
+# Ranks read the clock every 0.1 ms and record when they ran. Prints, for each scheduler, how long a slice was, how long
+# no rank ran between two jobs (less than 0 is an overlap: both ran), and how far apart the ranks of a job began. A job
+# runs for SECONDS of its own clock, 32 unless given. Needs root and Debian's packages slurmd, slurmctld and
+# slurm-client; where it can't run, it prints why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source benches/launchers/machine.sh
@@ -26,7 +26,7 @@ ticker() { echo "exec '$LAB' --be-ticker '$FOLDER/turns' \"$1\" $SECONDS_EACH"; 
 
 start_slurm 4 "PartitionName=all Nodes=node[1-4] Default=YES OverSubscribe=FORCE:2" "PreemptMode=GANG" \
     "SchedulerTimeSlice=5"
-# A step of a job that is suspended is asked for again a minute later: each begins in a turn of its job's.
+# srun tries a step of a suspended job again only a minute later: each step begins in a turn of its job.
 runs() { [[ $(squeue -h -j "$1" -o %T) == RUNNING ]]; }
 pids=()
 for job in 1 2; do

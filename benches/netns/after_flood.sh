@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What an uncoordinated flood leaves behind: tokens, two seconds of flood, tokens again, all in one network.
+# Effects of an uncoordinated flood: tokens, two seconds of flood, tokens again, all in one network.
 #
 #   benches/netns/after_flood.sh [SECONDS OF EACH MEASUREMENT]
 #
 # Hosts are network namespaces joined to a bridge. Each leaves at 100 Mb/s, and so does the bridge's port to the
-# receiver, which holds 64 KiB. Asked, with 3 and with 12 senders: after the flood, tokens, tokens released
-# early and Warp under tokens carry at least 95 % of the payload that the port can carry, and tokens lose nothing; no
-# host makes or receives an IP fragment. Ends with 1 if something did not hold. Needs root; where it can't run
-# it says so, and that is no failure.
+# receiver, which holds 64 KiB. Required with 3 and with 12 senders: after the flood, tokens, tokens released early and
+# Warp under tokens carry at least 95 % of the payload that the port can carry, and tokens lose nothing; no host makes
+# or receives an IP fragment. Exits with 1 if a check failed. Needs root; where it can't run, it prints why, and exits
+# with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -30,7 +30,7 @@ build_network() {
     for ((host = 0; host <= $1; host++)); do add_host $host; done
     for ((host = 1; host <= $1; host++)); do shape "$TAG-$host" eth0 400000; done
     shape "$TAG-sw" port0 65536
-    # Addresses are found before anything is measured.
+    # Addresses are resolved before the measurements.
     for ((host = 1; host <= $1; host++)); do
         ip netns exec "$TAG-$host" ping -c 1 -W 1 "$NET.10" >/dev/null 2>&1 || true
     done
@@ -62,7 +62,7 @@ measure() {
 }
 
 FAILED=0
-# row WHEN MODE SENDERS [SHARE LOSS]: prints what was measured, and checks it where something is asked.
+# row WHEN MODE SENDERS [SHARE LOSS]: prints the measurements, and checks them against the bounds, if given.
 row() {
     local report=$FOLDER/report0 verdict=-
     if [[ ! -s $report ]]; then
@@ -88,7 +88,7 @@ build_network 3 2>"$FOLDER/why" || skip "no network namespaces here: $(tail -1 "
 # A message leaves as datagrams of 1,424 bytes of it, with headers of 48, 8, 20 and 14 bytes.
 MOST=$(awk -v m=$MESSAGE 'BEGIN {n = int((m + 1423) / 1424); printf "%.2f", 100 * m / (m + n * 90)}')
 echo "Port of 100 Mb/s with 64 KiB, messages of $MESSAGE bytes: at most $MOST Mb/s of them"
-printf '%-14s%-12s%8s%16s%10s%12s\n' when mode senders "goodput Mb/s" "loss %" "asked"
+printf '%-14s%-12s%8s%16s%10s%12s\n' when mode senders "goodput Mb/s" "loss %" "bound"
 for senders in 3 12; do
     build_network $senders
     measure token $senders "$SECONDS_EACH"

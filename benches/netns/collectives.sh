@@ -3,8 +3,8 @@
 #
 #   benches/netns/collectives.sh
 #
-# The hosts are network namespaces joined by a veth pair of 1500 bytes. Prints what rank 0 prints; ends with
-# 1 if a member failed. Needs root; where it can't run it says so, and that is no failure.
+# The hosts are network namespaces joined by a veth pair of 1500 bytes. Prints the output of rank 0; exits with 1 if a
+# member failed. Needs root; where it can't run, it prints why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

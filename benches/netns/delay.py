@@ -40,7 +40,7 @@ def main():
             try:
                 target.send(held.popleft()[1])
             except OSError:
-                pass  # The interface is gone or full: the frame is lost.
+                pass  # The interface is removed, or its queue is full: the frame is lost.
         select.select([source], [], [], max(0.0, held[0][0] - now) if held else None)
         try:
             while True:
@@ -50,7 +50,7 @@ def main():
         except BlockingIOError:
             pass
         except OSError:
-            return  # The interface is gone.
+            return  # The interface is removed.
 
 
 main()

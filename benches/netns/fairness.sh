@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# One stream of a node and one TCP Cubic stream of the kernel through one bottleneck: what share each gets.
+# One stream of a node and one TCP Cubic stream of the kernel through one bottleneck: the share of each.
 #
 #   benches/netns/fairness.sh [ROUNDS] [RATES] [BUFFERS] [DELAY MS] [SECONDS OF EACH MEASUREMENT]
 #
 # RATES are in Mb/s, BUFFERS in KiB, both separated by commas; the buffer `bdp` is one product of rate and delay.
 # Defaults: 4 rounds of 20,100,1000 Mb/s and 24,64,bdp at 10 ms, 8 s each. Hosts are network namespaces joined to a
-# bridge, whose port to the receiver has the rate and the buffer; what the receiver sends is delayed. In every other
-# round TCP starts first. `LAW=warp` measures another law, and so does `LAW=bbr`, with a program
-# that was built with `--features bbr`. Asked: the median of ours / TCP is between 0.5 and 2. Ends with 1 if it is not. Needs root;
-# where it can't run it says so, and that is no failure.
+# bridge, whose port to the receiver has the rate and the buffer; the receiver's packets are delayed. In every other
+# round TCP starts first. `LAW=warp` measures another law, and so does `LAW=bbr`, with a program that was built with
+# `--features bbr`. Required: the median of ours / TCP is between 0.5 and 2. Exits with 1 if it is not. Needs root;
+# where it can't run, it prints why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -27,8 +27,8 @@ needs tc timeout awk sort python3
 LAB=${LAB:-${CARGO_TARGET_DIR:-target}/release/lab}
 [[ -x $LAB ]] || cargo build --release --quiet -p midplane-benches
 
-# delay_answers RATE: what the receiver sends leaves by a second line, and arrives at the sender after the delay and up
-# to the time of one packet at the bottleneck.
+# delay_answers RATE: the receiver's packets leave by a second line, and arrive at the sender after the delay and up to
+# the time of one packet at the bottleneck.
 delay_answers() {
     local setting mac
     ip link add back netns "$TAG-0" type veth peer name back0 netns "$TAG-sw"
@@ -91,7 +91,7 @@ row() {
 
 build_network 100 65536 2>"$FOLDER/why" || skip "no network namespaces here: $(tail -1 "$FOLDER/why")"
 FAILED=0
-printf '%8s%12s%12s%12s%10s%10s%10s%8s\n' "Mb/s" "buffer B" "ours Mb/s" "TCP Mb/s" ratio least most asked
+printf '%8s%12s%12s%12s%10s%10s%10s%8s\n' "Mb/s" "buffer B" "ours Mb/s" "TCP Mb/s" ratio least most bound
 for rate in ${RATES//,/ }; do
     for buffer in ${BUFFERS//,/ }; do
         [[ $buffer == bdp ]] && bytes=$((rate * 1000000 / 8 * DELAY / 1000)) || bytes=$((buffer * 1024))

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# IPv4 and IPv6, straight and through the soft switch, with and without a key, between two hosts.
+# IPv4 and IPv6, directly and through the soft switch, with and without a key, between two hosts.
 #
 #   benches/netns/families.sh
 #
-# The hosts are network namespaces joined by a veth pair of 1500 bytes, so that the system has to cut
-# long frames. Each line is one run of `incast`: what arrived, and what was lost. Ends with 1 if
-# anything was. Needs root; where it can't run it says so, and that is no failure.
+# The hosts are network namespaces joined by a veth pair of 1500 bytes, so that the system has to cut long frames. Each
+# line is one run of `incast`: its goodput and loss. Exits with 1 if anything was lost. Needs root; where it can't run,
+# it prints why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -3,12 +3,13 @@
 #
 #   benches/netns/fidelity.sh [CASES] [SEED] [SECONDS OF EACH MEASUREMENT] [RESULTS]
 #
-# Each case draws 2 to 12 senders, a rate of 10 to 200 Mb/s, a buffer of 8 to 128 KiB at the port to the receiver, and messages of
-# 200 to 10,240 bytes (half of them below 1,431), all from SEED. Hosts are network namespaces; a packet counts as on Ethernet, with preamble, checksum and gap.
-# Cases of more than 60,000 packets per second in all are drawn again: two cores can't send more. Both sides run the same code
-# (`benches/simulated/src/bin/fidelity`). RESULTS gets a line of JSON for each measurement. Asked of the goodput: a
-# median error of 3 % and at most 10 % for UDP, 10 % and 25 % for TCP. Ends with 1 if that does not hold. Needs root; where it
-# can't run it says so, and that is no failure.
+# Each case draws 2 to 12 senders, a rate of 10 to 200 Mb/s, a buffer of 8 to 128 KiB at the port to the receiver, and
+# messages of 200 to 10,240 bytes (half of them below 1,431), all from SEED. Hosts are network namespaces; a packet
+# counts as on Ethernet, with preamble, checksum and gap. Cases of more than 60,000 packets per second in all are drawn
+# again: two cores can't send more. Both sides run the same code (`benches/simulated/src/bin/fidelity`). RESULTS gets a
+# line of JSON for each measurement. Bounds on the error of the goodput: 3 % in the median and 10 % at most for UDP, 10
+# % and 25 % for TCP. Exits with 1 if an error is larger. Needs root; where it can't run, it prints why, and exits with
+# 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

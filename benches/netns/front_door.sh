@@ -4,7 +4,7 @@
 #   benches/netns/front_door.sh [FLAGS OF benches/services]
 #
 # The hosts are network namespaces joined by a veth pair of 1500 bytes. Without flags: 4 MiB bodies and small answers of
-# an axum service. Needs root; where it can't run it says so, and that is no failure.
+# an axum service. Needs root; where it can't run, it prints why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -3,11 +3,10 @@
 #
 #   benches/netns/gang.sh [SLICE_MS]
 #
-# The hosts are network namespaces joined by a veth pair of 1500 bytes. Two NAS jobs take turns in slices of
-# SLICE_MS, 100 unless given; one job is saved, ended, and finished under daemons with one host; CG, FT and EP are
-# run alone and preempted at the end of each slice, and what that costs is printed; a host's daemon is killed, and
-# nothing is left. Ends with 1 if something did not hold. Needs root; where it can't run it says so, and that is no
-# failure.
+# The hosts are network namespaces joined by a veth pair of 1500 bytes. Two NAS jobs take turns in slices of SLICE_MS,
+# 100 unless given; one job is saved, ended, and finished under daemons with one host; CG, FT and EP are run alone and
+# preempted at the end of each slice, and the cost of that is printed; a host's daemon is killed, and nothing is left.
+# Exits with 1 if a check failed. Needs root; where it can't run, it prints why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 SLICE=${1:-100}
@@ -29,7 +28,7 @@ fail() {
     exit 1
 }
 
-# holds WHAT FILE TEXT: says that a run was well if its output has the text, and fails otherwise.
+# holds WHAT FILE TEXT: reports success if a run's output has the text, and fails otherwise.
 holds() {
     grep -q -- "$3" "$2" || { cat "$2" >&2; fail "$1"; }
     echo "$1: $(head -1 "$2" | cut -c1-120)"
@@ -51,7 +50,7 @@ daemons() {
         sleep 0.1
     done
     cat "$FOLDER/complaints" >&2
-    fail "the daemons did not meet"
+    fail "the daemons did not find each other"
 }
 
 daemons turns 24800 --slice-ms "$SLICE" --with-itself 10
@@ -64,16 +63,16 @@ second=$!
 saved=
 for _ in {1..100}; do
     job=$("${gang[@]}" list | awk '/nas ep A/ {print $1}')
-    [[ -n $job ]] && "${gang[@]}" checkpoint "$job" "$FOLDER/saved" --end >"$FOLDER/said" 2>/dev/null && saved=1 && break
+    [[ -n $job ]] && "${gang[@]}" checkpoint "$job" "$FOLDER/saved" --end >"$FOLDER/output" 2>/dev/null && saved=1 && break
     sleep 0.1
 done
 [[ -n $saved ]] || fail "EP could not be saved"
 wait $second || [[ $? == 137 ]] || fail "EP was saved and ended"
-cat "$FOLDER/said"
-wait $first || fail "CG beside EP"
-holds "CG on two hosts, beside another job" "$FOLDER/cg" '"verified":true'
+cat "$FOLDER/output"
+wait $first || fail "CG, in turns with EP"
+holds "CG on two hosts, in turns with another job" "$FOLDER/cg" '"verified":true'
 
-# One host with both slots goes on with what two had.
+# One host with both slots resumes the job of two hosts.
 ip netns exec "$TAG-1" "$MIDPLANE" gang daemon --slots 2 --fabric udp --socket "$FOLDER/elsewhere" >/dev/null 2>&1 &
 elsewhere=$!
 for _ in {1..100}; do [[ -S $FOLDER/elsewhere ]] && break || sleep 0.1; done
@@ -89,14 +88,14 @@ alone=("${pids[@]}")
 "${gang[@]}" list | head -1
 
 "${gang[@]}" run --ranks 2 -- sleep 600 >"$FOLDER/sleeps" 2>&1 &
-front=$!
+client=$!
 sleep 1
 kill -KILL "${turns[1]}"
 code=0
-wait $front || code=$?
+wait $client || code=$?
 holds "a host's daemon is killed, and its job ends with $code" "$FOLDER/sleeps" 'is gone'
 kill "${turns[0]}" "${alone[@]}"
-wait "${turns[0]}" "${alone[@]}" || fail "a daemon did not end well"
+wait "${turns[0]}" "${alone[@]}" || fail "a daemon failed as it ended"
 sleep 0.5
 [[ -z $(ip netns pids "$TAG-1"; ip netns pids "$TAG-2") ]] || fail "a process is left"
 echo "nothing is left on either host"

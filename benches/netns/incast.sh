@@ -3,10 +3,11 @@
 #
 #   benches/netns/incast.sh [CASES] [SEED] [SECONDS OF EACH MEASUREMENT]
 #
-# Each case draws 3 to 16 senders, a rate of 20 to 200 Mb/s, a buffer of 16 to 64 KiB at the bridge's port to the receiver, and
-# messages of 600 to 10,240 bytes, all from SEED. Hosts are network namespaces; each sender's end has the rate of the port.
-# Asked of tokens with early release: at least 95 % of the goodput of one sender, less than 0.1 % of the messages lost, and
-# Jain's index 0.99. Ends with 1 if a case did not hold. Needs root; where it can't run it says so, and that is no failure.
+# Each case draws 3 to 16 senders, a rate of 20 to 200 Mb/s, a buffer of 16 to 64 KiB at the bridge's port to the
+# receiver, and messages of 600 to 10,240 bytes, all from SEED. Hosts are network namespaces; each sender's end has the
+# rate of the port. Required of tokens with early release: at least 95 % of the goodput of one sender, less than 0.1 %
+# of the messages lost, and Jain's index 0.99. Exits with 1 if a case failed. Needs root; where it can't run, it prints
+# why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -59,7 +60,7 @@ draw() { DRAWN=$(($1 + RANDOM % ($2 - $1 + 1))); }
 
 FAILED=0
 RANDOM=$SEED
-printf '%8s%12s%10s%10s%12s%14s%9s%8s%8s\n' senders "rate Mb/s" buffer message "one, Mb/s" "all, Mb/s" "loss %" Jain asked
+printf '%8s%12s%10s%10s%12s%14s%9s%8s%8s\n' senders "rate Mb/s" buffer message "one, Mb/s" "all, Mb/s" "loss %" Jain bound
 for ((case = 0; case < CASES; case++)); do
     draw 3 16 && senders=$DRAWN
     draw 20 200 && rate=$DRAWN

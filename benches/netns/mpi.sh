@@ -3,10 +3,10 @@
 #
 #   MPI_FOLDER=FOLDER benches/netns/mpi.sh
 #
-# The hosts are network namespaces joined by a veth pair of 1500 bytes. FOLDER has what `benches/launchers/mpi.sh` has put there:
-# MPICH, the provider, and the programs beside that script. They run on 2 and 4 ranks; then half round trips, compared with
-# libfabric's tcp, whose bytes are not sealed: in real time, since other programs that take a processor from a rank that polls
-# cost more than all else. Needs root; where it can't run it says so, and that is no failure.
+# The hosts are network namespaces joined by a veth pair of 1500 bytes. FOLDER is the one of `benches/launchers/mpi.sh`,
+# with MPICH, the provider and the programs. They run on 2 and 4 ranks; then half round trips, compared with libfabric's
+# tcp, whose bytes are not sealed: in real time, since other programs that take a processor from a rank that polls cost
+# more than all else. Needs root; where it can't run, it prints why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -3,11 +3,11 @@
 #
 #   benches/netns/narrow_port.sh [SECONDS OF EACH MEASUREMENT] [ROUNDS]
 #
-# Hosts are network namespaces joined to a bridge. The bridge's port to the receiver sends at 100 Mb/s and holds 64 KiB; the
-# senders' lines are as fast as the machine. Asked, with 3 and with 12 senders of bodies of 1 MB: with tokens, the port
-# carries at least 85 Mb/s of bodies, shares are fair (Jain's index 0.99) and the port drops nothing after the senders
-# have connected. Ends with 1 if something did not hold. Needs root; where it can't run it says so, and that is no
-# failure.
+# Hosts are network namespaces joined to a bridge. The bridge's port to the receiver sends at 100 Mb/s and holds 64 KiB;
+# the senders' lines are as fast as the machine. Required with 3 and with 12 senders of bodies of 1 MB: with tokens, the
+# port carries at least 85 Mb/s of bodies, shares are fair (Jain's index 0.99) and the port drops nothing after the
+# senders have connected. Exits with 1 if a check failed. Needs root; where it can't run, it prints why, and exits with
+# 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -55,7 +55,7 @@ measure() {
         "$drops" "$verdict"
 }
 
-printf '%-8s%8s%16s%10s%10s%8s\n' tokens senders "goodput Mb/s" Jain dropped asked
+printf '%-8s%8s%16s%10s%10s%8s\n' tokens senders "goodput Mb/s" Jain dropped bound
 for ((round = 1; round <= ROUNDS; round++)); do
     for senders in 3 12; do
         for tokens in off on; do measure $tokens $senders; done

@@ -1,5 +1,5 @@
-# What the scripts beside this one share: sourced by them, never run. Hosts are network namespaces, named
-# $TAG-... after the script and its process; everything stays inside of them, and is gone when it ends.
+# Functions of the scripts in this folder, which source this file. Hosts are network namespaces, named $TAG-... after
+# the script and its process. All processes run inside of them; both are removed when the script ends.
 
 # skip WHY: it can't run here, and that is no failure.
 skip() {
@@ -20,7 +20,7 @@ needs() {
 # value NAME FILE: a number of the JSON document.
 value() { grep -o "\"$1\":[0-9.e+-]*" "$2" | head -1 | cut -d: -f2; }
 
-# Ends what runs in our namespaces, and then the namespaces.
+# Ends the processes in our namespaces, and removes the namespaces.
 remove_network() {
     local space
     for space in $(ip netns list 2>/dev/null | awk -v tag="$TAG-" 'index($1, tag) == 1 {print $1}'); do

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Messages there and back between two hosts: interfaces, and messages over them, beside the kernel's TCP.
+# Messages there and back between two hosts: interfaces, and messages over them, compared with the kernel's TCP.
 #
 #   benches/netns/pingpong.sh [FLAGS OF pingpong]
 #
-# The hosts are network namespaces joined by a veth pair of 1500 bytes. Without flags: polled and awaited, from 64
-# bytes to 1 MiB. Needs root; where it can't run it says so, and that is no failure.
+# The hosts are network namespaces joined by a veth pair of 1500 bytes. Without flags: polled and awaited, from 64 bytes
+# to 1 MiB. Needs root; where it can't run, it prints why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -3,10 +3,9 @@
 #
 #   benches/netns/run.sh [seconds of each measurement]
 #
-# Hosts are network namespaces, joined by veth pairs to a bridge in one more. Each sender's end
-# leaves at 100 Mb/s; so does the bridge's port to the receiver, which holds 32 KiB. Everything
-# stays inside of the namespaces that it makes, and is gone when it ends. Needs root; where it can't
-# run it says so, and that is no failure.
+# Hosts are network namespaces, joined by veth pairs to a bridge in one more. Each sender's end leaves at 100 Mb/s; so
+# does the bridge's port to the receiver, which holds 32 KiB. Everything runs inside of namespaces that the script
+# makes, and removes when it ends. Needs root; where it can't run, it prints why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -26,14 +25,14 @@ build_network() {
     for host in 0 1 2 3; do add_host $host; done
     for sender in 1 2 3; do shape "$TAG-$sender" eth0 400000; done
     shape "$TAG-sw" port0 32768
-    # Addresses are found before anything is measured.
+    # Addresses are resolved before the measurements.
     for sender in 1 2 3; do
         ip netns exec "$TAG-$sender" ping -c 1 -W 1 "$NET.10" >/dev/null 2>&1 || true
     done
 }
 
-# Fragments of what was lost fill a host's memory for half a minute, and whatever comes then is lost
-# as well: each measurement has a network of its own.
+# Fragments of lost datagrams fill a host's memory for half a minute, and datagrams that arrive then are lost as well:
+# each measurement has a network of its own.
 fresh() {
     remove_network
     build_network
@@ -45,7 +44,7 @@ value() { grep -o "\"$1\":\(\[[^]]*\]\|[0-9.e+-]*\)" "$2" | head -1 | cut -d: -f
 
 row() { printf '%-24s%8s%16s%10s%9s\n' "$@"; }
 
-# write_peers SENDERS: who takes part, in the order of ranks.
+# write_peers SENDERS: writes the addresses of all nodes, in the order of ranks.
 write_peers() { for ((i = 0; i <= $1; i++)); do echo "$NET.$((10 + i)):$PORT"; done >"$FOLDER/peers"; }
 
 # kernel PROTOCOL SENDERS
@@ -130,7 +129,7 @@ for senders in 1 2 3; do
 done
 
 echo
-echo "Uncoordinated, on these links and in sim: asked are goodputs within 3 Mb/s and losses within 25 %"
+echo "Uncoordinated, on these links and in sim: required are goodputs within 3 Mb/s and losses within 25 %"
 printf '%-12s%8s%12s%12s%10s%10s%10s%12s\n' bytes senders "veth Mb/s" "sim Mb/s" off "veth loss" "sim loss" off
 for MESSAGE in 1400 10240; do
     for senders in 1 2 3; do against_sim $senders; done

@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # Time to an answer over a network that is overloaded five times, under every control.
 #
-#   benches/netns/solver.sh [share of the network that others take ...]
+#   benches/netns/solver.sh [share of the network that background traffic takes ...]
 #
-# Ranks are network namespaces, joined by veth pairs to a bridge in one more. Each sends at 100 Mb/s;
-# the bridge's port to it sends at 10 Mb/s and holds 32 KiB. Everything stays inside of the namespaces
-# that it makes, and is gone when it ends. Needs root; where it can't run it says so, and that is no
-# failure.
+# Ranks are network namespaces, joined by veth pairs to a bridge in one more. Each sends at 100 Mb/s; the bridge's port
+# to it sends at 10 Mb/s and holds 32 KiB. Everything runs inside of namespaces that the script makes, and removes when
+# it ends. Needs root; where it can't run, it prints why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -22,11 +21,11 @@ build_network() {
     add_bridge
     for ((host = 0; host <= RANKS; host++)); do
         add_host $host
-        # What leaves the bridge to it is slow.
+        # The bridge's port to the host is slow.
         ip netns exec "$TAG-sw" tc qdisc add dev "port$host" root tbf rate 10mbit burst 3200 limit 32768
         echo "$NET.$((10 + host)):$PORT" >>"$FOLDER/peers"
     done
-    # Addresses are found before anything is measured.
+    # Addresses are resolved before the measurements.
     for ((host = 1; host <= RANKS; host++)); do
         ip netns exec "$TAG-$host" ping -c 1 -W 1 "$NET.10" >/dev/null 2>&1 || true
     done
@@ -44,7 +43,7 @@ solve() {
         pids[rank]=$!
     done
     wait "${pids[0]}" || true
-    # Who makes the background does so for ever.
+    # The node of the background traffic never ends by itself.
     kill "${pids[@]}" 2>/dev/null || true
     wait "${pids[@]}" 2>/dev/null || true
     local report=$FOLDER/rank0

@@ -59,7 +59,7 @@ fn bounce(hw: &mut dyn Hardware, to: NodeId, bounces: u64) {
 }
 
 impl Raw {
-    /// Creates firmware that takes so many instructions for a command or a frame.
+    /// Creates firmware that takes `handler` instructions for a command or a frame.
     pub fn new(handler: u64) -> Self {
         Self { handler, ..Self::default() }
     }

@@ -1,4 +1,4 @@
-// Receives that are cancelled, messages that are too long, and operations with oneself.
+// Receives that are cancelled, messages that are too long, and operations of a rank with itself.
 #include "check.h"
 
 int main(int argc, char **argv)

@@ -1,4 +1,4 @@
-// What the programs share: checks that name their line, and buffers with a pattern.
+// Functions of all programs: checks that name their line, and buffers with a pattern.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

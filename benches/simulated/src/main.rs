@@ -108,7 +108,7 @@ fn rate(count: u64, run: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Fa
     Ok(count as f64 / seconds(run)?)
 }
 
-/// Returns the nanoseconds of wall time for a millisecond of one of so many hosts.
+/// Returns the nanoseconds of wall time for a millisecond of one of `hosts` hosts.
 fn for_host_ms(hosts: u32, virtual_time: Duration, wall_seconds: f64) -> f64 {
     wall_seconds * 1e9 / f64::from(hosts) / (virtual_time.as_secs_f64() * 1e3)
 }

@@ -71,11 +71,11 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE.mtx", conflicts_with_all = ["trefethen", "random"])]
     pub matrix: Option<PathBuf>,
 
-    /// The Trefethen system of so many unknowns, up to 20000; of 1000 unless given
+    /// The Trefethen system of this many unknowns, up to 20000; of 1000 unless given
     #[arg(long, value_name = "N", conflicts_with = "random", value_parser = clap::value_parser!(u16).range(1..=20_000))]
     pub trefethen: Option<u16>,
 
-    /// A random system of so many unknowns, up to 20000, with a spectral radius of 0.9
+    /// A random system of this many unknowns, up to 20000, with a spectral radius of 0.9
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=20_000))]
     pub random: Option<u16>,
 
@@ -109,7 +109,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FRACTION", value_parser = within(0.0, 0.9))]
     background: Option<f64>,
 
-    /// Switch the background traffic on and off, each for so many seconds
+    /// Switch the background traffic on and off, each for this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds())]
     background_period: Option<f64>,
 
@@ -207,7 +207,7 @@ impl Arguments {
         for &share in &backgrounds {
             for &control in &controls {
                 for &buffer in &buffers {
-                    // Without control each update goes in a message of its own, whatever the buffer.
+                    // Without control each update goes in a message of its own, regardless of the buffer.
                     if control == Control::None
                         && self.memory == Memory::Private
                         && buffer != buffers[0]

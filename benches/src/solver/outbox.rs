@@ -156,7 +156,7 @@ impl Outbox {
     }
 
     /// Handles the `warp` of a message that arrived at `now`. In the paper's loop it holds for the time since the last
-    /// message, from whatever rank (Heddaya and Park 1994, section 5.2).
+    /// message, from any rank (Heddaya and Park 1994, section 5.2).
     pub fn on_warp(&mut self, now: Instant, warp: f64) {
         if self.control == Control::WarpPaper {
             let seconds = now.since(self.adjusted).as_secs_f64();

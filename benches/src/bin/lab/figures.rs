@@ -32,7 +32,7 @@ use crate::report::{self, Failure, progress};
 /// TCP and PM's channels. The same run gives the same numbers on every computer.
 #[derive(Debug, Parser)]
 #[command(
-    after_help = "Exit code: 0 all figures were drawn, whatever the deviations; 1 a run failed; 2 bad input."
+    after_help = "Exit code: 0 all figures were drawn, regardless of the deviations; 1 a run failed; 2 bad input."
 )]
 pub(crate) struct Arguments {
     /// Directory of the pages and pictures

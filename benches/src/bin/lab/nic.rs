@@ -231,7 +231,7 @@ fn unit() -> Unit {
     unit
 }
 
-/// Opens a port of `host`, the node 0 or 1, for messages to and from the other, and posts so many buffers.
+/// Opens a port of `host`, the node 0 or 1, for messages to and from the other, and posts `buffers` buffers.
 fn open(host: &impl Host, buffers: usize) -> Result<End, String> {
     let (port, other) = (PortId(1), NodeId(1 - host.node().0));
     End::open(host, port, (other, port), (BYTES, buffers))

@@ -25,7 +25,7 @@ use crate::report::{self, Failure, progress};
 /// machine's load: run it on an idle one.
 #[derive(Debug, Parser)]
 #[command(
-    after_help = "Exit code: 0 all comparisons ran, whatever their ratios; 1 one could not be run; 2 bad input.\n\n\
+    after_help = "Exit code: 0 all comparisons ran, regardless of their ratios; 1 one could not be run; 2 bad input.\n\n\
                   Takes two minutes. Build the example cluster first: cargo build --release -p cluster."
 )]
 pub(crate) struct Arguments {

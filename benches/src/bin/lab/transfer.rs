@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     /// Rounds of paired runs
     #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
-    /// Stop measuring after so many seconds, even if rounds are left
+    /// Stop measuring after this many seconds, even if rounds are left
     #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
     /// Print one JSON document instead of a table

@@ -49,7 +49,7 @@ fn row(provider: &Provider, domains: &BTreeSet<String>) -> Row {
         "libfabric provider",
         (state, format!("{} on {domains}: {detail}", provider.name)),
         "NICs (`midplane-ofi`), by this name",
-        "FI_LOG_LEVEL=warn says why the provider refuses",
+        "FI_LOG_LEVEL=warn prints why the provider refuses",
     )
 }
 
@@ -63,7 +63,7 @@ fn open(choice: &Choice) -> Result<bool, String> {
     opened.map_err(report::text)
 }
 
-/// Says what a provider can do.
+/// Describes the abilities of a provider.
 fn able(provider: &Provider, has_descriptor: bool) -> String {
     let wait = if has_descriptor { "waits on a descriptor" } else { "is polled each millisecond" };
     let source = if provider.has_source { "names senders" } else { "does not name senders" };

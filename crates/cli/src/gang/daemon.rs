@@ -105,7 +105,7 @@ pub(crate) struct Arguments {
     port: Option<u16>,
     /// File with the key that all daemons share: NUMBER:SECRET with 64 hexadecimal digits
     ///
-    /// A holder of this key can speak as any of the hosts; --secret-key tells hosts apart.
+    /// A holder of this key can speak as any of the hosts; --secret-key distinguishes the hosts.
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// File with this host's own secret key: 64 hexadecimal digits

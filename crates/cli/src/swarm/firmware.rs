@@ -65,7 +65,7 @@ pub(crate) struct Talk {
 }
 
 impl Talk {
-    /// Returns when a timeout that has not gone off was due, if one was before `now`.
+    /// Returns the due time of a timeout that has not expired, if one was due before `now`.
     pub(crate) fn overdue(&self, now: Instant) -> Option<Instant> {
         self.due.values().copied().filter(|due| *due < now).min()
     }

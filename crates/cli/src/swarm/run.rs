@@ -32,7 +32,7 @@ const DRAIN: Duration = Duration::from_secs(4);
 const PROBE: Duration = Duration::from_millis(500);
 /// Virtual time within which the last messages arrive once all senders are done.
 const SETTLE: Duration = Duration::from_millis(10);
-/// Virtual time after which the longest timeout has gone off.
+/// Virtual time after which the longest timeout has expired.
 const TIMEOUTS_OVER: Duration = Duration::from_millis(610);
 /// Time for which frames are lost while nothing else is wrong: far shorter than the time after which a peer is dead.
 const LOSSES: Duration = Duration::from_millis(2);
@@ -436,7 +436,7 @@ impl Run {
                 unit.extension::<Talk>(TALK).and_then(|talk| talk.overdue(now - TICKS))
             {
                 self.complain(format!(
-                    "node {node}: a timeout that was due at {due} has not gone off at {now}"
+                    "node {node}: a timeout that was due at {due} has not expired at {now}"
                 ));
             }
             left.insert(format!("ports of node {node}"), self.world.open_ports(node));

@@ -82,7 +82,7 @@ pub(crate) struct Arguments {
     /// Measured rounds
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000), default_value_t = 50)]
     pub(crate) rounds: u32,
-    /// Delay each member's begin of a round by up to so many microseconds, at random
+    /// Delay each member's begin of a round by up to this many microseconds, at random
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(0..=1_000_000), default_value_t = 0)]
     pub(crate) skew_us: u64,
     #[command(flatten)]

@@ -25,7 +25,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Opens the port `own` of `host` for messages to and from `peer`, and posts so many buffers of `room` bytes.
+    /// Opens the port `own` of `host` for messages to and from `peer`, and posts `buffers` buffers of `room` bytes.
     pub(crate) fn open(
         host: &impl Host,
         own: PortId,

@@ -16,10 +16,10 @@ use crate::nas_rank::Name;
 /// its channels are quiesced, saved, restored and started in the next epoch. The slowdown is (T_gang - T_alone) /
 /// T_alone of the job's own run, stopped time included.
 ///
-/// In `sim` times are virtual: the cluster and its arithmetic take what the machine's profile says, whatever computer
-/// this runs on. On the other fabrics ranks are processes, stopped by signals, in real time. Real runs differ by more
-/// than preemption costs; so a run is preempted in some slices and not in others, and rank 0's laps between two
-/// reports of work are compared. Results are computed and checked against the official ones.
+/// In `sim` times are virtual: the cluster and its arithmetic take the times of the machine's profile, on every
+/// computer. On the other fabrics ranks are processes, stopped by signals, in real time. Real runs differ by more than
+/// preemption costs; so a run is preempted in some slices and not in others, and rank 0's laps between two reports of
+/// work are compared. Results are computed and checked against the official ones.
 #[derive(Clone, Debug, Parser)]
 #[command(
     after_help = "Examples:\n  lab preempt                                     every kernel, class S, 8 ranks, 100 ms\n  \

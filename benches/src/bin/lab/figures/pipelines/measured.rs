@@ -15,7 +15,7 @@ const MESSAGE: usize = 4096;
 const MOST: usize = 16;
 /// Fragments of FM, in bytes.
 const FM: usize = 128;
-/// Messages of Figure 9: multiples of so many bytes, up to 16 KiB.
+/// Messages of Figure 9: multiples of this many bytes, up to 16 KiB.
 const STEP: usize = 256;
 const STEPS: usize = 64;
 
