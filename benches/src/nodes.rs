@@ -25,7 +25,7 @@ use serde_json::json;
 pub enum Fabric {
     /// Virtual time.
     Sim,
-    /// Real sockets, straight from process to process.
+    /// Real sockets, directly from process to process.
     Udp,
     /// Real sockets, through a switch in software.
     Switch,

@@ -238,7 +238,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the rows that were asked for, in the order of the table.
+    /// Returns the requested rows, in the order of the table.
     pub fn rows(&self) -> Vec<Row> {
         let subjects: &[What] = match (self.idle, self.memory, &self.what[..]) {
             (true, ..) => &[What::Idle, What::Paced],

@@ -10,7 +10,7 @@ use turmoil::net::{TcpListener, TcpStream, UdpSocket};
 
 use crate::{Failure, for_host_ms, seconds, web};
 
-/// turmoil's listener, as axum asks for one.
+/// turmoil's listener, as axum requires it.
 struct Listener(TcpListener);
 
 impl axum::serve::Listener for Listener {

@@ -33,8 +33,8 @@ const FILLING: usize = 8;
 /// Smallest and largest message by which the stages are observed, in bytes.
 const OBSERVED: (f64, f64) = (256.0, 4096.0);
 
-/// One fragment's way: when its copy began, when it was copied, when the card had gathered it, when it was in the
-/// receiver's memory, and when it was copied there, in ns.
+/// The times of one fragment, in ns: when its copy began, when it was copied, when the card had gathered it, when it
+/// was in the receiver's memory, and when it was copied there.
 pub(super) type Passage = [u64; 5];
 
 /// The passages of a message's fragments.

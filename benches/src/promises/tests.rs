@@ -51,7 +51,7 @@ fn a_row_is_chosen_by_its_fields_at_any_depth() {
 }
 
 #[test]
-fn of_several_rows_the_worst_counts_unless_the_best_is_asked_for() {
+fn of_several_rows_the_worst_counts_unless_the_best_is_requested() {
     let report = json!([{"ratio": 1.0}, {"ratio": 3.0}, {"ratio": 2.0}]);
     assert_eq!(read("ratio", ">= 1x", &report), Some(1.0));
     assert_eq!(read("ratio", "<= 1x", &report), Some(3.0));

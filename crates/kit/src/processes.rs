@@ -204,7 +204,7 @@ impl Peer {
     ///
     /// # Errors
     /// The error of `part`, or the child's own error if it has one: the child knows the cause. If the child exits
-    /// without an error, `part` may run on for a time limit; then the child counts as exited too early.
+    /// without an error, `part` may continue for a time limit; then the child counts as exited too early.
     pub async fn while_running<T>(
         &mut self,
         part: impl Future<Output = Result<T, String>>,

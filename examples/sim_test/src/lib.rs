@@ -42,7 +42,7 @@ async fn store(State(replica): State<Replica>, Path(number): Path<u32>) {
     let _ = time::timeout(Duration::from_millis(50), tokio::spawn(copy(replica, number))).await;
 }
 
-/// Serves one replica. The bug: one that `forgets` doesn't resume its copies after a restart.
+/// Serves one replica. The bug: one that `forgets` does not resume its copies after a restart.
 pub async fn serve(node: Node, other: &'static str, disk: Disk, forgets: bool) -> Result<()> {
     let listener = node.listen(node.name()).await?;
     let lacking = disk.0.lock().unwrap()[1].clone();

@@ -1,4 +1,4 @@
-//! `midplane gang adopt`: processes that something else has started take turns with the jobs.
+//! `midplane gang adopt`: processes that another program has started take turns with the jobs.
 
 use std::path::Path;
 

@@ -211,8 +211,9 @@ pub(crate) struct Run {
     pub(crate) priority: u8,
     /// Run the job for a moment, in the middle of another job's slice, when input, a signal or a message arrives for it
     ///
-    /// Messages are those on the daemon's NIC (`gang daemon --fabric`), from outside of the job's slices. The job's own next
-    /// slices are shorter by what it runs early, and it runs at most one slice ahead of its turn; then it waits for that.
+    /// Messages are those on the daemon's NIC (`gang daemon --fabric`), from outside of the job's slices. The job's own
+    /// next slices are shorter by the time that it runs early, and it runs at most one slice ahead of its turn; then it
+    /// waits for that.
     #[arg(long)]
     pub(crate) woken: bool,
     /// Memory that each rank needs, such as 512M or 2G

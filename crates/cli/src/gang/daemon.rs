@@ -93,8 +93,8 @@ pub(crate) struct Arguments {
     host: Option<u16>,
     /// List of the daemons: one host:port a line, in the order of hosts
     ///
-    /// Either each line has the host's public key behind it, or none has. Without a list but with a key, srun and its like
-    /// name the other hosts. Without both, this host is alone.
+    /// Either each line has the host's public key behind it, or none has. Without a list but with a key, srun or a
+    /// similar launcher names the other hosts. Without both, this host is alone.
     #[arg(long, value_name = "FILE", requires = "keys")]
     peers: Option<PathBuf>,
     /// List of the hosts instead of --peers: one "HOST", "HOST slots=N" or "HOST:N" a line
@@ -141,8 +141,9 @@ pub(crate) struct Arguments {
     with_itself: Option<u32>,
     /// Time that a job woken by input or a message runs in the middle of another job's slice, in ms, from 0 to 1000
     ///
-    /// For jobs of `midplane gang run --woken`. With 0 they wait for their turn. No slice is interrupted before it has lasted
-    /// this long. A job's own next slices are shorter by what it has run so, and it runs at most one slice ahead of its turn.
+    /// For jobs of `midplane gang run --woken`. With 0 they wait for their turn. No slice is interrupted before it has
+    /// lasted this long. A job's own next slices are shorter by the time that it has run early, and it runs at most one
+    /// slice ahead of its turn.
     #[arg(long, default_value_t = 10, value_name = "MS", value_parser = clap::value_parser!(u64).range(0..=1_000))]
     visit_ms: u64,
     /// Time that a daemon may be silent before its host counts as lost, in ms, for each step of the tree

@@ -54,7 +54,7 @@ pub(crate) enum What {
         number: u8,
         /// File with the module, up to 64 KiB: WebAssembly, or one line "native: counter 1"
         file: PathBuf,
-        /// Choose what a node does when the extension fails there
+        /// Choose what a node does when the extension fails on it
         #[arg(long, value_enum, default_value = "deactivate")]
         policy: PolicyName,
     },

@@ -1,4 +1,4 @@
-//! One side of a connection with tagged messages, and what the sides of all layers share.
+//! One side of a connection with tagged messages, and the parts that the sides of all layers share.
 
 use std::time::Duration;
 
