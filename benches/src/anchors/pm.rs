@@ -98,8 +98,8 @@ pub fn table_3() -> Vec<Anchor> {
     table
 }
 
-/// Fills a context's receive FIFO, send FIFO, both or none; returns the bytes that its save finds, and the nanoseconds to
-/// save and to restore it.
+/// Fills a context's receive FIFO, send FIFO, both or none; returns the bytes that its save finds, and the nanoseconds
+/// to save and to restore it.
 fn saved_and_restored([receive, send]: [bool; 2]) -> Option<(usize, [u64; 2])> {
     let mut world = world();
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
