@@ -194,8 +194,7 @@ fn wait_for_output(it: &DumpedRank) -> Result<(), String> {
             looks += 1;
             if looks > MOST_LOOKS {
                 return Err(
-                    "its front end does not read its output: resume reading, and save it again"
-                        .into(),
+                    "its client does not read its output: resume reading, and save it again".into(),
                 );
             }
             poll(&mut [], Some(&LOOK_EACH)).map_err(|error| failed(error.into()))?;

@@ -181,7 +181,7 @@ impl JobManager {
     pub(super) fn handle_client_gone(&mut self, now: Instant, client: ClientId) {
         self.give_up_saving(client);
         if let Some(job) = self.job_of(client) {
-            self.end(now, job, Some("its front end has disconnected".into()));
+            self.end(now, job, Some("its client has disconnected".into()));
         }
     }
 

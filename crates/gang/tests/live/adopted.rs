@@ -58,7 +58,7 @@ impl Drop for Group {
     }
 }
 
-/// A front end that adopts a group.
+/// A client that adopts a group.
 pub(crate) fn front(socket: &str, folder: &str) -> ! {
     end_with_test();
     let adopts = Some(Adopted::Folder(folder.to_owned()));
@@ -99,7 +99,7 @@ pub(crate) fn takes_turns() {
     assert_eq!(together.next(), None, "both ran");
 }
 
-/// The processes continue, both if the front end leaves the adoption and if the daemon is killed.
+/// The processes continue, both if the client leaves the adoption and if the daemon is killed.
 pub(crate) fn continues() {
     let Some(group) = Group::make("continues") else { return };
     let mut stage = Stage::alone(2, 15);

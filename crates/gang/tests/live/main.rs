@@ -1,4 +1,4 @@
-//! Tests with real daemons and jobs, some of which are killed. This program starts itself as daemons, as front ends and
+//! Tests with real daemons and jobs, some of which are killed. This program starts itself as daemons, as clients and
 //! as ranks.
 //!
 //! A filter that matches no scene fails, unless `cargo test` runs several programs with that filter.

@@ -78,7 +78,7 @@ fn number(group: &Path, file: &str) -> u64 {
     fs::read_to_string(group.join(file)).unwrap().trim().parse().unwrap()
 }
 
-/// A front end of a job whose ranks fill memory, each with a claim.
+/// A client of a job whose ranks fill memory, each with a claim.
 fn filling(stage: &Stage, ranks: u16, claim: &str, [mebibytes, seconds]: [&str; 2]) -> Child {
     let program = std::env::current_exe().unwrap();
     let command = [program.to_str().unwrap(), "--fill", mebibytes, seconds];

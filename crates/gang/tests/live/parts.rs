@@ -285,7 +285,7 @@ fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
     std::process::exit(code(over))
 }
 
-/// Runs a front end that restores a saved job.
+/// Runs a client that restores a saved job.
 fn restore(socket: &str, folder: &str) -> ! {
     end_with_test();
     let runtime = runtime();

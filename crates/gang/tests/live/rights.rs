@@ -1,6 +1,6 @@
 //! Jobs of several users under a daemon of root, and daemons of other users.
 //!
-//! These scenes need root, which starts front ends as the user `nobody`. They are skipped without root, and where that
+//! These scenes need root, which starts clients as the user `nobody`. They are skipped without root, and where that
 //! user or its group have other numbers or names.
 
 use std::io::Write;

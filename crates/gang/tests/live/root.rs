@@ -36,7 +36,7 @@ fn waiter(stage: &Stage) -> String {
     )
 }
 
-/// A job without ranks on the root's host ends well, its output and its exit code reach its front end on another host,
+/// A job without ranks on the root's host ends well, its output and its exit code reach its client on another host,
 /// and jobs start again.
 pub(crate) fn takes_over() {
     let (mut stage, root, others) = three();
@@ -132,7 +132,7 @@ pub(crate) fn messages_survive() {
     }
 }
 
-/// A front end whose daemon is killed finds its job again through the one that follows.
+/// A client whose daemon is killed finds its job again through the one that follows.
 pub(crate) fn front_ends_outlive_their_daemon() {
     use std::io::Write;
     let (mut stage, root, _) = three();
@@ -152,7 +152,7 @@ pub(crate) fn front_ends_outlive_their_daemon() {
     writeln!(front.stdin.take().unwrap(), "well").unwrap();
     let (code, out, error) = stage.end(front);
     assert_eq!((code, out.as_str()), (0, "began\nended well\n"), "{error}");
-    // A front end that exits ends its job, wherever it is connected.
+    // A client that exits ends its job, wherever it is connected.
     let mut front = stage.front_at(1, 1, "pipes", &["sh", "-c", &script]).spawn().unwrap();
     stage.number("rank-2-0");
     front.kill().unwrap();

@@ -1,4 +1,4 @@
-//! Scenes of jobs, front ends and daemons.
+//! Scenes of jobs, clients and daemons.
 
 use std::io::Write;
 use std::process::Stdio;

@@ -121,7 +121,7 @@ pub(crate) fn what_stays() {
     let stage = stage(1, 2, 5, "copy");
     let itself = itself();
     let waiting = stage.front(2, &[&itself, "--vis-waiting", "3000"]).spawn().unwrap();
-    // The front end that connects first has job 1.
+    // The client that connects first has job 1.
     wait_until("it is there", || line(&stage, 1).is_some());
     let other = stage.front(2, &[&itself, "--vis", "3000"]).spawn().unwrap();
     wait_until("it is said", || line(&stage, 1).is_some_and(|line| line.stayed > 3));

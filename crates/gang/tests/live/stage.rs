@@ -1,4 +1,4 @@
-//! Daemons and front ends that this program starts, and that end with each scene.
+//! Daemons and clients that this program starts, and that end with each scene.
 
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
@@ -13,7 +13,7 @@ use midplane_gang::live::clock::now;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Limit of the wait for a front end by `Stage::end`: only a hung one takes so long.
+/// Limit of the wait for a client by `Stage::end`: only a hung one takes so long.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
 /// Waits until a condition holds, which takes milliseconds unless the machine is busy.
@@ -179,8 +179,8 @@ impl Stage {
         daemon
     }
 
-    /// Waits for a front end, and returns its exit code and its output. If it does not end, panics with the reports of
-    /// the daemons, of the processes below them and of the front end itself.
+    /// Waits for a client, and returns its exit code and its output. If it does not end, panics with the reports of
+    /// the daemons, of the processes below them and of the client itself.
     #[track_caller]
     pub(crate) fn end(&self, front: Child) -> (i32, String, String) {
         let pid = Pid::from_child(&front);
@@ -220,22 +220,22 @@ impl Stage {
         std::fs::read_to_string(self.folder.path().join(name)).ok()
     }
 
-    /// Returns a front end that has not been started.
+    /// Returns a client that has not been started.
     pub(crate) fn front(&self, ranks: u16, command: &[&str]) -> Command {
         self.front_as(ranks, "pipes", command)
     }
 
-    /// Returns a front end with a terminal, or of a job that arriving input wakes, as `how` says.
+    /// Returns a client with a terminal, or of a job that arriving input wakes, as `how` says.
     pub(crate) fn front_as(&self, ranks: u16, how: &str, command: &[&str]) -> Command {
         self.front_at(0, ranks, how, command)
     }
 
-    /// Returns such a front end, at the socket of a host.
+    /// Returns such a client, at the socket of a host.
     pub(crate) fn front_at(&self, host: u16, ranks: u16, how: &str, command: &[&str]) -> Command {
         self.begun(itself(), host, ranks, how, command)
     }
 
-    /// Returns a front end of another user.
+    /// Returns a client of another user.
     pub(crate) fn front_of(&self, uid: u32, host: u16, ranks: u16, command: &[&str]) -> Command {
         self.begun(itself_as(uid), host, ranks, "pipes", command)
     }

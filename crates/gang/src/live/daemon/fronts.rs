@@ -153,7 +153,7 @@ async fn feed(
     let (to, feed) = oneshot::channel();
     let _ = events.send(Event::Feed(user, job, to));
     let Ok(feed) = feed.await else {
-        let why = format!("no job {job} takes input of this front end");
+        let why = format!("no job {job} takes input of this client");
         return drop(reply.send(Frame::message(&Reply::Refused(why))).await);
     };
     // The client sends input only after this reply, so that none is lost.

@@ -195,7 +195,7 @@ impl JobManager {
         match self.jobs.get_mut(&job) {
             None => Some(Reply::Refused(format!("there is no job {job}"))),
             Some(Job { client: Some(_), .. }) => {
-                Some(Reply::Refused(format!("job {job} has a front end")))
+                Some(Reply::Refused(format!("job {job} has a client")))
             }
             Some(it) => {
                 it.client = Some(client);

@@ -215,7 +215,7 @@ impl Cluster {
     }
 
     fn reply(&mut self, client: ClientId, reply: Reply) {
-        let it = self.clients.get_mut(&client).expect("a front end");
+        let it = self.clients.get_mut(&client).expect("a client");
         match &reply {
             Reply::Accepted(job) if it.job.is_some() => return assert_eq!(it.job, Some(*job)),
             // The refusing root belongs to a minority, and has not noticed that yet.
@@ -232,7 +232,7 @@ impl Cluster {
             Reply::Over(over) => drop(self.jobs.remove(&over.job)),
             _ => {}
         }
-        self.clients.get_mut(&client).expect("a front end").replies.push(reply);
+        self.clients.get_mut(&client).expect("a client").replies.push(reply);
     }
 
     fn carry_out(&mut self, host: u16, effect: Effect) {
