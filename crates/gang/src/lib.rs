@@ -4,7 +4,7 @@
 //! - [`controller`]: the daemon's end: opens, stops, saves, restores and starts a channel's contexts
 //! - [`context`]: the saved state of a job's channels
 //! - [`carrier`]: carries the messages of `midplane-via` over channels
-//! - [`detect`], [`monitor`], [`roots`]: termination, deadlocks and roots for garbage collection, detected in a cut;
+//! - [`detect`], [`roots`]: termination, deadlocks and roots for garbage collection, detected in a cut;
 //!   and termination detection that does not suspend the job
 //! - [`checkpoint`]: a job's cut and its processes' states on disk
 //! - [`firmware`]: the NIC's side, an extension of `midplane-nicvm`
@@ -35,7 +35,6 @@ pub mod firmware;
 mod interfaces;
 #[cfg(all(feature = "live", target_os = "linux"))]
 pub mod live;
-pub mod monitor;
 pub mod names;
 #[cfg_attr(
     not(all(feature = "live", target_os = "linux")),

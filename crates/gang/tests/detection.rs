@@ -1,15 +1,17 @@
 //! Verdicts over random programs: none false, none missed, and the monitors agree.
 
+mod monitor;
+
 use std::collections::{BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::context::{ChannelContext, NetworkContext, ReceivedMessage, SentMessage};
 use midplane_gang::detect::{LeadingTag, Verdict};
-use midplane_gang::monitor::{Activity, FourCounters, Token, TokenMove};
 use midplane_gang::names::{Epoch, JobId, Rank};
 use midplane_gang::wait::WaitState;
 use midplane_simhw::rng::Rng;
+use monitor::{Activity, FourCounters, Token, TokenMove};
 use proptest::prelude::*;
 
 const FIFOS: Geometry = Geometry {

@@ -65,7 +65,7 @@ impl<F: Firmware + Send + 'static> Driver<F> {
         match polls_until {
             Some(ends) if Clock::now() < ends => {
                 // The peer may need this processor to answer.
-                rustix::thread::sched_yield();
+                std::thread::yield_now();
                 tokio::task::yield_now().await;
                 polls_until
             }

@@ -6,25 +6,25 @@
 
 /// A rank's counters, which the rank updates and a monitor reads.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Activity {
+pub(super) struct Activity {
     /// Messages sent.
-    pub sent: u64,
+    pub(super) sent: u64,
     /// Messages received.
-    pub received: u64,
+    pub(super) received: u64,
     /// True if the rank waits for any message and has nothing else to do.
-    pub is_idle: bool,
+    pub(super) is_idle: bool,
     /// True if the rank has received a message since the token left it (black, in Safra's terms).
-    pub is_black: bool,
+    pub(super) is_black: bool,
 }
 
 impl Activity {
     /// Counts a message that the rank has sent.
-    pub const fn on_send(&mut self) {
+    pub(super) const fn on_send(&mut self) {
         self.sent += 1;
     }
 
     /// Counts a message that the rank has received; the rank is active again.
-    pub const fn on_receive(&mut self) {
+    pub(super) const fn on_receive(&mut self) {
         self.received += 1;
         self.is_idle = false;
         self.is_black = true;
@@ -34,7 +34,7 @@ impl Activity {
 /// Safra's token (Dijkstra, EWD 998, 1987). It visits the ranks from the last to the first, and leaves a rank only
 /// while the rank is idle.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Token {
+pub(super) struct Token {
     /// Messages sent less messages received, over all ranks that the token has left in this round.
     count: i64,
     is_black: bool,
@@ -46,7 +46,7 @@ pub struct Token {
 
 /// Result of [`Token::leave`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum TokenMove {
+pub(super) enum TokenMove {
     /// The rank that holds the token is active, so the token stays.
     Waits,
     /// The token has moved to this rank.
@@ -58,25 +58,19 @@ pub enum TokenMove {
 impl Token {
     /// Creates a token at rank 0, before its first round.
     #[must_use]
-    pub const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self { count: 0, is_black: true, at: 0, rounds: 0 }
     }
 
     /// Returns the rank that holds the token.
     #[must_use]
-    pub const fn at(&self) -> usize {
+    pub(super) const fn at(&self) -> usize {
         self.at
-    }
-
-    /// Returns the number of rounds begun. A round takes as many control messages as there are ranks.
-    #[must_use]
-    pub const fn rounds(&self) -> u64 {
-        self.rounds
     }
 
     /// Moves the token to the next rank if the rank that holds it is idle. `rank` is that rank's activity, and `ranks`
     /// the number of ranks.
-    pub const fn leave(&mut self, rank: &mut Activity, ranks: usize) -> TokenMove {
+    pub(super) const fn leave(&mut self, rank: &mut Activity, ranks: usize) -> TokenMove {
         if !rank.is_idle {
             return TokenMove::Waits;
         }
@@ -103,7 +97,7 @@ impl Token {
 /// The job has terminated if both sweeps find all ranks idle and the same counts, with as many messages sent as
 /// received.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct FourCounters {
+pub(super) struct FourCounters {
     last: Option<(u64, u64)>,
     now: (u64, u64),
     all_idle: bool,
@@ -113,13 +107,13 @@ pub struct FourCounters {
 impl FourCounters {
     /// Creates the counters, before the first sweep.
     #[must_use]
-    pub const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self { last: None, now: (0, 0), all_idle: true, visited: 0 }
     }
 
     /// Visits a rank. Each sweep visits all ranks once, in any order; `ranks` is their number. Returns `true` if this
     /// visit ends a sweep that proves termination.
-    pub fn visit(&mut self, rank: &Activity, ranks: usize) -> bool {
+    pub(super) fn visit(&mut self, rank: &Activity, ranks: usize) -> bool {
         self.now = (self.now.0 + rank.sent, self.now.1 + rank.received);
         self.all_idle &= rank.is_idle;
         self.visited += 1;
