@@ -103,12 +103,12 @@ pub(crate) fn takes_turns() {
 pub(crate) fn continues() {
     let Some(group) = Group::make("continues") else { return };
     let mut stage = Stage::alone(2, 15);
-    let mut child = group.start(&["--spin", "100"]);
+    let mut child = group.start(&["--spin", "1000000"]);
     for kill_daemon in [false, true] {
         let adopting = adopt(&stage, &group.folder);
         wait_until("it is adopted", || !listing(&stage).jobs.is_empty());
         let spin = [std::env::current_exe().unwrap().to_str().unwrap().to_owned()];
-        let mut other = stage.front(2, &[&spin[0], "--spin", "100"]).spawn().unwrap();
+        let mut other = stage.front(2, &[&spin[0], "--spin", "1000000"]).spawn().unwrap();
         wait_until("it stands still", || group.has("frozen 1"));
         if kill_daemon {
             stage.daemons[0].kill().unwrap();
@@ -140,7 +140,7 @@ pub(crate) fn refusals() {
         let (exit, _, error) = said(adopt(&stage, folder).wait_with_output().unwrap());
         assert!(exit == 2 && error.contains(why), "{exit} {error}");
     }
-    let mut child = group.start(&["--spin", "100"]);
+    let mut child = group.start(&["--spin", "1000000"]);
     let first = adopt(&stage, &group.folder);
     wait_until("it is adopted", || !listing(&stage).jobs.is_empty());
     let (exit, _, error) = said(adopt(&stage, &group.folder).wait_with_output().unwrap());
