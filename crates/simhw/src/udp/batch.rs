@@ -217,7 +217,7 @@ const fn is_too_long(_: &io::Error) -> bool {
 pub(super) struct Inbox {
     /// Shared with users that have yet to copy out of it; between two batches there are none.
     memory: Arc<Vec<u8>>,
-    /// Where the first buffer begins in the memory, at a page.
+    /// Offset of the first buffer in the memory: a page boundary.
     start: usize,
     meta: [RecvMeta; BUFFERS],
     filled: usize,
