@@ -148,9 +148,10 @@ impl Core {
         Some(stream)
     }
 
-    /// Accepts a stream that the peer has opened.
+    /// Accepts a stream that the peer has opened, unless that was done or the stream has ended.
     pub(super) fn accept(&mut self, stream: u32) {
-        if let Some(flow) = self.flows.get_mut(&stream) {
+        let is_new = |flow: &&mut Flow| !flow.is_accepted && flow.reset.is_none();
+        if let Some(flow) = self.flows.get_mut(&stream).filter(is_new) {
             flow.is_accepted = true;
             flow.due.accepted = true;
             self.counted.accepted += 1;
@@ -160,6 +161,10 @@ impl Core {
 
     /// Ends a stream in both directions.
     pub(super) fn reset(&mut self, stream: u32, reason: Reason) {
+        if reason == Reason::Dropped && stream % 2 != self.next % 2 {
+            // The service already has the stream, though the driver may not have accepted it yet.
+            self.accept(stream);
+        }
         if let Some(flow) = self.flows.get_mut(&stream)
             && flow.reset.is_none()
         {

@@ -24,14 +24,15 @@ impl Due {
 pub(super) fn next_due(stream: u32, flow: &Flow) -> Option<Header> {
     let header = |kind, value| Some(Header::new(kind, stream, value));
     let due = &flow.due;
+    // The peer's connect must succeed even if the service resets the stream before this frame has left.
+    if due.accepted && (due.reset.is_some() || flow.reset.is_none()) {
+        return header(Kind::Accepted, flow.receive.granted);
+    }
     if let Some(reason) = due.reset {
         return header(Kind::Reset, reason as u64);
     }
     if flow.reset.is_some() {
         return None;
-    }
-    if due.accepted {
-        return header(Kind::Accepted, flow.receive.granted);
     }
     if due.credit {
         return header(Kind::Credit, flow.receive.granted);

@@ -73,11 +73,12 @@ impl Stream {
                 let Some(flow) = core.flow(self.number) else {
                     return Poll::Ready(Err(io::ErrorKind::NotConnected.into()));
                 };
-                if let Some(reason) = flow.reset {
-                    return Poll::Ready(Err(failed(reason, ended, flow.is_accepted)));
-                }
+                // A stream that was reset since fails when it is read or written, as a TCP socket does.
                 if flow.is_accepted {
                     return Poll::Ready(Ok(()));
+                }
+                if let Some(reason) = flow.reset {
+                    return Poll::Ready(Err(failed(reason, ended, false)));
                 }
                 core.await_bytes(self.number, context.waker());
                 Poll::Pending

@@ -8,7 +8,7 @@ use tokio::io::ReadBuf;
 
 use super::{RING, pair};
 use crate::session::core::{Core, Direct, Ended, Event};
-use crate::session::frame::{FIN, Header, Kind};
+use crate::session::frame::{FIN, Header, Kind, Reason};
 use crate::session::wire::Wire;
 
 #[test]
@@ -36,6 +36,34 @@ fn a_service_with_a_name_beyond_the_bound_ends_the_session() {
         hostile.sender.push(header.words(), &[IoSlice::new(&vec![b'x'; length])]);
         here.pump(None);
         assert_eq!(here.ended, ended);
+    }
+}
+
+#[test]
+fn a_stream_that_its_service_resets_at_once_was_accepted_and_is_forgotten() {
+    for resets_first in [false, true] {
+        let [mut one, mut other] = pair();
+        let stream = one.open("a service").unwrap();
+        one.flush();
+        other.pump(None);
+        if !resets_first {
+            other.accept(stream);
+        }
+        other.reset(stream, Reason::Dropped);
+        other.drop_stream(stream);
+        if resets_first {
+            // The service's task runs on another thread than the driver, which accepts.
+            other.accept(stream);
+        }
+        other.flush();
+        other.accept(stream);
+        other.flush();
+        one.pump(None);
+        let flow = one.flow(stream).unwrap();
+        assert_eq!((flow.is_accepted, flow.reset), (true, Some(Reason::Dropped)));
+        one.drop_stream(stream);
+        one.flush();
+        assert_eq!((one.streams(), other.streams()), (0, 0));
     }
 }
 
