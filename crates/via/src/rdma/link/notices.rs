@@ -2,23 +2,16 @@
 
 use super::{CONTROL_BYTES, Held, Link};
 use crate::descriptor::Transfer;
+use crate::memory::Memory;
 use crate::nic::Nic;
 use crate::rdma::exchange::{Due, WORDS};
 
 impl Link {
     /// Reads what the other side has published.
     pub(super) fn read_published(&mut self) {
-        if let Some(words) = self.words() {
+        if let Some(words) = words(&self.control) {
             self.exchange.on_words(words);
         }
-    }
-
-    /// Returns the other side's words.
-    fn words(&self) -> Option<[u64; WORDS]> {
-        let mut bytes = [0; CONTROL_BYTES];
-        self.control.read(0, &mut bytes).ok()?;
-        let (words, _) = bytes.as_chunks::<8>();
-        Some(std::array::from_fn(|at| u64::from_le_bytes(words[at])))
     }
 
     /// Publishes this side's words. If it `wakes` the other side, that takes a reserved descriptor. Returns `false` if
@@ -77,10 +70,8 @@ impl Link {
     /// Publishes this side's words if they are due. If the other side has requested credit and this side `parks`,
     /// replies in any case.
     pub(super) fn publish_if_due(&mut self, nic: &mut Nic, parks: bool) {
-        let (all_posted, mut exchange) = (self.unposted.is_empty(), self.exchange);
-        let due = exchange.due(parks, all_posted, || self.words());
-        self.exchange = exchange;
-        match due {
+        let all_posted = self.unposted.is_empty();
+        match self.exchange.due(parks, all_posted, || words(&self.control)) {
             Due::Nothing => {}
             Due::Words => {
                 self.publish(nic, false);
@@ -126,4 +117,12 @@ impl Link {
         }
         again
     }
+}
+
+/// Returns the words that the other side has published into `control`.
+fn words(control: &Memory) -> Option<[u64; WORDS]> {
+    let mut bytes = [0; CONTROL_BYTES];
+    control.read(0, &mut bytes).ok()?;
+    let (words, _) = bytes.as_chunks::<8>();
+    Some(std::array::from_fn(|at| u64::from_le_bytes(words[at])))
 }
