@@ -9,7 +9,7 @@ use std::process::{Child, Command};
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpriority_process, kill_process_group,
-    pidfd_open, setpriority_process, waitid,
+    pidfd_open, pidfd_send_signal, setpriority_process, waitid,
 };
 
 pub use crate::node_core::message::End;
@@ -70,11 +70,12 @@ impl Process {
         self.pid
     }
 
-    /// Sends a signal to the process's group, unless the process has ended.
+    /// Sends a signal to the process's group, unless the process has ended. A process that was just started may not
+    /// have entered its group yet: the process itself then gets the signal.
     pub fn signal(&self, signal: Signal) {
-        if !matches!(self.state, State::Ended(_)) {
+        if !matches!(self.state, State::Ended(_)) && kill_process_group(self.pid, signal).is_err() {
             // Fails if the process has just ended, which needs no signal.
-            let _ = kill_process_group(self.pid, signal);
+            let _ = pidfd_send_signal(&self.handle, signal);
         }
     }
 
@@ -204,6 +205,16 @@ mod tests {
     use rustix::process::{Signal, kill_process, kill_process_group};
     use std::os::unix::process::CommandExt;
     use std::process::Command;
+
+    #[test]
+    fn a_process_without_a_group_of_its_own_gets_its_signals() {
+        let (mut process, _) = Process::start(Command::new("sleep").arg("1000")).unwrap();
+        process.signal(Signal::INT);
+        while process.end().is_none() {
+            std::thread::yield_now();
+        }
+        assert_eq!(process.end(), Some(End::Killed(Signal::INT.as_raw())));
+    }
 
     #[test]
     fn a_child_that_runs_is_noticed() {

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::parts::{code, end_with_test, runtime};
 use crate::scenes::{listing, spans_of};
-use crate::stage::{Stage, itself, said, wait_until};
+use crate::stage::{Stage, itself, wait_until};
 
 /// A control group next to those of the daemon.
 struct Group {
@@ -87,10 +87,10 @@ pub(crate) fn takes_turns() {
     let itself_path = std::env::current_exe().unwrap();
     let tick = [itself_path.to_str().unwrap(), "--tick", &path, "0.8"];
     let job = stage.front(2, &tick).spawn().unwrap();
-    assert_eq!(said(job.wait_with_output().unwrap()), (0, String::new(), String::new()));
+    assert_eq!(stage.end(job), (0, String::new(), String::new()));
     assert!(child.wait().unwrap().success());
     // The job ends because the group is empty.
-    assert_eq!(said(adopting.wait_with_output().unwrap()), (0, String::new(), String::new()));
+    assert_eq!(stage.end(adopting), (0, String::new(), String::new()));
     let adopted = spans_of(&stage, &["adopted-0"]);
     let job = spans_of(&stage, &["2-0", "2-1"]);
     assert!(adopted.len() > 4 && job.len() > 4, "{} {}", adopted.len(), job.len());
@@ -115,7 +115,7 @@ pub(crate) fn continues() {
         } else {
             kill_process(Pid::from_child(&adopting), Signal::INT).unwrap();
         }
-        let (exit, _, error) = said(adopting.wait_with_output().unwrap());
+        let (exit, _, error) = stage.end(adopting);
         assert_eq!(exit, if kill_daemon { 2 } else { 128 + Signal::INT.as_raw() }, "{error}");
         other.kill().unwrap();
         other.wait().unwrap();
@@ -133,19 +133,19 @@ pub(crate) fn refusals() {
     let Some(group) = Group::make("refused") else { return };
     let stage = Stage::alone(2, 15);
     let gone = group.folder.with_file_name("no-such-group");
-    assert_eq!(said(adopt(&stage, &gone).wait_with_output().unwrap()).0, NO_GROUP);
+    assert_eq!(stage.end(adopt(&stage, &gone)).0, NO_GROUP);
     for (folder, why) in
         [(Path::new("/tmp"), "no control group below"), (Path::new("relative"), "no absolute path")]
     {
-        let (exit, _, error) = said(adopt(&stage, folder).wait_with_output().unwrap());
+        let (exit, _, error) = stage.end(adopt(&stage, folder));
         assert!(exit == 2 && error.contains(why), "{exit} {error}");
     }
     let mut child = group.start(&["--spin", "1000000"]);
     let first = adopt(&stage, &group.folder);
     wait_until("it is adopted", || !listing(&stage).jobs.is_empty());
-    let (exit, _, error) = said(adopt(&stage, &group.folder).wait_with_output().unwrap());
+    let (exit, _, error) = stage.end(adopt(&stage, &group.folder));
     assert!(exit == 2 && error.contains("job 4 has adopted"), "{exit} {error}");
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(said(first.wait_with_output().unwrap()).0, 0);
+    assert_eq!(stage.end(first).0, 0);
 }

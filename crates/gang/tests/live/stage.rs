@@ -3,7 +3,7 @@
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
@@ -280,9 +280,12 @@ fn below(pid: u32) -> String {
     lines.collect()
 }
 
+/// Returns the exit code, which is 128 and the signal for a process that a signal ended, and the output.
 pub(crate) fn said(output: Output) -> (i32, String, String) {
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+    let status = output.status;
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap());
+    (code, text(output.stdout), text(output.stderr))
 }
 
 impl Drop for Stage {
