@@ -3,8 +3,9 @@
 #
 #   benches/netns/front_door.sh [FLAGS OF benches/services]
 #
-# The hosts are network namespaces joined by a veth pair of 1500 bytes. Without flags: 4 MiB bodies and small answers of
-# an axum service. Needs root; where it can't run, it prints why, and exits with 0.
+# The hosts are network namespaces joined by a veth pair of 1500 bytes. TRANSPORT=tcp has nodes use TCP instead of UDP.
+# Without flags: 4 MiB bodies and small answers of an axum service. Needs root; where it can't run, it prints why, and
+# exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -18,4 +19,4 @@ SERVICES=${SERVICES:-benches/services/target/release/midplane-services}
 
 (($#)) || set -- --what axum_hello,axum_4mib
 add_pair
-"$SERVICES" --transport udp --namespaces "$TAG-1@$NET.1,$TAG-2@$NET.2" "$@"
+"$SERVICES" --transport "${TRANSPORT:-udp}" --namespaces "$TAG-1@$NET.1,$TAG-2@$NET.2" "$@"

@@ -116,9 +116,11 @@ pub enum Transport {
     Shm,
     /// Midplane's streams over UDP on loopback
     Udp,
-    /// The kernel's TCP on loopback
-    #[value(hide = true)]
+    /// Midplane's streams over TCP on loopback, as where UDP is blocked
     Tcp,
+    /// Tokio's TCP on loopback
+    #[value(hide = true)]
+    Tokio,
 }
 
 /// The runtime of both processes.
@@ -212,7 +214,7 @@ pub struct Arguments {
     seconds: Option<f64>,
 
     /// The network namespaces of the service and of the client, as `ip netns` has them, and the address of each there. Needs
-    /// root, and `--transport udp`
+    /// root, and `--transport udp` or `tcp`
     #[arg(long, value_delimiter = ',', value_name = "NAME@ADDRESS,NAME@ADDRESS")]
     pub namespaces: Vec<Namespace>,
 

@@ -41,14 +41,14 @@ struct Document {
 
 /// Returns the mistake in the arguments, if there is one.
 fn mistake(arguments: &Arguments, rows: &[Row]) -> Option<&'static str> {
-    let theirs = |row: &Row| row.transport == Transport::Tcp;
+    let theirs = |row: &Row| row.transport == Transport::Tokio;
     match arguments.namespaces.len() {
         _ if arguments.part.is_some() => None,
-        _ if rows.iter().any(theirs) => {
-            Some("--transport tcp: TCP is what ours are compared with; name shm or udp")
-        }
+        _ if rows.iter().any(theirs) => Some(
+            "--transport tokio: tokio's TCP is what ours are compared with; name shm, udp or tcp",
+        ),
         0 => None,
-        2 if arguments.transport != [Transport::Udp] => {
+        2 if arguments.transport.contains(&Transport::Shm) => {
             Some("--namespaces: two hosts share no memory; add --transport udp")
         }
         2 => None,
@@ -117,7 +117,7 @@ async fn measure(
     progress: &ProgressBar,
 ) -> Result<Vec<(f64, Option<f64>)>, Failure> {
     let seconds = arguments.seconds(row.what);
-    let theirs = Row { transport: Transport::Tcp, ..row };
+    let theirs = Row { transport: Transport::Tokio, ..row };
     let mut rounds = Vec::new();
     let mut pairs = None;
     for _ in 0..arguments.rounds {

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::IpAddr;
 
 use midplane::{Node, NodeBuilder, Stream};
+use midplane_kit::command_line::name_of;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -29,9 +30,9 @@ pub enum Target {
 impl Target {
     pub async fn new(transport: Transport, place: &str, host: IpAddr) -> Result<Self, Failure> {
         Ok(match transport {
-            Transport::Tcp => Self::Tcp(place.to_owned()),
+            Transport::Tokio => Self::Tcp(place.to_owned()),
             Transport::Shm => Self::Node(Node::builder().cluster(place).start().await?),
-            Transport::Udp => Self::Node(over_udp(host).discover(place).start().await?),
+            over => Self::Node(over_network(over, host).discover(place).start().await?),
         })
     }
 
@@ -47,15 +48,15 @@ impl Target {
     }
 }
 
-/// Builds a node over UDP with the defaults; between hosts, one that trusts the network.
-fn over_udp(host: IpAddr) -> NodeBuilder {
-    let builder = Node::builder().transports("udp");
+/// Builds a node over UDP or TCP with the defaults; between hosts, one that trusts the network.
+fn over_network(transport: Transport, host: IpAddr) -> NodeBuilder {
+    let builder = Node::builder().transports(&name_of(&transport));
     if host.is_loopback() { builder } else { builder.bind((host, 0).into()).trusted_network() }
 }
 
 /// Serves until the process is killed; writes the service's place as the first line of the output.
 pub async fn serve(row: Row, host: IpAddr) -> Result<(), Failure> {
-    if row.transport == Transport::Tcp {
+    if row.transport == Transport::Tokio {
         let listener = TcpListener::bind((host, 0)).await?;
         write_line(listener.local_addr()?);
         return match row.what {
@@ -69,7 +70,7 @@ pub async fn serve(row: Row, host: IpAddr) -> Result<(), Failure> {
     let (node, place) = if row.transport == Transport::Shm {
         (Node::builder().cluster(&cluster).start().await?, cluster)
     } else {
-        let node = over_udp(host).start().await?;
+        let node = over_network(row.transport, host).start().await?;
         let address = node.address().ok_or("no address")?;
         (node, address.to_string())
     };

@@ -94,7 +94,7 @@ impl Held<'_> {
     pub(super) fn readable(&self) -> &[u8] {
         match self {
             Self::Udp(endpoint, id) => endpoint.peek(*id).map_or(&[], |pipe| pipe.readable()),
-            Self::Tcp(_, buffers) => buffers.readable(),
+            Self::Tcp(_, buffers) => buffers.incoming.readable(),
         }
     }
 

@@ -7,13 +7,12 @@ use std::task::Waker;
 use atomic_waker::AtomicWaker;
 
 use super::frame::PIECE;
+use crate::wire::pipe::chunks::{CHUNK_BYTES, Chunks};
 
 /// Most bytes that wait to be sent; then writers wait for room.
 const MAX_OUTGOING: usize = 256 * 1024;
 /// Most bytes that wait to be read; then no more are received.
 const MAX_INCOMING: usize = 256 * 1024;
-/// Most bytes of memory that an empty buffer keeps.
-const KEPT: usize = 64 * 1024;
 
 /// The bytes of a session over TCP, in both directions.
 #[derive(Debug, Default)]
@@ -26,11 +25,10 @@ pub(super) struct Line {
 /// The bytes that wait in each direction.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
-    /// Bytes that the task has not taken yet.
-    outgoing: Vec<u8>,
-    /// Received bytes, of which the first `read` were read.
-    incoming: Vec<u8>,
-    read: usize,
+    /// Bytes that were not sent.
+    pub(super) outgoing: ByteQueue,
+    /// Received bytes that were not read.
+    pub(super) incoming: ByteQueue,
     /// True if a writer has found less room than the longest frame needs.
     is_short: bool,
     is_closing: bool,
@@ -77,15 +75,15 @@ impl Buffers {
 
     /// Appends a frame's head and payload.
     pub(super) fn write(&mut self, head: &[u8], parts: &[IoSlice<'_>]) {
-        self.outgoing.extend_from_slice(head);
-        parts.iter().for_each(|part| self.outgoing.extend_from_slice(part));
+        self.outgoing.write(head);
+        parts.iter().for_each(|part| self.outgoing.write(part));
     }
 
-    /// Moves the bytes to send into `into`, which is empty. Returns whether a writer waits for room.
-    pub(super) fn take_outgoing(&mut self, into: &mut Vec<u8>) -> bool {
-        into.shrink_to(KEPT);
-        std::mem::swap(&mut self.outgoing, into);
-        std::mem::take(&mut self.is_short)
+    /// Consumes bytes that were sent. Returns whether a writer has waited for the room that there is now.
+    pub(super) fn has_sent(&mut self, bytes: usize) -> bool {
+        self.outgoing.consume(bytes);
+        let has_room = self.outgoing.len() + 2 * PIECE <= MAX_OUTGOING;
+        has_room && std::mem::take(&mut self.is_short)
     }
 
     /// Returns whether this process has ended the session.
@@ -94,33 +92,83 @@ impl Buffers {
     }
 
     /// Returns whether more may be received.
-    pub(super) fn wants_more(&self) -> bool {
-        self.readable().len() < MAX_INCOMING
+    pub(super) const fn wants_more(&self) -> bool {
+        self.incoming.len() < MAX_INCOMING
     }
 
-    /// Returns the buffer of received bytes, to be appended to.
-    pub(super) fn incoming(&mut self) -> &mut Vec<u8> {
-        if self.read >= KEPT {
-            self.incoming.drain(..self.read);
-            self.read = 0;
-        }
-        &mut self.incoming
-    }
-
-    /// Returns received bytes that were not read.
-    pub(super) fn readable(&self) -> &[u8] {
-        &self.incoming[self.read..]
-    }
-
-    /// Consumes bytes. Returns whether more may be received now and could not before.
+    /// Consumes received bytes. Returns whether more may be received now and could not before.
     pub(super) fn consume(&mut self, bytes: usize) -> bool {
         let was_full = !self.wants_more();
-        self.read += bytes;
-        if self.read >= self.incoming.len() {
-            self.incoming.clear();
-            self.incoming.shrink_to(KEPT);
-            self.read = 0;
-        }
+        self.incoming.consume(bytes);
         was_full && self.wants_more()
+    }
+
+    /// Releases the memory in reserve.
+    pub(super) fn trim(&mut self) {
+        self.outgoing.trim();
+        self.incoming.trim();
+    }
+}
+
+/// Bytes in order, in chunks of 64 KiB.
+#[derive(Debug, Default)]
+pub(super) struct ByteQueue {
+    chunks: Chunks,
+    /// Bytes that were consumed, and one past the last byte.
+    begin: u64,
+    end: u64,
+}
+
+impl ByteQueue {
+    pub(super) const fn len(&self) -> usize {
+        (self.end - self.begin) as usize
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.end == self.begin
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8]) {
+        self.chunks.write(self.end, bytes);
+        self.end += bytes.len() as u64;
+    }
+
+    /// Returns memory for the next bytes: part of a chunk, at least one byte. [`ByteQueue::add`] appends them.
+    pub(super) fn room(&mut self) -> &mut [u8] {
+        self.chunks.piece_mut(self.end)
+    }
+
+    /// Appends the first `bytes` bytes of the room.
+    pub(super) const fn add(&mut self, bytes: usize) {
+        self.end += bytes as u64;
+    }
+
+    /// Returns the first bytes, as far as they are contiguous in memory; empty if there are none.
+    pub(super) fn readable(&self) -> &[u8] {
+        self.chunks.piece(self.begin, self.end)
+    }
+
+    /// Returns the first bytes: up to `N` pieces, of which the last ones may be empty.
+    pub(super) fn pieces<const N: usize>(&self) -> [IoSlice<'_>; N] {
+        let mut at = self.begin;
+        std::array::from_fn(|_| {
+            let piece = self.chunks.piece(at, self.end);
+            at += piece.len() as u64;
+            IoSlice::new(piece)
+        })
+    }
+
+    pub(super) fn consume(&mut self, bytes: usize) {
+        self.begin += bytes as u64;
+        if self.is_empty() {
+            // The next bytes begin at a chunk, so that one read fills it.
+            self.begin = self.begin.next_multiple_of(CHUNK_BYTES as u64);
+            self.end = self.begin;
+        }
+        self.chunks.release(self.begin);
+    }
+
+    fn trim(&mut self) {
+        self.chunks.trim(self.is_empty());
     }
 }

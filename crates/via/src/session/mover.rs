@@ -12,34 +12,52 @@ use tokio::time::{Instant, Sleep};
 
 use super::Session;
 use super::core::Ended;
-use super::line::Line;
+use super::line::{Buffers, Line};
 use crate::wire::buffer::Buffer;
 use crate::wire::tcp::{Connection, Records};
 
-/// Bytes of one read.
+/// Bytes of one read of sealed records.
 const READ: usize = 64 * 1024;
+/// Most pieces of memory that one write gathers.
+const GATHERED: usize = 5;
 /// Most reads and writes of one turn, so that other tasks run.
 const TURN: usize = 16;
 /// Limits how long a close waits until the peer has received everything.
 const CLOSE: Duration = Duration::from_secs(5);
 /// Time without progress of the system's writes after which the peer is suspected.
 const STUCK: Duration = Duration::from_secs(1);
+/// Time after which memory in reserve is released, if neither direction has bytes to move then.
+const TRIM: Duration = Duration::from_secs(1);
 
 /// Moves the bytes of one session.
 pub(super) struct Mover<S> {
     session: Arc<Session>,
     line: Arc<Line>,
     stream: S,
-    records: Option<Records>,
-    /// Bytes for the system, of which it has taken the first `written`.
+    sealed: Option<Sealed>,
+    alarm: Pin<Box<Sleep>>,
+    /// Purpose of the alarm, if it is set.
+    alarm_for: Option<Alarm>,
+    /// True if there may be memory in reserve.
+    has_reserve: bool,
+}
+
+/// The purpose of an alarm.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Alarm {
+    /// The system has taken nothing for [`STUCK`], although bytes wait.
+    Stuck,
+    /// Releases the memory in reserve.
+    Trim,
+}
+
+/// The memory of sealed records.
+struct Sealed {
+    records: Records,
+    /// Records for the system, of which it has taken the first `written` bytes.
     outbox: Vec<u8>,
     written: usize,
-    /// Bytes that are to be sealed.
-    plain: Vec<u8>,
     inbox: Buffer,
-    /// Fires if the system has taken nothing for [`STUCK`].
-    alarm: Pin<Box<Sleep>>,
-    is_alarmed: bool,
 }
 
 /// The reason why the task ends.
@@ -67,18 +85,15 @@ impl<S> Drop for Mover<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
     pub(super) fn new(session: Arc<Session>, line: Arc<Line>, connection: Connection<S>) -> Self {
-        Self {
-            session,
-            line,
-            stream: connection.stream,
-            records: connection.records,
+        let sealed = connection.records.map(|records| Sealed {
+            records,
             outbox: Vec::new(),
             written: 0,
-            plain: Vec::new(),
             inbox: Buffer::new(READ),
-            alarm: Box::pin(tokio::time::sleep(STUCK)),
-            is_alarmed: false,
-        }
+        });
+        let alarm = Box::pin(tokio::time::sleep(STUCK));
+        let stream = connection.stream;
+        Self { session, line, stream, sealed, alarm, alarm_for: None, has_reserve: false }
     }
 
     /// Moves bytes until the session or the connection ends.
@@ -100,80 +115,97 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
             let received = self.receive(context);
             match (sent, received) {
                 (Err(over), _) | (_, Err(over)) => return Poll::Ready(over),
-                (Ok(false), Ok(false)) => return Poll::Pending,
-                _ => {}
+                (Ok(Poll::Ready(true)), _) | (_, Ok(true)) => self.has_reserve = true,
+                (Ok(sent), Ok(false)) => {
+                    self.await_alarm(context, sent.is_pending());
+                    return Poll::Pending;
+                }
             }
         }
         context.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Sends part of the waiting bytes; returns whether the system took any.
-    fn send(&mut self, context: &mut Context<'_>) -> Result<bool, Exit> {
-        if self.written == self.outbox.len() && !self.fill_outbox() {
-            return if self.line.buffers().is_closing() { Err(Exit::Closed) } else { Ok(false) };
+    /// Handles the alarm, or waits for it; `is_waiting` if bytes wait for the system.
+    fn await_alarm(&mut self, context: &mut Context<'_>, is_waiting: bool) {
+        let (wanted, after) = match (is_waiting, self.has_reserve) {
+            (true, _) => (Some(Alarm::Stuck), STUCK),
+            (false, true) => (Some(Alarm::Trim), TRIM),
+            (false, false) => (None, TRIM),
+        };
+        if self.alarm_for != wanted {
+            self.alarm_for = wanted;
+            self.alarm.as_mut().reset(Instant::now() + after);
         }
-        let rest = &self.outbox[self.written..];
-        match Pin::new(&mut self.stream).poll_write(context, rest) {
-            Poll::Ready(written) => {
-                self.written += written?;
-                if std::mem::take(&mut self.is_alarmed) {
-                    self.line.buffers().is_stuck = false;
-                }
-                Ok(true)
-            }
-            Poll::Pending => {
-                if !std::mem::replace(&mut self.is_alarmed, true) {
-                    self.alarm.as_mut().reset(Instant::now() + STUCK);
-                }
-                if self.alarm.as_mut().poll(context).is_ready() {
-                    self.line.buffers().is_stuck = true;
-                }
-                Ok(false)
-            }
+        if wanted.is_none() || self.alarm.as_mut().poll(context).is_pending() {
+            return;
+        }
+        let mut buffers = self.line.buffers();
+        if is_waiting {
+            buffers.is_stuck = true;
+        } else {
+            buffers.trim();
+            self.has_reserve = false;
+            self.alarm_for = None;
         }
     }
 
-    /// Takes the bytes that the session has written; returns whether there are any.
-    fn fill_outbox(&mut self) -> bool {
-        self.outbox.clear();
-        self.written = 0;
-        let is_awaited = match &mut self.records {
-            None => self.line.buffers().take_outgoing(&mut self.outbox),
-            Some(records) => {
-                self.plain.clear();
-                let is_awaited = self.line.buffers().take_outgoing(&mut self.plain);
-                if !self.plain.is_empty() {
-                    records.seal(&self.plain, &mut self.outbox);
-                }
-                is_awaited
+    /// Sends part of the waiting bytes; returns whether there were any. Pending if the system took none.
+    fn send(&mut self, context: &mut Context<'_>) -> Result<Poll<bool>, Exit> {
+        let mut buffers = self.line.buffers();
+        let (sent, is_awaited) = match &mut self.sealed {
+            None if buffers.outgoing.is_empty() => (Poll::Ready(Ok(0)), false),
+            None => {
+                let pieces = buffers.outgoing.pieces::<GATHERED>();
+                let sent = Pin::new(&mut self.stream).poll_write_vectored(context, &pieces);
+                let is_awaited = matches!(sent, Poll::Ready(Ok(bytes)) if buffers.has_sent(bytes));
+                (sent, is_awaited)
+            }
+            Some(sealed) => {
+                let is_awaited = sealed.fill_outbox(&mut buffers);
+                (sealed.send(&mut self.stream, context), is_awaited)
             }
         };
         if is_awaited {
+            drop(buffers);
             self.session.with(|core| core.is_dirty = true);
+            buffers = self.line.buffers();
         }
-        !self.outbox.is_empty()
+        match sent {
+            Poll::Pending => Ok(Poll::Pending),
+            Poll::Ready(Err(error)) => Err(error.into()),
+            Poll::Ready(Ok(0)) if buffers.is_closing() => Err(Exit::Closed),
+            Poll::Ready(Ok(bytes)) => {
+                buffers.is_stuck = false;
+                Ok(Poll::Ready(bytes > 0))
+            }
+        }
     }
 
     /// Receives bytes; returns whether there were any.
     fn receive(&mut self, context: &mut Context<'_>) -> Result<bool, Exit> {
-        if !self.line.buffers().wants_more() {
+        let mut buffers = self.line.buffers();
+        if !buffers.wants_more() {
             return Ok(false);
         }
-        let mut buffer = ReadBuf::new(&mut self.inbox);
+        let memory = match &mut self.sealed {
+            None => buffers.incoming.room(),
+            Some(sealed) => &mut sealed.inbox,
+        };
+        let mut buffer = ReadBuf::new(memory);
         match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
             Poll::Pending => return Ok(false),
             Poll::Ready(read) => read?,
         }
-        let bytes = buffer.filled();
-        if bytes.is_empty() {
+        let count = buffer.filled().len();
+        if count == 0 {
             return Err(Exit::Gone);
         }
-        let mut buffers = self.line.buffers();
-        match &mut self.records {
-            None => buffers.incoming().extend_from_slice(bytes),
-            Some(records) => {
-                records.open(bytes, buffers.incoming()).map_err(|_| Exit::Violation)?;
+        match &mut self.sealed {
+            None => buffers.incoming.add(count),
+            Some(Sealed { records, inbox, .. }) => {
+                let opened = records.open(&inbox[..count], |plain| buffers.incoming.write(plain));
+                opened.map_err(|_| Exit::Violation)?;
             }
         }
         drop(buffers);
@@ -183,9 +215,42 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
 
     /// Ends the connection after all written bytes; reads until the peer has ended it too, so that nothing is cut off.
     async fn close(&mut self) -> io::Result<()> {
-        self.stream.write_all(&self.outbox[self.written..]).await?;
         self.stream.shutdown().await?;
-        while self.stream.read(&mut self.inbox).await? > 0 {}
+        let mut rest = [0; 1_024];
+        while self.stream.read(&mut rest).await? > 0 {}
         Ok(())
+    }
+}
+
+impl Sealed {
+    /// Seals the first waiting bytes, once the system has taken those sealed before. Returns whether a writer has waited for
+    /// their room.
+    fn fill_outbox(&mut self, buffers: &mut Buffers) -> bool {
+        let plain = buffers.outgoing.readable();
+        if self.written < self.outbox.len() || plain.is_empty() {
+            return false;
+        }
+        self.outbox.clear();
+        self.written = 0;
+        self.records.seal(plain, &mut self.outbox);
+        let count = plain.len();
+        buffers.has_sent(count)
+    }
+
+    /// Sends part of the sealed bytes; 0 if there are none.
+    fn send(
+        &mut self,
+        stream: &mut (impl AsyncWrite + Unpin),
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        let rest = &self.outbox[self.written..];
+        if rest.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        let sent = Pin::new(stream).poll_write(context, rest);
+        if let Poll::Ready(Ok(bytes)) = sent {
+            self.written += bytes;
+        }
+        sent
     }
 }

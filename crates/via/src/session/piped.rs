@@ -235,6 +235,7 @@ fn take(held: &mut Held<'_>, out: &mut [u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::super::frame::CHANGED;
+    use super::super::tests::take_outgoing;
     use super::*;
 
     #[test]
@@ -243,14 +244,12 @@ mod tests {
         let mut wire = Piped::over_line(Arc::clone(&line));
         let header = Header { flags: FIN, ..Header::new(Kind::Data, 5, 0) };
         wire.push(header.words(), &[IoSlice::new(b"by"), IoSlice::new(b"tes")]);
-        let mut bytes = Vec::new();
-        line.buffers().take_outgoing(&mut bytes);
         let mut golden = vec![5, 0, 0, 0, 0, 0, 0, 0];
         golden.extend([4, 1, 0, 0, 5, 0, 0, 0]);
         golden.extend([0; 8]);
         golden.extend(b"bytes");
-        assert_eq!(bytes, golden, "{CHANGED}");
-        line.buffers().incoming().extend_from_slice(&golden);
+        assert_eq!(take_outgoing(&line), golden, "{CHANGED}");
+        line.buffers().incoming.write(&golden);
         let incoming = wire.peek().unwrap().unwrap();
         assert_eq!((incoming.words, incoming.left), (header.words(), 5), "{CHANGED}");
         let mut read = [0; 5];

@@ -133,6 +133,17 @@ const ADDRESSES: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 2),
 ];
 
+/// Takes the bytes that a session over TCP has written.
+pub(super) fn take_outgoing(line: &Line) -> Vec<u8> {
+    let (mut buffers, mut taken) = (line.buffers(), Vec::new());
+    while let readable @ [_, ..] = buffers.outgoing.readable() {
+        let count = readable.len();
+        taken.extend_from_slice(readable);
+        buffers.has_sent(count);
+    }
+    taken
+}
+
 /// Two ends over TCP. The system accepts and delivers bytes in arbitrary pieces.
 struct Lines {
     lines: [Arc<Line>; 2],
@@ -155,14 +166,13 @@ impl Lines {
     fn step(&mut self) {
         for from in [0, 1] {
             let sent = &mut self.sent[from];
-            let mut taken = Vec::new();
-            self.lines[from].buffers().take_outgoing(&mut taken);
-            sent.extend(taken);
+            sent.extend(take_outgoing(&self.lines[from]));
             let mut receiver = self.lines[1 - from].buffers();
             if receiver.wants_more() {
                 let most = sent.len().min(64 * 1024) as u64;
                 let count = self.rng.between(0, most) as usize;
-                receiver.incoming().extend(sent.drain(..count));
+                receiver.incoming.write(&sent[..count]);
+                sent.drain(..count);
             }
         }
     }
@@ -422,8 +432,7 @@ proptest! {
         let ended = carried.is_none().then_some(Ended::Gone);
         prop_assert_eq!(core.ended, ended);
         prop_assert_eq!(core.events.len(), usize::from(ended.is_some()));
-        let mut over_tcp = Vec::new();
-        line.buffers().take_outgoing(&mut over_tcp);
+        let over_tcp = take_outgoing(&line);
         let over_udp = pipes.endpoint().peek(id).map_or(0, |pipe| pipe.stats().bytes_written);
         let described = |is_here: bool| if is_here { 24 + 5 } else { 0 };
         prop_assert_eq!(over_tcp.len(), described(carried == Some(false)));
@@ -453,7 +462,7 @@ proptest! {
         }
         sent.extend(bytes);
         for piece in sent.chunks(1_111) {
-            line.buffers().incoming().extend_from_slice(piece);
+            line.buffers().incoming.write(piece);
             here.pump(None);
             here.flush();
             while let Some(event) = here.events.pop_front() {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::wire::buffer::{self, Buffer};
 
 /// Bytes of a chunk.
-const CHUNK_BYTES: usize = 64 << 10;
+pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 /// Most free chunks kept while the pipe is busy, 4 MiB: a new one costs a system call, page faults and zeroing.
 const SPARE_CHUNKS: usize = 64;
 
@@ -44,6 +44,13 @@ impl Chunks {
         let spare = &mut self.spare;
         self.chunks[index]
             .get_or_insert_with(|| spare.pop().unwrap_or_else(|| Buffer::new(CHUNK_BYTES)))
+    }
+
+    /// Returns the memory of the bytes from `offset` on that is contiguous: up to the end of a chunk.
+    #[cfg(feature = "session")]
+    pub(crate) fn piece_mut(&mut self, offset: u64) -> &mut [u8] {
+        let (number, at) = place(offset);
+        &mut self.chunk(number)[at..]
     }
 
     /// Returns the bytes from `offset` on that are contiguous in memory, up to `to`.

@@ -200,8 +200,9 @@ async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
     if let Some(records) = &mut records {
         let mut proof = [0; Records::EMPTY];
         stream.read_exact(&mut proof).await?;
-        let mut nothing = Vec::new();
-        if records.open(&proof, &mut nothing).is_err() || !nothing.is_empty() {
+        let mut is_empty = true;
+        let opened = records.open(&proof, |plain| is_empty &= plain.is_empty());
+        if opened.is_err() || !is_empty {
             return Err(Failed::KeyMismatch);
         }
     }

@@ -55,8 +55,12 @@ impl Records {
         }
     }
 
-    /// Accepts received bytes, cut anywhere; appends the contents of complete records to `out`.
-    pub(crate) fn open(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), BadRecord> {
+    /// Accepts received bytes, cut anywhere; passes on the contents of complete records.
+    pub(crate) fn open(
+        &mut self,
+        bytes: &[u8],
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<(), BadRecord> {
         self.partial.extend_from_slice(bytes);
         let mut at = 0;
         while let Some(head) = self.partial[at..].first_chunk::<HEAD>() {
@@ -68,7 +72,7 @@ impl Records {
             if !self.seal.open(self.opened, sealed, &mut self.plain) {
                 return Err(BadRecord);
             }
-            out.extend_from_slice(&self.plain[..length - TAG_BYTES]);
+            each(&self.plain[..length - TAG_BYTES]);
             self.opened += 1;
             at += HEAD + length;
         }
@@ -111,11 +115,11 @@ mod tests {
             }
             let mut read = Vec::new();
             for piece in sealed.chunks(cut) {
-                prop_assert_eq!(other.open(piece, &mut read), Ok(()));
+                prop_assert_eq!(other.open(piece, |plain| read.extend(plain)), Ok(()));
             }
             prop_assert!(read == sent && other.partial.is_empty());
             let [_, mut stranger] = ends();
-            prop_assert_eq!(stranger.open(&sealed, &mut read), Err(BadRecord));
+            prop_assert_eq!(stranger.open(&sealed, |plain| read.extend(plain)), Err(BadRecord));
             let [mut one, mut other] = ends();
             sealed.clear();
             one.seal(&sent, &mut sealed);
@@ -123,7 +127,7 @@ mod tests {
             sealed[at] ^= 1;
             read.clear();
             // With a changed length, the reader may wait for bytes that never arrive; it accepts no changed bytes.
-            let _ = other.open(&sealed, &mut read);
+            let _ = other.open(&sealed, |plain| read.extend(plain));
             prop_assert!(read.len() <= sent.len() && sent.starts_with(&read));
             prop_assert!(read.len() < sent.len() || sent.is_empty());
         }
@@ -134,7 +138,7 @@ mod tests {
         for length in [0, TAG_BYTES - 1, MOST + TAG_BYTES + 1, 65_535] {
             let [mut one, _] = ends();
             let bytes = (length as u16).to_le_bytes();
-            assert_eq!(one.open(&bytes, &mut Vec::new()), Err(BadRecord));
+            assert_eq!(one.open(&bytes, |_| ()), Err(BadRecord));
         }
     }
 }
