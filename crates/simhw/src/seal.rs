@@ -41,6 +41,7 @@
 mod basis;
 mod envelope;
 mod identity;
+mod noise;
 mod peer;
 mod replay;
 mod seals;

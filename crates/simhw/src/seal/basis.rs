@@ -2,6 +2,7 @@
 
 use snow::Builder;
 
+use super::noise::noise;
 use super::{Identity, Key};
 use crate::id::NodeId;
 
@@ -23,7 +24,7 @@ impl<'a> Basis<'a> {
     /// Builds a handshake that is bound to `prologue`; `None` if the list does not name the other node.
     pub(super) fn builder(self, prologue: &'a [u8]) -> Option<Builder<'a>> {
         let pattern = if self.named.is_some() { NAMED } else { SHARED };
-        let builder = Builder::new(pattern.parse().ok()?);
+        let builder = noise(pattern)?;
         let builder = builder.psk(0, &self.key.secret).ok()?.prologue(prologue).ok()?;
         let Some((own, other)) = self.named else { return Some(builder) };
         let builder = builder.local_private_key(own.secret().bytes()).ok()?;

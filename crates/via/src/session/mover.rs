@@ -13,11 +13,8 @@ use tokio::time::{Instant, Sleep};
 use super::Session;
 use super::core::Ended;
 use super::line::{Buffers, Line};
-use crate::wire::buffer::Buffer;
 use crate::wire::tcp::{Connection, Records};
 
-/// Bytes of one read of sealed records.
-const READ: usize = 64 * 1024;
 /// Most pieces of memory that one write gathers.
 const GATHERED: usize = 5;
 /// Most reads and writes of one turn, so that other tasks run.
@@ -51,13 +48,12 @@ enum Alarm {
     Trim,
 }
 
-/// The memory of sealed records.
+/// The records of a connection with a key.
 struct Sealed {
     records: Records,
     /// Records for the system, of which it has taken the first `written` bytes.
     outbox: Vec<u8>,
     written: usize,
-    inbox: Buffer,
 }
 
 /// The reason why the task ends.
@@ -85,12 +81,8 @@ impl<S> Drop for Mover<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
     pub(super) fn new(session: Arc<Session>, line: Arc<Line>, connection: Connection<S>) -> Self {
-        let sealed = connection.records.map(|records| Sealed {
-            records,
-            outbox: Vec::new(),
-            written: 0,
-            inbox: Buffer::new(READ),
-        });
+        let sealed = connection.records;
+        let sealed = sealed.map(|records| Sealed { records, outbox: Vec::new(), written: 0 });
         let alarm = Box::pin(tokio::time::sleep(STUCK));
         let stream = connection.stream;
         Self { session, line, stream, sealed, alarm, alarm_for: None, has_reserve: false }
@@ -190,7 +182,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
         }
         let memory = match &mut self.sealed {
             None => buffers.incoming.room(),
-            Some(sealed) => &mut sealed.inbox,
+            Some(sealed) => sealed.records.room(),
         };
         let mut buffer = ReadBuf::new(memory);
         match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
@@ -203,8 +195,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
         }
         match &mut self.sealed {
             None => buffers.incoming.add(count),
-            Some(Sealed { records, inbox, .. }) => {
-                let opened = records.open(&inbox[..count], |plain| buffers.incoming.write(plain));
+            Some(Sealed { records, .. }) => {
+                let opened = records.open(count, |plain| buffers.incoming.write(plain));
                 opened.map_err(|_| Exit::Violation)?;
             }
         }

@@ -149,8 +149,6 @@ pub struct Pipe {
     is_window_limited: bool,
     has_progress: bool,
     outcome: Outcome,
-    body: Vec<u8>,
-    plain: Vec<u8>,
     /// The range of the pipe's bytes that the last packet carries and that were left out of its buffer.
     left_out: Option<(u64, u64)>,
     counted: Stats,
@@ -231,8 +229,6 @@ impl Pipe {
             is_window_limited: false,
             has_progress: false,
             outcome: Outcome::default(),
-            body: Vec::new(),
-            plain: Vec::new(),
             left_out: None,
             counted: Stats::default(),
             config: config.clone(),

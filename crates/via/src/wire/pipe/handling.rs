@@ -6,7 +6,7 @@ use super::body::{Acknowledgement, Body};
 use super::config::{Ended, RefuseReason, reason};
 use super::congestion::{Acked, Lost};
 use super::loss::{Kind, Outcome, Sent};
-use super::packet::{Accept, HEADER_BYTES, Packet, VERSION};
+use super::packet::{Accept, HEADER_BYTES, Packet, TAG_BYTES, VERSION};
 use super::{CONFIRM_NS, FIRST_WINDOW, Pipe, TRIM};
 use crate::wire::buffer::Buffer;
 
@@ -22,15 +22,16 @@ impl Pipe {
     /// Handles the first `length` bytes of a buffer, a datagram of the peer. Keeps the buffer instead of
     /// copying if it has many bytes, and leaves another buffer in its place.
     pub(crate) fn handle_buffer(&mut self, now: Instant, buffer: &mut Buffer, length: usize) {
-        self.handle(now, &buffer[..length], true);
-        self.receive.take_buffer(buffer, length);
+        self.handle(now, &mut buffer[..length], true);
+        let tag = if self.seal.is_some() { TAG_BYTES } else { 0 };
+        self.receive.take_buffer(buffer, length.saturating_sub(tag));
     }
 
-    fn handle(&mut self, now: Instant, datagram: &[u8], may_keep: bool) {
+    fn handle(&mut self, now: Instant, datagram: &mut [u8], may_keep: bool) {
         self.now = now;
         let handled = match Packet::parse(datagram) {
             Some(Packet::Data { receiver, number }) if receiver == self.local => {
-                self.handle_data(number, &datagram[HEADER_BYTES..], may_keep)
+                self.handle_data(number, &mut datagram[HEADER_BYTES..], may_keep)
             }
             Some(Packet::Accept(accept)) if accept.dialer == self.local => {
                 self.handle_accept(accept)
@@ -143,19 +144,15 @@ impl Pipe {
         self.ended.get_or_insert(end);
     }
 
-    fn handle_data(&mut self, number: u64, body: &[u8], may_keep: bool) -> Result<(), Bad> {
+    fn handle_data(&mut self, number: u64, body: &mut [u8], may_keep: bool) -> Result<(), Bad> {
         if self.dialing.is_some() || self.acks.has_received(number) {
             return Err(Bad);
         }
-        let Some(seal) = &self.seal else { return self.handle_body(number, body, may_keep) };
-        let mut plain = std::mem::take(&mut self.plain);
-        let handled = if seal.open(number, body, &mut plain) {
-            self.handle_body(number, &plain, false)
-        } else {
-            Err(Bad)
+        let plain = match &self.seal {
+            Some(seal) => seal.open(number, body).ok_or(Bad)?,
+            None => body,
         };
-        self.plain = plain;
-        handled
+        self.handle_body(number, plain, may_keep)
     }
 
     fn handle_body(&mut self, number: u64, bytes: &[u8], may_keep: bool) -> Result<(), Bad> {
@@ -342,8 +339,6 @@ impl Pipe {
         self.receive.trim();
         self.loss.trim();
         self.outcome = Outcome::default();
-        self.body = Vec::new();
-        self.plain = Vec::new();
     }
 
     fn handle_loss_timeout(&mut self) {

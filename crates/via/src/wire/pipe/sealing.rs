@@ -13,9 +13,10 @@
 //! Therefore a node ends the session if its peer claims to have a key of its own and has not proven it.
 
 use midplane_simhw::seal::{Key, PublicKey, SecretKey};
-use snow::{Builder, HandshakeState, StatelessTransportState};
+use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use snow::{Builder, HandshakeState};
 
-use super::packet::{IDENTIFIED_BYTES, NOISE_BYTES, TAG_BYTES};
+use super::packet::{IDENTIFIED_BYTES, NOISE_BYTES};
 
 /// The handshake of nodes that share a key: two messages, the key mixed in before the first.
 const SHARED: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
@@ -66,29 +67,50 @@ fn prologue(label: &Label, dialer: u64) -> [u8; 23] {
 
 /// Seals and opens bytes, so that only the two ends can read, make or change them.
 #[derive(Debug)]
-pub(crate) struct Seal(StatelessTransportState);
+pub(crate) struct Seal {
+    seals: LessSafeKey,
+    opens: LessSafeKey,
+    peer: Option<PublicKey>,
+}
 
 impl Seal {
-    /// Seals `plain`, and appends it to `out`.
-    pub(crate) fn seal(&self, number: u64, plain: &[u8], out: &mut Vec<u8>) {
-        let begin = out.len();
-        out.resize(begin + plain.len() + TAG_BYTES, 0);
-        let sealed = self.0.write_message(number, plain, &mut out[begin..]);
-        sealed.expect("a body and its tag are below Noise's 65535 bytes, and there is room");
+    /// Makes the keys of a handshake that has ended: those of its two directions (Noise, section 5.2).
+    fn new(mut handshake: HandshakeState) -> Self {
+        let peer = handshake.get_remote_static().and_then(|key| key.try_into().ok());
+        let is_dialer = handshake.is_initiator();
+        let (forth, back) = handshake.dangerously_get_raw_split();
+        let key = |bytes: [u8; 32]| {
+            let key = UnboundKey::new(&CHACHA20_POLY1305, &bytes);
+            LessSafeKey::new(key.expect("a key of this cipher has 32 bytes"))
+        };
+        let (seals, opens) = if is_dialer { (forth, back) } else { (back, forth) };
+        Self { seals: key(seals), opens: key(opens), peer: peer.map(PublicKey::new) }
+    }
+
+    /// Returns the nonce of a packet or record (Noise, section 12.3). The caller never seals two with one number.
+    fn nonce(number: u64) -> Nonce {
+        let mut bytes = [0; 12];
+        bytes[4..].copy_from_slice(&number.to_le_bytes());
+        Nonce::assume_unique_for_key(bytes)
+    }
+
+    /// Seals the bytes of `out` from `begin` on, and appends their tag.
+    pub(crate) fn seal(&self, number: u64, out: &mut Vec<u8>, begin: usize) {
+        let plain = &mut out[begin..];
+        let tag = self.seals.seal_in_place_separate_tag(Self::nonce(number), Aad::empty(), plain);
+        out.extend_from_slice(tag.expect("the bytes are fewer than a cipher can seal").as_ref());
     }
 
     /// Returns the peer's own key, if it has one. The peer has proven it; to an acceptor, only once the first
     /// packet opens.
-    pub(crate) fn peer(&self) -> Option<PublicKey> {
-        Some(PublicKey::new(self.0.get_remote_static()?.try_into().ok()?))
+    pub(crate) const fn peer(&self) -> Option<PublicKey> {
+        self.peer
     }
 
-    /// Opens `sealed` into `plain`; returns whether it is authentic.
-    pub(crate) fn open(&self, number: u64, sealed: &[u8], plain: &mut Vec<u8>) -> bool {
-        plain.resize(sealed.len().max(TAG_BYTES), 0);
-        let Ok(bytes) = self.0.read_message(number, sealed, plain) else { return false };
-        plain.truncate(bytes);
-        true
+    /// Opens `sealed` in place; returns the plain bytes, or `None` if it is not authentic.
+    pub(crate) fn open<'a>(&self, number: u64, sealed: &'a mut [u8]) -> Option<&'a [u8]> {
+        let opened = self.opens.open_in_place(Self::nonce(number), Aad::empty(), sealed);
+        opened.ok().map(|plain| &*plain)
     }
 }
 
@@ -113,8 +135,7 @@ impl Begun {
         if read != Ok(said.len()) || u64::from_le_bytes(said) != acceptor {
             return Err(Box::new(self));
         }
-        let transport = self.0.into_stateless_transport_mode();
-        Ok(Seal(transport.expect("a handshake of two messages has ended with the second")))
+        Ok(Seal::new(self.0))
     }
 }
 
@@ -167,7 +188,7 @@ pub(crate) fn answer(
     handshake.read_message(message, &mut []).ok()?;
     let mut answer = vec![0; secrets.bytes() + 8];
     handshake.write_message(&acceptor.to_le_bytes(), &mut answer).ok()?;
-    Some((Seal(handshake.into_stateless_transport_mode().ok()?), answer))
+    Some((Seal::new(handshake), answer))
 }
 
 #[cfg(test)]
@@ -200,9 +221,16 @@ mod tests {
                 offers.finish(6, &forged).is_none() && offers.finish(6, &answer[1..]).is_none()
             );
             let ours = offers.finish(6, &answer).expect("a forged answer before changes nothing");
-            let (mut sealed, mut plain) = (Vec::new(), Vec::new());
-            ours.seal(0, b"hello", &mut sealed);
-            assert!(theirs.open(0, &sealed, &mut plain) && plain == b"hello");
+            let mut sealed = b"head hello".to_vec();
+            ours.seal(0, &mut sealed, 5);
+            assert!(sealed[..5] == *b"head " && sealed[5..10] != *b"hello");
+            for number in [1, 0] {
+                let opened = theirs.open(number, &mut sealed.clone()[5..]).map(<[u8]>::to_vec);
+                assert_eq!(opened.as_deref(), (number == 0).then_some(&b"hello"[..]));
+            }
+            sealed[12] ^= 1;
+            assert_eq!(theirs.open(0, &mut sealed[5..]), None);
+            assert_eq!(theirs.open(0, &mut []), None);
             assert_eq!(ours.peer(), with.map(SecretKey::public));
             assert_eq!(theirs.peer(), with.map(|_| dialer.public()));
         }

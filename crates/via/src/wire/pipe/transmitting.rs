@@ -168,19 +168,15 @@ impl Pipe {
         let number = self.loss.next_number();
         let begin = out.len();
         emit_header(self.remote, number, out);
-        let mut body = std::mem::take(&mut self.body);
-        body.clear();
         let tag = if self.seal.is_some() { TAG_BYTES } else { 0 };
         let most = most - HEADER_BYTES - tag;
-        let target = if self.seal.is_some() { &mut body } else { &mut *out };
         // While bytes are blocked, every packet that needs an acknowledgement requests a window for them.
         let asks = asks || (self.is_blocked() && (has_bytes || closes || pings));
         let what = Content { has_bytes, closes, pings, asks, most };
-        let range = self.emit_body(target, what);
+        let range = self.emit_body(out, what);
         if let Some(seal) = &self.seal {
-            seal.seal(number, &body, out);
+            seal.seal(number, out, begin + HEADER_BYTES);
         }
-        self.body = body;
         let bytes = out.len() - begin + self.left_out_bytes();
         let kind = match (closes, range.is_some() || pings || asks) {
             (true, _) => Kind::Close,
@@ -265,14 +261,11 @@ impl Pipe {
         let begin = out.len();
         let number = self.loss.next_number();
         emit_header(self.remote, number, out);
+        out.push(flag::PROBE);
+        let tag = if self.seal.is_some() { TAG_BYTES } else { 0 };
+        out.resize(begin + bytes - tag, 0);
         if let Some(seal) = &self.seal {
-            self.body.clear();
-            self.body.push(flag::PROBE);
-            self.body.resize(bytes - HEADER_BYTES - TAG_BYTES, 0);
-            seal.seal(number, &self.body, out);
-        } else {
-            out.push(flag::PROBE);
-            out.resize(begin + bytes, 0);
+            seal.seal(number, out, begin + HEADER_BYTES);
         }
         // Losing a probe that is too long says nothing about congestion, so it counts 0 bytes.
         let kind = Kind::Probe(probe);

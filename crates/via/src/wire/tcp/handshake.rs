@@ -198,10 +198,9 @@ async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
     }
     let mut records = seal.map(Records::new);
     if let Some(records) = &mut records {
-        let mut proof = [0; Records::EMPTY];
-        stream.read_exact(&mut proof).await?;
+        stream.read_exact(&mut records.room()[..Records::EMPTY]).await?;
         let mut is_empty = true;
-        let opened = records.open(&proof, |plain| is_empty &= plain.is_empty());
+        let opened = records.open(Records::EMPTY, |plain| is_empty &= plain.is_empty());
         if opened.is_err() || !is_empty {
             return Err(Failed::KeyMismatch);
         }
