@@ -49,7 +49,9 @@ pub(crate) fn answer(name: &str, milliseconds: u32) -> Result<(), String> {
     run(async {
         let (_client, mut side) = client(name, ANSWERING, ASKING).await?;
         side.send(WORD).await?;
-        answer_on(&mut side, &[BYTES], milliseconds).await
+        answer_on(&mut side, &[BYTES], milliseconds).await?;
+        // A port that closes cancels its messages that wait: the other side ends this process once it has the last one.
+        std::future::pending().await
     })
 }
 
