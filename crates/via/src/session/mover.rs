@@ -107,7 +107,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
             let received = self.receive(context);
             match (sent, received) {
                 (Err(over), _) | (_, Err(over)) => return Poll::Ready(over),
-                (Ok(Poll::Ready(true)), _) | (_, Ok(true)) => self.has_reserve = true,
+                (Ok(Poll::Ready(true)), _) => {
+                    self.has_reserve = true;
+                    // The next wait for the system begins anew.
+                    self.alarm_for = self.alarm_for.filter(|alarm| *alarm != Alarm::Stuck);
+                }
+                (_, Ok(true)) => self.has_reserve = true,
                 (Ok(sent), Ok(false)) => {
                     self.await_alarm(context, sent.is_pending());
                     return Poll::Pending;
@@ -244,5 +249,46 @@ impl Sealed {
             self.written += bytes;
         }
         sent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+
+    use midplane_simhw::shm::rings::RingPair;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::session::Sessions;
+
+    #[test]
+    fn a_peer_is_suspected_while_it_takes_nothing_and_not_while_it_is_slow() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(be_slow_and_stuck_in_turn());
+    }
+
+    async fn be_slow_and_stuck_in_turn() {
+        let (sessions, _driver) = Sessions::new(None, None).unwrap();
+        let [pair, _other] = RingPair::local(1 << 16).unwrap();
+        let session = sessions.over_rings(pair, true).unwrap();
+        let (line, (stream, mut peer)) = (Arc::new(Line::default()), tokio::io::duplex(1_024));
+        line.buffers().write(&[], &[IoSlice::new(&[7; 200_000])]);
+        let connection = Connection { stream, records: None };
+        tokio::spawn(Mover::new(session, Arc::clone(&line), connection).run());
+        let (mut bytes, pause) = ([0; 1_024], Duration::from_millis(20));
+        for _ in 0..2 {
+            let slow_until = Instant::now() + STUCK + STUCK / 2;
+            while Instant::now() < slow_until {
+                peer.read_exact(&mut bytes).await.unwrap();
+                sleep(pause).await;
+                assert!(!line.buffers().is_stuck, "it takes bytes");
+            }
+            sleep(STUCK + STUCK / 2).await;
+            assert!(line.buffers().is_stuck, "it takes nothing");
+            peer.read_exact(&mut bytes).await.unwrap();
+            sleep(pause).await;
+            assert!(!line.buffers().is_stuck, "it takes bytes again");
+        }
     }
 }
