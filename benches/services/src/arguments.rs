@@ -15,6 +15,7 @@ Examples:
   services --threads multi --json              plain `#[tokio::main]` on both sides, as one JSON document
   services --idle --placement any --rounds 3   processor time of nodes that have little to do
   services --transport udp --namespaces a@10.0.0.1,b@10.0.0.2      between two hosts
+  services --transport udp,tcp --what axum_hello,axum_4mib --sealed    nodes with a key, and TLS
   services --memory --rounds 1                 memory of 1,000 connections that are idle
 
 Each row is a service in a process of its own and a client in another one, over a node and over TCP with TCP_NODELAY;
@@ -121,6 +122,9 @@ pub enum Transport {
     /// Tokio's TCP on loopback
     #[value(hide = true)]
     Tokio,
+    /// TLS 1.3 over tokio's TCP on loopback
+    #[value(hide = true)]
+    Tls,
 }
 
 /// The runtime of both processes.
@@ -166,6 +170,14 @@ pub struct Row {
     #[serde(serialize_with = "serialize")]
     pub placement: Placement,
     pub connections: u16,
+}
+
+impl Row {
+    /// Returns whether the row can be compared with TLS.
+    pub const fn can_be_sealed(&self) -> bool {
+        matches!(self.transport, Transport::Udp | Transport::Tcp)
+            && matches!(self.what, What::AxumHello | What::Axum4mib)
+    }
 }
 
 fn serialize<S: Serializer>(value: &impl ValueEnum, into: S) -> Result<S::Ok, S::Error> {
@@ -217,6 +229,10 @@ pub struct Arguments {
     /// root, and `--transport udp` or `tcp`
     #[arg(long, value_delimiter = ',', value_name = "NAME@ADDRESS,NAME@ADDRESS")]
     pub namespaces: Vec<Namespace>,
+
+    /// Compares nodes with a key, which seal what they send, with TLS 1.3 (rustls and `ring`, a certificate made for the run)
+    #[arg(long)]
+    pub sealed: bool,
 
     /// Prints one JSON document
     #[arg(long)]

@@ -82,6 +82,7 @@ impl Caller {
                     callers.push(Self::Tcp(Framed::new(stream), payload.clone()));
                 }
             }
+            Target::Tls(_) => return Err("calls over TLS are not compared".into()),
             Target::Node(node) => {
                 let client = node.client(SERVICE);
                 callers.extend((0..count).map(|_| Self::Node(client.clone(), payload.clone())));

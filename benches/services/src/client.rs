@@ -1,6 +1,5 @@
 //! The process of a client: does a row's work for the seconds in each line of its input.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::arguments::{Row, What};
-use crate::place::{Io, Target, write_line};
+use crate::place::{Host, Io, Target, write_line};
 use crate::{Failure, bulk, calls, grpc, http};
 
 /// The period of requests of [`What::Paced`].
@@ -18,7 +17,7 @@ const PERIOD: Duration = Duration::from_millis(3);
 const SETTLE: Duration = Duration::from_secs(3);
 
 /// Writes that it is ready. Then, for each line of its input with seconds, does the work and writes its amount.
-pub async fn run(row: Row, place: &str, host: IpAddr) -> Result<(), Failure> {
+pub async fn run(row: Row, place: &str, host: Host) -> Result<(), Failure> {
     let target = Target::new(row.transport, place, host).await?;
     let mut callers = Caller::all(&target, row).await?;
     let mut held = Vec::new();

@@ -59,6 +59,7 @@ impl Caller {
                 let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
                 endpoint.tcp_nodelay(true).connect().await?
             }
+            Target::Tls(_) => return Err("tonic over TLS is not compared".into()),
             Target::Node(node) => {
                 let endpoint = Endpoint::from_static("http://service");
                 endpoint.connect_with_connector(node.connector(SERVICE)).await?

@@ -1,8 +1,10 @@
 //! An axum service, and hyper connections to it.
 
+use std::fmt::Debug;
+
 use axum::Router;
 use axum::routing::get;
-use axum::serve::ListenerExt;
+use axum::serve::{Listener, ListenerExt};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper::Request;
@@ -23,7 +25,7 @@ fn router() -> Router {
 }
 
 pub async fn serve(node: &Node) -> Result<(), Failure> {
-    Ok(axum::serve(node.listen(SERVICE).await?, router()).await?)
+    serve_on(node.listen(SERVICE).await?).await
 }
 
 pub async fn serve_tcp(listener: TcpListener) -> Result<(), Failure> {
@@ -31,6 +33,10 @@ pub async fn serve_tcp(listener: TcpListener) -> Result<(), Failure> {
     let listener = listener.tap_io(|stream| {
         let _ = stream.set_nodelay(true);
     });
+    serve_on(listener).await
+}
+
+pub async fn serve_on(listener: impl Listener<Addr: Debug>) -> Result<(), Failure> {
     Ok(axum::serve(listener, router()).await?)
 }
 

@@ -8,6 +8,7 @@ mod grpc;
 mod http;
 mod pair;
 mod place;
+mod tls;
 
 use std::process::ExitCode;
 
@@ -17,6 +18,7 @@ use midplane_kit::claims::Medians;
 use midplane_kit::command_line::{self, name_of};
 use midplane_kit::report;
 use pair::Pair;
+use place::Host;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
@@ -36,16 +38,21 @@ struct Run {
 #[derive(Serialize)]
 struct Document {
     tcp_congestion: String,
+    /// Whether ours is sealed and theirs is TLS.
+    sealed: bool,
     runs: Vec<Run>,
 }
 
 /// Returns the mistake in the arguments, if there is one.
 fn mistake(arguments: &Arguments, rows: &[Row]) -> Option<&'static str> {
-    let theirs = |row: &Row| row.transport == Transport::Tokio;
+    let theirs = |row: &Row| matches!(row.transport, Transport::Tokio | Transport::Tls);
     match arguments.namespaces.len() {
         _ if arguments.part.is_some() => None,
         _ if rows.iter().any(theirs) => Some(
-            "--transport tokio: tokio's TCP is what ours are compared with; name shm, udp or tcp",
+            "--transport: tokio's TCP and TLS are what ours are compared with; name shm, udp or tcp",
+        ),
+        _ if arguments.sealed && rows.iter().any(|row| !row.can_be_sealed()) => Some(
+            "--sealed: only axum services over UDP or TCP; add --transport udp,tcp --what axum_hello,axum_4mib",
         ),
         0 => None,
         2 if arguments.transport.contains(&Transport::Shm) => {
@@ -79,10 +86,11 @@ fn start(arguments: &Arguments) -> Result<u8, report::Failure> {
     let most = getrlimit(Resource::Nofile).maximum;
     let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
     let runtime = builder.enable_all().build().expect("a runtime");
+    let host = Host { address: arguments.host, is_sealed: arguments.sealed };
     let ended = runtime.block_on(async {
         match arguments.part {
-            Some(Part::Service) => place::serve(rows[0], arguments.host).await,
-            Some(Part::Client) => client::run(rows[0], &arguments.at, arguments.host).await,
+            Some(Part::Service) => place::serve(rows[0], host).await,
+            Some(Part::Client) => client::run(rows[0], &arguments.at, host).await,
             None => run(arguments, &rows).await,
         }
     });
@@ -99,7 +107,7 @@ async fn run(arguments: &Arguments, rows: &[Row]) -> Result<(), Failure> {
         runs.push(Run { row, unit: row.what.unit(), medians });
     }
     bar.finish_and_clear();
-    let document = Document { tcp_congestion: tcp_congestion(), runs };
+    let document = Document { tcp_congestion: tcp_congestion(), sealed: arguments.sealed, runs };
     report::print_document(arguments.json, &document, text);
     Ok(())
 }
@@ -117,7 +125,8 @@ async fn measure(
     progress: &ProgressBar,
 ) -> Result<Vec<(f64, Option<f64>)>, Failure> {
     let seconds = arguments.seconds(row.what);
-    let theirs = Row { transport: Transport::Tokio, ..row };
+    let theirs = if arguments.sealed { Transport::Tls } else { Transport::Tokio };
+    let theirs = Row { transport: theirs, ..row };
     let mut rounds = Vec::new();
     let mut pairs = None;
     for _ in 0..arguments.rounds {
@@ -157,7 +166,9 @@ fn text(document: &Document) -> String {
             optional(medians.spread),
         ]
     };
-    let titles = "transport, what, placement, connections, ours, TCP, unit, ratio, spread";
+    let theirs = if document.sealed { "TLS" } else { "TCP" };
+    let titles =
+        &format!("transport, what, placement, connections, ours, {theirs}, unit, ratio, spread");
     let law = &document.tcp_congestion;
     let table = report::table(titles, document.runs.iter().map(cells));
     format!("{table}TCP's congestion control: {law} (sysctl net.ipv4.tcp_congestion_control)\n")

@@ -98,6 +98,9 @@ impl Process {
         for (option, value) in &options {
             command.args([*option, value]);
         }
+        if arguments.sealed {
+            command.arg("--sealed");
+        }
         if let Some(processor) = processor {
             command.args(["--processor", &processor.to_string()]);
         }

@@ -3,13 +3,14 @@
 use std::io::Write;
 use std::net::IpAddr;
 
-use midplane::{Node, NodeBuilder, Stream};
+use midplane::{Key, Node, NodeBuilder, Stream};
 use midplane_kit::command_line::name_of;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::client::TlsStream;
 
 use crate::arguments::{Row, Transport, What};
-use crate::{Failure, bulk, calls, grpc, http};
+use crate::{Failure, bulk, calls, grpc, http, tls};
 
 /// The name of each service.
 pub const SERVICE: &str = "service";
@@ -19,20 +20,23 @@ pub trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl Io for Stream {}
 impl Io for TcpStream {}
+impl Io for TlsStream<TcpStream> {}
 
 /// The service that a client connects to.
 #[derive(Clone)]
 pub enum Target {
     Tcp(String),
+    Tls(String),
     Node(Node),
 }
 
 impl Target {
-    pub async fn new(transport: Transport, place: &str, host: IpAddr) -> Result<Self, Failure> {
+    pub async fn new(transport: Transport, place: &str, host: Host) -> Result<Self, Failure> {
         Ok(match transport {
             Transport::Tokio => Self::Tcp(place.to_owned()),
+            Transport::Tls => Self::Tls(place.to_owned()),
             Transport::Shm => Self::Node(Node::builder().cluster(place).start().await?),
-            over => Self::Node(over_network(over, host).discover(place).start().await?),
+            over => Self::Node(host.node(over).discover(place).start().await?),
         })
     }
 
@@ -43,21 +47,39 @@ impl Target {
                 stream.set_nodelay(true)?;
                 Box::new(stream)
             }
+            Self::Tls(place) => Box::new(tls::connect(place).await?),
             Self::Node(node) => Box::new(node.connect(SERVICE).await?),
         })
     }
 }
 
-/// Builds a node over UDP or TCP with the defaults; between hosts, one that trusts the network.
-fn over_network(transport: Transport, host: IpAddr) -> NodeBuilder {
-    let builder = Node::builder().transports(&name_of(&transport));
-    if host.is_loopback() { builder } else { builder.bind((host, 0).into()).trusted_network() }
+/// The host that a process runs on.
+#[derive(Clone, Copy)]
+pub struct Host {
+    pub address: IpAddr,
+    /// Whether its nodes seal what they send.
+    pub is_sealed: bool,
+}
+
+impl Host {
+    /// Builds a node over UDP or TCP with the defaults; between hosts, one that trusts the network or has a key.
+    fn node(self, transport: Transport) -> NodeBuilder {
+        let mut builder = Node::builder().transports(&name_of(&transport));
+        if !self.address.is_loopback() {
+            builder = builder.bind((self.address, 0).into());
+        }
+        match self.is_sealed {
+            true => builder.key(Key::new(1, [7; 32])),
+            false if self.address.is_loopback() => builder,
+            false => builder.trusted_network(),
+        }
+    }
 }
 
 /// Serves until the process is killed; writes the service's place as the first line of the output.
-pub async fn serve(row: Row, host: IpAddr) -> Result<(), Failure> {
+pub async fn serve(row: Row, host: Host) -> Result<(), Failure> {
     if row.transport == Transport::Tokio {
-        let listener = TcpListener::bind((host, 0)).await?;
+        let listener = TcpListener::bind((host.address, 0)).await?;
         write_line(listener.local_addr()?);
         return match row.what {
             What::Tonic64 | What::Tonic4096 => grpc::serve_tcp(listener).await,
@@ -66,11 +88,17 @@ pub async fn serve(row: Row, host: IpAddr) -> Result<(), Failure> {
             _ => http::serve_tcp(listener).await,
         };
     }
+    if row.transport == Transport::Tls {
+        let tcp = TcpListener::bind((host.address, 0)).await?;
+        let (listener, place) = tls::Listener::new(tcp)?;
+        write_line(place);
+        return http::serve_on(listener).await;
+    }
     let cluster = format!("services-{}", std::process::id());
     let (node, place) = if row.transport == Transport::Shm {
         (Node::builder().cluster(&cluster).start().await?, cluster)
     } else {
-        let node = over_network(row.transport, host).start().await?;
+        let node = host.node(row.transport).start().await?;
         let address = node.address().ok_or("no address")?;
         (node, address.to_string())
     };
