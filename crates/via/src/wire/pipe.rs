@@ -11,6 +11,7 @@
 pub(crate) mod acks;
 mod body;
 pub(crate) mod chunks;
+mod cipher;
 pub(crate) mod config;
 pub mod congestion;
 mod handling;

@@ -3,11 +3,14 @@
 //!
 //! # Handshake
 //!
-//! The dialer sends 72 bytes: `midplane`, the version 1, a byte that is 1 with a key, 6 zeros, the dialer's
+//! The dialer sends 72 bytes: `midplane`, the version 1, a byte that is 1 with a key, the cipher, 5 zeros, the dialer's
 //! random number (8 bytes), a Noise message (48 bytes) or zeros. The acceptor answers with 80 bytes:
-//! `midplane`, the version, a byte that is 0 or the reason of a refusal, 6 zeros, the acceptor's random number
+//! `midplane`, the version, a byte that is 0 or the reason of a refusal, the cipher, 5 zeros, the acceptor's random number
 //! (8 bytes), a Noise message (56 bytes) or zeros. The first 16 bytes of both are the same in every version.
 //! With a key, the dialer then sends an empty record, which proves that it has the key.
+//!
+//! The cipher is 1 if the dialer's processor has instructions for AES, and in the answer if both have; both then
+//! use AES-256-GCM. Earlier versions send 0 and read no cipher.
 //!
 //! In version 2, both nodes have keys of their own, which the Noise messages carry: 96 and 104 bytes. An
 //! acceptor that does not support it answers in version 1; the dialer connects again with version 1.
@@ -57,7 +60,7 @@ impl Config {
 
     /// Returns the secrets of handshakes, if connections are sealed.
     fn secrets(&self) -> Option<Secrets<'_>> {
-        Some(Secrets { key: self.key.as_ref()?, own: self.own.as_ref() })
+        Some(Secrets::new(self.key.as_ref()?, self.own.as_ref()))
     }
 }
 

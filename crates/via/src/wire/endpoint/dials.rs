@@ -11,7 +11,7 @@ use midplane_simhw::time::Instant;
 
 use super::super::pipe::config::{FIRST_WINDOW, reason};
 use super::super::pipe::packet::{Accept, Dial, VERSION, emit_cookie, emit_refuse, emit_reset};
-use super::super::pipe::sealing::Secrets;
+use super::super::pipe::sealing::{Cipher, Secrets};
 use super::super::pipe::{Pipe, sealing};
 use super::Endpoint;
 
@@ -75,14 +75,15 @@ impl Endpoint {
 
     fn accept(&mut self, now: Instant, from: SocketAddr, dial: Dial<'_>) {
         let (local, dialer) = (self.draw_id(), dial.dialer);
-        let (seal, noise) = match self.config.secrets() {
-            None => (None, Vec::new()),
+        let (seal, cipher, noise) = match self.config.secrets() {
+            None => (None, Cipher::ChaCha, Vec::new()),
             Some(secrets) => {
                 let own = secrets.own.filter(|_| !dial.identified.is_empty());
                 let offer = if own.is_some() { dial.identified } else { dial.noise };
-                let secrets = Secrets { own, ..secrets };
+                let cipher = secrets.cipher.with(dial.cipher);
+                let secrets = Secrets { own, cipher, ..secrets };
                 match sealing::answer(secrets, sealing::DATAGRAMS, dialer, local, offer) {
-                    Some((seal, noise)) => (Some(seal), noise),
+                    Some((seal, noise)) => (Some(seal), cipher, noise),
                     None => return self.refuse(from, dialer, reason::KEY),
                 }
             }
@@ -91,7 +92,8 @@ impl Endpoint {
         let (socket_bytes, first_window) =
             (self.config.socket_bytes, Some(first.unwrap_or(FIRST_WINDOW) as u32));
         let mut datagram = Vec::new();
-        let accept = Accept { first_window, dialer, acceptor: local, socket_bytes, noise: &noise };
+        let noise = &noise;
+        let accept = Accept { first_window, dialer, acceptor: local, socket_bytes, cipher, noise };
         accept.emit(&mut datagram);
         let ids = (local, dialer);
         let pipe = Pipe::accept(now, &self.config, ids, from, &dial, seal, datagram);

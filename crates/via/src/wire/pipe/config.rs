@@ -156,7 +156,7 @@ impl Config {
 impl Config {
     /// Returns the secrets of handshakes, if connections are sealed.
     pub(crate) fn secrets(&self) -> Option<Secrets<'_>> {
-        Some(Secrets { key: self.key.as_ref()?, own: self.own.as_ref() })
+        Some(Secrets::new(self.key.as_ref()?, self.own.as_ref()))
     }
 }
 

@@ -54,7 +54,7 @@ impl Pipe {
     fn handle_accept(&mut self, accept: Accept<'_>) -> Result<(), Bad> {
         let mut dialing = self.dialing.take().ok_or(Bad)?;
         if let Some(offers) = &mut dialing.offers {
-            self.seal = offers.finish(accept.acceptor, accept.noise);
+            self.seal = offers.finish(accept.acceptor, accept.cipher, accept.noise);
             if self.seal.is_none() {
                 self.dialing = Some(dialing);
                 return Err(Bad);
@@ -148,7 +148,7 @@ impl Pipe {
         if self.dialing.is_some() || self.acks.has_received(number) {
             return Err(Bad);
         }
-        let plain = match &self.seal {
+        let plain = match &mut self.seal {
             Some(seal) => seal.open(number, body).ok_or(Bad)?,
             None => body,
         };

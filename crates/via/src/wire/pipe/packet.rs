@@ -5,9 +5,9 @@
 //!
 //! | kind | fields after the first two bytes |
 //! |---|---|
-//! | 1 dial | sealed 1, identified 1, first window 4, dialer's id 8, cookie 16, socket buffer 8, Noise message (48 or 0), Noise message with the dialer's own key (96 or 0), zeros up to 1,200 bytes |
+//! | 1 dial | sealed 1, identified 1, first window 4, dialer's id 8, cookie 16, socket buffer 8, Noise message (48 or 0), Noise message with the dialer's own key (96 or 0), zeros up to 1,199 bytes, cipher 1 |
 //! | 2 cookie | padding 6, dialer's id 8, cookie 16: dial again with this cookie |
-//! | 3 accept | padding 2, first window 4, dialer's id 8, acceptor's id 8, socket buffer 8, Noise message (56, 104 with the acceptor's own key, or 0) |
+//! | 3 accept | cipher 1, padding 1, first window 4, dialer's id 8, acceptor's id 8, socket buffer 8, Noise message (56, 104 with the acceptor's own key, or 0) |
 //! | 4 data | padding 6, receiver's id 8, packet number 8, body |
 //! | 5 reset | padding 6, the id that the receiver of a data packet does not know 8 |
 //! | 6 refuse | reason 1, padding 5, dialer's id 8 |
@@ -15,6 +15,9 @@
 //!
 //! A dialer with a key of its own offers both handshakes (`sealing.rs`). An acceptor that does not know the
 //! longer one reads it as padding, and answers the other.
+//!
+//! The cipher is 1 if the dialer's processor has instructions for AES, and in the accept if both have; both then
+//! use AES-256-GCM (`cipher.rs`). Earlier versions send 0 and read no cipher.
 //!
 //! An acceptor of another version answers a dial with *refuse*, reason 2, in its own version: the first 16
 //! bytes of dial and refuse are the same in every version.
@@ -41,6 +44,8 @@
 //! The packets that make a connection carry the first window plus one. It is 256 KiB, or less: then the
 //! receiver grants tokens (`endpoint/tokens.rs`), and the sender must request a window. A 0 in this field means
 //! an earlier version: its first window is 256 KiB, it never requests one, and it drops packets that do.
+
+use super::cipher::Cipher;
 
 /// Version of the protocol.
 pub(crate) const VERSION: u8 = 1;
@@ -109,6 +114,8 @@ pub(crate) struct Dial<'a> {
     pub(crate) noise: &'a [u8],
     /// The Noise message with the dialer's own key; empty if not sealed, or without such a key.
     pub(crate) identified: &'a [u8],
+    /// The cipher that the dialer computes fastest.
+    pub(crate) cipher: Cipher,
 }
 
 /// The fields of an accept.
@@ -122,6 +129,8 @@ pub(crate) struct Accept<'a> {
     pub(crate) acceptor: u64,
     /// Bytes of the acceptor's receive buffer in the system.
     pub(crate) socket_bytes: u64,
+    /// The cipher of the connection, if it is sealed.
+    pub(crate) cipher: Cipher,
     /// The Noise message, or empty.
     pub(crate) noise: &'a [u8],
 }
@@ -164,6 +173,7 @@ impl<'a> Packet<'a> {
                 dialer: id,
                 acceptor: u64_at(bytes, 16)?,
                 socket_bytes: u64_at(bytes, 24)?,
+                cipher: Cipher::of(bytes[2]),
                 noise: bytes.get(ACCEPT_FIXED_BYTES..)?,
             })),
             RESET if version == VERSION => Some(Self::Reset { unknown: id }),
@@ -192,6 +202,7 @@ impl<'a> Dial<'a> {
             socket_bytes: u64_at(bytes, 32)?,
             noise,
             identified: &rest[..identified],
+            cipher: Cipher::of(bytes[DIAL_BYTES - 1]),
         })
     }
 
@@ -206,14 +217,15 @@ impl<'a> Dial<'a> {
         out.extend_from_slice(&self.socket_bytes.to_le_bytes());
         out.extend_from_slice(self.noise);
         out.extend_from_slice(self.identified);
-        out.resize(begin + DIAL_BYTES, 0);
+        out.resize(begin + DIAL_BYTES - 1, 0);
+        out.push(self.cipher.byte());
     }
 }
 
 impl Accept<'_> {
     /// Appends the accept.
     pub(crate) fn emit(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&[ACCEPT, VERSION, 0, 0]);
+        out.extend_from_slice(&[ACCEPT, VERSION, self.cipher.byte(), 0]);
         out.extend_from_slice(&first_window_bytes(self.first_window));
         out.extend_from_slice(&self.dialer.to_le_bytes());
         out.extend_from_slice(&self.acceptor.to_le_bytes());
@@ -266,6 +278,7 @@ mod tests {
             socket_bytes: 0x0405,
             noise: &[6; NOISE_BYTES],
             identified: &[],
+            cipher: Cipher::ChaCha,
         };
         dial.emit(&mut out);
         let mut golden = vec![1, 1, 1, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0];
@@ -289,8 +302,14 @@ mod tests {
         assert_eq!((dial.noise.len(), dial.identified.len()), (0, 0));
 
         out.clear();
-        let accept =
-            Accept { first_window: None, dialer: 1, acceptor: 2, socket_bytes: 3, noise: &[4] };
+        let accept = Accept {
+            first_window: None,
+            dialer: 1,
+            acceptor: 2,
+            socket_bytes: 3,
+            cipher: Cipher::ChaCha,
+            noise: &[4],
+        };
         accept.emit(&mut out);
         let golden = [3_u8, 1, 0, 0, 0, 0, 0, 0]
             .into_iter()
@@ -319,6 +338,7 @@ mod tests {
             dialer: 1,
             acceptor: 2,
             socket_bytes: 3,
+            cipher: Cipher::ChaCha,
             noise: &[],
         };
         let mut out = Vec::new();
@@ -338,6 +358,23 @@ mod tests {
         assert_eq!((read.ask, read.bytes), (Some(5), Some((2, &[7][..]))));
         assert!(read.asks_for_acknowledgement());
         assert_eq!(Body::parse(&body[..8]), None);
+    }
+
+    #[test]
+    fn ciphers_are_in_fields_that_earlier_versions_ignore() {
+        let mut golden = vec![0; DIAL_BYTES];
+        golden[..8].copy_from_slice(&[1, 1, 0, 0, 1, 0, 0, 0]);
+        golden[1_199] = 1;
+        let Some(Packet::Dial(dial)) = Packet::parse(&golden) else { panic!() };
+        let mut out = Vec::new();
+        dial.emit(&mut out);
+        assert_eq!((dial.cipher, &out), (Cipher::Aes, &golden));
+        let mut golden = vec![0; ACCEPT_FIXED_BYTES];
+        golden[..8].copy_from_slice(&[3, 1, 1, 0, 1, 0, 0, 0]);
+        let Some(Packet::Accept(accept)) = Packet::parse(&golden) else { panic!() };
+        out.clear();
+        accept.emit(&mut out);
+        assert_eq!((accept.cipher, out), (Cipher::Aes, golden));
     }
 
     #[test]

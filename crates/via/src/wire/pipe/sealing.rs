@@ -12,10 +12,13 @@
 //! older one answers the other. An attacker that changes the dial on its way can force the weaker handshake.
 //! Therefore a node ends the session if its peer claims to have a key of its own and has not proven it.
 
+use std::fmt;
+
 use midplane_simhw::seal::{Key, PublicKey, SecretKey};
-use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use snow::{Builder, HandshakeState};
 
+pub(crate) use super::cipher::Cipher;
+use super::cipher::{Opening, Sealing};
 use super::packet::{IDENTIFIED_BYTES, NOISE_BYTES};
 
 /// The handshake of nodes that share a key: two messages, the key mixed in before the first.
@@ -33,9 +36,16 @@ pub(crate) struct Secrets<'a> {
     pub(crate) key: &'a Key,
     /// The node's own key, if this handshake uses it.
     pub(crate) own: Option<&'a SecretKey>,
+    /// The cipher that this end computes fastest.
+    pub(crate) cipher: Cipher,
 }
 
 impl<'a> Secrets<'a> {
+    /// Returns the secrets of an end with these keys.
+    pub(crate) fn new(key: &'a Key, own: Option<&'a SecretKey>) -> Self {
+        Self { key, own, cipher: Cipher::fastest() }
+    }
+
     fn builder(self, prologue: &'a [u8]) -> Option<Builder<'a>> {
         let pattern = if self.own.is_some() { IDENTIFIED } else { SHARED };
         let builder = Builder::new(pattern.parse().ok()?);
@@ -66,39 +76,35 @@ fn prologue(label: &Label, dialer: u64) -> [u8; 23] {
 }
 
 /// Seals and opens bytes, so that only the two ends can read, make or change them.
-#[derive(Debug)]
 pub(crate) struct Seal {
-    seals: LessSafeKey,
-    opens: LessSafeKey,
+    seals: Sealing,
+    opens: Opening,
     peer: Option<PublicKey>,
+}
+
+impl fmt::Debug for Seal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seal").field("peer", &self.peer).finish_non_exhaustive()
+    }
 }
 
 impl Seal {
     /// Makes the keys of a handshake that has ended: those of its two directions (Noise, section 5.2).
-    fn new(mut handshake: HandshakeState) -> Self {
+    fn new(mut handshake: HandshakeState, cipher: Cipher) -> Self {
         let peer = handshake.get_remote_static().and_then(|key| key.try_into().ok());
         let is_dialer = handshake.is_initiator();
         let (forth, back) = handshake.dangerously_get_raw_split();
-        let key = |bytes: [u8; 32]| {
-            let key = UnboundKey::new(&CHACHA20_POLY1305, &bytes);
-            LessSafeKey::new(key.expect("a key of this cipher has 32 bytes"))
-        };
         let (seals, opens) = if is_dialer { (forth, back) } else { (back, forth) };
-        Self { seals: key(seals), opens: key(opens), peer: peer.map(PublicKey::new) }
+        Self {
+            seals: Sealing::new(cipher, seals),
+            opens: Opening::new(cipher, opens),
+            peer: peer.map(PublicKey::new),
+        }
     }
 
-    /// Returns the nonce of a packet or record (Noise, section 12.3). The caller never seals two with one number.
-    fn nonce(number: u64) -> Nonce {
-        let mut bytes = [0; 12];
-        bytes[4..].copy_from_slice(&number.to_le_bytes());
-        Nonce::assume_unique_for_key(bytes)
-    }
-
-    /// Seals the bytes of `out` from `begin` on, and appends their tag.
-    pub(crate) fn seal(&self, number: u64, out: &mut Vec<u8>, begin: usize) {
-        let plain = &mut out[begin..];
-        let tag = self.seals.seal_in_place_separate_tag(Self::nonce(number), Aad::empty(), plain);
-        out.extend_from_slice(tag.expect("the bytes are fewer than a cipher can seal").as_ref());
+    /// Seals the bytes of `out` from `begin` on, and appends their tag. The caller counts `number` up.
+    pub(crate) fn seal(&mut self, number: u64, out: &mut Vec<u8>, begin: usize) {
+        self.seals.seal(number, out, begin);
     }
 
     /// Returns the peer's own key, if it has one. The peer has proven it; to an acceptor, only once the first
@@ -108,15 +114,17 @@ impl Seal {
     }
 
     /// Opens `sealed` in place; returns the plain bytes, or `None` if it is not authentic.
-    pub(crate) fn open<'a>(&self, number: u64, sealed: &'a mut [u8]) -> Option<&'a [u8]> {
-        let opened = self.opens.open_in_place(Self::nonce(number), Aad::empty(), sealed);
-        opened.ok().map(|plain| &*plain)
+    pub(crate) fn open<'a>(&mut self, number: u64, sealed: &'a mut [u8]) -> Option<&'a [u8]> {
+        self.opens.open(number, sealed)
     }
 }
 
 /// The dialer's half of a handshake.
 #[derive(Debug)]
-pub(crate) struct Begun(HandshakeState);
+pub(crate) struct Begun {
+    handshake: HandshakeState,
+    cipher: Cipher,
+}
 
 impl Begun {
     /// Starts a handshake; returns `None` if the system has no random numbers.
@@ -125,17 +133,23 @@ impl Begun {
         let mut handshake = secrets.builder(&prologue)?.build_initiator().ok()?;
         let mut message = vec![0; secrets.bytes()];
         handshake.write_message(&[], &mut message).ok()?;
-        Some((Self(handshake), message))
+        Some((Self { handshake, cipher: secrets.cipher }, message))
     }
 
-    /// Finishes the handshake with the answer; returns itself if the answer is of another key.
-    pub(crate) fn finish(mut self, acceptor: u64, message: &[u8]) -> Result<Seal, Box<Self>> {
+    /// Finishes the handshake with the answer of an end that has chosen `cipher`; returns itself if the answer is
+    /// of another key.
+    pub(crate) fn finish(
+        mut self,
+        acceptor: u64,
+        cipher: Cipher,
+        message: &[u8],
+    ) -> Result<Seal, Box<Self>> {
         let mut said = [0; 8];
-        let read = self.0.read_message(message, &mut said);
+        let read = self.handshake.read_message(message, &mut said);
         if read != Ok(said.len()) || u64::from_le_bytes(said) != acceptor {
             return Err(Box::new(self));
         }
-        Ok(Seal::new(self.0))
+        Ok(Seal::new(self.handshake, self.cipher.with(cipher)))
     }
 }
 
@@ -162,10 +176,10 @@ impl Offers {
     }
 
     /// Finishes with the answer to either; returns `None` if it answers neither.
-    pub(crate) fn finish(&mut self, acceptor: u64, message: &[u8]) -> Option<Seal> {
+    pub(crate) fn finish(&mut self, acceptor: u64, cipher: Cipher, message: &[u8]) -> Option<Seal> {
         let is_identified = message.len() == IDENTIFIED_BYTES + 8;
         let offer = if is_identified { &mut self.identified } else { &mut self.shared };
-        match offer.take()?.finish(acceptor, message) {
+        match offer.take()?.finish(acceptor, cipher, message) {
             Ok(seal) => Some(seal),
             Err(begun) => {
                 *offer = Some(*begun);
@@ -175,7 +189,8 @@ impl Offers {
     }
 }
 
-/// Answers a dialer's message; returns `None` if it is of another key.
+/// Answers a dialer's message, and seals with `secrets.cipher`, which the dialer has offered; returns `None` if
+/// the message is of another key.
 pub(crate) fn answer(
     secrets: Secrets<'_>,
     label: &Label,
@@ -188,14 +203,14 @@ pub(crate) fn answer(
     handshake.read_message(message, &mut []).ok()?;
     let mut answer = vec![0; secrets.bytes() + 8];
     handshake.write_message(&acceptor.to_le_bytes(), &mut answer).ok()?;
-    Some((Seal::new(handshake), answer))
+    Some((Seal::new(handshake, secrets.cipher), answer))
 }
 
 #[cfg(test)]
 mod tests {
     use snow::params::{CipherChoice, DHChoice, HashChoice};
     use snow::resolvers::{CryptoResolver, DefaultResolver};
-    use snow::types::{Cipher, Dh, Hash, Random};
+    use snow::types::{Dh, Hash, Random};
 
     use super::*;
 
@@ -208,19 +223,22 @@ mod tests {
         let key = Key::new(1, [7; 32]);
         let (dialer, acceptor) = (own(1), own(2));
         for with in [None, Some(&acceptor)] {
-            let secrets = Secrets { key: &key, own: Some(&dialer) };
+            let secrets = Secrets::new(&key, Some(&dialer));
             let mut offers = Offers::new(secrets, DATAGRAMS, 5).unwrap();
             let message = offers.messages[usize::from(with.is_some())].clone();
-            let secrets = Secrets { key: &key, own: with };
-            let (theirs, answer) = answer(secrets, DATAGRAMS, 5, 6, &message).unwrap();
+            let secrets = Secrets::new(&key, with);
+            let (mut theirs, answer) = answer(secrets, DATAGRAMS, 5, 6, &message).unwrap();
             let lengths = (message.len(), answer.len());
             assert_eq!(lengths, if with.is_some() { (96, 104) } else { (48, 56) });
             let mut forged = answer.clone();
             forged[40] ^= 1;
             assert!(
-                offers.finish(6, &forged).is_none() && offers.finish(6, &answer[1..]).is_none()
+                offers.finish(6, Cipher::fastest(), &forged).is_none()
+                    && offers.finish(6, Cipher::fastest(), &answer[1..]).is_none()
             );
-            let ours = offers.finish(6, &answer).expect("a forged answer before changes nothing");
+            let mut ours = offers
+                .finish(6, Cipher::fastest(), &answer)
+                .expect("a forged answer before changes nothing");
             let mut sealed = b"head hello".to_vec();
             ours.seal(0, &mut sealed, 5);
             assert!(sealed[..5] == *b"head " && sealed[5..10] != *b"hello");
@@ -233,6 +251,22 @@ mod tests {
             assert_eq!(theirs.open(0, &mut []), None);
             assert_eq!(ours.peer(), with.map(SecretKey::public));
             assert_eq!(theirs.peer(), with.map(|_| dialer.public()));
+        }
+    }
+
+    #[test]
+    fn ends_of_any_two_versions_use_a_cipher_that_both_know() {
+        let key = Key::new(1, [7; 32]);
+        for (ours, theirs) in [(Cipher::Aes, Cipher::ChaCha), (Cipher::ChaCha, Cipher::Aes)] {
+            let secrets = |cipher| Secrets { cipher, ..Secrets::new(&key, None) };
+            let (begun, message) = Begun::new(secrets(ours), DATAGRAMS, 5).unwrap();
+            let both = theirs.with(ours);
+            let (mut acceptor, answer) = answer(secrets(both), DATAGRAMS, 5, 6, &message).unwrap();
+            // Even if the answer names a cipher that was not offered.
+            let mut dialer = begun.finish(6, theirs, &answer).ok().unwrap();
+            let mut sealed = b"hello".to_vec();
+            dialer.seal(0, &mut sealed, 0);
+            assert_eq!(acceptor.open(0, &mut sealed), Some(&b"hello"[..]));
         }
     }
 
@@ -285,7 +319,7 @@ mod tests {
         fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
             DefaultResolver.resolve_hash(choice)
         }
-        fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
+        fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn snow::types::Cipher>> {
             DefaultResolver.resolve_cipher(choice)
         }
     }
@@ -306,7 +340,7 @@ mod tests {
     fn an_end_that_claims_a_key_without_its_secret_completes_no_handshake() {
         let key = Key::new(1, [7; 32]);
         let (victim, honest, own) = (own(1).public(), own(2), own(3));
-        let secrets = Secrets { key: &key, own: Some(&honest) };
+        let secrets = Secrets::new(&key, Some(&honest));
         let prologue = prologue(DATAGRAMS, 5);
         let mut dials = thief(&key, &own, &prologue, victim).build_initiator().unwrap();
         let mut message = vec![0; IDENTIFIED_BYTES];
@@ -320,18 +354,18 @@ mod tests {
         answers.read_message(&offers.messages[1], &mut []).unwrap();
         let mut reply = vec![0; IDENTIFIED_BYTES + 8];
         answers.write_message(&6_u64.to_le_bytes(), &mut reply).unwrap();
-        assert!(offers.finish(6, &reply).is_none());
+        assert!(offers.finish(6, Cipher::fastest(), &reply).is_none());
     }
 
     #[test]
     fn no_message_of_any_length_is_an_answer_or_panics() {
         let key = Key::new(1, [7; 32]);
         let own = own(1);
-        let secrets = Secrets { key: &key, own: Some(&own) };
+        let secrets = Secrets::new(&key, Some(&own));
         let mut offers = Offers::new(secrets, DATAGRAMS, 5).unwrap();
         for length in 0..300 {
             let bytes = vec![length as u8; length];
-            assert!(offers.finish(6, &bytes).is_none());
+            assert!(offers.finish(6, Cipher::fastest(), &bytes).is_none());
             assert!(answer(secrets, DATAGRAMS, 5, 6, &bytes).is_none());
             assert!(answer(Secrets { own: None, ..secrets }, DATAGRAMS, 5, 6, &bytes).is_none());
         }

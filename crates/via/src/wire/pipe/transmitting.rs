@@ -7,6 +7,7 @@ use super::congestion::Sending;
 use super::loss::{Kind, Sent};
 use super::pacing::Pace;
 use super::packet::{Dial, HEADER_BYTES, TAG_BYTES, VERSION, emit_header};
+use super::sealing::Cipher;
 use super::{DIAL_AGAIN, Ended, Pipe, Transmit};
 
 /// Most bytes of datagrams in one train.
@@ -97,6 +98,7 @@ impl Pipe {
             socket_bytes: self.config.socket_bytes,
             noise: messages.map_or(&[], |[shared, _]| shared),
             identified: messages.map_or(&[], |[_, identified]| identified),
+            cipher: self.config.secrets().map_or(Cipher::ChaCha, |secrets| secrets.cipher),
         };
         let begin = out.len();
         dial.emit(out);
@@ -174,7 +176,7 @@ impl Pipe {
         let asks = asks || (self.is_blocked() && (has_bytes || closes || pings));
         let what = Content { has_bytes, closes, pings, asks, most };
         let range = self.emit_body(out, what);
-        if let Some(seal) = &self.seal {
+        if let Some(seal) = &mut self.seal {
             seal.seal(number, out, begin + HEADER_BYTES);
         }
         let bytes = out.len() - begin + self.left_out_bytes();
@@ -264,7 +266,7 @@ impl Pipe {
         out.push(flag::PROBE);
         let tag = if self.seal.is_some() { TAG_BYTES } else { 0 };
         out.resize(begin + bytes - tag, 0);
-        if let Some(seal) = &self.seal {
+        if let Some(seal) = &mut self.seal {
             seal.seal(number, out, begin + HEADER_BYTES);
         }
         // Losing a probe that is too long says nothing about congestion, so it counts 0 bytes.

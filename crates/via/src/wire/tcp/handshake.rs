@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use super::{Config, Failed, Records, STREAMS};
 use crate::wire::pipe::packet::{IDENTIFIED_BYTES, NOISE_BYTES};
-use crate::wire::pipe::sealing::{Begun, Secrets, answer};
+use crate::wire::pipe::sealing::{Begun, Cipher, Secrets, answer};
 
 /// Versions of the protocol: without keys of the nodes' own, and with them.
 const SHARED: u8 = 1;
@@ -114,7 +114,8 @@ async fn dial_over<S: AsyncRead + AsyncWrite + Unpin>(
     let (id, secrets) = (random()?, of_version(secrets, version));
     let begun = secrets.map(|secrets| Begun::new(secrets, STREAMS, id).ok_or(Failed::KeyMismatch));
     let (begun, noise) = begun.transpose()?.unzip();
-    let mut message = message(version, u8::from(secrets.is_some()), id, noise.as_deref());
+    let cipher = secrets.map_or(Cipher::ChaCha, |secrets| secrets.cipher);
+    let mut message = message(version, u8::from(secrets.is_some()), cipher, id, noise.as_deref());
     message.resize(dial_bytes(version), 0);
     stream.write_all(&message).await?;
     let answer =
@@ -127,7 +128,7 @@ async fn dial_over<S: AsyncRead + AsyncWrite + Unpin>(
     }
     let mut records = None;
     if let Some(begun) = begun {
-        let seal = begun.finish(word(&answer, 16), &answer[HEAD_BYTES..]);
+        let seal = begun.finish(word(&answer, 16), Cipher::of(answer[10]), &answer[HEAD_BYTES..]);
         let seal = seal.map_err(|_| Failed::KeyMismatch)?;
         let mut own = Records::new(seal);
         let mut proof = Vec::new();
@@ -170,7 +171,9 @@ async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
     let spoken = |version| (SHARED..=newest).contains(&version).then(|| dial_bytes(version));
     let dial = read_message(&mut stream, spoken).await.map_err(|_| Failed::NoNode)?;
     let (version, is_sealed, id) = (dial[8], dial[9] == 1, random()?);
-    let secrets = of_version(secrets, version);
+    let cipher =
+        secrets.map_or(Cipher::ChaCha, |secrets| secrets.cipher.with(Cipher::of(dial[10])));
+    let secrets = of_version(secrets, version).map(|secrets| Secrets { cipher, ..secrets });
     let failed = if spoken(version).is_none() {
         Some((reason::VERSION, Failed::Version(version)))
     } else if is_sealed != secrets.is_some() {
@@ -190,7 +193,7 @@ async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
     let version = if spoken(version).is_some() { version } else { newest };
     let said = failed.as_ref().map_or(reason::NONE, |(reason, _)| *reason);
     let (seal, noise) = sealed.unzip();
-    let mut message = message(version, said, id, noise.as_deref());
+    let mut message = message(version, said, cipher, id, noise.as_deref());
     message.resize(dial_bytes(version) + 8, 0);
     stream.write_all(&message).await?;
     if let Some((_, failed)) = failed {
@@ -234,9 +237,9 @@ fn cut(error: io::Error) -> Failed {
 }
 
 /// Makes a message of the handshake; `second` follows the version.
-fn message(version: u8, second: u8, id: u64, noise: Option<&[u8]>) -> Vec<u8> {
+fn message(version: u8, second: u8, cipher: Cipher, id: u64, noise: Option<&[u8]>) -> Vec<u8> {
     let mut message = MAGIC.to_vec();
-    message.extend([version, second, 0, 0, 0, 0, 0, 0]);
+    message.extend([version, second, cipher.byte(), 0, 0, 0, 0, 0]);
     message.extend(id.to_le_bytes());
     message.extend(noise.unwrap_or_default());
     message
@@ -345,8 +348,8 @@ mod tests {
     fn the_bytes_of_a_handshake_never_change() {
         let changed =
             "bytes on the wire have changed: bump the version, and keep reading the old one";
-        let golden = b"midplane\x01\x01\0\0\0\0\0\0\x02\x01\0\0\0\0\0\0noise";
-        assert_eq!(message(1, 1, 0x0102, Some(b"noise")), golden, "{changed}");
+        let golden = b"midplane\x01\x01\x01\0\0\0\0\0\x02\x01\0\0\0\0\0\0noise";
+        assert_eq!(message(1, 1, Cipher::Aes, 0x0102, Some(b"noise")), golden, "{changed}");
         assert_eq!((dial_bytes(SHARED), dial_bytes(IDENTIFIED)), (72, 120), "{changed}");
         assert_eq!((SHARED, IDENTIFIED, Records::EMPTY), (1, 2, 18), "{changed}");
         assert_eq!(STREAMS, b"midplane tcp  1", "{changed}");
@@ -391,7 +394,7 @@ mod tests {
         for version in 0..4 {
             for byte in [0, 1, 0x7f, 0xff] {
                 let mut stranger = TcpStream::connect(to).await.unwrap();
-                let mut bytes = message(version, 1, 7, Some(&[byte; 200]));
+                let mut bytes = message(version, 1, Cipher::Aes, 7, Some(&[byte; 200]));
                 bytes.truncate(dial_bytes(version));
                 stranger.write_all(&bytes).await.unwrap();
                 let (stream, _) = listener.accept().await.unwrap();

@@ -104,10 +104,10 @@ mod tests {
 
     fn ends() -> [Records; 2] {
         let key = Key::new(1, [3; 32]);
-        let secrets = Secrets { key: &key, own: None };
+        let secrets = Secrets::new(&key, None);
         let (begun, message) = Begun::new(secrets, STREAMS, 7).unwrap();
         let (acceptor, message) = answer(secrets, STREAMS, 7, 8, &message).unwrap();
-        [begun.finish(8, &message).unwrap(), acceptor].map(Records::new)
+        [begun.finish(8, secrets.cipher, &message).unwrap(), acceptor].map(Records::new)
     }
 
     /// Has the records open bytes that arrive in pieces of at most `cut` bytes.
