@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
+use midplane_kit::command_line;
 use midplane_kit::report::{self, Failure};
 
 use crate::Cli;
@@ -38,7 +39,32 @@ pub(crate) fn completions(arguments: &Completions) -> Result<u8, Failure> {
 pub(crate) fn man(arguments: &Man) -> Result<u8, Failure> {
     let folder = &arguments.folder;
     std::fs::create_dir_all(folder)
-        .and_then(|()| clap_mangen::generate_to(Cli::command(), folder))
+        .and_then(|()| clap_mangen::generate_to(command_line::reflow(Cli::command()), folder))
         .map_err(|e| format!("{}: {e}; name a folder that can be written", folder.display()))?;
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Command;
+
+    use super::*;
+
+    /// Columns of a narrow terminal. Clap breaks longer lines, and a broken example can't be pasted.
+    const COLUMNS: usize = 80;
+
+    #[test]
+    fn examples_fit_into_a_narrow_terminal() {
+        let mut commands: Vec<Command> = vec![Cli::command()];
+        while let Some(command) = commands.pop() {
+            let texts = [command.get_after_help(), command.get_after_long_help()];
+            for text in texts.into_iter().flatten().map(ToString::to_string) {
+                let too_long =
+                    |line: &&str| line.starts_with(' ') && line.chars().count() > COLUMNS;
+                let long: Vec<&str> = text.lines().filter(too_long).collect();
+                assert!(long.is_empty(), "{}: {long:#?}", command.get_name());
+            }
+            commands.extend(command.get_subcommands().cloned());
+        }
+    }
 }

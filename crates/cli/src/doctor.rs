@@ -19,7 +19,8 @@ use serde::Serialize;
 
 const EXAMPLES: &str = "\
 Examples:
-  # Shared memory, UDP, processors, limits, rights, and libfabric's providers of this machine
+  # Shared memory, UDP, processors, limits, rights, and libfabric's providers of
+  # this machine
   midplane doctor
 
   # The same, and the longest datagram that reaches another host whole

@@ -22,12 +22,12 @@ use midplane_kit::command_line;
 
 const EXAMPLES: &str = "\
 Start here:
-  midplane doctor                          test what this machine offers
-  midplane top                             watch the nodes of a cluster live
-  midplane gang daemon                     run jobs that take turns: the daemon,
-  midplane gang run --ranks 4 -- COMMAND   and in another terminal, a job of four ranks
-  midplane nic demo                        upgrade an extension on six running NICs
-  midplane swarm --seeds 100               test 100 simulated clusters against their invariants
+  midplane doctor                         test what this machine offers
+  midplane top                            watch the nodes of a cluster live
+  midplane gang daemon                    run jobs that take turns: the daemon,
+  midplane gang run --ranks 4 -- COMMAND  and in another terminal, a job
+  midplane nic demo                       upgrade an extension on six NICs
+  midplane swarm --seeds 100              test 100 simulated clusters
 
 Exit code: 0 done; 1 something failed; 2 bad input; more in each command's --help.";
 

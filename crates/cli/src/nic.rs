@@ -14,13 +14,15 @@ pub(crate) use serve::Medium;
 
 const EXAMPLES: &str = "\
 Examples:
-  # Install, upgrade, roll back and take down an extension on six nodes, started and ended by this command
+  # Install, upgrade, roll back and take down an extension on six nodes, which
+  # this command starts and ends
   midplane nic demo
 
   # Start six nodes on this host; prints their addresses
   midplane nic node --nodes 6
 
-  # Install an extension that is built in, under number 16, on all nodes, through one of the printed addresses
+  # Install an extension that is built in, under number 16, on all nodes,
+  # through one of the printed addresses
   echo 'native: counter 1' > counter
   midplane nic install 16 counter --node HOST:PORT
 

@@ -25,13 +25,24 @@ const SHORT_HELP: &str = "Document and example: midplane plan --help";
 
 const HELP: &str = r#"A pipeline and its message:
 
-  {"stages": [{"overhead_us": 7.2, "us_per_byte": 0.0072}, ..],   in their order; at least one
-   "bytes": 4096,                                                 the message
-   "planner": "auto",              fixed | ramp | ramp-up (2 stages) | ramp-up-down (3 stages) | hierarchical | auto | lp
-   "fragments": 5,                 exactly this many (optional)
-   "vector": [1024, 3072],         only time these fragments (instead of a planner)
-   "groups": [[0, 1], [2]],        refragment at the borders; each group is one compound stage (optional)
-   "mtu": 1500, "align": 64, "min_fragment": 128, "max_fragments": 100, "equal_but_last": false, "max_in_flight": 8}
+  {"stages": [{"overhead_us": 7.2, "us_per_byte": 0.0072}, ..],
+   "bytes": 4096,
+   "planner": "auto",
+   "fragments": 5, "vector": [1024, 3072], "groups": [[0, 1], [2]],
+   "mtu": 1500, "align": 64, "min_fragment": 128, "max_fragments": 100,
+   "equal_but_last": false, "max_in_flight": 8}
+
+  stages      the stages in the message's order, at least one
+  bytes       the message
+  planner     fixed, ramp, ramp-up (2 stages), ramp-up-down (3 stages),
+              hierarchical, auto (default) or lp
+  fragments   exactly this many
+  vector      only time these fragments, instead of planning
+  groups      refragment at the borders; each group is one compound stage
+  align       bytes of which fragments but the last are multiples; 1 for whole
+              bytes: without it, the planners' fragments are fractions of bytes
+
+All but stages and bytes are optional.
 
 A stage may also have "first_overhead_us", its overhead for the first fragment. With groups, fixed, ramp, ramp-up and
 ramp-up-down plan the top level and equal fragments go through the groups (the paper's algorithms B and C).
@@ -42,9 +53,12 @@ bound that no plan can beat; "gap" is the distance between the two as a fraction
 longest.
 
 Try it:
-  echo '{"pipelines":[{"stages":[{"overhead_us":7.2,"us_per_byte":0.0072},{"overhead_us":5.2,"us_per_byte":0.0249},
-    {"overhead_us":7.5,"us_per_byte":0.0249},{"overhead_us":7.4,"us_per_byte":0.0079}],"bytes":4096}]}' |
-    midplane plan --plot gantt.svg
+  echo '{"pipelines":[{"bytes":4096,"align":1,"stages":[
+    {"overhead_us":7.2,"us_per_byte":0.0072},
+    {"overhead_us":5.2,"us_per_byte":0.0249},
+    {"overhead_us":7.5,"us_per_byte":0.0249},
+    {"overhead_us":7.4,"us_per_byte":0.0079}
+  ]}]}' | midplane plan --plot gantt.svg
 
 Exit code: 0 planned; 2 bad input."#;
 

@@ -39,8 +39,10 @@ Examples:
   # One of them again, with files for Wireshark and Perfetto
   midplane swarm --seed 17 --pcapng 17.pcapng --perfetto 17.perfetto-trace
 
-  # The number of seeds that find each of the planted bugs; needs a build with the feature planted
-  cargo run --release -p midplane-cli --features planted -- swarm --plant all --seeds 1000
+  # The number of seeds that find each of the planted bugs; needs a build with
+  # the feature planted
+  cargo run --release -p midplane-cli --features planted -- \\
+    swarm --plant all --seeds 1000
 
 Exit code: 0 all seeds passed; 1 a seed failed, or a planted bug was not found; 2 bad input.";
 

@@ -34,7 +34,8 @@ Examples:
   midplane trace --scenario crates/cli/src/trace/example.toml --out run
 
   # The dropped frames, by Wireshark
-  tshark -X lua_script:docs/wireshark/midplane.lua -r run.pcapng -Y 'frame.interface_name == \"drops\"'
+  tshark -X lua_script:docs/wireshark/midplane.lua -r run.pcapng \\
+    -Y 'frame.interface_name == \"drops\"'
 
 Exit code: 0 the files are written; 1 they could not be; 2 bad input.";
 

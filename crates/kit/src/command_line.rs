@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, ValueEnum};
+use clap::{Command, Parser, ValueEnum};
 
 use crate::report::{self, Failure};
 
@@ -29,12 +29,43 @@ pub fn main<A: Parser>(run: impl FnOnce(&A) -> Result<u8, Failure>) -> ExitCode 
     }
 }
 
+/// Joins the lines of each paragraph of a command's closing help, and of its subcommands', so that clap wraps it to the
+/// terminal. Lines that begin with a space stay as they are, as examples need.
+#[must_use]
+pub fn reflow(mut command: Command) -> Command {
+    if let Some(text) = command.get_after_help().map(ToString::to_string) {
+        command = command.after_help(joined(&text));
+    }
+    if let Some(text) = command.get_after_long_help().map(ToString::to_string) {
+        command = command.after_long_help(joined(&text));
+    }
+    command.mut_subcommands(reflow)
+}
+
+fn joined(text: &str) -> String {
+    let is_prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
+    let mut result = String::new();
+    let mut former = "";
+    for line in text.lines() {
+        if !result.is_empty() {
+            result.push(if is_prose(former) && is_prose(line) { ' ' } else { '\n' });
+        }
+        result += line;
+        former = line;
+    }
+    result
+}
+
 /// Parses a command line; prints one line about an error.
 ///
 /// # Errors
 /// The exit code, after the output: success for help and version, else bad input.
 pub fn parse<A: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<A, ExitCode> {
-    A::try_parse_from(arguments).map_err(|error| {
+    let parsed = reflow(A::command()).try_get_matches_from(arguments);
+    let parsed = parsed.and_then(|mut matches| {
+        A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut A::command()))
+    });
+    parsed.map_err(|error| {
         if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
             // A closed stream cannot report an error.
             let _ = error.print();
@@ -48,4 +79,20 @@ pub fn parse<A: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
         let words: Vec<&str> = what.trim_start_matches("error: ").split_whitespace().collect();
         report::fail(&format!("{}; --help shows how", words.join(" ")), report::BAD_INPUT)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paragraphs_are_joined_and_examples_are_not() {
+        let text = "Examples:\n  # A comment\n  midplane top\n\nOne sentence\nof two lines.\n\nExit code: 0";
+        let joined = "Examples:\n  # A comment\n  midplane top\n\nOne sentence of two lines.\n\nExit code: 0";
+        let inner = Command::new("inner").after_help(text);
+        let outer = reflow(Command::new("outer").after_long_help(text).subcommand(inner));
+        assert_eq!(outer.get_after_long_help().unwrap().to_string(), joined);
+        let inner = outer.find_subcommand("inner").unwrap();
+        assert_eq!(inner.get_after_help().unwrap().to_string(), joined);
+    }
 }

@@ -47,17 +47,19 @@ Examples:
   midplane gang daemon --host 1 --peers hosts --key key
 
   # The same with a key for each host: only listed hosts join, each as itself
-  midplane gang daemon --make-key secret            # on each host; prints the public key for the list
+  midplane gang daemon --make-key secret    # on each host; prints a public key
   printf 'one:24800 KEY\\ntwo:24800 KEY\\nthree:24800 KEY\\n' > hosts
   midplane gang daemon --host 1 --peers hosts --secret-key secret
 
-  # All three at once, over ssh: this program, the two files and this folder have the same paths on all hosts
+  # All three at once, over ssh: this program, the two files and this folder
+  # have the same paths on all hosts
   midplane gang daemon --peers hosts --key key --spread
 
   # One on each node of a Slurm allocation, two ranks at once on each
   srun -N 4 --ntasks-per-node 1 midplane gang daemon --key key --slots 2
 
-  # As root: members of the group hpc run jobs, each as itself; other users can't connect
+  # As root: members of the group hpc run jobs, each as itself; other users
+  # can't connect
   midplane gang daemon --socket-group hpc
 
 A daemon of root runs each job as the user who submitted it, with this user's groups on each host and no_new_privs. Without

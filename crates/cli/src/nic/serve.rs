@@ -32,10 +32,12 @@ const FIRST_PORT: u16 = 24_700;
 
 const DAEMON_EXAMPLES: &str = "\
 Examples:
-  # The daemon of the first host of hosts.txt, one host:port a line, until Ctrl-C
+  # The daemon of the first host of hosts.txt, one host:port a line, until
+  # Ctrl-C
   midplane nic daemon --rank 0 --peers hosts.txt
 
-  # The second of several daemons on this host, one for each line, joined by shared memory
+  # The second of several daemons on this host, one for each line, joined by
+  # shared memory
   midplane nic daemon --fabric shm --rank 1 --peers hosts.txt
 
 A program becomes a client with simhw::nicd::Client::connect(ClientConfig::new(NAME, NodeId(RANK))). It must run as
@@ -48,7 +50,8 @@ Examples:
   # Six nodes on this host; prints their addresses
   midplane nic node --nodes 6
 
-  # One node on each of several hosts, here the one of rank 2 in peers.txt, one host:port a line
+  # One node on each of several hosts, here the one of rank 2 in peers.txt, one
+  # host:port a line
   midplane nic node --rank 2 --peers peers.txt
 
   # In another terminal: the extensions of one of them
