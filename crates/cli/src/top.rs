@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use clap::Args;
 use midplane::gang::live::client::ask;
+use midplane::gang::live::daemon::find_socket;
 use midplane::gang::live::message::{Reply, Request};
 use midplane::{Error, ErrorKind, Node};
 use midplane_kit::processes;
@@ -26,10 +27,18 @@ use screen::View;
 
 const EXAMPLES: &str = "\
 Examples:
-  midplane top                                             the nodes of this user on this host
-  midplane top --cluster orders                            of another cluster
-  midplane top --join 10.0.0.1:4700 --key-file fabric.key  of other hosts
-  midplane top --once --json                               one document for a program
+  # The nodes of this user on this host; and those of another cluster
+  midplane top
+  midplane top --cluster orders
+
+  # The nodes of other hosts
+  midplane top --join 10.0.0.1:4700 --key-file fabric.key
+
+  # The jobs of this host's gang daemon as well
+  midplane top --gang
+
+  # One document for a program
+  midplane top --once --json
 
 Nodes that do not call `allow_top` are listed without counters.";
 
@@ -51,9 +60,9 @@ pub(crate) struct Arguments {
     /// Trust every host that can send to this host's address, without a key
     #[arg(long)]
     trusted_network: bool,
-    /// Socket of a gang daemon, whose jobs are shown as well
-    #[arg(long, value_name = "SOCKET")]
-    gang: Option<PathBuf>,
+    /// Show the jobs of a gang daemon as well; its socket, or nothing for the one that `midplane gang list` finds
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1)]
+    gang: Option<Option<PathBuf>>,
     /// Seconds between two readings, 0.1 to 3600; rates are means over them
     #[arg(long, default_value = "1", value_parser = seconds)]
     interval: Duration,
@@ -102,7 +111,8 @@ async fn run(arguments: &Arguments) -> Result<(), Failure> {
         builder = builder.trusted_network();
     }
     let node = builder.start().await.map_err(|error| failed(&error))?;
-    let reader = Reader { node: node.clone(), gang: arguments.gang.clone() };
+    let gang = arguments.gang.clone().map(|socket| socket.unwrap_or_else(find_socket));
+    let reader = Reader { node: node.clone(), gang };
     let done = match arguments.once {
         true => once(&reader, arguments).await,
         false => watch(reader, arguments.interval).await,
@@ -147,7 +157,11 @@ async fn once(reader: &Reader, arguments: &Arguments) -> Result<(), Failure> {
         if let Some(Err(error)) = jobs {
             return Err(Failure::of_run(error));
         }
-        let nodes = nodes.map_err(|error| failed(&error))?;
+        let nodes = match nodes {
+            // The jobs are shown though no node runs.
+            Err(error) if jobs.is_some() && error.kind() == ErrorKind::NoService => Vec::new(),
+            nodes => nodes.map_err(|error| failed(&error))?,
+        };
         board.update(Reading { nodes: Ok(nodes), jobs });
     }
     report::print_document(arguments.json, &board, screen::text);
