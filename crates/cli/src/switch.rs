@@ -19,11 +19,14 @@ use serde::Serialize;
 
 const EXAMPLES: &str = "\
 Examples:
-  # A switch for the hosts in peers.txt, one host:port a line, with ports of 100 Mb/s and 32 KiB
+  # A switch for the hosts in peers.txt, one host:port a line, with ports of
+  # 100 Mb/s and 32 KiB
   midplane switch --bind 10.0.0.1:7000 --peers peers.txt
 
-  # An ATM switch of 256 cells a port that drops whole messages early, for ten seconds
-  midplane switch --bind 10.0.0.1:7000 --peers peers.txt --buffer-cells 256 --discard early --seconds 10 --json
+  # An ATM switch of 256 cells a port that drops whole messages early, for ten
+  # seconds
+  midplane switch --bind 10.0.0.1:7000 --peers peers.txt \\
+    --buffer-cells 256 --discard early --seconds 10 --json
 
 Exit code: 0 it ended; 1 the system refused a runtime; 2 bad input.";
 
@@ -159,5 +162,6 @@ fn text(report: &Document) -> String {
             text += &format!("{what}  lost {count}: {cause}\n");
         }
     }
-    text + &format!("peak of each port's buffer: {:?}\n", report.peaks)
+    let unit = if report.buffer_cells.is_some() { "cells" } else { "bytes" };
+    text + &format!("peak of each port's buffer, in {unit}: {:?}\n", report.peaks)
 }

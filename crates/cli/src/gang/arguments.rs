@@ -10,22 +10,26 @@ Examples:
   midplane gang daemon
 
   # Four ranks of a program; its rank before each line of output
-  midplane gang run --ranks 4 --label -- sh -c 'echo $GANG_RANK of $GANG_SIZE; sleep 1'
+  midplane gang run --ranks 4 --label -- \\
+    sh -c 'echo $GANG_RANK of $GANG_SIZE; sleep 1'
 
-  # An MPI program of MPICH, which needs no mpiexec; one of Open MPI, with its own mpirun in the job
+  # An MPI program of MPICH, which needs no mpiexec; one of Open MPI, with its
+  # own mpirun in the job
   midplane gang run --ranks 4 -- ./program
   midplane gang run -- mpirun -n 4 ./program
 
-  # A step of a Slurm job takes turns with the jobs here until it ends, or until Ctrl-C
+  # A step of a Slurm job takes turns with the jobs here until it ends, or until
+  # Ctrl-C
   midplane gang adopt --slurm-step 1234.0
 
   # A shell on a terminal, which takes turns with all other jobs
   midplane gang run --terminal --woken -- bash
 
-  # A NAS kernel on two ranks, under `midplane gang daemon --fabric shm`, preempted at the turns of other jobs
+  # A NAS kernel on two ranks, under `midplane gang daemon --fabric shm`,
+  # preempted at the turns of other jobs
   midplane gang run --ranks 2 -- lab nas cg S
 
-  # Save job 1 between two of its steps and end it; resume it under daemons with other hosts and slots
+  # Save job 1 and end it; resume it under daemons with other hosts and slots
   midplane gang checkpoint 1 saved --end
   midplane gang --socket other.socket restore saved
 
@@ -34,7 +38,8 @@ Examples:
   midplane gang trace slices.svg
   midplane gang trace slices.json
 
-  # On another host, become the client of a job whose terminal was lost with the root's host
+  # On another host, become the client of a job whose terminal was lost with the
+  # root's host
   midplane gang attach 1
 
 A daemon of root runs each job as the user who submits it. Only this user and root may end, signal, save and follow the job;
@@ -51,6 +56,18 @@ Ctrl-C goes to all ranks; twice within a second ends the job.
 
 Exit code: 0 done; of `run`, `attach` and `restore`, the highest exit code of a rank, or 128 plus the number of the signal that
 killed one; 1 no daemon answers, or it has exited; 2 bad input.";
+
+const LIST_HELP: &str = "\
+Columns:
+  slots     the first and the last of the job; jobs that share slots take turns
+  priority  slices in a row at the job's turn
+  state     runs: this slice is the job's; waits: it is suspended until its turn
+  seconds   since the job was admitted
+  ran       seconds of the job's own slices
+  stops     ends of slices at which the job was suspended
+  memory    what each rank claims by --memory
+
+Example: midplane gang --json list";
 
 /// Run parallel jobs that take turns on a cluster; list, save and end them.
 #[derive(Args, Debug)]
@@ -89,7 +106,7 @@ pub(crate) enum What {
         label: bool,
     },
     /// List the jobs, and name the root's host
-    #[command(after_help = "Example: midplane gang --json list")]
+    #[command(after_help = LIST_HELP)]
     List,
     /// End a job, or signal it
     #[command(after_help = "Example: midplane gang kill 1 --signal 10")]
@@ -166,9 +183,10 @@ pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| wrong.to_owned())
 }
 
-/// Save a job to a folder, at its next step
+/// Save a job to a folder
 ///
-/// The program has to take part, as `lab nas` does.
+/// A program that takes part, as `lab nas` does, is saved at its next step. Other programs are saved as they are, by
+/// CRIU; this needs daemons of root, and `midplane doctor` says whether it works here.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Example: midplane gang checkpoint 1 saved --end")]
 pub(crate) struct Checkpoint {

@@ -111,17 +111,21 @@ fn text(of: &Document) -> String {
     let stuck = of.jobs.iter().filter_map(|job| {
         Some(format!("job {} never ends by itself: {}\n", job.job, job.stuck.as_ref()?))
     });
+    let froze = match of.median_freeze_us {
+        0.0 => String::new(),
+        median => format!(
+            ", of which the last suspended their jobs within {median:.0} us (median; {:.0} at the 99th percentile)",
+            of.p99_freeze_us
+        ),
+    };
     format!(
-        "host {} is the root; {} of {} hosts with {} slots each, slices of {} ms; {} switches, of which the last froze in {:.0} us \
-         (99 %: {:.0})\n{}{}{}",
+        "host {} is the root; {} of {} hosts are here, with {} slots each; slices of {} ms; {} switches{froze}\n{}{}{}",
         of.root,
         of.hosts_here,
         of.hosts,
         of.slots,
         of.slice_ms,
         of.switches,
-        of.median_freeze_us,
-        of.p99_freeze_us,
         report::table(titles, rows),
         stayed.collect::<String>(),
         stuck.collect::<String>()
