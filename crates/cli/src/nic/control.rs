@@ -16,7 +16,8 @@ use super::orders::{Answer, Installed, MAX_LINE, Order, PolicyName};
 const EXAMPLES: &str = "\
 Example, after midplane nic node and echo 'native: counter 1' > counter:
   midplane nic install 16 counter
-  midplane nic call 16 1 --about 2      # count here and at node 2
+  midplane nic call 16 1 --about 2      # 1: count here and at node 2
+  midplane nic call 16 2                # 2: read the count (3 makes it fail)
   midplane nic counters
   midplane nic rollback 16              # after a second install
   midplane nic quarantine 16
@@ -100,7 +101,9 @@ fn order(what: &What) -> Result<(Order, Vec<u8>), String> {
     let order = match what {
         What::Install { number, file, policy, .. } => {
             let name = file.display();
-            let module = std::fs::read(file).map_err(|error| format!("{name}: {error}"))?;
+            let module = std::fs::read(file).map_err(|error| {
+                format!("{name}: {error}; name a file with a module that can be read")
+            })?;
             if module.is_empty() || module.len() > MAX_MODULE {
                 return Err(format!("{name}: a module has from 1 to {MAX_MODULE} bytes"));
             }
@@ -153,7 +156,7 @@ fn text(what: &What, answer: &Answer) -> String {
         return format!("refused by node {node}{why}\n");
     }
     if answer.status != "done" {
-        return format!("{}{why}\n", answer.status);
+        return format!("{}{why}{}\n", answer.status, cure(what, answer));
     }
     match what {
         What::List(_) => listing(answer, "sha256, former", |line| {
@@ -177,6 +180,21 @@ fn text(what: &What, answer: &Answer) -> String {
                 (answer.epoch.unwrap_or_default(), answer.nodes.unwrap_or_default());
             format!("version {epoch} runs on {nodes} nodes\n")
         }
+    }
+}
+
+/// Returns what to do after a call that an extension has not carried out.
+fn cure(what: &What, answer: &Answer) -> String {
+    let What::Call { about: About { number, .. }, .. } = what else { return String::new() };
+    match &answer.status[..] {
+        "invalid" => format!(
+            ": node {} has no extension {number}, or that has no such command; `midplane nic list` shows its extensions",
+            answer.node
+        ),
+        "extension-down" => format!(
+            ": extension {number} has failed or was taken down; `midplane nic install` or `rollback` starts it again"
+        ),
+        _ => String::new(),
     }
 }
 

@@ -12,6 +12,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
+use crate::nic::builtin;
 use crate::nic::orders::{Answer, Installed, MAX_LINE, Order};
 
 /// Timeout of the read of an order, and of its execution.
@@ -100,7 +101,10 @@ async fn carry_out(host: &LiveHost, order: Order, module: Vec<u8>) -> Result<Ans
         }
         (_, Status::Refused) => {
             answer.refused_by = Some(done.args[0]);
-            answer.why = Some(reason(done.args[1]).into());
+            // The nodes report a number. This node's own loader has the text, unless only another refuses the module.
+            let own =
+                (done.args[1] == Refusal::Module as u64).then(|| builtin::load(&module).err());
+            answer.why = Some(own.flatten().unwrap_or_else(|| reason(done.args[1]).into()));
         }
         _ => {}
     }
@@ -147,7 +151,7 @@ fn reason(number: u64) -> &'static str {
         (Refusal::Module, "the node does not accept this module"),
         (Refusal::Busy, "another change is in progress"),
         (Refusal::Lost, "the node is down"),
-        (Refusal::Absent, "there is no such version"),
+        (Refusal::Absent, "it has no such version; `midplane nic list` shows which it has"),
         (Refusal::Late, "the node runs a later version"),
     ];
     let found = reasons.iter().find(|(refusal, _)| *refusal as u64 == number);
