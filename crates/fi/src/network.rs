@@ -56,7 +56,10 @@ impl Terms {
         let key = match std::env::var_os(KEY_FILE) {
             None => None,
             Some(path) => {
-                let text = std::fs::read_to_string(path)?;
+                let text = std::fs::read_to_string(&path).map_err(|error| {
+                    let text = format!("{KEY_FILE}: {}: {error}", path.display());
+                    io::Error::new(error.kind(), text)
+                })?;
                 let key = text.trim().parse::<Key>();
                 Some(key.map_err(|error| invalid(format!("{KEY_FILE}: {error}")))?)
             }
