@@ -200,7 +200,7 @@ for host in 0 1; do
 done
 gang=("$release/midplane" gang --socket "$FOLDER/host0")
 for _ in {1..100}; do
-    "${gang[@]}" list 2>/dev/null | grep -q '^2 of 2 hosts' && break
+    "${gang[@]}" list 2>/dev/null | grep -q '; 2 of 2 hosts ' && break
     sleep 0.1
 done
 for program in hello ring collectives; do

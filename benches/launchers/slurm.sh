@@ -36,7 +36,7 @@ gangd="exec '$MIDPLANE' gang daemon --key '$FOLDER/key' --slots 1 --fabric udp -
     --socket '$FOLDER/'\$SLURM_PROCID.socket"
 srun -N 4 -n 4 --job-name daemons bash -c "$gangd" >"$FOLDER/gangd.log" 2>&1 &
 gang=("$MIDPLANE" gang --socket "$FOLDER/0.socket")
-four_hosts() { "${gang[@]}" list | grep -q '^4 of 4 hosts'; }
+four_hosts() { "${gang[@]}" list | grep -q '; 4 of 4 hosts '; }
 wait_for 30 four_hosts
 "${gang[@]}" run --ranks 4 -- "$LAB" nas cg S >"$FOLDER/cg" &
 timeout 60 "${gang[@]}" run --ranks 4 -- "$LAB" nas ft S >"$FOLDER/ft" || fail "FT under srun's daemons"

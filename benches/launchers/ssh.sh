@@ -58,7 +58,7 @@ holds "six ranks of collectives over ssh" "$FOLDER/rank0" '"nodes":6'
 gangd=("$MIDPLANE" gang daemon --hostfile "$FOLDER/hostfile" --key "$FOLDER/key" --spread --fabric udp --slice-ms 50
     --socket "$FOLDER/socket" --rsh "ssh -F $FOLDER/ssh_config")
 gang=("$MIDPLANE" gang --socket "$FOLDER/socket")
-three_hosts() { "${gang[@]}" list | grep -q '^3 of 3 hosts with 2 slots each'; }
+three_hosts() { "${gang[@]}" list | grep -q '; 3 of 3 hosts are here, with 2 slots each'; }
 start_daemons() {
     "${gangd[@]}" >"$FOLDER/gangd.log" 2>&1 &
     daemon=$!

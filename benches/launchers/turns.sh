@@ -44,7 +44,7 @@ wait_for 20 no_jobs
 srun -N 4 -n 4 --job-name daemons bash -c "exec '$MIDPLANE' gang daemon --key '$FOLDER/key' --slots 1 --slice-ms 50 \
     --socket '$FOLDER/'\$SLURM_PROCID.socket" >"$FOLDER/gangd.log" 2>&1 &
 gang=("$MIDPLANE" gang --socket "$FOLDER/0.socket")
-four_hosts() { "${gang[@]}" list | grep -q '^4 of 4 hosts'; }
+four_hosts() { "${gang[@]}" list | grep -q '; 4 of 4 hosts '; }
 wait_for 30 four_hosts
 pids=()
 for job in 1 2; do

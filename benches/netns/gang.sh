@@ -46,7 +46,7 @@ daemons() {
         pids+=($!)
     done
     for _ in {1..100}; do
-        "$MIDPLANE" gang --socket "$FOLDER/${name}0" list 2>/dev/null | grep -q '^2 of 2 hosts' && return
+        "$MIDPLANE" gang --socket "$FOLDER/${name}0" list 2>/dev/null | grep -q '; 2 of 2 hosts ' && return
         sleep 0.1
     done
     cat "$FOLDER/complaints" >&2
