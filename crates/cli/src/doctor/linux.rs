@@ -77,13 +77,14 @@ pub(super) fn rights() -> [Row; 5] {
             "memory of jobs",
             works(memory_controller()),
             "holding jobs to what they claim by `gang run --memory`, and taking memory from suspended ones",
-            "the same, where cgroup.controllers names memory; a daemon in a shell's own control group has none",
+            "start the daemon in a control group of its own, as for control groups; if /proc/cgroups lists memory with a \
+             hierarchy other than 0, version 1 has it: boot with cgroup_no_v1=memory",
         ),
         Row::new(
             "criu",
             works(probe_criu()),
             "saving and restoring jobs whose programs take no part in checkpoints",
-            "install a criu that is as new as the kernel, and run the daemon, and this, as root",
+            "install criu, as new as the kernel; run `criu check`, this and the daemon as root",
         ),
     ]
 }

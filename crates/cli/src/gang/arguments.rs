@@ -185,8 +185,8 @@ pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
 
 /// Save a job to a folder
 ///
-/// A program that takes part, as `lab nas` does, is saved at its next step. Other programs are saved as they are, by
-/// CRIU; this needs daemons of root, and `midplane doctor` says whether it works here.
+/// A program that takes part, as `lab nas` does, is saved at its next step; this needs daemons with a --fabric. Other
+/// programs are saved as they are, by CRIU; this needs daemons of root, and `midplane doctor` says whether it works here.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Example: midplane gang checkpoint 1 saved --end")]
 pub(crate) struct Checkpoint {

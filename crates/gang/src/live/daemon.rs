@@ -83,7 +83,7 @@ pub async fn serve(
     let mut reaper = Reaper::start();
     reaper.hold_file(&options.socket);
     let users = Users::of_this_process();
-    let (cells, reclaimer) = open_cells((options.freezer, &users), &mut reaper)?;
+    let (cells, reclaimer) = open_cells(&options, &users, &mut reaper)?;
     let memory = options.memory.or_else(|| HostMemory::find().for_jobs()).unwrap_or(u64::MAX);
     // Sets this thread's timer slack to 1 us, so that its sleeps end on time. No other process is affected.
     let _ = set_current_timer_slack(NonZeroU64::new(1_000));
@@ -228,13 +228,15 @@ pub fn probe_criu() -> io::Result<String> {
     Ok("criu check passes, for daemons of root".into())
 }
 
-/// Opens the control groups by which jobs are suspended, if `freezer` allows them; the reaper removes them. With the
-/// memory controller, also starts the reclaimer, which takes memory from suspended jobs.
+/// Opens the control groups by which jobs are suspended, if the freezer allows them; the reaper removes them. With the
+/// memory controller, also starts the reclaimer, which takes memory from suspended jobs. Without, reports that only if the
+/// daemon limits the memory of jobs; otherwise the first job that claims memory reports it.
 fn open_cells(
-    (freezer, users): (Freezer, &Users),
+    options: &DaemonOptions,
+    users: &Users,
     reaper: &mut Reaper,
 ) -> Result<(Option<JobCgroups>, Option<Reclaimer>), StartError> {
-    let mut cells = match freezer {
+    let mut cells = match options.freezer {
         Freezer::Signals => None,
         Freezer::Auto => JobCgroups::open()
             .inspect_err(|error| Right::ControlGroups(users.has_all()).report_lack(error))
@@ -243,8 +245,14 @@ fn open_cells(
     };
     let reclaimer = cells.as_mut().and_then(|cells| {
         reaper.hold_cells(cells.folder());
-        let taken = cells.take_memory().inspect_err(|error| Right::Memory.report_lack(error));
-        taken.ok().map(|()| Reclaimer::start(HostMemory::find()))
+        if let Err(error) = cells.take_memory() {
+            match options.memory {
+                Some(_) => Right::Memory.report_lack(&error),
+                None => cells.keep_lack_of_memory(error),
+            }
+            return None;
+        }
+        Some(Reclaimer::start(HostMemory::find()))
     });
     Ok((cells, reclaimer))
 }

@@ -126,6 +126,8 @@ pub(super) struct JobCgroups {
     folder: PathBuf,
     /// True if jobs' groups have the memory controller.
     has_memory: bool,
+    /// The reason why they don't, until it is reported.
+    lack_of_memory: Option<io::Error>,
 }
 
 impl JobCgroups {
@@ -136,7 +138,7 @@ impl JobCgroups {
     pub(super) fn open() -> io::Result<Self> {
         let folder = own_group()?.join(format!("{FOLDER}{}", std::process::id()));
         fs::create_dir(&folder).map_err(|error| named(&folder, &error))?;
-        let cgroups = Self { folder, has_memory: false };
+        let cgroups = Self { folder, has_memory: false, lack_of_memory: None };
         // Linux has both files since 5.14.
         for name in [FREEZE, KILL] {
             let file = cgroups.folder.join(name);
@@ -159,6 +161,16 @@ impl JobCgroups {
     /// Returns whether jobs' groups have the memory controller.
     pub(super) const fn has_memory(&self) -> bool {
         self.has_memory
+    }
+
+    /// Keeps the reason why jobs' groups lack the memory controller, to report it once a job needs that.
+    pub(super) fn keep_lack_of_memory(&mut self, error: io::Error) {
+        self.lack_of_memory = Some(error);
+    }
+
+    /// Returns the kept reason, once.
+    pub(super) const fn take_lack_of_memory(&mut self) -> Option<io::Error> {
+        self.lack_of_memory.take()
     }
 }
 

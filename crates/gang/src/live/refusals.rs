@@ -1,6 +1,7 @@
 //! Reports daemons that were not admitted, and rights that the system refuses to this daemon.
 
 use std::fmt;
+use std::fs;
 use std::io;
 use std::time::Duration;
 
@@ -8,6 +9,9 @@ use midplane_simhw::time::Instant;
 
 /// Least time between two reports.
 const REPORT_EACH: Duration = Duration::from_secs(1);
+
+/// File that lists the kernel's controllers, each with the hierarchy of version 1 that has it; 0 for none.
+const CONTROLLERS: &str = "/proc/cgroups";
 
 /// Reasons why a daemon is not admitted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -65,14 +69,30 @@ impl Right {
                  behind. Cure: mount cgroup2 writable (in a container: a control group namespace of its own), or set \
                  Delegate=yes in its unit"
             }
+            Self::Memory if is_in_version_1("memory") => {
+                "boot with cgroup_no_v1=memory; control groups of version 1 have the controller"
+            }
             Self::Memory => {
-                "no memory controller for jobs; `gang run --memory` is counted, but no job is held to it, and suspended jobs \
-                 keep their memory. Cure: start it in a control group of its own with that controller: systemd-run --user \
-                 --scope -p Delegate=yes midplane gang daemon, or Delegate=yes in its unit"
+                "start it in a control group of its own that has the controller: systemd-run --user --scope -p Delegate=yes \
+                 midplane gang daemon, or Delegate=yes in its unit"
             }
         };
-        eprintln!("midplane gang daemon: {error}: {text}");
+        match self {
+            Self::Memory => eprintln!(
+                "midplane gang daemon: memory that jobs claim is counted, but not enforced, because {error}. Cure: {text}"
+            ),
+            _ => eprintln!("midplane gang daemon: {error}: {text}"),
+        }
     }
+}
+
+/// Returns whether control groups of version 1 have a controller. Those of version 2 can't have it then.
+fn is_in_version_1(controller: &str) -> bool {
+    let lists = |line: &str| {
+        let mut words = line.split_whitespace();
+        words.next() == Some(controller) && words.next().is_some_and(|hierarchy| hierarchy != "0")
+    };
+    fs::read_to_string(CONTROLLERS).is_ok_and(|text| text.lines().any(lists))
 }
 
 /// Reports refusals on standard error, at most one in [`REPORT_EACH`].

@@ -31,9 +31,9 @@ impl JobCgroups {
             let text = fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
             io::Result::Ok(text.split_whitespace().any(|it| it == MEMORY))
         };
-        let refused = |why: String| Err(io::Error::other(format!("{}: {why}", own.display())));
+        let refused = |why: String| Err(io::Error::other(format!("{} {why}", own.display())));
         if !has(CONTROLLERS)? {
-            return refused("it has no memory controller".to_owned());
+            return refused("has no memory controller".to_owned());
         }
         let path = own.join(HANDED_DOWN);
         access(&path, Access::WRITE_OK).map_err(|error| named(&path, &error.into()))?;
@@ -42,7 +42,7 @@ impl JobCgroups {
             false => None,
         };
         match others {
-            Some(pid) => refused(format!("another process, {pid}, runs in it")),
+            Some(pid) => refused(format!("has another process, {pid}, in it")),
             None => Ok(()),
         }
     }
@@ -146,7 +146,7 @@ mod tests {
             fs::write(folder.join("job-1").join(file), "").unwrap();
         }
         assert!(!aside.exists());
-        (own, JobCgroups { folder, has_memory: false })
+        (own, JobCgroups { folder, has_memory: false, lack_of_memory: None })
     }
 
     fn read(folder: &Path, file: &str) -> String {
@@ -166,8 +166,8 @@ mod tests {
     #[test]
     fn a_group_that_can_t_hand_memory_down_stays_as_it_is() {
         for (controllers, processes, why) in [
-            ("cpu pids\n", "", "it has no memory controller"),
-            ("memory\n", "1\n", "another process, 1, runs in it"),
+            ("cpu pids\n", "", " has no memory controller"),
+            ("memory\n", "1\n", " has another process, 1, in it"),
         ] {
             let (own, mut cgroups) = fake(controllers, processes);
             let error = cgroups.take_memory().unwrap_err().to_string();

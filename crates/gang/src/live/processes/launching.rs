@@ -20,10 +20,11 @@ use crate::live::adopted;
 use crate::live::criu::SharedFiles;
 use crate::live::event::Event;
 use crate::live::exec_shim::Image;
-use crate::live::job_cgroup::{JobCgroup, JobCgroups};
+use crate::live::job_cgroup::JobCgroup;
 use crate::live::link::Stream;
 use crate::live::pmi::{self, PmiJob};
 use crate::live::process::Process;
+use crate::live::refusals::Right;
 use crate::live::rights::Rights;
 use crate::live::routes::Routes;
 use crate::live::streams::Opened;
@@ -110,10 +111,18 @@ impl Processes {
         Ok(())
     }
 
-    /// Limits the memory of a job's ranks on this host to what they claim.
+    /// Limits the memory of a job's ranks on this host to what they claim. Without the memory controller, reports that at the
+    /// first job that claims memory.
     fn limit(&mut self, launch: &Launch, ranks: usize) -> Result<(), String> {
-        let has_memory = self.groups.as_ref().is_some_and(JobCgroups::has_memory);
-        let (Some(each), true) = (launch.program.memory, has_memory) else { return Ok(()) };
+        let (Some(each), Some(groups)) = (launch.program.memory, &mut self.groups) else {
+            return Ok(());
+        };
+        if !groups.has_memory() {
+            if let Some(error) = groups.take_lack_of_memory() {
+                Right::Memory.report_lack(&error);
+            }
+            return Ok(());
+        }
         let Some(cgroup) = self.cgroups.get_mut(&launch.job) else { return Ok(()) };
         let limited = cgroup.limit(each.saturating_mul(ranks as u64));
         limited.map_err(|error| format!("its memory can't be limited: {error}"))
