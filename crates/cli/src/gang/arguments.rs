@@ -57,6 +57,17 @@ Ctrl-C goes to all ranks; twice within a second ends the job.
 Exit code: 0 done; of `run`, `attach` and `restore`, the highest exit code of a rank, or 128 plus the number of the signal that
 killed one; 1 no daemon answers, or it has exited; 2 bad input.";
 
+const RUN_HELP: &str = "\
+Examples:
+  midplane gang run --ranks 4 --label -- sh -c 'echo $GANG_RANK of $GANG_SIZE'
+  midplane gang run --ranks 2 --priority 20 -- ./urgent
+  midplane gang run --ranks 4 -- ./mpi_program     # of MPICH, without mpiexec
+
+`midplane gang --help` lists the variables that ranks find in their environment.
+
+Exit code: the highest exit code of a rank, or 128 plus the number of the signal that killed one; 1 no daemon answers, or it
+has exited; 2 bad input, or the job is refused.";
+
 const LIST_HELP: &str = "\
 Columns:
   slots     the first and the last of the job; jobs that share slots take turns
@@ -217,9 +228,7 @@ pub(crate) struct Restore {
 
 /// Run a job, pass on its input and output, and wait until it ends
 #[derive(Args, Clone, Debug)]
-#[command(
-    after_help = "Example: midplane gang run --ranks 4 --label -- sh -c 'echo $GANG_RANK of $GANG_SIZE'"
-)]
+#[command(after_help = RUN_HELP)]
 pub(crate) struct Run {
     /// Number of ranks
     #[arg(short = 'n', long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]

@@ -21,7 +21,9 @@ Example, after midplane nic node and echo 'native: counter 1' > counter:
   midplane nic counters
   midplane nic rollback 16              # after a second install
   midplane nic quarantine 16
-  midplane nic list --json";
+  midplane nic list --json
+
+Exit code: 0 done; 1 a node refused, was lost, or failed; 2 bad input.";
 
 /// Node that accepts an order.
 #[derive(Args, Clone, Debug)]
