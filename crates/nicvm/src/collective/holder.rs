@@ -102,7 +102,7 @@ const fn is_before(a: u32, b: u32) -> bool {
 
 impl Collectives {
     pub(super) fn hold(&mut self, nic: &mut Context<'_>, command: &Command) {
-        let own = [self.group.rank.into(), self.group.size().into()];
+        let own = [u64::from(self.group.rank), u64::from(self.group.size())];
         match self.holder.port() {
             Some(other) if other != command.region.port => nic.refuse(command, Status::Refused),
             None if command.args[..2] == own => {

@@ -123,7 +123,7 @@ impl Reduce {
         self.own = Some((*command, operation));
         match self.advance(nic, group, number) {
             // The NIC has this member's words, and waits for the children without the host.
-            Progress::Waiting if !self.to_all && command.args[0] != group.rank.into() => {
+            Progress::Waiting if !self.to_all && command.args[0] != u64::from(group.rank) => {
                 Progress::Released
             }
             progress => progress,

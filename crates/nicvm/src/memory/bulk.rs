@@ -125,7 +125,8 @@ impl Incoming {
         let [place, total] = frame.header.words;
         let (at, chunk) = (place as u32, (place >> 32) as u32);
         let length = self.region.length;
-        if total != length.into() || chunk < LEAST || !at.is_multiple_of(chunk) || at >= length {
+        if total != u64::from(length) || chunk < LEAST || !at.is_multiple_of(chunk) || at >= length
+        {
             return None;
         }
         if self.chunk == 0 {
