@@ -35,10 +35,10 @@ use agent::Agent;
 use children::Child;
 use election::Election;
 pub(crate) use interface::{Effect, Input, Peer, Transmit};
-#[cfg(feature = "live")]
-pub(crate) use job_manager::Contents;
 use job_manager::Out;
-pub(crate) use job_manager::{Collect, JobManager, Read, RootConfig, Write};
+#[cfg(feature = "live")]
+pub(crate) use job_manager::{Collect, Contents, Read, Write};
+pub(crate) use job_manager::{JobManager, RootConfig};
 pub(crate) use message::ClientId;
 use message::{Cluster, Down, RankEvent, Request, Up};
 use order::{Action, Order};

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::order::{Launch, Order, Outcome};
 pub use super::program::{Adopted, Program};
 use super::replica::{Change, Position, Table};
+#[cfg(feature = "live")]
 pub use super::size::Size;
 use super::state_chunk::StateChunk;
 pub use super::user::User;
