@@ -71,7 +71,8 @@ async fn serve() -> Result<(), Fail> {
     Ok(())
 }
 
-/// Writes an HTTP request by hand. Your program can use hyper instead, over `TokioIo::new(stream)`.
+/// Writes an HTTP request by hand. Your program can use hyper-util's client instead, with the feature `hyper` and
+/// `node.connector("orders")`; chapter 1 of the guide shows it.
 async fn ask(method: &str, path: &str) -> Result<(), Fail> {
     let node = Node::builder().start().await?;
     let mut stream = node.connect("orders").await?;

@@ -14,9 +14,10 @@ use axum::routing::{any, get, post};
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
 use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use midplane::{Connector, Node, PeerName, Stream};
-use nodes::{Over, nodes, over_each};
+use nodes::{Over, cluster, nodes, over_each};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot};
 use tokio_tungstenite::tungstenite;
@@ -271,5 +272,26 @@ impl<T, E> tower::retry::Policy<(), T, E> for Again {
 
     fn clone_request(&mut self, (): &()) -> Option<()> {
         Some(())
+    }
+}
+
+#[tokio::test]
+async fn a_client_with_a_pool_connects_again_when_its_service_was_restarted() {
+    let builder = cluster();
+    let client = builder.clone().name("client").start().await.unwrap();
+    let pool: Client<Connector, Full<Bytes>> =
+        Client::builder(TokioExecutor::new()).build(client.connector("web"));
+    for attempt in 0..2 {
+        let service = builder.clone().start().await.unwrap();
+        serve(&service).await;
+        let answer = loop {
+            match pool.request(request("GET", "/who", "")).await {
+                Ok(answer) => break answer,
+                Err(error) if attempt == 0 => panic!("{error}"),
+                Err(_) => tokio::task::yield_now().await,
+            }
+        };
+        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "client");
+        drop(service);
     }
 }

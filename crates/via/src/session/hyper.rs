@@ -5,6 +5,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use hyper::rt::{Read, ReadBufCursor, Write};
+#[cfg(feature = "hyper-client")]
+use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
 
 use super::Stream;
@@ -46,5 +48,23 @@ impl Write for Stream {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         tokio::io::AsyncWrite::poll_shutdown(self, context)
+    }
+}
+
+#[cfg(feature = "hyper-client")]
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+#[cfg(all(test, feature = "hyper-client"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connector_of_streams_suits_the_pooling_client_of_hyper_util() {
+        const fn suits<T: Read + Write + Connection + Unpin + Send + 'static>() {}
+        suits::<Stream>();
     }
 }
