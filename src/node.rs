@@ -365,15 +365,15 @@ impl Node {
         Error::new(ErrorKind::NoService, text)
     }
 
-    /// Ends the node when its streams have ended, or after the time of [`NodeBuilder::drain`]. Meanwhile it accepts and
-    /// opens no streams. When this returns, another node may use its address.
+    /// Ends the node when both directions of its streams have ended, or after the time of [`NodeBuilder::drain`].
+    /// Meanwhile it accepts and opens no streams. When this returns, another node may use its address.
     pub async fn shutdown(self) {
         let shared = &self.0.shared;
         let live = shared.live();
         live.iter().for_each(|session| session.send_goodbye());
         self.0.links.leave();
         let until = Instant::now() + self.0.drain;
-        while live.iter().any(|session| session.ended().is_none() && session.streams() > 0)
+        while live.iter().any(|session| session.ended().is_none() && session.streams_in_use() > 0)
             && Instant::now() < until
         {
             tokio::time::sleep(Duration::from_millis(5)).await;

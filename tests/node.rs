@@ -226,6 +226,26 @@ over_each! {
         ending.await.unwrap();
     }
 
+    async fn shutdown_does_not_wait_for_a_stream_that_is_held_after_both_its_ends(over) {
+        let (service, client) = nodes("held", over);
+        let (service, client) = (service.start().await.unwrap(), client.start().await.unwrap());
+        let mut listener = service.listen("echo").await.unwrap();
+        let mut stream = client.connect("echo").await.unwrap();
+        let (mut accepted, _) = listener.accept().await.unwrap();
+        stream.write_all(b"once around").await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut words = Vec::new();
+        accepted.read_to_end(&mut words).await.unwrap();
+        accepted.write_all(&words).await.unwrap();
+        drop(accepted);
+        let mut echo = Vec::new();
+        stream.read_to_end(&mut echo).await.unwrap();
+        let within = midplane::DEFAULT_DRAIN / 2;
+        tokio::time::timeout(within, client.shutdown()).await.expect("no byte is under way");
+        assert_eq!(echo, b"once around");
+        drop(stream);
+    }
+
     async fn writes_to_a_dropped_reader_fail(over) {
         let (service, client) = nodes("gone", over);
         let (service, client) = (service.start().await.unwrap(), client.start().await.unwrap());

@@ -243,6 +243,13 @@ impl Session {
         self.lock().streams()
     }
 
+    /// Returns the number of open streams that bytes may still cross: not those whose both directions have ended, and
+    /// which the application has read to their end but still holds.
+    #[must_use]
+    pub fn streams_in_use(&self) -> usize {
+        self.lock().streams_in_use()
+    }
+
     /// Returns whether the peer has been silent for a second although something is outstanding: over UDP; over
     /// TCP and libfabric, only once the system's buffers are full.
     #[must_use]

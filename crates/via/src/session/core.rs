@@ -185,6 +185,11 @@ impl Core {
         self.flows.len()
     }
 
+    /// Returns the number of streams that bytes may still cross.
+    pub(super) fn streams_in_use(&self) -> usize {
+        self.flows.values().filter(|flow| flow.is_in_use()).count()
+    }
+
     /// Drops a stream for the application: bytes written before still arrive; received bytes are discarded.
     pub(super) fn drop_stream(&mut self, stream: u32) {
         let Some(flow) = self.flows.get_mut(&stream) else { return };

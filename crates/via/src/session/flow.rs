@@ -116,6 +116,14 @@ impl Flow {
         self.is_dropped && self.due.is_none() && (is_done || self.reset.is_some())
     }
 
+    /// Returns whether bytes may still cross the stream: false once both directions have ended and the application has
+    /// read all bytes, although it may hold the stream.
+    pub(super) fn is_in_use(&self) -> bool {
+        let is_done = self.receive.is_finished && self.send.fin_sent;
+        let is_ended = self.reset.is_some() || (is_done && self.receive.held.is_empty());
+        !is_ended || !self.due.is_none()
+    }
+
     /// Takes the wakers of the tasks that read and write.
     pub(super) fn take_wakers(&mut self) -> impl Iterator<Item = Waker> + use<> {
         [self.receive.waker.take(), self.send.waker.take()].into_iter().flatten()
