@@ -186,7 +186,10 @@ fn latest<K: DeserializeOwned, V: DeserializeOwned>(
 fn too_large(refused: Refused) -> Error {
     let text = match refused {
         Refused::Key => format!("a key of a map has at most {} bytes", replica::MAX_KEY),
-        Refused::Value => format!("a value of a map has at most {} bytes", replica::MAX_VALUE),
+        Refused::Value => format!(
+            "a value of a map has at most {} bytes: split it over more keys",
+            replica::MAX_VALUE
+        ),
         Refused::Keys => format!("a map has at most {} keys", replica::MAX_KEYS),
         Refused::Bytes => format!("the values of a map have at most {} bytes", replica::MAX_BYTES),
     };

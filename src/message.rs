@@ -84,6 +84,7 @@ impl Node {
     /// receiver ends before it has received it. The next send to that receiver then fails, and the one after it reaches
     /// the next node of that name.
     ///
+    /// # Errors
     /// [`ErrorKind::Reset`] if the receiver was restarted, or the connection to it was lost, since the last send.
     /// [`ErrorKind::NoService`] if, within the time of [`connect_timeout`](crate::NodeBuilder::connect_timeout), there
     /// was no such node, or it did not receive. [`ErrorKind::TooLarge`] beyond [`MAX_MESSAGE`], [`ErrorKind::Closed`].
@@ -97,7 +98,10 @@ impl Node {
     ) -> Result<(), Error> {
         let (Recipient(to), bytes) = (to.into(), bytes.into());
         if bytes.len() > MAX_MESSAGE {
-            let text = format!("a message has at most {MAX_MESSAGE} bytes, not {}", bytes.len());
+            let text = format!(
+                "a message has at most {MAX_MESSAGE} bytes, not {}: use a stream for more (`Node::connect`)",
+                bytes.len()
+            );
             return Err(Error::new(ErrorKind::TooLarge, text));
         }
         let to_name = match &to {

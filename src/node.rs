@@ -248,7 +248,8 @@ impl Node {
         opened.ok().flatten()
     }
 
-    /// Returns a `tower` service that connects to the service with each call, for tonic, hyper and others.
+    /// Returns a `tower` service that connects to the service with each call, for tonic (feature `tonic`),
+    /// hyper-util's client (feature `hyper`) and others.
     #[must_use]
     pub fn connector(&self, service: &str) -> Connector {
         Connector::new(self.clone(), service.to_owned())
@@ -330,7 +331,11 @@ impl Node {
         } else {
             ErrorKind::NoService
         };
-        Error::new(kind, format!("no node offers {service:?}; {asked}{hint}{notice}"))
+        let cure = match kind == ErrorKind::NoService && !is_alone && hint.is_empty() {
+            true => "; check the name, or start a node that offers it",
+            false => "",
+        };
+        Error::new(kind, format!("no node offers {service:?}; {asked}{hint}{notice}{cure}"))
     }
 
     /// Lists the nodes that were asked without success, and those that could not be asked.
@@ -339,16 +344,22 @@ impl Node {
             .iter()
             .map(|peer| format!("{} (offers {})", peer.name, listed(&peer.services)))
             .collect();
-        let asked = match asked.is_empty() {
-            true => "no node was found to ask: is one running on this host, as this user, in this cluster?".into(),
-            false => format!("asked {}", asked.join(", ")),
-        };
         let unanswered = self.unanswered().into_iter();
         let unanswered: Vec<_> =
             unanswered.map(|one| format!("{} ({})", one.place, one.error)).collect();
-        match unanswered.is_empty() {
-            true => asked,
-            false => format!("{asked}; could not ask {}", unanswered.join(", ")),
+        let asked = format!("asked {}", asked.join(", "));
+        let failed = format!("could not ask {}", unanswered.join(", "));
+        match (peers.is_empty(), unanswered.is_empty()) {
+            (true, true) => {
+                let cluster = self.0.shared.cluster();
+                format!(
+                    "no node was found to ask: start one on this host, as this user, in the cluster {cluster:?}, or \
+                     name a place of another host's (`NodeBuilder::discover`)"
+                )
+            }
+            (true, false) => format!("{failed}, and no other node was found"),
+            (false, true) => asked,
+            (false, false) => format!("{asked}; {failed}"),
         }
     }
 

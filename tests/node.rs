@@ -159,8 +159,10 @@ over_each! {
             }
         };
         assert!(error.to_string().contains("other (offers kv)"), "{error}");
+        assert!(error.to_string().contains("check the name"), "{error}");
         let error = other.listen("kv").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InUse);
+        assert!(error.to_string().contains("drop it first"), "{error}");
         assert_eq!(client.connect("").await.unwrap_err().kind(), ErrorKind::Config);
     }
 

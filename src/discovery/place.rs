@@ -18,11 +18,17 @@ pub struct Place {
 }
 
 /// The error of a text that names no place.
-#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[derive(Clone, Eq, Error, PartialEq)]
 #[error(
     "{0:?} is not HOST:PORT or HOST:PORT KEY; name a place such as \"10.0.0.1:4700\", \"[fd00::1]:4700\" or \"orders.internal:4700\""
 )]
 pub struct NoPlace(String);
+
+impl fmt::Debug for NoPlace {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, to)
+    }
+}
 
 impl Place {
     /// Returns the address of a place that is named by an address.

@@ -108,7 +108,8 @@ impl NodeBuilder {
     }
 
     /// Adds the places of other nodes: `HOST:PORT`, several separated by commas. Names are resolved anew each time a
-    /// service is not found, so a name may have many addresses, and they may change. Not all nodes need to run.
+    /// service is not found, so a name may have many addresses, and they may change. Not all nodes need to
+    /// run. An empty text adds none.
     ///
     /// Places on other hosts need a [key](NodeBuilder::key_file), or [`NodeBuilder::trusted_network`].
     pub fn discover(mut self, places: impl AsRef<str>) -> Self {

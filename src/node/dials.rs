@@ -107,5 +107,6 @@ fn failed(udp: &Attempt, tcp: &Attempt) -> Option<String> {
     }
     let tried = [("udp", udp), ("tcp", tcp)].into_iter();
     let tried = tried.filter(|(_, attempt)| **attempt != Attempt::None);
-    Some(tried.map(|(name, attempt)| format!("{name}: {attempt}")).collect::<Vec<_>>().join("; "))
+    let tried: Vec<_> = tried.map(|(name, attempt)| format!("{name}: {attempt}")).collect();
+    Some(format!("{}; start a node there, or let its port pass the firewall", tried.join("; ")))
 }

@@ -143,10 +143,7 @@ impl Node {
     pub(crate) fn offer(&self, service: String) -> Result<Listener, Error> {
         self.0.shared.check()?;
         let (outbox, inbox) = mpsc::channel(listener::BACKLOG);
-        if !self.0.shared.offer(&service, outbox) {
-            let text = format!("this node offers {:?} already, or 64 services", shown(&service));
-            return Err(Error::new(ErrorKind::InUse, text));
-        }
+        self.0.shared.offer(&service, outbox)?;
         Ok(Listener::new(service, inbox, Arc::clone(&self.0.shared)))
     }
 

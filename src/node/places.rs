@@ -150,7 +150,11 @@ impl Places {
             places.extend(named);
         }
         if places.is_empty() && problems.is_empty() && !self.sources.is_empty() {
-            problems.push(("discovery".to_owned(), "it names no place now".to_owned()));
+            problems.push((
+                "discovery".to_owned(),
+                "it names no place now: check its file, or the environment that it reads"
+                    .to_owned(),
+            ));
         }
         while places.len() > MOST {
             places.pop_last();

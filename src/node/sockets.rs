@@ -42,24 +42,41 @@ impl Sockets {
 
     /// Tries to bind once; an error states whether it is TCP's.
     async fn try_bind(address: SocketAddr, allowed: Transports) -> Result<Self, (bool, Error)> {
-        let failed = |name: &str, cure: &str, error| {
-            Error::system(&format!("the node can't bind {name} {address}{cure}"), error)
+        let failed = |name: &str, more: &str, error: std::io::Error| {
+            let cure = cure(error.kind());
+            Error::system(&format!("the node can't bind {name} {address}{cure}{more}"), error)
         };
         let udp = allowed.udp().then(|| Socket::bind(address)).transpose();
         let udp = udp.map_err(|error| (false, failed("UDP", "", error)))?;
         let bound = udp.as_ref().and_then(|socket| socket.local_addr().ok());
         let mut this = Self { udp, tcp: None, address: bound.unwrap_or(address) };
         if allowed.tcp() {
-            let cure = match allowed.udp() {
+            let more = match allowed.udp() {
                 true => " (without `tcp` among its transports it needs none)",
                 false => "",
             };
             let listener = TcpListener::bind(this.address).await;
-            let listener = listener.map_err(|error| (true, failed("TCP", cure, error)))?;
+            let listener = listener.map_err(|error| (true, failed("TCP", more, error)))?;
             this.address = listener.local_addr().unwrap_or(this.address);
             this.tcp = Some(listener);
         }
         Ok(this)
+    }
+}
+
+/// Returns what to do about an address that can't be bound.
+const fn cure(error: std::io::ErrorKind) -> &'static str {
+    match error {
+        std::io::ErrorKind::AddrInUse => {
+            " (another process has it: choose another port, or stop that process)"
+        }
+        std::io::ErrorKind::AddrNotAvailable => {
+            " (no interface of this host has that address: `ip address` lists those that have one)"
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            " (choose a port from 1024 on, or give the process the right to bind lower ones)"
+        }
+        _ => "",
     }
 }
 

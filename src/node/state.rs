@@ -16,6 +16,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
 use super::dials::Dials;
+use super::links::shown;
 use super::meter::{Meter, Role, Streams, Watched, stream_span};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
@@ -366,7 +367,6 @@ impl Shared {
     }
 
     /// Returns the name of the node's cluster.
-    #[cfg(feature = "fabric")]
     pub(super) fn cluster(&self) -> String {
         self.state().hello.cluster.clone()
     }
@@ -382,18 +382,29 @@ impl Shared {
         choices.into_iter().filter_map(candidate).collect()
     }
 
-    /// Offers a service from now on; its streams go to `listener`. Returns `false` if the node offers it already, or
-    /// offers too many.
-    pub(super) fn offer(&self, service: &str, listener: mpsc::Sender<Accepted>) -> bool {
+    /// Offers a service from now on; its streams go to `listener`. Fails if the node offers it already, or offers too
+    /// many.
+    pub(super) fn offer(
+        &self,
+        service: &str,
+        listener: mpsc::Sender<Accepted>,
+    ) -> Result<(), Error> {
         let mut state = self.state();
-        if state.listeners.contains_key(service) || state.hello.services.len() >= MAX_SERVICES {
-            return false;
+        if state.listeners.contains_key(service) {
+            let service = shown(service);
+            let text =
+                format!("this node offers {service:?} already: use that one, or drop it first");
+            return Err(Error::new(ErrorKind::InUse, text));
+        }
+        if state.hello.services.len() >= MAX_SERVICES {
+            let text = format!("this node offers {MAX_SERVICES} services, the most: start another");
+            return Err(Error::new(ErrorKind::InUse, text));
         }
         let served = self.meter.streams(Role::Server, service);
         state.listeners.insert(service.to_owned(), (listener, served));
         state.hello.services.push(service.to_owned());
         self.describe_to_all(state);
-        true
+        Ok(())
     }
 
     /// Withdraws a service.

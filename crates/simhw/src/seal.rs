@@ -76,10 +76,16 @@ pub struct Key {
     secret: [u8; 32],
 }
 
-/// The error of a text that is not a key.
-#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+/// The error of a text that is not a key. Its `Debug` text is readable as well: `main` may return it.
+#[derive(Clone, Copy, Eq, Error, PartialEq)]
 #[error("a key is a number, a colon and 64 hexadecimal digits, such as 1:00112233...")]
 pub struct KeyError;
+
+impl fmt::Debug for KeyError {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, to)
+    }
+}
 
 impl Key {
     /// A publicly known key, for a fabric without one, whose nodes have identities.

@@ -28,10 +28,16 @@ pub struct PublicKey([u8; BYTES]);
 #[error("the system has no random numbers to make a key of")]
 pub struct NoRandom;
 
-/// The error of a text that is not a node's key.
-#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+/// The error of a text that is not a node's key. Its `Debug` text is readable as well: `main` may return it.
+#[derive(Clone, Copy, Eq, Error, PartialEq)]
 #[error("a node's key is 64 hexadecimal digits")]
 pub struct NodeKeyError;
+
+impl fmt::Debug for NodeKeyError {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, to)
+    }
+}
 
 /// The reason why a node's keys do not match.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]

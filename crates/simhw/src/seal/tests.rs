@@ -319,6 +319,12 @@ fn a_key_is_read_from_text_and_never_shown() {
 }
 
 #[test]
+fn an_error_of_a_key_is_readable_if_main_returns_it() {
+    assert_eq!(format!("{KeyError:?}"), KeyError.to_string());
+    assert_eq!(format!("{NodeKeyError:?}"), NodeKeyError.to_string());
+}
+
+#[test]
 fn the_bytes_of_an_envelope_are_frozen() {
     let envelope = Envelope {
         kind: EnvelopeKind::Frame,
