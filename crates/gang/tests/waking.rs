@@ -56,7 +56,7 @@ async fn compute(host: SimHost, requests: Shared) {
 }
 
 /// Sends the requests of the clients of the job that serves: each request wakes it.
-async fn ask(host: SimHost, requests: Shared, front: SchedulerClient) {
+async fn ask(host: SimHost, requests: Shared, client: SchedulerClient) {
     let mut rng = host.rng("clients");
     for _ in 0..REQUESTS {
         let pause = Duration::from_micros(30_000 + rng.below(60_000));
@@ -67,7 +67,7 @@ async fn ask(host: SimHost, requests: Shared, front: SchedulerClient) {
             requests.waker.take()
         };
         waker.into_iter().for_each(Waker::wake);
-        front.wake(SERVER);
+        client.wake(SERVER);
     }
 }
 
@@ -106,8 +106,8 @@ fn waits(early_wakeup: Duration) -> Vec<Duration> {
         let programs = [COMPUTES, COMPUTES, SERVES];
         let mut scheduler =
             open_scheduler(host.clone(), (config, start), scheduler_config, &programs).await;
-        let front = scheduler.client();
-        host.spawn(ask(host.clone(), clients, front));
+        let client = scheduler.client();
+        host.spawn(ask(host.clone(), clients, client));
         scheduler.run().await.unwrap();
     };
     world.block_on(NodeId(0), task).expect("it comes to its end");

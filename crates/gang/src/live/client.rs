@@ -25,8 +25,8 @@ const TWICE: Duration = Duration::from_secs(1);
 /// Most bytes that one read of standard input returns.
 const PART: usize = 16 << 10;
 /// Time for which a client searches its job's root again, and the shorter time if this host has no daemon.
-const LOOKS_FOR: Duration = Duration::from_secs(10);
-const LOOKS_FOR_A_DAEMON: Duration = Duration::from_secs(2);
+const ROOT_TIMEOUT: Duration = Duration::from_secs(10);
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between two attempts.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -210,8 +210,8 @@ async fn begin_again(socket: &Path, job: JobId) -> Result<(Reply, Link), ClientE
         // A root that was replaced without noticing does not know the job either, so a refusal is retried too.
         let longest = match begin(socket, &Request::Attach(job)).await {
             Ok(found) => return Ok(found),
-            Err(ClientError::NoDaemon(..)) => LOOKS_FOR_A_DAEMON,
-            Err(_) => LOOKS_FOR,
+            Err(ClientError::NoDaemon(..)) => DAEMON_TIMEOUT,
+            Err(_) => ROOT_TIMEOUT,
         };
         if now() > lost_at + longest {
             return Err(ClientError::Gone);

@@ -33,8 +33,8 @@ pub(super) const LOG: &str = "criu.log";
 /// Options of CRIU's `dump` and `restore`: the session and the control group are the daemon's.
 const BOTH: [&str; 3] = ["--shell-job", "--manage-cgroups=ignore", "--file-locks"];
 /// Most polls for whether the daemon has read all output of a suspended rank, and the time between two polls.
-const MOST_LOOKS: u32 = 2_000;
-const LOOK_EACH: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+const MOST_POLLS: u32 = 2_000;
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// `O_NONBLOCK` of `open`.
 const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
 /// Most bytes of CRIU's error that are shown.
@@ -180,7 +180,7 @@ pub(super) fn dump(group: &Path, ranks: &[DumpedRank], folder: &Path) -> Result<
 /// Waits until the daemon has read all output of a rank. CRIU saves the data in the rank's pipes, so the restored rank
 /// would write unread output again.
 fn wait_for_output(it: &DumpedRank) -> Result<(), String> {
-    let mut looks = 0;
+    let mut polls = 0;
     for number in [1, 2] {
         let path = format!("/proc/{}/fd/{number}", it.pid);
         let found = fs::read_link(&path).ok();
@@ -191,13 +191,13 @@ fn wait_for_output(it: &DumpedRank) -> Result<(), String> {
         let failed = |error: io::Error| format!("{path}: {error}");
         let pipe = File::options().read(true).custom_flags(NONBLOCK).open(&path).map_err(failed)?;
         while ioctl_fionread(&pipe).map_err(|error| failed(error.into()))? > 0 {
-            looks += 1;
-            if looks > MOST_LOOKS {
+            polls += 1;
+            if polls > MOST_POLLS {
                 return Err(
                     "its client does not read its output: resume reading, and save it again".into(),
                 );
             }
-            poll(&mut [], Some(&LOOK_EACH)).map_err(|error| failed(error.into()))?;
+            poll(&mut [], Some(&POLL_INTERVAL)).map_err(|error| failed(error.into()))?;
         }
     }
     Ok(())

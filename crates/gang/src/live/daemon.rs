@@ -1,6 +1,6 @@
 //! Runs a host's daemon: opens its sockets and its NIC, and forwards their events to the event loop.
 
-mod fronts;
+mod clients;
 mod options;
 mod peers;
 mod socket;
@@ -129,7 +129,7 @@ pub async fn serve(
     let changes = RootChanges { root, above, record };
     let event_loop =
         EventLoop::new(core, (processes, channels), (routes.clone(), users.clone()), changes);
-    tokio::spawn(fronts::take(listener, routes.clone(), users));
+    tokio::spawn(clients::take(listener, routes.clone(), users));
     if let Some(listener) = network {
         tokio::spawn(peers::take(listener, routes.clone(), cluster));
         tokio::spawn(peers::stay_below(routes, cluster, above_is));

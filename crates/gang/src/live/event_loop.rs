@@ -30,7 +30,7 @@ const CHECK_AGAIN: Duration = Duration::from_millis(1);
 /// The standard streams of a job, at the root.
 struct JobStreams {
     /// Sender of frames to the job's client; `None` until the client has found this root.
-    front: watch::Sender<Option<mpsc::Sender<Frame>>>,
+    client: watch::Sender<Option<mpsc::Sender<Frame>>>,
     output: Outlet,
     /// Sender of the job's input, until the client's connection that feeds the job takes it.
     feed: Option<mpsc::Sender<Frame>>,
@@ -295,7 +295,7 @@ impl EventLoop {
         match reply {
             Reply::Accepted(job) => {
                 let to = to.clone();
-                let _ = self.streams_of(*job).front.send_replace(Some(to));
+                let _ = self.streams_of(*job).client.send_replace(Some(to));
             }
             Reply::Over(over) => drop(self.streams.remove(&over.job)),
             _ => {}
@@ -330,10 +330,10 @@ impl EventLoop {
     fn streams_of(&mut self, job: JobId) -> &mut JobStreams {
         self.streams.entry(job).or_insert_with(|| {
             let (feed, input) = mpsc::channel(streams::QUEUE);
-            let (front, output) = watch::channel(None);
+            let (client, output) = watch::channel(None);
             let output = Outlet::new(output);
             let (feed, input) = (Some(feed), Some(input));
-            JobStreams { front, output, feed, next_feed: None, input }
+            JobStreams { client, output, feed, next_feed: None, input }
         })
     }
 

@@ -32,7 +32,7 @@ use super::rights::{self, Rights};
 use super::{criu, job_cgroup, priority};
 
 const BECOME_RANK: &str = "--become-rank";
-const BECOME_KEEPER: &str = "--become-keeper";
+const BECOME_REAPER: &str = "--become-reaper";
 const BECOME_HOLDER: &str = "--become-holder";
 const BECOME_TOOL: &str = "--become-tool";
 const BECOME_RESTORED: &str = "--become-restored";
@@ -64,7 +64,7 @@ pub fn play_part() {
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next() {
         Some(part) if part == BECOME_RANK => fail(become_rank(arguments)),
-        Some(part) if part == BECOME_KEEPER => keep(),
+        Some(part) if part == BECOME_REAPER => reap(),
         Some(part) if part == BECOME_HOLDER => std::process::exit(hold(arguments.next())),
         Some(part) if part == BECOME_TOOL => fail(become_tool(arguments)),
         Some(part) if part == BECOME_RESTORED => fail(become_restored(arguments)),
@@ -284,7 +284,7 @@ fn die_with(daemon: &OsStr) -> rustix::io::Result<()> {
 }
 
 /// Runs the reaper: records the lines of standard input, and ends and removes all that they list once the input ends.
-fn keep() -> ! {
+fn reap() -> ! {
     let mut held = BTreeSet::new();
     let _ = setsid();
     priority::lower_this_thread();
@@ -353,7 +353,7 @@ impl Reaper {
     /// processes that ranks have started don't.
     fn restart(&mut self) {
         let mut command = Command::new(SELF);
-        command.arg(BECOME_KEEPER).stdin(Stdio::piped()).stdout(Stdio::null());
+        command.arg(BECOME_REAPER).stdin(Stdio::piped()).stdout(Stdio::null());
         self.said = command.stderr(Stdio::null()).spawn().ok().and_then(|mut it| it.stdin.take());
         let all: String = self.held.iter().map(|it| format!("+{it}\n")).collect();
         if let Some(said) = &mut self.said {

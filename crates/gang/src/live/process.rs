@@ -124,7 +124,7 @@ impl Process {
     /// A thread in an uninterruptible wait counts as stopped: it stops before its next instruction. (A thread that has
     /// called `vfork` waits like that for its child, even while the child is stopped.)
     pub fn is_still(&mut self) -> bool {
-        self.look();
+        self.refresh();
         match self.state {
             State::Runs => false,
             State::Stopping => no_thread_runs(self.pid),
@@ -134,14 +134,14 @@ impl Process {
 
     /// Returns how the process ended, if it has. Asks the system without blocking.
     pub fn end(&mut self) -> Option<End> {
-        self.look();
+        self.refresh();
         match self.state {
             State::Ended(end) => Some(end),
             _ => None,
         }
     }
 
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         if matches!(self.state, State::Ended(_)) {
             return;
         }

@@ -15,9 +15,9 @@ use super::host_memory::HostMemory;
 use super::{job_cgroup, priority};
 
 /// Interval between two checks for a shortage, while jobs are suspended.
-const LOOKS_EACH: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Interval after a check in which no job had memory left to reclaim.
-const LOOKS_LATER: Duration = Duration::from_secs(5);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Most bytes that are reclaimed at once, which limits how much a resumed job competes for.
 const AT_ONCE: u64 = 8 << 20;
 
@@ -111,11 +111,11 @@ impl Suspended {
 
 /// Runs the thread until the daemon ends.
 fn serve(suspended: &mut Suspended, memory: &HostMemory) {
-    let mut pause = LOOKS_EACH;
+    let mut pause = CHECK_INTERVAL;
     loop {
-        let looks_at = now() + pause;
+        let check_at = now() + pause;
         loop {
-            let rest = Duration::from_nanos(looks_at.nanos_since(now().min(looks_at)));
+            let rest = Duration::from_nanos(check_at.nanos_since(now().min(check_at)));
             match suspended.wait(rest) {
                 Ok(true) => {}
                 Ok(false) => break,
@@ -124,7 +124,7 @@ fn serve(suspended: &mut Suspended, memory: &HostMemory) {
         }
         let shortage = if suspended.groups.is_empty() { 0 } else { memory.shortage() };
         let taken = suspended.reclaim(shortage, job_cgroup::reclaim);
-        pause = if shortage > 0 && taken == 0 { LOOKS_LATER } else { LOOKS_EACH };
+        pause = if shortage > 0 && taken == 0 { IDLE_CHECK_INTERVAL } else { CHECK_INTERVAL };
     }
 }
 

@@ -84,28 +84,28 @@ pub(super) fn carry(
 /// Sends output from the root to a job's client, which may change.
 #[derive(Clone)]
 pub(super) struct Outlet {
-    front: watch::Receiver<Option<mpsc::Sender<Frame>>>,
+    client: watch::Receiver<Option<mpsc::Sender<Frame>>>,
     /// End of the time for which output waits for a client.
     waits_until: Instant,
 }
 
 /// Time that a client gets to find a new root before its job's output is dropped.
-const FRONT_WAIT: Duration = Duration::from_secs(5);
+const CLIENT_WAIT: Duration = Duration::from_secs(5);
 
 impl Outlet {
-    pub(super) fn new(front: watch::Receiver<Option<mpsc::Sender<Frame>>>) -> Self {
-        Self { front, waits_until: now() + FRONT_WAIT }
+    pub(super) fn new(client: watch::Receiver<Option<mpsc::Sender<Frame>>>) -> Self {
+        Self { client, waits_until: now() + CLIENT_WAIT }
     }
 
     /// Sends a frame to the client; waits for one if none is connected, and then drops the frame.
     async fn send(&mut self, frame: Frame) {
         let left = Duration::from_nanos(self.waits_until.nanos_since(now()));
-        let front = match timeout(left, self.front.wait_for(Option::is_some)).await {
-            Ok(Ok(front)) => front.clone(),
+        let client = match timeout(left, self.client.wait_for(Option::is_some)).await {
+            Ok(Ok(client)) => client.clone(),
             _ => None,
         };
-        if let Some(front) = front {
-            let _ = front.send(frame).await;
+        if let Some(client) = client {
+            let _ = client.send(frame).await;
         }
     }
 }

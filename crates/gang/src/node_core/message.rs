@@ -98,7 +98,7 @@ pub enum Hello {
         job: JobId,
     },
     /// The connection carries the frames of a client of the sender's host.
-    Front {
+    Client {
         /// The sender's host.
         host: u16,
         /// The user of the client, as the sender's system reports it.

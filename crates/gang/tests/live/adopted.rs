@@ -59,7 +59,7 @@ impl Drop for Group {
 }
 
 /// A client that adopts a group.
-pub(crate) fn front(socket: &str, folder: &str) -> ! {
+pub(crate) fn client(socket: &str, folder: &str) -> ! {
     end_with_test();
     let adopts = Some(Adopted::Folder(folder.to_owned()));
     let (command, folder) = (vec![b"adopt".to_vec()], b"/".to_vec());
@@ -72,9 +72,9 @@ pub(crate) fn front(socket: &str, folder: &str) -> ! {
 }
 
 fn adopt(stage: &Stage, folder: &Path) -> Child {
-    let mut front = itself();
-    front.arg("--adopt").arg(stage.socket(0)).arg(folder);
-    front.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    let mut client = itself();
+    client.arg("--adopt").arg(stage.socket(0)).arg(folder);
+    client.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 pub(crate) fn takes_turns() {
@@ -86,7 +86,7 @@ pub(crate) fn takes_turns() {
     wait_until("it is adopted", || !listing(&stage).jobs.is_empty());
     let itself_path = std::env::current_exe().unwrap();
     let tick = [itself_path.to_str().unwrap(), "--tick", &path, "0.8"];
-    let job = stage.front(2, &tick).spawn().unwrap();
+    let job = stage.client(2, &tick).spawn().unwrap();
     assert_eq!(stage.end(job), (0, String::new(), String::new()));
     assert!(child.wait().unwrap().success());
     // The job ends because the group is empty.
@@ -108,7 +108,7 @@ pub(crate) fn continues() {
         let adopting = adopt(&stage, &group.folder);
         wait_until("it is adopted", || !listing(&stage).jobs.is_empty());
         let spin = [std::env::current_exe().unwrap().to_str().unwrap().to_owned()];
-        let mut other = stage.front(2, &[&spin[0], "--spin", "1000000"]).spawn().unwrap();
+        let mut other = stage.client(2, &[&spin[0], "--spin", "1000000"]).spawn().unwrap();
         wait_until("it stands still", || group.has("frozen 1"));
         if kill_daemon {
             stage.daemons[0].kill().unwrap();

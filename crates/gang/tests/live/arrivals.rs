@@ -115,7 +115,7 @@ async fn answers(nic: &str, node: NodeId) -> [Duration; 2] {
 /// Runs a server, woken early or not, and sends it requests from the last host's NIC.
 fn ask(stage: &Stage, client: u16, how: &str) -> [Duration; 2] {
     let itself = std::env::current_exe().unwrap();
-    let mut server = stage.front_as(1, how, &[itself.to_str().unwrap(), "--vis-serve"]);
+    let mut server = stage.client_as(1, how, &[itself.to_str().unwrap(), "--vis-serve"]);
     let server: Child = server.env("CLIENT_NODE", client.to_string()).spawn().unwrap();
     let name = stage.path().file_name().unwrap().to_str().unwrap();
     let waits = runtime().block_on(answers(name, NodeId(client)));
@@ -129,7 +129,7 @@ pub(crate) fn wake_a_job() {
         let stage = Stage::with_network(hosts, 1, SLICE_MS, network);
         wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
         let itself = std::env::current_exe().unwrap();
-        let busy = stage.front(hosts, &[itself.to_str().unwrap(), "--spin", "60"]).spawn();
+        let busy = stage.client(hosts, &[itself.to_str().unwrap(), "--spin", "60"]).spawn();
         let mut busy: Child = busy.unwrap();
         wait_until("it runs", || listing(&stage).jobs.iter().any(|line| line.runs));
         let [waiting, _] = ask(&stage, hosts - 1, "pipes");

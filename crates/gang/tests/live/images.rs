@@ -19,7 +19,7 @@ pub(crate) fn count_on_elsewhere() {
     }
     let stage = Stage::tree(2, 1, 20);
     wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
-    let front = stage.front(2, &["sh", "-c", COUNT]).spawn().unwrap();
+    let client = stage.client(2, &["sh", "-c", COUNT]).spawn().unwrap();
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("saved");
     wait_until("it has run for a while", || {
@@ -28,7 +28,7 @@ pub(crate) fn count_on_elsewhere() {
     let saved = checkpoint(&stage, 1, &folder, true);
     let saved = saved.unwrap_or_else(|error: ClientError| panic!("{error}"));
     assert_eq!(saved.ranks, 2);
-    let (code, before, error) = said(front.wait_with_output().unwrap());
+    let (code, before, error) = said(client.wait_with_output().unwrap());
     assert!(code == 137 && error.contains("it was saved in"), "{code} {error}");
     drop(stage);
     let other = Stage::alone(2, 20);

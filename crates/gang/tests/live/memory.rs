@@ -82,7 +82,7 @@ fn number(group: &Path, file: &str) -> u64 {
 fn filling(stage: &Stage, ranks: u16, claim: &str, [mebibytes, seconds]: [&str; 2]) -> Child {
     let program = std::env::current_exe().unwrap();
     let command = [program.to_str().unwrap(), "--fill", mebibytes, seconds];
-    stage.front_as(ranks, &format!("memory {claim}"), &command).spawn().unwrap()
+    stage.client_as(ranks, &format!("memory {claim}"), &command).spawn().unwrap()
 }
 
 /// Two jobs need 360 MiB of 400 MiB. The reserve of 40 MiB is not free, so memory of the suspended job is swapped out.
@@ -103,11 +103,11 @@ pub(crate) fn suspended_jobs_give_theirs() {
     // The claims of both would not fit.
     let program = std::env::current_exe().unwrap();
     let fill = [program.to_str().unwrap(), "--fill", "180", "100"];
-    let two = stage.front(1, &fill).spawn().unwrap();
+    let two = stage.client(1, &fill).spawn().unwrap();
     wait_until("the first one gives memory while it is suspended", || swapped(1) > 0);
-    for mut front in [one, two] {
-        front.kill().unwrap();
-        front.wait().unwrap();
+    for mut client in [one, two] {
+        client.kill().unwrap();
+        client.wait().unwrap();
     }
     wait_until("no job is left", || listing(&stage).jobs.is_empty());
     drop(stage);
@@ -137,7 +137,7 @@ pub(crate) fn claims_that_do_not_fit() {
     let stage = Stage::with(2, 2, 100, ("none", &freezers));
     wait_until("host 1 is there", || listing(&stage).hosts == [true, true]);
     let stays = |ranks, claim: &str| {
-        stage.front_as(ranks, &format!("memory {claim}"), &["sleep", "1000"]).spawn().unwrap()
+        stage.client_as(ranks, &format!("memory {claim}"), &["sleep", "1000"]).spawn().unwrap()
     };
     let mut first = stays(4, "30");
     wait_until("it is admitted", || listing(&stage).jobs.len() == 1);
@@ -153,13 +153,13 @@ pub(crate) fn claims_that_do_not_fit() {
     }
     let mut second = stays(4, "15");
     wait_until("it is admitted", || listing(&stage).jobs.len() == 2);
-    for front in [&mut first, &mut second] {
-        front.kill().unwrap();
-        front.wait().unwrap();
+    for client in [&mut first, &mut second] {
+        client.kill().unwrap();
+        client.wait().unwrap();
     }
     wait_until("both have ended", || listing(&stage).jobs.is_empty());
     let (code, _, error) = said(
-        stage.front_as(4, "memory 45", &["true"]).spawn().unwrap().wait_with_output().unwrap(),
+        stage.client_as(4, "memory 45", &["true"]).spawn().unwrap().wait_with_output().unwrap(),
     );
     assert_eq!((code, error.as_str()), (0, ""), "all is free again");
     let (code, _, error) = said(stays(1, "91").wait_with_output().unwrap());

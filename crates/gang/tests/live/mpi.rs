@@ -14,9 +14,9 @@ pub(crate) fn barriers() {
     wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
     let itself = std::env::current_exe().unwrap();
     let command = [itself.to_str().unwrap(), "--pmi", "300"];
-    let fronts = [1, 2].map(|_| stage.front(6, &command).spawn().unwrap());
-    for front in fronts {
-        let (code, out, error) = stage.end(front);
+    let clients = [1, 2].map(|_| stage.client(6, &command).spawn().unwrap());
+    for client in clients {
+        let (code, out, error) = stage.end(client);
         assert_eq!((code, error.as_str()), (0, ""), "{out}");
         assert_eq!(out.lines().count(), 6);
     }
@@ -32,8 +32,8 @@ pub(crate) fn failures() {
         ("--pmi-aborts", 7, "rank 1 aborted with code 7: no more room"),
         ("--pmi-babbles", 1, "PMI-1 has no command \"open_sesame\""),
     ] {
-        let front = stage.front(2, &[itself.to_str().unwrap(), part]).spawn().unwrap();
-        let (its, _, error) = stage.end(front);
+        let client = stage.client(2, &[itself.to_str().unwrap(), part]).spawn().unwrap();
+        let (its, _, error) = stage.end(client);
         assert!(error.contains(why), "{part}: {error}");
         assert!(its >= code, "{part}: {its}");
     }

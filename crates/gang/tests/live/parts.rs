@@ -46,10 +46,10 @@ pub(crate) fn play() -> bool {
         ["--vis-saved"] => runtime().block_on(vis::hand_over()),
         ["--leave"] => leave(),
         ["--restore", socket, folder] => restore(socket, folder),
-        ["--front", socket, ranks, terminal, ref command @ ..] => {
-            front(socket, ranks, terminal, command);
+        ["--client", socket, ranks, terminal, ref command @ ..] => {
+            client(socket, ranks, terminal, command);
         }
-        ["--adopt", socket, folder] => adopted::front(socket, folder),
+        ["--adopt", socket, folder] => adopted::client(socket, folder),
         ["--ask", socket, request] => rights::ask(socket, request),
         ["--feed", socket, job, text] => runtime().block_on(rights::feed(socket, job, text)),
         ["--checkpoint", socket, job, folder] => rights::checkpoint(socket, job, folder),
@@ -263,7 +263,7 @@ fn leave() {
     println!("{own} goes on");
 }
 
-fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
+fn client(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
     end_with_test();
     let variables = std::env::vars().map(|(name, value)| format!("{name}={value}").into_bytes());
     let program = Program {

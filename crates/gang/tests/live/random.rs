@@ -167,12 +167,12 @@ fn run_batch(seeds: std::ops::Range<u64>) -> u64 {
     wait_until("both hosts are there", || listing(&stage).hosts == [true, true]);
     let itself = std::env::current_exe().unwrap();
     let folder = stage.path().to_str().unwrap().to_owned();
-    let mut fronts = Vec::new();
+    let mut clients = Vec::new();
     let mut jobs: Vec<Job> = Vec::new();
     for seed in seeds {
         let ranks = programs(seed).len() as u16;
         let command = [itself.to_str().unwrap(), "--random", &folder, &seed.to_string()];
-        fronts.push(stage.front(ranks, &command).spawn().unwrap());
+        clients.push(stage.client(ranks, &command).spawn().unwrap());
         jobs.push(Job { seed, ranks, done_at_report: None });
         wait_until("the job is listed", || listing(&stage).jobs.len() == jobs.len());
     }
@@ -197,9 +197,9 @@ fn run_batch(seeds: std::ops::Range<u64>) -> u64 {
         job.check_last(&stage, &report);
         terminated += u64::from(report.starts_with("it has terminated"));
     }
-    for (job, front) in (1..).zip(fronts) {
+    for (job, client) in (1..).zip(clients) {
         ask_for(&stage, &Request::Kill { job: JobId(job), signal: None });
-        assert_eq!(stage.end(front).0, 137);
+        assert_eq!(stage.end(client).0, 137);
     }
     terminated
 }

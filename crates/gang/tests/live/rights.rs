@@ -104,9 +104,9 @@ fn checkpoint_as(stage: &Stage, uid: u32, job: u32, folder: &Path) -> String {
 }
 
 fn restore_as(stage: &Stage, uid: Option<u32>, folder: &Path) -> (i32, String, String) {
-    let mut front = uid.map_or_else(itself, itself_as);
-    front.arg("--restore").arg(stage.socket(0)).arg(folder);
-    said(front.stdin(Stdio::null()).output().unwrap())
+    let mut client = uid.map_or_else(itself, itself_as);
+    client.arg("--restore").arg(stage.socket(0)).arg(folder);
+    said(client.stdin(Stdio::null()).output().unwrap())
 }
 
 pub(crate) fn of_a_job() {
@@ -117,8 +117,8 @@ pub(crate) fn of_a_job() {
     let script = "id -u; id -ru; id -g; id -G; grep 'realtime prio' /proc/self/limits | tr -s ' '; \
                   grep -E 'NoNewPrivs|CapEff|CapPrm|CapAmb' /proc/self/status; \
                   echo by name > /dev/stderr; echo $HOME";
-    let mut front = stage.front_of(NOBODY, 0, 1, &["sh", "-c", script]);
-    let (code, out, error) = said(front.env("HOME", "/home/sent").output().unwrap());
+    let mut client = stage.client_of(NOBODY, 0, 1, &["sh", "-c", script]);
+    let (code, out, error) = said(client.env("HOME", "/home/sent").output().unwrap());
     let groups = Command::new("id").args(["-G", "nobody"]).output().unwrap().stdout;
     let groups = String::from_utf8(groups).unwrap();
     let none = "0000000000000000";
@@ -138,31 +138,31 @@ pub(crate) fn of_a_job() {
     std::fs::set_permissions(secret.join("program"), PermissionsExt::from_mode(0o755)).unwrap();
     std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o700)).unwrap();
     let program = secret.join("program");
-    let front = stage.front_of(NOBODY, 0, 1, &[program.to_str().unwrap()]).output().unwrap();
-    let (code, _, error) = said(front);
+    let client = stage.client_of(NOBODY, 0, 1, &[program.to_str().unwrap()]).output().unwrap();
+    let (code, _, error) = said(client);
     assert!(code == 126 && error.contains("there is no such file"), "{code} {error}");
     // The dynamic loader of the shim would write there as root.
     let trace = stage.path().join("trace");
-    let mut front = stage.front_of(NOBODY, 0, 1, &["true"]);
-    front.env("LD_DEBUG", "statistics").env("LD_DEBUG_OUTPUT", &trace);
-    assert_eq!(said(front.output().unwrap()).0, 0);
+    let mut client = stage.client_of(NOBODY, 0, 1, &["true"]);
+    client.env("LD_DEBUG", "statistics").env("LD_DEBUG_OUTPUT", &trace);
+    assert_eq!(said(client.output().unwrap()).0, 0);
     let left: Vec<_> = std::fs::read_dir(stage.path()).unwrap().flatten().collect();
     let is_trace = |name: std::ffi::OsString| name.as_encoded_bytes().starts_with(b"trace");
     assert!(!left.iter().any(|entry| is_trace(entry.file_name())), "{left:?}");
     // The terminal belongs to the user.
-    let mut front = itself_as(NOBODY);
-    front.arg("--front").arg(stage.socket(0)).args(["1", "terminal", "sh", "-c"]);
-    front.arg("tty > /dev/null && echo by name > $(tty)").stdin(Stdio::null());
-    let (code, out, error) = said(front.output().unwrap());
+    let mut client = itself_as(NOBODY);
+    client.arg("--client").arg(stage.socket(0)).args(["1", "terminal", "sh", "-c"]);
+    client.arg("tty > /dev/null && echo by name > $(tty)").stdin(Stdio::null());
+    let (code, out, error) = said(client.output().unwrap());
     assert!(code == 0 && out.contains("by name"), "{code} {out} {error}");
 }
 
-pub(crate) fn of_front_ends() {
+pub(crate) fn of_clients() {
     let Some(group) = group() else { return };
     let stage = Stage::for_group(1, 4, 20, ("none", group));
-    let mut roots = stage.front(1, &["cat"]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut roots = stage.client(1, &["cat"]).stdin(Stdio::piped()).spawn().unwrap();
     wait_until("it runs", || listing(&stage).jobs.iter().any(|job| job.runs));
-    let mut nobodys = stage.front_of(NOBODY, 0, 1, &["sleep", "1000"]).spawn().unwrap();
+    let mut nobodys = stage.client_of(NOBODY, 0, 1, &["sleep", "1000"]).spawn().unwrap();
     wait_until("both run", || listing(&stage).jobs.iter().filter(|job| job.runs).count() == 2);
     let users: Vec<_> = listing(&stage).jobs.into_iter().map(|job| job.user).collect();
     assert_eq!(users, ["root", "nobody"]);
@@ -199,12 +199,12 @@ pub(crate) fn on_other_hosts() {
     let stage = Stage::for_group(3, 1, 20, ("none", group));
     wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
     for host in 0..3 {
-        let front = stage.front_of(NOBODY, host, 3, &["sh", "-c", "id -u; id -G"]);
-        let (code, out, error) = said({ front }.output().unwrap());
+        let client = stage.client_of(NOBODY, host, 3, &["sh", "-c", "id -u; id -G"]);
+        let (code, out, error) = said({ client }.output().unwrap());
         let ids: Vec<&str> = out.lines().collect();
         assert_eq!((code, ids), (0, vec!["65534"; 6]), "{error}");
     }
-    let sleeps = stage.front(3, &["sleep", "1000"]).spawn().unwrap();
+    let sleeps = stage.client(3, &["sleep", "1000"]).spawn().unwrap();
     wait_until("it runs", || listing(&stage).jobs.iter().any(|job| job.runs));
     let job = listing(&stage).jobs[0].job;
     let end = Request::Kill { job, signal: None };
@@ -232,7 +232,7 @@ pub(crate) fn of_checkpoints() {
     }
     let itself = std::env::current_exe().unwrap();
     let talk = [itself.to_str().unwrap(), "--talk", "20000"];
-    let front = stage.front_of(NOBODY, 0, 2, &talk).spawn().unwrap();
+    let client = stage.client_of(NOBODY, 0, 2, &talk).spawn().unwrap();
     // Into a folder that is root's alone, and through a link into it: refused, and the job continues.
     std::os::unix::fs::symlink(&secret, own.join("link")).unwrap();
     for folder in [secret.join("saved"), own.join("link/saved"), own.join("link")] {
@@ -246,7 +246,7 @@ pub(crate) fn of_checkpoints() {
     assert_eq!(std::fs::read_dir(&secret).unwrap().count(), 0);
     let answer = checkpoint_as(&stage, NOBODY, 1, &own.join("saved"));
     assert!(answer.contains("Saved"), "{answer}");
-    let (_, _, error) = said(front.wait_with_output().unwrap());
+    let (_, _, error) = said(client.wait_with_output().unwrap());
     assert!(error.contains("it was saved in"), "{error}");
     for entry in std::fs::read_dir(own.join("saved")).unwrap().flatten() {
         let about = entry.metadata().unwrap();
@@ -268,12 +268,12 @@ pub(crate) fn of_checkpoints() {
     waits.arg("--restore").arg(stage.socket(0)).arg(&endless);
     let mut waits = waits.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     // Another user can't restore a checkpoint of root.
-    let front = stage.front(2, &talk).spawn().unwrap();
+    let client = stage.client(2, &talk).spawn().unwrap();
     wait_until("it is listed", || !listing(&stage).jobs.is_empty());
     let job = listing(&stage).jobs[0].job;
     let roots = stage.path().join("roots");
     checkpoint_soon(&stage, job.0, &roots, true);
-    front.wait_with_output().unwrap();
+    client.wait_with_output().unwrap();
     let (code, _, error) = restore_as(&stage, Some(NOBODY), &roots);
     assert!(code == 2 && error.contains("Permission denied"), "{code} {error}");
     let (code, out, error) = restore_as(&stage, None, &roots);
@@ -293,8 +293,8 @@ pub(crate) fn of_a_daemon() {
     let stage = Stage::for_user(NOBODY);
     let socket = stage.socket(0).metadata().unwrap();
     assert_eq!((socket.mode() & 0o777, socket.uid()), (0o600, NOBODY));
-    let front = stage.front_of(NOBODY, 0, 1, &["id", "-u"]).output().unwrap();
-    assert_eq!(said(front), (0, format!("{NOBODY}\n"), String::new()));
+    let client = stage.client_of(NOBODY, 0, 1, &["id", "-u"]).output().unwrap();
+    assert_eq!(said(client), (0, format!("{NOBODY}\n"), String::new()));
     // Root can connect, but the daemon can't run anything as root.
     let (code, _, error) = stage.run(1, &["true"]);
     assert!(code == 2 && error.contains("runs jobs of nobody alone"), "{code} {error}");
@@ -314,9 +314,9 @@ pub(crate) fn of_adoption() {
     };
     std::fs::create_dir(&folder).unwrap();
     let stage = Stage::for_group(1, 2, 15, ("none", group));
-    let mut front = itself_as(NOBODY);
-    front.arg("--adopt").arg(stage.socket(0)).arg(&folder);
-    let (code, _, error) = said(front.stdin(Stdio::null()).output().unwrap());
+    let mut client = itself_as(NOBODY);
+    client.arg("--adopt").arg(stage.socket(0)).arg(&folder);
+    let (code, _, error) = said(client.stdin(Stdio::null()).output().unwrap());
     std::fs::remove_dir(&folder).unwrap();
     assert!(code == 2 && error.contains("for root alone"), "{code} {error}");
 }
@@ -328,9 +328,9 @@ pub(crate) fn a_daemon_is_killed() {
     std::fs::create_dir(&own).unwrap();
     std::fs::set_permissions(&own, PermissionsExt::from_mode(0o777)).unwrap();
     let script = format!("echo $$ > {}/rank; sleep 1000", own.display());
-    let mut front = stage.front_of(NOBODY, 0, 1, &["sh", "-c", &script]).spawn().unwrap();
+    let mut client = stage.client_of(NOBODY, 0, 1, &["sh", "-c", &script]).spawn().unwrap();
     let rank = stage.number("own/rank");
     stage.daemons[0].kill().unwrap();
     wait_until("the rank ends", || !lives(rank));
-    front.wait().unwrap();
+    client.wait().unwrap();
 }

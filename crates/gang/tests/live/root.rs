@@ -42,10 +42,10 @@ pub(crate) fn takes_over() {
     let (mut stage, root, others) = three();
     // Jobs get the least loaded slot: one on each host, and one on two of them.
     let script = waiter(&stage);
-    let mut fronts = Vec::new();
+    let mut clients = Vec::new();
     for number in 1..=3 {
-        let mut front = stage.front_at(others[0], 1, "pipes", &["sh", "-c", &script]);
-        fronts.push(front.stdin(std::process::Stdio::piped()).spawn().unwrap());
+        let mut client = stage.client_at(others[0], 1, "pipes", &["sh", "-c", &script]);
+        clients.push(client.stdin(std::process::Stdio::piped()).spawn().unwrap());
         stage.number(&format!("rank-{number}-0"));
     }
     let hosts: Vec<u16> = {
@@ -61,18 +61,18 @@ pub(crate) fn takes_over() {
     let took = midplane_gang::live::clock::now().nanos_since(began);
     println!("  another host has taken over after {:?}", Duration::from_nanos(took));
     std::fs::write(stage.path().join("end"), "").unwrap();
-    for (host, mut front) in hosts.into_iter().zip(fronts) {
+    for (host, mut client) in hosts.into_iter().zip(clients) {
         use std::io::Write;
         if host != root {
-            writeln!(front.stdin.take().unwrap(), "well").unwrap();
+            writeln!(client.stdin.take().unwrap(), "well").unwrap();
         }
-        let (code, out, error) = stage.end(front);
+        let (code, out, error) = stage.end(client);
         match host == root {
             true => assert!(code == 1 && error.contains("is gone"), "{code} {out} {error}"),
             false => assert_eq!((code, out.as_str()), (0, "began\nended well\n"), "{error}"),
         }
     }
-    let after = said(stage.front_at(others[1], 2, "pipes", &["true"]).output().unwrap());
+    let after = said(stage.client_at(others[1], 2, "pipes", &["true"]).output().unwrap());
     // The slots of two ranks are those of hosts 0 and 1.
     match root {
         2 => assert_eq!(after, (0, String::new(), String::new())),
@@ -83,7 +83,7 @@ pub(crate) fn takes_over() {
     wait_until("all are there again", || {
         listing(&stage, root).is_some_and(|listing| listing.hosts == [true; 3])
     });
-    let all = stage.front_at(root, 3, "pipes", &["true"]).output().unwrap();
+    let all = stage.client_at(root, 3, "pipes", &["true"]).output().unwrap();
     assert_eq!(said(all), (0, String::new(), String::new()));
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn no_majority() {
         stage.daemons[usize::from(host)].wait().unwrap();
     }
     wait_until("the root is none any longer", || listing(&stage, root).is_none());
-    let (code, _, error) = said(stage.front_at(root, 1, "pipes", &["true"]).output().unwrap());
+    let (code, _, error) = said(stage.client_at(root, 1, "pipes", &["true"]).output().unwrap());
     assert!(
         code == 2 && error.contains("there is no root") && error.contains("2 of the 3"),
         "{error}"
@@ -113,11 +113,11 @@ pub(crate) fn messages_survive() {
         let itself = std::env::current_exe().unwrap();
         let command = [itself.to_str().unwrap(), "--talk", "6000"];
         let start = |count| {
-            let job = |_| stage.front_at(2, 2, "pipes", &command).spawn().unwrap();
+            let job = |_| stage.client_at(2, 2, "pipes", &command).spawn().unwrap();
             (0..count).map(job).collect::<Vec<_>>()
         };
         // Every second job is on hosts 2 and 3.
-        let fronts = start(4);
+        let clients = start(4);
         let runs = |listing: Listing| {
             let is_there = |job: &midplane_gang::live::message::Line| job.preemptions > 3;
             listing.jobs.iter().filter(|job| job.slots.0 == 2 && is_there(job)).count() == 2
@@ -125,7 +125,7 @@ pub(crate) fn messages_survive() {
         wait_until("they take turns", || listing(&stage, 4).is_some_and(runs));
         stage.daemons[0].kill().unwrap();
         stage.daemons[0].wait().unwrap();
-        let ends: Vec<_> = fronts.into_iter().map(|front| stage.end(front)).collect();
+        let ends: Vec<_> = clients.into_iter().map(|client| stage.end(client)).collect();
         let well = ends.iter().filter(|(code, ..)| *code == 0).count();
         let lost = ends.iter().filter(|(_, _, error)| error.contains("is gone")).count();
         assert_eq!((well, lost), (2, 2), "{network}: {ends:?}");
@@ -133,13 +133,13 @@ pub(crate) fn messages_survive() {
 }
 
 /// A client whose daemon is killed finds its job again through the one that follows.
-pub(crate) fn front_ends_outlive_their_daemon() {
+pub(crate) fn clients_outlive_their_daemon() {
     use std::io::Write;
     let (mut stage, root, _) = three();
     assert_eq!(root, 0, "in a new cluster host 0 comes first");
     let script = waiter(&stage);
-    let mut front = stage.front_at(1, 1, "pipes", &["sh", "-c", &script]);
-    let mut front = front.stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let mut client = stage.client_at(1, 1, "pipes", &["sh", "-c", &script]);
+    let mut client = client.stdin(std::process::Stdio::piped()).spawn().unwrap();
     stage.number("rank-1-0");
     assert_eq!(listing(&stage, 0).unwrap().jobs[0].slots.0, 2);
     stage.daemons[1].kill().unwrap();
@@ -149,13 +149,13 @@ pub(crate) fn front_ends_outlive_their_daemon() {
         listing(&stage, 1).is_some_and(|listing| listing.hosts == [true; 3])
     });
     std::fs::write(stage.path().join("end"), "").unwrap();
-    writeln!(front.stdin.take().unwrap(), "well").unwrap();
-    let (code, out, error) = stage.end(front);
+    writeln!(client.stdin.take().unwrap(), "well").unwrap();
+    let (code, out, error) = stage.end(client);
     assert_eq!((code, out.as_str()), (0, "began\nended well\n"), "{error}");
     // A client that exits ends its job, wherever it is connected.
-    let mut front = stage.front_at(1, 1, "pipes", &["sh", "-c", &script]).spawn().unwrap();
+    let mut client = stage.client_at(1, 1, "pipes", &["sh", "-c", &script]).spawn().unwrap();
     stage.number("rank-2-0");
-    front.kill().unwrap();
-    front.wait().unwrap();
+    client.kill().unwrap();
+    client.wait().unwrap();
     wait_until("its job ends", || listing(&stage, 0).unwrap().jobs.is_empty());
 }

@@ -34,9 +34,9 @@ pub(crate) fn checkpoint_soon(stage: &Stage, job: u32, folder: &Path, end: bool)
 }
 
 pub(crate) fn restore(stage: &Stage, folder: &Path) -> Child {
-    let mut front = itself();
-    front.arg("--restore").arg(stage.socket(0)).arg(folder);
-    front.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    let mut client = itself();
+    client.arg("--restore").arg(stage.socket(0)).arg(folder);
+    client.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 fn refused(stage: &Stage, folder: &Path) -> String {
@@ -61,20 +61,20 @@ pub(crate) fn ends_elsewhere() {
         wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
         let talk = talkers("4000");
         let talk = [&talk[0][..], &talk[1], &talk[2]];
-        let doomed = stage.front(4, &talk).spawn().unwrap();
+        let doomed = stage.client(4, &talk).spawn().unwrap();
         wait_until("it is job 1", || listing(&stage).jobs.len() == 1);
-        let front = stage.front(4, &talk).spawn().unwrap();
+        let client = stage.client(4, &talk).spawn().unwrap();
         let folder = stage.path().join("saved");
         let saved = checkpoint_soon(&stage, 2, &folder, true);
         messages += saved.messages;
-        let (code, _, error) = said(front.wait_with_output().unwrap());
+        let (code, _, error) = said(client.wait_with_output().unwrap());
         assert!(code == 137 && error.contains("it was saved in"), "{code} {error}");
         ask_for(&stage, &Request::Kill { job: JobId(1), signal: None });
         assert_eq!(said(doomed.wait_with_output().unwrap()).0, 137);
         let other = Stage::with_network(to, 4 / to, 10, modes[1]);
         wait_until("all are there", || listing(&other).hosts.iter().all(|here| *here));
         // Runs next to another job, so that it is preempted again.
-        let beside = other.front(4, &talk).spawn().unwrap();
+        let beside = other.client(4, &talk).spawn().unwrap();
         let (code, out, error) = said(restore(&other, &folder).wait_with_output().unwrap());
         let mut lines: Vec<&str> = out.lines().collect();
         lines.sort_unstable();
@@ -89,12 +89,12 @@ pub(crate) fn ends_elsewhere() {
 pub(crate) fn goes_on() {
     let stage = Stage::with_network(1, 2, 10, "resident");
     let talk = talkers("4000");
-    let front = stage.front(2, &[&talk[0], &talk[1], &talk[2]]).spawn().unwrap();
+    let client = stage.client(2, &[&talk[0], &talk[1], &talk[2]]).spawn().unwrap();
     let folder = stage.path().join("saved");
     checkpoint_soon(&stage, 1, &folder, false);
     let again = checkpoint(&stage, 1, &folder, false).unwrap_err();
     assert!(again.to_string().contains("a checkpoint is there"), "{again}");
-    let (code, out, error) = said(front.wait_with_output().unwrap());
+    let (code, out, error) = said(client.wait_with_output().unwrap());
     assert_eq!((code, out.lines().count(), error.as_str()), (0, 2, ""));
     let (code, out, _) = said(restore(&stage, &folder).wait_with_output().unwrap());
     assert_eq!((code, out.lines().count()), (0, 2));
@@ -104,7 +104,7 @@ pub(crate) fn goes_on() {
 pub(crate) fn a_rank_ends_instead() {
     let stage = Stage::with_network(1, 3, 10, "resident");
     let itself = std::env::current_exe().unwrap();
-    let front = stage.front(3, &[itself.to_str().unwrap(), "--leave"]).spawn().unwrap();
+    let client = stage.client(3, &[itself.to_str().unwrap(), "--leave"]).spawn().unwrap();
     let mut why = String::new();
     wait_until("it is asked", || {
         let refused = checkpoint(&stage, 1, &stage.path().join("saved"), false).unwrap_err();
@@ -112,7 +112,7 @@ pub(crate) fn a_rank_ends_instead() {
         !why.contains("no job") && !why.contains("has not begun")
     });
     assert!(why.contains("rank 1 ended"), "{why}");
-    let (code, out, error) = said(front.wait_with_output().unwrap());
+    let (code, out, error) = said(client.wait_with_output().unwrap());
     assert_eq!((code, out.lines().count(), error.as_str()), (0, 2, ""));
 }
 
@@ -120,17 +120,17 @@ pub(crate) fn refusals() {
     let stage = Stage::with_network(1, 2, 10, "resident");
     let none = checkpoint(&stage, 7, &stage.path().join("none"), false).unwrap_err();
     assert_eq!(none.to_string(), "there is no job 7");
-    let sleeper = stage.front(1, &["sleep", "1000"]).spawn().unwrap();
+    let sleeper = stage.client(1, &["sleep", "1000"]).spawn().unwrap();
     wait_until("it runs", || listing(&stage).jobs.iter().any(|job| job.runs));
     let deaf = checkpoint(&stage, 1, &stage.path().join("none"), false).unwrap_err();
     assert!(deaf.to_string().contains("rank 0 can't be saved"), "{deaf}");
     ask_for(&stage, &Request::Kill { job: JobId(1), signal: None });
     sleeper.wait_with_output().unwrap();
     let talk = talkers("20000");
-    let front = stage.front(2, &[&talk[0], &talk[1], &talk[2]]).spawn().unwrap();
+    let client = stage.client(2, &[&talk[0], &talk[1], &talk[2]]).spawn().unwrap();
     let folder = stage.path().join("saved");
     checkpoint_soon(&stage, 2, &folder, true);
-    front.wait_with_output().unwrap();
+    client.wait_with_output().unwrap();
     wait_until("it is gone", || listing(&stage).jobs.is_empty());
     let there = folder.clone();
     let whole = Checkpoint::read_from(&there).unwrap();

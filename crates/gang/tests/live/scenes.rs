@@ -58,13 +58,13 @@ pub(crate) fn streams_and_exit_code() {
         stage.run(1, &["sh", "-c", "echo out; echo err >&2; exit 7"]),
         (7, "out\n".into(), "err\n".into())
     );
-    let mut front = stage.front(2, &["sh", "-c", "[ $GANG_RANK = 1 ] || cat"]);
-    let mut front = front.stdin(Stdio::piped()).spawn().unwrap();
+    let mut client = stage.client(2, &["sh", "-c", "[ $GANG_RANK = 1 ] || cat"]);
+    let mut client = client.stdin(Stdio::piped()).spawn().unwrap();
     let long = "all of it, and not only the first part\n".repeat(20_000);
-    let mut input = front.stdin.take().unwrap();
+    let mut input = client.stdin.take().unwrap();
     let text = long.clone();
     let writer = std::thread::spawn(move || input.write_all(text.as_bytes()).unwrap());
-    let (code, out, _) = said(front.wait_with_output().unwrap());
+    let (code, out, _) = said(client.wait_with_output().unwrap());
     writer.join().unwrap();
     assert_eq!((code, out == long), (0, true));
     let (code, _, error) = stage.run(1, &["sh", "-c", "kill -SEGV $$"]);
@@ -94,13 +94,13 @@ pub(crate) fn what_cannot_begin() {
 pub(crate) fn a_rank_dies() {
     let stage = Stage::alone(3, 20);
     let script = stayer(&stage);
-    let front = stage.front(2, &["sh", "-c", &script]).spawn().unwrap();
+    let client = stage.client(2, &["sh", "-c", &script]).spawn().unwrap();
     let [first, second] = ["rank-1-0", "rank-1-1"].map(|name| stage.number(name));
     let child = stage.number("child-1-1");
-    let other = stage.front(1, &["sh", "-c", &script]).spawn().unwrap();
+    let other = stage.client(1, &["sh", "-c", &script]).spawn().unwrap();
     let unharmed = stage.number("rank-2-0");
     kill(second);
-    let (code, _, error) = said(front.wait_with_output().unwrap());
+    let (code, _, error) = said(client.wait_with_output().unwrap());
     assert!(code == 137 && error.contains("rank 1 on host 0"), "{code} {error}");
     wait_until("its other rank ends", || !lives(first) && !lives(child));
     assert!(lives(unharmed));
@@ -115,14 +115,14 @@ pub(crate) fn a_daemon_is_killed() {
     let mut stage = Stage::alone(1, 20);
     let script = stayer(&stage);
     // The jobs share one slot, so one of them is suspended at any time.
-    let front = stage.front(1, &["sh", "-c", &script]).spawn().unwrap();
-    let other = stage.front(1, &["sh", "-c", &script]).spawn().unwrap();
+    let client = stage.client(1, &["sh", "-c", &script]).spawn().unwrap();
+    let other = stage.client(1, &["sh", "-c", &script]).spawn().unwrap();
     let names = ["rank-1-0", "child-1-0", "rank-2-0", "child-2-0"];
     let all = names.map(|name| stage.number(name));
     assert!(all.iter().all(|pid| lives(*pid)));
     stage.daemons[0].kill().unwrap();
-    for front in [front, other] {
-        let (code, _, error) = said(front.wait_with_output().unwrap());
+    for client in [client, other] {
+        let (code, _, error) = said(client.wait_with_output().unwrap());
         assert!(code == 2 && error.contains("the daemon is gone"), "{error}");
     }
     wait_until("all of it ends", || all.iter().all(|pid| !lives(*pid)));
@@ -146,12 +146,12 @@ pub(crate) fn a_daemon_follows_at_once() {
     assert!(listing(&stage).jobs.is_empty());
 }
 
-pub(crate) fn a_front_end_is_killed() {
+pub(crate) fn a_client_is_killed() {
     let stage = Stage::alone(1, 20);
-    let mut front = stage.front(1, &["sh", "-c", &stayer(&stage)]).spawn().unwrap();
+    let mut client = stage.client(1, &["sh", "-c", &stayer(&stage)]).spawn().unwrap();
     let all = ["rank-1-0", "child-1-0"].map(|name| stage.number(name));
-    front.kill().unwrap();
-    front.wait().unwrap();
+    client.kill().unwrap();
+    client.wait().unwrap();
     wait_until("all of it ends", || all.iter().all(|pid| !lives(*pid)));
     wait_until("nobody lists it", || listing(&stage).jobs.is_empty());
 }
@@ -162,27 +162,27 @@ pub(crate) fn signals() {
     let script = format!(
         "trap 'echo heard; exit 5' INT; echo $$ > {folder}/began-$GANG_JOB; while :; do sleep 0.01; done"
     );
-    let fronts = [1, 2].map(|_| stage.front(1, &["sh", "-c", &script]).spawn().unwrap());
+    let clients = [1, 2].map(|_| stage.client(1, &["sh", "-c", &script]).spawn().unwrap());
     for name in ["began-1", "began-2"] {
         stage.number(name);
     }
-    for front in fronts {
-        kill_process(Pid::from_child(&front), Signal::INT).unwrap();
-        assert_eq!(said(front.wait_with_output().unwrap()), (5, "heard\n".into(), String::new()));
+    for client in clients {
+        kill_process(Pid::from_child(&client), Signal::INT).unwrap();
+        assert_eq!(said(client.wait_with_output().unwrap()), (5, "heard\n".into(), String::new()));
     }
 }
 
 pub(crate) fn terminal() {
     let stage = Stage::alone(1, 20);
-    let mut front = itself();
-    front.arg("--front").arg(stage.socket(0)).args([
+    let mut client = itself();
+    client.arg("--client").arg(stage.socket(0)).args([
         "1",
         "terminal",
         "sh",
         "-c",
         "stty size; tty -s",
     ]);
-    let output = front.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).output();
+    let output = client.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).output();
     assert_eq!(said(output.unwrap()), (0, "24 80\r\n".into(), String::new()));
 }
 
@@ -215,9 +215,9 @@ fn turns(freezer: &'static str) {
     let tick = [itself_path.to_str().unwrap(), "--tick-with", child, path, "0.8"];
     let mut others: Vec<_> =
         (0..3).map(|_| itself().args(["--spin", "20"]).spawn().unwrap()).collect();
-    let fronts = [1, 2].map(|_| stage.front(2, &tick).spawn().unwrap());
-    for front in fronts {
-        let (code, _, error) = said(front.wait_with_output().unwrap());
+    let clients = [1, 2].map(|_| stage.client(2, &tick).spawn().unwrap());
+    for client in clients {
+        let (code, _, error) = said(client.wait_with_output().unwrap());
         assert_eq!((code, error.as_str()), (0, ""));
     }
     for other in &mut others {
@@ -246,9 +246,9 @@ pub(crate) fn messages_survive() {
     for (hosts, network) in [(1, "copy"), (1, "resident"), (2, "copy"), (2, "resident")] {
         let stage = Stage::with_network(hosts, 4 / hosts, 10, network);
         wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
-        let fronts = [1, 2].map(|_| stage.front(4, &talk).spawn().unwrap());
-        for front in fronts {
-            let (code, _, error) = stage.end(front);
+        let clients = [1, 2].map(|_| stage.client(4, &talk).spawn().unwrap());
+        for client in clients {
+            let (code, _, error) = stage.end(client);
             assert_eq!((code, error.as_str()), (0, ""), "{hosts} hosts, {network}");
         }
         assert!(listing(&stage).switches > 4, "{} switches", listing(&stage).switches);
@@ -263,10 +263,10 @@ pub(crate) fn a_tree_loses_one() {
     let mut lines: Vec<&str> = out.lines().collect();
     lines.sort_unstable();
     assert_eq!((code, lines), (0, vec!["0 0", "1 1", "2 2", "3 3", "4 4"]));
-    let front = stage.front(5, &["sh", "-c", &stayer(&stage)]).spawn().unwrap();
+    let client = stage.client(5, &["sh", "-c", &stayer(&stage)]).spawn().unwrap();
     let all = [0, 1, 2, 3, 4].map(|rank| stage.number(&format!("rank-2-{rank}")));
     stage.daemons[1].kill().unwrap();
-    let (_, _, error) = said(front.wait_with_output().unwrap());
+    let (_, _, error) = said(client.wait_with_output().unwrap());
     assert!(error.contains("host 1 (127.0.0.1:") && error.contains("is gone"), "{error}");
     wait_until("all of it ends", || all.iter().all(|pid| !lives(*pid)));
     wait_until("the others are back", || listing(&stage).hosts == [true, false, true, true, true]);

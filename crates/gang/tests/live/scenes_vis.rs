@@ -36,9 +36,9 @@ fn two_jobs(stage: &Stage, ranks: u16, count: &str) {
     let itself = itself();
     let by_shell = ["sh", "-c", "\"$0\" --vis \"$1\"; exit $?", &itself, count];
     let commands = [&by_shell[..], &[&itself, "--vis", count]];
-    let fronts = commands.map(|command| stage.front(ranks, command).spawn().unwrap());
-    for front in fronts {
-        let (code, out, error) = said(front.wait_with_output().unwrap());
+    let clients = commands.map(|command| stage.client(ranks, command).spawn().unwrap());
+    for client in clients {
+        let (code, out, error) = said(client.wait_with_output().unwrap());
         assert_eq!((code, error.as_str()), (0, ""));
         assert_eq!(out.lines().count(), usize::from(ranks), "{out}");
     }
@@ -120,15 +120,15 @@ pub(crate) fn thousands() {
 pub(crate) fn what_stays() {
     let stage = stage(1, 2, 5, "copy");
     let itself = itself();
-    let waiting = stage.front(2, &[&itself, "--vis-waiting", "3000"]).spawn().unwrap();
+    let waiting = stage.client(2, &[&itself, "--vis-waiting", "3000"]).spawn().unwrap();
     // The client that connects first has job 1.
     wait_until("it is there", || line(&stage, 1).is_some());
-    let other = stage.front(2, &[&itself, "--vis", "3000"]).spawn().unwrap();
+    let other = stage.client(2, &[&itself, "--vis", "3000"]).spawn().unwrap();
     wait_until("it is said", || line(&stage, 1).is_some_and(|line| line.stayed > 3));
     let why = line(&stage, 1).unwrap().why_stayed.unwrap();
     assert!(why.contains("host 0") && why.contains("a connection is being made"), "{why}");
-    for front in [waiting, other] {
-        let (code, _, error) = said(front.wait_with_output().unwrap());
+    for client in [waiting, other] {
+        let (code, _, error) = said(client.wait_with_output().unwrap());
         assert_eq!((code, error.as_str()), (0, ""));
     }
 }
@@ -138,7 +138,7 @@ pub(crate) fn what_stays() {
 pub(crate) fn nothing_goes_on() {
     let stage = stage(1, 2, 200, "resident");
     let itself = itself();
-    let other = stage.front(2, &[&itself, "--vis", "1000000"]).spawn().unwrap();
+    let other = stage.client(2, &[&itself, "--vis", "1000000"]).spawn().unwrap();
     wait_until("it is there", || line(&stage, 1).is_some());
     let (code, out, error) = stage.run(2, &[&itself, "--vis-writing", "30"]);
     assert_eq!((code, error.as_str()), (0, ""));
@@ -153,10 +153,10 @@ pub(crate) fn nothing_goes_on() {
 pub(crate) fn no_room() {
     let stage = stage(1, 2, 5, "copy");
     let itself = itself();
-    let first = stage.front(2, &[&itself, "--vis", "1000000"]).spawn().unwrap();
+    let first = stage.client(2, &[&itself, "--vis", "1000000"]).spawn().unwrap();
     wait_until("it has its interfaces", || line(&stage, 1).is_some_and(|it| it.run_seconds > 0.3));
     // In either job, each of two ranks has four interfaces.
-    let greedy = stage.front(2, &[&itself, "--vis-all", "14", "700"]).spawn().unwrap();
+    let greedy = stage.client(2, &[&itself, "--vis-all", "14", "700"]).spawn().unwrap();
     let (code, _, error) = said(first.wait_with_output().unwrap());
     let why = "its interfaces were not restored";
     assert!(code == 137 && error.contains(why) && error.contains("host 0"), "{code} {error}");
@@ -182,9 +182,9 @@ pub(crate) fn a_rank_dies() {
     for round in 0..6 {
         // Each round has four jobs.
         let (doomed, other) = (4 * round + 1, 4 * round + 2);
-        let front = stage.front(4, &["sh", "-c", &script, &itself, "1000000"]).spawn().unwrap();
+        let client = stage.client(4, &["sh", "-c", &script, &itself, "1000000"]).spawn().unwrap();
         wait_until("it is there", || line(&stage, doomed).is_some());
-        let beside = stage.front(4, &[&itself, "--vis", "300"]).spawn().unwrap();
+        let beside = stage.client(4, &[&itself, "--vis", "300"]).spawn().unwrap();
         wait_until("they take turns", || {
             [doomed, other]
                 .iter()
@@ -193,7 +193,7 @@ pub(crate) fn a_rank_dies() {
         let ranks = ranks_of(&stage, doomed);
         std::thread::park_timeout(std::time::Duration::from_millis(3 * u64::from(round)));
         kill_process(Pid::from_raw(ranks[2] as i32).unwrap(), Signal::KILL).unwrap();
-        let (code, _, error) = said(front.wait_with_output().unwrap());
+        let (code, _, error) = said(client.wait_with_output().unwrap());
         assert!(code == 137 && error.contains("was killed by signal 9"), "{code} {error}");
         wait_until("its other ranks end", || !ranks.iter().any(|pid| lives(*pid)));
         let (code, _, error) = said(beside.wait_with_output().unwrap());
@@ -217,7 +217,7 @@ pub(crate) fn no_checkpoint() {
     for network in ["copy", "resident"] {
         let stage = stage(1, 1, 5, network);
         let folder = stage.path().join("saved");
-        let front = stage.front(1, &[&itself(), "--vis-saved"]).spawn().unwrap();
+        let client = stage.client(1, &[&itself(), "--vis-saved"]).spawn().unwrap();
         let mut why = String::new();
         wait_until("it is refused", || match checkpoint(&stage, 1, &folder, false) {
             Err(ClientError::Refused(said)) if said.contains("Virtual Interfaces") => {
@@ -231,6 +231,6 @@ pub(crate) fn no_checkpoint() {
         assert!(why.contains("job 1: its ranks on host 0 have Virtual Interfaces"), "{why}");
         assert!(!folder.exists());
         checkpoint_soon(&stage, 1, &folder, true);
-        assert_eq!(said(front.wait_with_output().unwrap()).0, 137);
+        assert_eq!(said(client.wait_with_output().unwrap()).0, 137);
     }
 }

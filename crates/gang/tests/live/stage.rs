@@ -182,10 +182,10 @@ impl Stage {
     /// Waits for a client, and returns its exit code and its output. If it does not end, panics with the reports of
     /// the daemons, of the processes below them and of the client itself.
     #[track_caller]
-    pub(crate) fn end(&self, front: Child) -> (i32, String, String) {
-        let pid = Pid::from_child(&front);
+    pub(crate) fn end(&self, client: Child) -> (i32, String, String) {
+        let pid = Pid::from_child(&client);
         let (sender, receiver) = channel();
-        std::thread::spawn(move || sender.send(said(front.wait_with_output().unwrap())));
+        std::thread::spawn(move || sender.send(said(client.wait_with_output().unwrap())));
         if let Ok(said) = receiver.recv_timeout(ENDS_WITHIN) {
             return said;
         }
@@ -221,40 +221,40 @@ impl Stage {
     }
 
     /// Returns a client that has not been started.
-    pub(crate) fn front(&self, ranks: u16, command: &[&str]) -> Command {
-        self.front_as(ranks, "pipes", command)
+    pub(crate) fn client(&self, ranks: u16, command: &[&str]) -> Command {
+        self.client_as(ranks, "pipes", command)
     }
 
     /// Returns a client with a terminal, or of a job that arriving input wakes, as `how` says.
-    pub(crate) fn front_as(&self, ranks: u16, how: &str, command: &[&str]) -> Command {
-        self.front_at(0, ranks, how, command)
+    pub(crate) fn client_as(&self, ranks: u16, how: &str, command: &[&str]) -> Command {
+        self.client_at(0, ranks, how, command)
     }
 
     /// Returns such a client, at the socket of a host.
-    pub(crate) fn front_at(&self, host: u16, ranks: u16, how: &str, command: &[&str]) -> Command {
+    pub(crate) fn client_at(&self, host: u16, ranks: u16, how: &str, command: &[&str]) -> Command {
         self.begun(itself(), host, ranks, how, command)
     }
 
     /// Returns a client of another user.
-    pub(crate) fn front_of(&self, uid: u32, host: u16, ranks: u16, command: &[&str]) -> Command {
+    pub(crate) fn client_of(&self, uid: u32, host: u16, ranks: u16, command: &[&str]) -> Command {
         self.begun(itself_as(uid), host, ranks, "pipes", command)
     }
 
     fn begun(
         &self,
-        mut front: Command,
+        mut client: Command,
         host: u16,
         ranks: u16,
         how: &str,
         command: &[&str],
     ) -> Command {
-        front.arg("--front").arg(self.socket(host)).args([ranks.to_string().as_str(), how]);
-        front.args(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        front
+        client.arg("--client").arg(self.socket(host)).args([ranks.to_string().as_str(), how]);
+        client.args(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        client
     }
 
     pub(crate) fn run(&self, ranks: u16, command: &[&str]) -> (i32, String, String) {
-        said(self.front(ranks, command).output().unwrap())
+        said(self.client(ranks, command).output().unwrap())
     }
 
     /// Waits until a script has written a number to a file, and returns it.

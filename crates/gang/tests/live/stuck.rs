@@ -42,21 +42,21 @@ pub(crate) fn is_listed() {
     let stage = Stage::with_network(2, 2, 20, "resident");
     wait_until("both hosts are there", || listing(&stage).hosts == [true, true]);
     let itself = std::env::current_exe().unwrap();
-    let fronts = JOBS.map(|(part, _)| {
-        let front = stage.front(3, &[itself.to_str().unwrap(), part]).spawn().unwrap();
+    let clients = JOBS.map(|(part, _)| {
+        let client = stage.client(3, &[itself.to_str().unwrap(), part]).spawn().unwrap();
         wait_until(part, || listing(&stage).jobs.iter().any(|job| job.command.ends_with(part)));
-        front
+        client
     });
     // By then each was cut twice.
     wait_until("the last has run for long", || listing(&stage).jobs[4].seconds > 12.0);
     for (job, (part, found)) in listing(&stage).jobs.iter().zip(JOBS) {
         assert_eq!(job.stuck.as_deref(), found, "{part}");
     }
-    for (job, front) in (1..).zip(fronts) {
+    for (job, client) in (1..).zip(clients) {
         let Reply::Done = ask_for(&stage, &Request::Kill { job: JobId(job), signal: None }) else {
             panic!()
         };
-        assert_eq!(stage.end(front).0, 137);
+        assert_eq!(stage.end(client).0, 137);
     }
 }
 

@@ -22,14 +22,14 @@ pub(crate) fn survives() {
         Err(_) => "--tcp-with-child",
     };
     let command = [itself.to_str().unwrap(), part, stage.path().to_str().unwrap()];
-    let fronts = [1, 2].map(|_| stage.front(1, &command).spawn().unwrap());
+    let clients = [1, 2].map(|_| stage.client(1, &command).spawn().unwrap());
     wait_until("both were preempted often", || {
         let jobs = listing(&stage).jobs;
         jobs.len() == 2 && jobs.iter().all(|job| job.preemptions >= PREEMPTIONS)
     });
     std::fs::write(stage.path().join("enough"), "").unwrap();
-    for front in fronts {
-        let (code, out, error) = stage.end(front);
+    for client in clients {
+        let (code, out, error) = stage.end(client);
         assert_eq!((code, error.as_str()), (0, ""), "{out}");
         let blocks: u64 = out.trim().parse().unwrap();
         assert!(blocks > 1_000, "{blocks} blocks");

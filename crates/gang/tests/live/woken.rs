@@ -14,10 +14,10 @@ const LINES: u64 = 7;
 
 /// Returns the longest and the median response time.
 fn answers(stage: &Stage, how: &str) -> [Duration; 2] {
-    let mut front = stage.front_as(1, how, &["cat"]);
-    let mut front: Child = front.stdin(Stdio::piped()).spawn().unwrap();
-    let mut input = front.stdin.take().unwrap();
-    let mut output = BufReader::new(front.stdout.take().unwrap());
+    let mut client = stage.client_as(1, how, &["cat"]);
+    let mut client: Child = client.stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = client.stdin.take().unwrap();
+    let mut output = BufReader::new(client.stdout.take().unwrap());
     let mut line = String::new();
     let mut waits = Vec::new();
     for number in 0..=LINES {
@@ -33,7 +33,7 @@ fn answers(stage: &Stage, how: &str) -> [Duration; 2] {
         std::thread::park_timeout(Duration::from_millis(170 + 90 * (number % 3)));
     }
     drop(input);
-    assert!(front.wait().unwrap().success());
+    assert!(client.wait().unwrap().success());
     waits.sort();
     [waits[waits.len() - 1], waits[waits.len() / 2]]
 }
@@ -42,7 +42,7 @@ fn answers(stage: &Stage, how: &str) -> [Duration; 2] {
 pub(crate) fn by_input() {
     let stage = Stage::alone(1, SLICE_MS);
     let itself = std::env::current_exe().unwrap();
-    let busy = stage.front(1, &[itself.to_str().unwrap(), "--spin", "60"]).spawn();
+    let busy = stage.client(1, &[itself.to_str().unwrap(), "--spin", "60"]).spawn();
     let mut busy: Child = busy.unwrap();
     wait_until("the other one runs", || listing(&stage).jobs.iter().any(|line| line.runs));
     let [waiting, _] = answers(&stage, "pipes");

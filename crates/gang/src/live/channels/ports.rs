@@ -18,7 +18,7 @@ use crate::node_core::order::Outcome;
 use crate::port_suspender::{ARRIVAL_WATCHER, ArrivalWatcher, PORT_SUSPENDER, PortSuspender};
 
 /// The daemon's port that saves the Virtual Interfaces of other ports.
-pub(in crate::live) const CHECKPOINTER: PortId = PortId(1_025);
+pub(crate) const CHECKPOINTER: PortId = PortId(1_025);
 
 /// A job on this host and the process groups of its ranks; each rank leads a group of its own.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Standing {
 
 /// The process groups of jobs. Clones share one table.
 #[derive(Clone, Debug, Default)]
-pub(in crate::live) struct ProcessGroups(Arc<Mutex<BTreeMap<JobId, Vec<Pid>>>>);
+pub(crate) struct ProcessGroups(Arc<Mutex<BTreeMap<JobId, Vec<Pid>>>>);
 
 impl ProcessGroups {
     fn table(&self) -> MutexGuard<'_, BTreeMap<JobId, Vec<Pid>>> {
@@ -37,7 +37,7 @@ impl ProcessGroups {
     }
 
     /// Sets the process groups of a job. An empty list removes the job.
-    pub(in crate::live) fn set(&self, job: JobId, groups: Vec<Pid>) {
+    pub(crate) fn set(&self, job: JobId, groups: Vec<Pid>) {
         let mut table = self.table();
         match groups.is_empty() {
             true => drop(table.remove(&job)),
@@ -71,7 +71,7 @@ struct Stopped {
 
 /// The daemon's own ports, by which it suspends, saves and watches ports of ranks.
 #[derive(Debug)]
-pub(in crate::live) struct Hold {
+pub(crate) struct Hold {
     port_suspender: PortSuspender,
     checkpointer: Checkpointer,
 }
@@ -91,7 +91,7 @@ impl Hold {
     ///
     /// # Errors
     /// The text of a [`CheckpointerError`] or [`ControlError`].
-    pub(in crate::live) fn open(nic: &impl Host) -> Result<(Self, ArrivalWatcher), String> {
+    pub(crate) fn open(nic: &impl Host) -> Result<(Self, ArrivalWatcher), String> {
         let port_suspender =
             PortSuspender::open(nic, PORT_SUSPENDER).map_err(|error| error.to_string())?;
         let checkpointer =

@@ -13,7 +13,7 @@ use super::super::event::Event;
 use super::super::link::{self, Frame, Link};
 use super::super::refusals::Refusal;
 use super::super::routes::Routes;
-use super::fronts;
+use super::clients;
 use crate::node_core::message::{Cluster, Down, Hello, Up};
 use crate::node_core::user::User;
 use crate::node_core::{Input, Peer};
@@ -52,8 +52,10 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
                     }
                 }
                 // If this host is no longer the root, the connection closes and the client searches the root again.
-                Hello::Front { .. } if *routes.root.borrow() != Some(routes.host) => {}
-                Hello::Front { user, .. } => fronts::serve_at_root(link, routes, user, true).await,
+                Hello::Client { .. } if *routes.root.borrow() != Some(routes.host) => {}
+                Hello::Client { user, .. } => {
+                    clients::serve_at_root(link, routes, user, true).await
+                }
             }
         });
     }
@@ -68,7 +70,7 @@ async fn admit(stream: TcpStream, routes: &Routes, cluster: Cluster) -> Option<(
         // A daemon of another cluster or version is dropped without a report.
         Hello::Child { host, cluster: theirs } => (*host, *theirs == cluster),
         Hello::Streams { host, .. } | Hello::Images { host, .. } => (*host, true),
-        Hello::Front { host, user } => {
+        Hello::Client { host, user } => {
             (*host, cluster.takes_over() && user.name.len() <= User::MOST_BYTES)
         }
         Hello::Ballot { host } => (*host, cluster.takes_over()),

@@ -24,7 +24,7 @@ impl JobCgroups {
     ///
     /// # Errors
     /// The reason why they can't.
-    pub(in crate::live) fn can_have_memory(&self) -> io::Result<()> {
+    pub(crate) fn can_have_memory(&self) -> io::Result<()> {
         let own = group_above(&self.folder);
         let has = |file: &str| {
             let path = own.join(file);
@@ -52,7 +52,7 @@ impl JobCgroups {
     ///
     /// # Errors
     /// The reason why that fails; nothing is changed then.
-    pub(in crate::live) fn take_memory(&mut self) -> io::Result<()> {
+    pub(crate) fn take_memory(&mut self) -> io::Result<()> {
         self.can_have_memory()?;
         let own = group_above(&self.folder);
         let taken =
@@ -93,7 +93,7 @@ fn is_below_this_process(pid: i32) -> bool {
 }
 
 /// Moves the daemon's processes back to the group that it left, if it left one, and removes the daemon's own group.
-pub(in crate::live) fn step_back(folder: &Path) {
+pub(crate) fn step_back(folder: &Path) {
     let (own, aside) = (group_above(folder), aside(folder));
     if !aside.exists() {
         return;
@@ -109,7 +109,7 @@ pub(in crate::live) fn step_back(folder: &Path) {
 ///
 /// # Errors
 /// The system's error: less memory could be reclaimed, or the group or the file does not exist.
-pub(in crate::live) fn reclaim(group: &Path, bytes: u64, has_limit: bool) -> io::Result<()> {
+pub(crate) fn reclaim(group: &Path, bytes: u64, has_limit: bool) -> io::Result<()> {
     // A group with a limit may use swap space only while it is suspended.
     if has_limit {
         let _ = write_to(group, SWAP_MAX, "max");

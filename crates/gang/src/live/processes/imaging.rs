@@ -74,7 +74,7 @@ pub(super) fn standard_of(opened: &Opened) -> std::io::Result<[Option<String>; 3
 
 impl Processes {
     /// Keeps a frozen job frozen, and begins to dump its ranks on this host. A thread sends the images to the root.
-    pub(in crate::live) fn dump(&mut self, job: JobId, epoch: Epoch, routes: &Routes) {
+    pub(crate) fn dump(&mut self, job: JobId, epoch: Epoch, routes: &Routes) {
         let mut routes = routes.clone();
         if self.of_job(job).is_empty() {
             return;
@@ -149,7 +149,7 @@ impl Processes {
     }
 
     /// Records that CRIU has finished the dump of a job.
-    pub(in crate::live) fn dump_ended(&mut self, job: JobId) {
+    pub(crate) fn dump_ended(&mut self, job: JobId) {
         if let Some(hold) = self.holds.get_mut(&job) {
             hold.is_dumped = true;
             self.release(job);
@@ -179,7 +179,7 @@ impl Processes {
     }
 
     /// Lets all jobs with a hold continue.
-    pub(in crate::live) fn release_all(&mut self) {
+    pub(crate) fn release_all(&mut self) {
         for job in self.holds.keys().copied().collect::<Vec<_>>() {
             let _ = self.let_go(job);
         }

@@ -37,7 +37,7 @@ use crate::node_core::order::{Launch, Outcome};
 impl Processes {
     /// Begins to start a job's ranks on this host, each with its saved state, if any. Returns the files of their
     /// standard streams.
-    pub(in crate::live) fn launch(
+    pub(crate) fn launch(
         &mut self,
         step: u64,
         launch: &Launch,

@@ -13,7 +13,7 @@ use crate::schedule::{AdmitError, Request};
 impl JobManager {
     /// Admits or refuses a job, and replies to its client. The ranks of a restored job start from states that this
     /// root has.
-    pub(in crate::node_core) fn admit(
+    pub(crate) fn admit(
         &mut self,
         now: Instant,
         Caller { client, user }: Caller,

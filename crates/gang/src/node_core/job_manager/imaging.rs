@@ -68,7 +68,7 @@ impl JobManager {
 
     /// Records that a host has dumped its ranks of a job. Once all hosts have, the ranks continue, unless the job is
     /// to end.
-    pub(in crate::node_core) fn handle_dumped(&mut self, job: JobId, host: u16) {
+    pub(crate) fn handle_dumped(&mut self, job: JobId, host: u16) {
         let Some(saves) = self.jobs.get_mut(&job).map(|it| &mut it.saves) else { return };
         let Some(missing) = &mut saves.images else { return };
         let ends = saves.wanted.as_ref().is_some_and(|wanted| wanted.end);
@@ -78,7 +78,7 @@ impl JobManager {
     }
 
     /// Returns whether images of a job are being collected.
-    pub(in crate::node_core) fn collects(&self, job: JobId) -> bool {
+    pub(crate) fn collects(&self, job: JobId) -> bool {
         self.jobs.get(&job).is_some_and(|it| !it.is_removed && it.saves.images.is_some())
     }
 

@@ -19,7 +19,7 @@ fn took(switch: &Switch) -> Duration {
 
 impl JobManager {
     /// Returns the state of the cluster, as [`Listing`].
-    pub(in crate::node_core) fn listing(&self, now: Instant) -> Listing {
+    pub(crate) fn listing(&self, now: Instant) -> Listing {
         let line = |(job, it): (&JobId, &Job)| Line {
             job: *job,
             user: it.entry.launch.user.name.clone(),
@@ -61,7 +61,7 @@ impl JobManager {
     }
 
     /// Returns the remembered switches.
-    pub(in crate::node_core) fn slices(&self) -> Vec<Slice> {
+    pub(crate) fn slices(&self) -> Vec<Slice> {
         let slice = |(switch, running): &(Switch, Vec<JobId>)| Slice {
             at_us: switch.at.nanos_since(Instant::ZERO) as f64 / 1e3,
             freeze_us: micros(switch.freeze),

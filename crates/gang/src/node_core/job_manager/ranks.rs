@@ -10,7 +10,7 @@ use crate::node_core::message::{Down, End, RankEvent};
 
 impl JobManager {
     /// Handles a change of a rank.
-    pub(in crate::node_core) fn handle_rank(
+    pub(crate) fn handle_rank(
         &mut self,
         now: Instant,
         (job, rank): (JobId, u16),
@@ -72,12 +72,7 @@ impl JobManager {
     }
 
     /// Records that the output of a job's ranks on a host was received completely.
-    pub(in crate::node_core) fn handle_streams_done(
-        &mut self,
-        now: Instant,
-        job: JobId,
-        host: u16,
-    ) {
+    pub(crate) fn handle_streams_done(&mut self, now: Instant, job: JobId, host: u16) {
         if let Some(it) = self.jobs.get_mut(&job) {
             it.open.remove(&host);
         }
@@ -86,7 +81,7 @@ impl JobManager {
 
     /// Records that hosts are connected. A host that already was has lost its connection meanwhile, and with it all
     /// jobs there.
-    pub(in crate::node_core) fn hosts_here(&mut self, now: Instant, hosts: &[u16]) {
+    pub(crate) fn hosts_here(&mut self, now: Instant, hosts: &[u16]) {
         let again: Vec<u16> =
             hosts.iter().copied().filter(|host| self.hosts.contains(host)).collect();
         self.hosts_gone(now, &again);
@@ -94,7 +89,7 @@ impl JobManager {
     }
 
     /// Records that hosts are lost, and ends the jobs that have ranks there.
-    pub(in crate::node_core) fn hosts_gone(&mut self, now: Instant, hosts: &[u16]) {
+    pub(crate) fn hosts_gone(&mut self, now: Instant, hosts: &[u16]) {
         self.has_lost_a_host |= !hosts.is_empty();
         for host in hosts {
             self.hosts.remove(host);
@@ -123,13 +118,13 @@ impl JobManager {
     }
 
     /// Returns the ranks of a job that are on a host.
-    pub(in crate::node_core) fn ranks_on(&self, job: JobId, host: u16) -> BTreeSet<u16> {
+    pub(crate) fn ranks_on(&self, job: JobId, host: u16) -> BTreeSet<u16> {
         let hosts = self.jobs.get(&job).map_or(&[][..], |it| &it.hosts);
         (0..).zip(hosts).filter(|(_, its)| **its == host).map(|(rank, _)| rank).collect()
     }
 
     /// Returns the host of a job's rank.
-    pub(in crate::node_core) fn host_of(&self, job: JobId, rank: u16) -> Option<u16> {
+    pub(crate) fn host_of(&self, job: JobId, rank: u16) -> Option<u16> {
         self.jobs.get(&job)?.hosts.get(usize::from(rank)).copied()
     }
 }

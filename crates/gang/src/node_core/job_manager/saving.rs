@@ -149,7 +149,7 @@ pub(crate) enum Contents {
 
 impl JobManager {
     /// Returns the most bytes of a checkpoint that may be read.
-    pub(in crate::node_core) const fn most_saved(&self) -> u64 {
+    pub(crate) const fn most_saved(&self) -> u64 {
         self.most_saved
     }
 
@@ -182,7 +182,7 @@ impl JobManager {
     ///
     /// # Errors
     /// The reason why the job can't be saved.
-    pub(in crate::node_core) fn save(
+    pub(crate) fn save(
         &mut self,
         job: JobId,
         caller: Caller,
@@ -308,7 +308,7 @@ impl JobManager {
 
     /// Handles the result of writing a job's checkpoint: the bytes of images in it. If it failed, ranks that are still
     /// blocked continue.
-    pub(in crate::node_core) fn handle_written(
+    pub(crate) fn handle_written(
         &mut self,
         now: Instant,
         job: JobId,
@@ -344,7 +344,7 @@ impl JobManager {
     }
 
     /// Admits a job from a checkpoint, and sends its ranks' states to their hosts.
-    pub(in crate::node_core) fn restore(&mut self, now: Instant, read: Read) {
+    pub(crate) fn restore(&mut self, now: Instant, read: Read) {
         let Read { caller, weight, read } = read;
         let client = caller.client;
         if let Err(why) = read.and_then(|read| self.restore_from(now, (caller, weight), read)) {

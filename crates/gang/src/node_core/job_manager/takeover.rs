@@ -23,7 +23,7 @@ pub(super) struct Takeover {
 
 impl JobManager {
     /// Creates a root that takes over the jobs of a table. Daemons get half of `patience` to join, or [`LONGEST`].
-    pub(in crate::node_core) fn take_over(
+    pub(crate) fn take_over(
         now: Instant,
         (host, cluster): (u16, Cluster),
         config: RootConfig,
@@ -48,25 +48,25 @@ impl JobManager {
     }
 
     /// Ends this root, and returns its configuration for its next term.
-    pub(in crate::node_core) fn retire(self) -> RootConfig {
+    pub(crate) fn retire(self) -> RootConfig {
         let (policy, scheduler) = self.scheduler_core.retire();
         let Self { geometry, most_saved, check_every, names, has_streams, .. } = self;
         RootConfig { policy, scheduler, geometry, most_saved, check_every, names, has_streams }
     }
 
     /// Returns whether the root still waits for daemons that may run jobs.
-    pub(in crate::node_core) const fn is_taking_over(&self) -> bool {
+    pub(crate) const fn is_taking_over(&self) -> bool {
         self.takeover.is_some()
     }
 
     /// Returns the number of connected hosts, this one included.
-    pub(in crate::node_core) fn connected(&self) -> usize {
+    pub(crate) fn connected(&self) -> usize {
         self.hosts.len()
     }
 
     /// Handles a part of a joining host's inventory. Once it is complete, the host joins, and ends jobs that must not
     /// run there.
-    pub(in crate::node_core) fn handle_part(
+    pub(crate) fn handle_part(
         &mut self,
         now: Instant,
         place: (u16, u64),
@@ -81,7 +81,7 @@ impl JobManager {
     }
 
     /// Records that a host has joined. Returns those of its jobs that must not run there.
-    pub(in crate::node_core) fn joined(
+    pub(crate) fn joined(
         &mut self,
         now: Instant,
         Inventory { host, jobs }: Inventory,
@@ -114,7 +114,7 @@ impl JobManager {
     }
 
     /// Takes over the jobs, once all daemons that may run some have joined or the time is over.
-    pub(in crate::node_core) fn poll_takeover(&mut self, now: Instant) {
+    pub(crate) fn poll_takeover(&mut self, now: Instant) {
         let Some(takeover) = &self.takeover else { return };
         let mut needed = self.jobs.values().flat_map(|it| &it.hosts);
         let is_majority = self.hosts.len() > usize::from(self.cluster.hosts / 2);
@@ -188,7 +188,7 @@ impl JobManager {
     }
 
     /// Makes a client that of a job without one. Returns the reply; `None` if it was queued.
-    pub(in crate::node_core) fn attach(&mut self, client: ClientId, job: JobId) -> Option<Reply> {
+    pub(crate) fn attach(&mut self, client: ClientId, job: JobId) -> Option<Reply> {
         if let Some(over) = self.over.iter().find(|over| over.job == job) {
             return Some(Reply::Over(over.clone()));
         }
@@ -227,12 +227,12 @@ impl JobManager {
     }
 
     /// Returns the next change to send to the other daemons.
-    pub(in crate::node_core) fn poll_change(&mut self) -> Option<Change> {
+    pub(crate) fn poll_change(&mut self) -> Option<Change> {
         self.changes.as_mut()?.pop_front()
     }
 
     /// Sets the number of changes that a majority has stored.
-    pub(in crate::node_core) const fn commit(&mut self, changes: u64) {
+    pub(crate) const fn commit(&mut self, changes: u64) {
         self.committed = changes;
     }
 

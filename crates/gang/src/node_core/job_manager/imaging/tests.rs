@@ -62,7 +62,7 @@ fn jobs_that_images_would_damage_are_refused_with_the_cure() {
 }
 
 #[test]
-fn a_front_end_can_t_start_ranks_from_images_that_it_has_not_restored() {
+fn a_client_can_t_start_ranks_from_images_that_it_has_not_restored() {
     let (root, job) = scene(Program { images: true, ..Program::default() });
     assert!(!root.jobs[&job].entry.launch.program.images);
 }
@@ -73,7 +73,7 @@ enum Act {
     Cut,
     Dumped(u16),
     Written(bool),
-    FrontEndLeaves,
+    ClientLeaves,
 }
 
 fn acts() -> impl Strategy<Value = Vec<Act>> {
@@ -82,7 +82,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         Just(Act::Cut),
         (0..HOSTS).prop_map(Act::Dumped),
         any::<bool>().prop_map(Act::Written),
-        Just(Act::FrontEndLeaves),
+        Just(Act::ClientLeaves),
     ];
     prop::collection::vec(act, 1..60)
 }
@@ -143,7 +143,7 @@ proptest! {
                     root.handle_written(NOW, job, written);
                     wants = None;
                 }
-                Act::FrontEndLeaves => {
+                Act::ClientLeaves => {
                     if let Some((client, _)) = wants.take() {
                         root.handle_client_gone(NOW, client);
                         replies.insert(client, 1);

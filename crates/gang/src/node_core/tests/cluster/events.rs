@@ -117,11 +117,7 @@ impl Cluster {
     }
 
     /// Passes an input to a core, and carries out its effects.
-    pub(in crate::node_core::tests) fn call(
-        &mut self,
-        host: u16,
-        input: impl FnOnce(&mut NodeCore, Instant),
-    ) {
+    pub(crate) fn call(&mut self, host: u16, input: impl FnOnce(&mut NodeCore, Instant)) {
         let Some(core) = &mut self.hosts[usize::from(host)].core else { return };
         input(core, self.now);
         loop {

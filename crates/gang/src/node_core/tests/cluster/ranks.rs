@@ -195,12 +195,7 @@ impl Cluster {
     }
 
     /// Ends a rank's process, and reports that to the core.
-    pub(in crate::node_core::tests) fn end_rank(
-        &mut self,
-        host: u16,
-        member: Member,
-        end: message::End,
-    ) {
+    pub(crate) fn end_rank(&mut self, host: u16, member: Member, end: message::End) {
         let now = self.now;
         let process = self.hosts[usize::from(host)].node.processes.get_mut(&member);
         let Some(process) = process.filter(|process| process.end.is_none()) else { return };

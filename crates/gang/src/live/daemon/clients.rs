@@ -61,7 +61,7 @@ async fn serve(link: Link, mut routes: Routes, user: User) {
         Some(root) if root == routes.host || routes.addresses.len() < 3 => {
             serve_at_root(link, routes, user, false).await;
         }
-        Some(root) => match routes.dial(root, Hello::Front { host: routes.host, user }).await {
+        Some(root) => match routes.dial(root, Hello::Client { host: routes.host, user }).await {
             Some(far) => join(link, far).await,
             None => {
                 refuse(link, format!("the root, host {root}, does not answer: ask again")).await
