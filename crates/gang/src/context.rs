@@ -3,12 +3,12 @@
 //! It names only ranks, and no hosts, ports or addresses, so it can be restored on other hosts.
 
 mod file;
-mod text;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use crate::channel::command::PeerState;
 use crate::channel::geometry::Geometry;
 use crate::names::{Epoch, JobId, Rank};
 use crate::wait::WaitState;
@@ -60,23 +60,7 @@ pub struct LocalMessage {
     /// The sending rank.
     pub from: Rank,
     /// The message's bytes.
-    #[serde(with = "text")]
     pub bytes: Bytes,
-}
-
-/// A rank's protocol state with one peer. Sequence numbers wrap modulo 2^32.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct PeerState {
-    /// The peer's rank.
-    pub rank: Rank,
-    /// Sequence number of the first message to the peer that it has not accepted.
-    pub acked: u32,
-    /// Sequence number of the next message to the peer.
-    pub next: u32,
-    /// Sequence number of the next message from the peer.
-    pub expected: u32,
-    /// Number of consecutive refusals of the first of these messages.
-    pub refusals: u32,
 }
 
 /// A message in a send FIFO.
@@ -91,7 +75,6 @@ pub struct SentMessage {
     /// True if the receiver has accepted the message. Its space is freed after that of older messages.
     pub taken: bool,
     /// The message's bytes; empty if it is accepted.
-    #[serde(with = "text")]
     pub bytes: Bytes,
 }
 
@@ -103,7 +86,6 @@ pub struct ReceivedMessage {
     /// The message's position in the FIFO.
     pub position: u64,
     /// The message's bytes.
-    #[serde(with = "text")]
     pub bytes: Bytes,
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use midplane_simhw::host::Host;
 use midplane_simhw::profile::HostProfile;
 
@@ -11,11 +12,10 @@ use crate::channel::geometry::Geometry;
 use crate::channel::local_rings::{Layout, LocalRings, message_bytes};
 use crate::context::{ChannelContext, LocalMessage};
 use crate::controller::{ContextId, ContextOptions, ControlError, Controller, Unfinished};
-use crate::names::{Epoch, JobId, Rank};
+use crate::names::{ChannelId, Epoch, JobId, Rank};
 use crate::node_core::message::Cluster;
-use crate::node_core::order::{Action, Launch};
+use crate::node_core::order::{Action, Launch, RestoredContexts};
 use crate::node_core::{Step, StepOutcome};
-use crate::queue::together;
 
 /// Ways to switch contexts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -102,6 +102,8 @@ pub(crate) struct ContextsConfig {
     pub(crate) costs: Costs,
     /// True if ranks of one host have rings between them, which bypass the NIC.
     pub(crate) local_rings: bool,
+    /// True if the ranks are other processes, which map the FIFOs.
+    pub(crate) is_mapped: bool,
 }
 
 /// The contexts of one node's ranks.
@@ -114,21 +116,19 @@ pub(crate) struct Contexts<H> {
     /// Contexts by job and index of the controller.
     held: BTreeMap<(JobId, usize), Held>,
     rings: BTreeMap<JobId, LocalRings>,
+    /// Jobs that [`Contexts::copy`] copies after the present step.
+    to_copy: Vec<JobId>,
 }
 
 impl<H: Host> Contexts<H> {
-    /// Opens the channels' controllers. `open` is [`Controller::open`], or opens memory that other processes map.
-    pub(crate) fn open(
-        host: H,
-        config: ContextsConfig,
-        open: impl Fn(&H, crate::names::ChannelId, Geometry, bool) -> Result<Controller, ControlError>,
-    ) -> Result<Self, ControlError> {
-        let shared = config.mode == Mode::Copy;
-        let controllers = (1..=config.channels)
-            .map(|channel| open(&host, crate::names::ChannelId(channel), config.geometry, shared))
-            .collect::<Result<_, _>>()?;
-        let (held, rings) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Self { host, config, controllers, held, rings })
+    /// Opens the channels' controllers.
+    pub(crate) fn open(host: H, config: ContextsConfig) -> Result<Self, ControlError> {
+        let ContextsConfig { mode, geometry, is_mapped, .. } = config;
+        let shared = mode == Mode::Copy;
+        let open = |at| Controller::open_with(&host, (ChannelId(at), geometry), shared, is_mapped);
+        let controllers = (1..=config.channels).map(open).collect::<Result<_, _>>()?;
+        let (held, rings, to_copy) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        Ok(Self { host, config, controllers, held, rings, to_copy })
     }
 
     /// Carries out the channels' part of a step.
@@ -140,18 +140,19 @@ impl<H: Host> Contexts<H> {
         match step {
             Step::Open(launch, contexts) => self.open_job(launch, contexts).await?,
             Step::Close(jobs) => self.close(jobs).await?,
-            Step::Channels(Action::Freeze(jobs) | Action::Leave(jobs)) => self.stop(jobs).await?,
-            Step::Channels(Action::Save(jobs)) => self.save(jobs).await?,
-            Step::Channels(Action::Restore(jobs)) => self.restore(jobs).await?,
+            Step::Channels(Action::Freeze(jobs)) => self.stop(jobs).await?,
+            Step::Channels(Action::Leave(jobs)) => {
+                self.stop(jobs).await?;
+                self.to_copy.clone_from(jobs);
+            }
             Step::Channels(Action::Exchange { stop, start, .. }) => {
                 self.save(stop).await?;
                 self.restore(start).await?;
             }
-            Step::Channels(Action::Switch { stop, run }) => {
+            Step::Channels(Action::Run { stop, run, .. }) => {
                 self.save(stop).await?;
                 self.start(run).await?;
             }
-            Step::Channels(Action::Run(run) | Action::Join { run, .. }) => self.start(run).await?,
             Step::Channels(Action::Cut(job)) => done.contexts = self.cut(*job).await?,
             _ => {}
         }
@@ -179,7 +180,7 @@ impl<H: Host> Contexts<H> {
     async fn open_job(
         &mut self,
         launch: &Launch,
-        contexts: &BTreeMap<u16, ChannelContext>,
+        contexts: &RestoredContexts,
     ) -> Result<(), ControlError> {
         let (places, node) = (self.config.cluster.places(launch), self.host.node());
         self.open_rings(launch, contexts)?;
@@ -204,7 +205,7 @@ impl<H: Host> Contexts<H> {
     fn open_rings(
         &mut self,
         launch: &Launch,
-        contexts: &BTreeMap<u16, ChannelContext>,
+        contexts: &RestoredContexts,
     ) -> Result<(), ControlError> {
         let (places, node) = (self.config.cluster.places(launch), self.host.node());
         let here = (0..).zip(&places).filter(|(_, place)| place.node == node);
@@ -240,21 +241,25 @@ impl<H: Host> Contexts<H> {
             let context = *of.get(&at)?;
             Some(controller.stop(context))
         });
-        together(stops).await.into_iter().collect()
+        join_all(stops).await.into_iter().collect()
     }
 
-    /// Copies the contexts of stopped jobs before all nodes are known to have stopped theirs.
+    /// Copies the contexts that the last step has stopped for a switch, before all nodes are known to have stopped
+    /// theirs.
     ///
     /// A steady context does not change until it is started: the NIC refuses messages that arrive for it, and keeps
     /// its state until the save.
-    pub(crate) async fn copy(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
+    pub(crate) async fn copy(&mut self) {
+        let jobs = std::mem::take(&mut self.to_copy);
         if self.config.mode == Mode::Resident {
-            return Ok(());
+            return;
         }
-        for key in self.keys(jobs) {
-            self.copy_out(key, false).await?;
+        for key in self.keys(&jobs) {
+            // If copying fails, the save that follows fails too and reports the error.
+            if self.copy_out(key, false).await.is_err() {
+                return;
+            }
         }
-        Ok(())
     }
 
     /// Copies the contents of a context out of the NIC. If `forget`, the NIC forgets them.

@@ -5,11 +5,10 @@ mod fifos;
 use std::sync::Arc;
 
 use midplane_simhw::host::{Host, OpenError};
-use midplane_simhw::port::{
-    Completion, Port, PortClosed, PortOptions, PostError, RegisterError, Status,
-};
+use midplane_simhw::port::{Port, PortClosed, PortOptions, PostError, RegisterError, Status};
 use midplane_simhw::region::Region;
 use midplane_simhw::wire;
+use slab::Slab;
 use thiserror::Error;
 
 use crate::channel::command::{
@@ -105,7 +104,7 @@ pub struct Controller {
         expect(dead_code, reason = "no other process maps them there")
     )]
     is_mapped: bool,
-    contexts: Vec<Option<Descriptor>>,
+    contexts: Slab<Descriptor>,
     next_key: u64,
     /// Number of commands so far.
     commands: u64,
@@ -125,27 +124,12 @@ impl Controller {
         geometry: Geometry,
         shared: bool,
     ) -> Result<Self, ControlError> {
-        Self::open_for(host, (channel, geometry), shared, false)
+        Self::open_with(host, (channel, geometry), shared, false)
     }
 
-    /// Opens the controller of a channel whose FIFOs other processes map. The NIC must be in this process.
-    ///
-    /// The other processes attach with a [`Ticket`](crate::channel::Ticket), the context's [files](Self::files) and its
-    /// [events](Self::events).
-    ///
-    /// # Errors
-    /// As for [`Controller::open`].
-    #[cfg(all(target_os = "linux", feature = "live"))]
-    pub fn open_mapped(
-        host: &impl Host,
-        channel: ChannelId,
-        geometry: Geometry,
-        shared: bool,
-    ) -> Result<Self, ControlError> {
-        Self::open_for(host, (channel, geometry), shared, true)
-    }
-
-    fn open_for(
+    /// Opens the controller of a channel. If `is_mapped`, other processes map the FIFOs. They attach with a
+    /// [`Ticket`](crate::channel::Ticket), the context's [files](Self::files) and its [events](Self::events).
+    pub(crate) fn open_with(
         host: &impl Host,
         (channel, geometry): (ChannelId, Geometry),
         shared: bool,
@@ -154,17 +138,15 @@ impl Controller {
         geometry.check()?;
         let mut port = host.open_port_with(PortOptions::default().depth(16))?;
         let scratch = port.register(SCRATCH)?;
-        let next_key = host.rng("gang keys").next_u64();
-        let (shared_fifos, contexts) = (None, Vec::new());
         let mut controller = Self {
             port,
             channel,
             geometry,
             scratch,
-            shared: shared_fifos,
+            shared: None,
             is_mapped,
-            contexts,
-            next_key,
+            contexts: Slab::new(),
+            next_key: host.rng("gang keys").next_u64(),
             commands: 0,
         };
         if shared {
@@ -226,13 +208,14 @@ impl Controller {
         rings.flat_map(|rings| rings.bells.events()).cloned().collect()
     }
 
+    /// Gives the NIC a command, and returns the first argument of its completion.
     async fn ask(
         &mut self,
         what: &'static str,
         opcode: u8,
         args: [u64; 3],
         length: usize,
-    ) -> Result<Completion, ControlError> {
+    ) -> Result<u64, ControlError> {
         let mut command = gang(opcode, args);
         command.region = self.scratch.range(0, length).unwrap_or_else(|| self.scratch.whole());
         self.commands += 1;
@@ -246,7 +229,7 @@ impl Controller {
             }
         };
         match completion.status {
-            Status::Done => Ok(completion),
+            Status::Done => Ok(completion.args[0]),
             status => Err(ControlError::Refused { what, status }),
         }
     }
@@ -305,22 +288,16 @@ impl Controller {
         let bytes = wire::encode(&request).map_err(|_| too_many)?;
         self.put(&bytes)?;
         let opened = self.ask("open a context", OPEN, [0; 3], bytes.len()).await;
-        let completion = opened.map_err(|error| match error {
+        let handle = opened.map_err(|error| match error {
             ControlError::Refused { status: Status::Truncated, .. } => {
                 ControlError::TooLong(self.geometry.message)
             }
             other => other,
         })?;
-        let (handle, geometry) = (completion.args[0], self.geometry);
+        let geometry = self.geometry;
         let (memory, rings) = (Memory::Own(memory), rings.cloned());
-        let opened = Some(Descriptor { handle, key, memory, geometry, rank, ranks, rings });
-        let free = self.contexts.iter().position(Option::is_none);
-        let at = free.unwrap_or(self.contexts.len());
-        match free {
-            Some(at) => self.contexts[at] = opened,
-            None => self.contexts.push(opened),
-        }
-        Ok(ContextId(at))
+        let opened = Descriptor { handle, key, memory, geometry, rank, ranks, rings };
+        Ok(ContextId(self.contexts.insert(opened)))
     }
 
     /// Returns the descriptor of a context.
@@ -328,7 +305,7 @@ impl Controller {
     /// # Panics
     /// If the context was closed.
     fn opened(&self, context: ContextId) -> &Descriptor {
-        self.contexts[context.0].as_ref().expect("the context was closed")
+        self.contexts.get(context.0).expect("the context was closed")
     }
 
     /// Returns the descriptor by which a process attaches to a context.
@@ -391,11 +368,10 @@ impl Controller {
         let handle = self.opened(context).handle;
         // The first command returns the length, the second the bytes.
         let measures = [handle, SAVE_MEASURES, 0];
-        let length = self.ask("save a context", SAVE, measures, 0).await?.args[0] as usize;
+        let length = self.ask("save a context", SAVE, measures, 0).await? as usize;
         self.reserve(length)?;
         let args = [handle, if forget { SAVE_FORGETS } else { 0 }, 0];
-        let completion = self.ask("save a context", SAVE, args, length).await?;
-        let mut bytes = vec![0; completion.args[0] as usize];
+        let mut bytes = vec![0; self.ask("save a context", SAVE, args, length).await? as usize];
         self.scratch
             .read(0, &mut bytes)
             .map_err(|_| ControlError::Saved("its NIC part is too long"))?;
@@ -484,8 +460,7 @@ impl Controller {
     /// # Cancel safety
     /// If the future is dropped, the context may still be closed.
     pub(crate) async fn close_context(&mut self, context: ContextId) -> Result<(), ControlError> {
-        let handle = self.opened(context).handle;
-        self.contexts[context.0] = None;
+        let handle = self.contexts.remove(context.0).handle;
         self.ask("close a context", CLOSE, [handle, 0, 0], 0).await.map(|_| ())
     }
 }

@@ -17,12 +17,10 @@ use midplane_simhw::time::Instant;
 
 use crate::contexts::{Contexts, ContextsConfig};
 pub use crate::contexts::{Costs, Mode};
-use crate::controller::Controller;
 use crate::node_core::message::{Cluster, Reply};
 use crate::node_core::replica::Durable;
 use crate::node_core::{ClientId, Effect, Input, NodeConfig, NodeCore, Peer, RootConfig, Transmit};
-use crate::queue::until;
-use crate::steps::{self, StepQueue};
+use crate::steps::{self, StepQueue, until};
 use crate::tree::Tree;
 pub use config::{DaemonConfig, DaemonError, Launch, Start, Submission};
 pub(crate) use config::{Inbox, NodeEvent};
@@ -72,8 +70,10 @@ impl<H: Host> Daemon<H> {
         let DaemonConfig { nodes, arity, mode, geometry, channels, costs, local_rings } = config;
         let messenger = Messenger::open(&host, nodes).await?;
         let cluster = Cluster { hosts: nodes, slots: 1, arity };
-        let of_contexts = ContextsConfig { cluster, mode, geometry, channels, costs, local_rings };
-        let contexts = Contexts::open(host.clone(), of_contexts, Controller::open)?;
+        let is_mapped = false;
+        let of_contexts =
+            ContextsConfig { cluster, mode, geometry, channels, costs, local_rings, is_mapped };
+        let contexts = Contexts::open(host.clone(), of_contexts)?;
         let (inbox, steps) = (Inbox::default(), StepQueue::default());
         let executor = Executor::new((host.clone(), config), contexts, start, inbox.clone());
         let done = inbox.clone();

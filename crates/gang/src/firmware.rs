@@ -12,6 +12,7 @@ use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::{Access, Payload, Rights};
 use midplane_simhw::wire;
+use slab::Slab;
 
 use crate::channel::command::{
     ATTACH, AWAIT_ARRIVAL, CLOSE, NOTIFY, NicState, OPEN, OpenRequest, RESTORE, RESUME_PORT, SAVE,
@@ -30,11 +31,9 @@ const TIMEOUT: TimeoutId = TimeoutId(0);
 pub struct Gang {
     config: GangConfig,
     counters: GangCounters,
-    contexts: Vec<Option<Endpoint>>,
+    contexts: Slab<Endpoint>,
     /// Index of each context, by channel, job and rank.
     by_name: BTreeMap<(ChannelId, JobId, Rank), usize>,
-    /// Index of the active context of each channel.
-    active: BTreeMap<ChannelId, usize>,
     arrivals: Arrivals,
     timeout_at: Option<midplane_simhw::time::Instant>,
 }
@@ -55,7 +54,7 @@ impl Gang {
     fn with<T>(
         &mut self,
         nic: &mut Context<'_>,
-        work: impl FnOnce(&mut Vec<Option<Endpoint>>, &mut Shared<'_, '_>) -> T,
+        work: impl FnOnce(&mut Slab<Endpoint>, &mut Shared<'_, '_>) -> T,
     ) -> T {
         let mut local = VecDeque::new();
         let Self { config, counters, contexts, by_name, .. } = self;
@@ -65,7 +64,7 @@ impl Gang {
         while let Some(next) = shared.local.pop_front() {
             let name = (next.frame.channel, next.frame.job, next.frame.to);
             let Some(&at) = by_name.get(&name) else { continue };
-            if let Some(endpoint) = &mut contexts[at] {
+            if let Some(endpoint) = contexts.get_mut(at) {
                 endpoint.begin(&mut shared);
                 endpoint.on_frame(&mut shared, &next.frame, Payload::from(&next.bytes[..]));
                 endpoint.pump(&mut shared);
@@ -76,7 +75,7 @@ impl Gang {
     }
 
     fn set_timeout(&mut self, nic: &mut Context<'_>) {
-        let next = self.contexts.iter().flatten().filter_map(Endpoint::next_timeout).min();
+        let next = self.contexts.iter().filter_map(|(_, endpoint)| endpoint.next_timeout()).min();
         if next != self.timeout_at {
             self.timeout_at = next;
             match next {
@@ -91,46 +90,40 @@ impl Gang {
         let bytes = nic.read(command.region).map_err(|_| Status::Region)?.to_vec();
         let request: OpenRequest = wire::decode(&bytes).map_err(|_| Status::Invalid)?;
         let (channel, name) = (request.channel, (request.channel, request.job, request.rank));
-        let free = self.contexts.iter().position(Option::is_none);
-        let at = free.unwrap_or(self.contexts.len());
+        let at = self.contexts.vacant_key();
         let endpoint = Endpoint::new(port, at as u64, request).ok_or(Status::Invalid)?;
-        nic.check(endpoint.memory(), Access::local(port, Rights::LOCAL))
+        nic.check(endpoint.memory, Access::local(port, Rights::LOCAL))
             .map_err(|_| Status::Region)?;
         let frame = nic.mtu_bytes() - midplane_simhw::frame::HEADER_BYTES as u64;
-        if u64::from(endpoint.message_bytes()) > frame {
+        if u64::from(endpoint.geometry.message) > frame {
             return Err(Status::Truncated);
         }
         if channel.0 >= self.config.channels || self.by_name.contains_key(&name) {
             return Err(Status::Refused);
         }
-        if at == self.contexts.len() {
-            self.contexts.push(None);
-        }
-        self.contexts[at] = Some(endpoint);
+        self.contexts.insert(endpoint);
         self.by_name.insert(name, at);
         Ok(at as u64)
     }
 
     fn close(&mut self, nic: &mut Context<'_>, at: usize) {
-        let Some(mut endpoint) = self.contexts.get_mut(at).and_then(Option::take) else { return };
+        let Some(mut endpoint) = self.contexts.try_remove(at) else { return };
         self.by_name.remove(&(endpoint.channel, endpoint.job, endpoint.rank));
-        self.active.retain(|_, active| *active != at);
         self.with(nic, |_, shared| endpoint.end(shared));
     }
 
     /// Starts a context. Returns `Refused` if it is not parked, or another context runs on the channel.
     fn start(&mut self, at: usize, epoch: Epoch) -> Result<(), Status> {
-        let endpoint = self.contexts[at].as_mut().ok_or(Status::Invalid)?;
-        let channel = endpoint.channel;
-        if self.active.get(&channel).is_some_and(|active| *active != at) || !endpoint.start(epoch) {
+        let channel = self.contexts.get(at).ok_or(Status::Invalid)?.channel;
+        let runs = |it: &Endpoint| it.channel == channel && it.phase == Phase::Running;
+        if self.contexts.iter().any(|(_, it)| runs(it)) || !self.contexts[at].start(epoch) {
             return Err(Status::Refused);
         }
-        self.active.insert(channel, at);
         Ok(())
     }
 
     fn save(&mut self, nic: &mut Context<'_>, at: usize, command: &Command) -> Result<u64, Status> {
-        let endpoint = self.contexts[at].as_mut().ok_or(Status::Invalid)?;
+        let endpoint = self.contexts.get_mut(at).ok_or(Status::Invalid)?;
         if endpoint.phase != Phase::Parked {
             return Err(Status::Refused);
         }
@@ -148,7 +141,7 @@ impl Gang {
     }
 
     fn restore(&mut self, nic: &Context<'_>, at: usize, command: &Command) -> Result<(), Status> {
-        let endpoint = self.contexts[at].as_mut().ok_or(Status::Invalid)?;
+        let endpoint = self.contexts.get_mut(at).ok_or(Status::Invalid)?;
         let bytes = nic.read(command.region).map_err(|_| Status::Region)?.to_vec();
         let state: NicState = wire::decode(&bytes).map_err(|_| Status::Invalid)?;
         if endpoint.restore(nic, &state) { Ok(()) } else { Err(Status::Invalid) }
@@ -175,7 +168,7 @@ impl Gang {
     /// Returns the context that a command names, if the command's port may send it.
     fn context_of(&self, command: &Command) -> Option<usize> {
         let at = usize::try_from(command.args[0]).ok()?;
-        let endpoint = self.contexts.get(at)?.as_ref()?;
+        let endpoint = self.contexts.get(at)?;
         let port = command.region.port;
         let allowed = match command.opcode {
             ATTACH => {
@@ -190,22 +183,14 @@ impl Gang {
 
     fn carry_out(&mut self, nic: &mut Context<'_>, at: usize, command: Command) {
         let done = match command.opcode {
-            NOTIFY => {
-                return self
-                    .touch(nic, at, |endpoint, shared| endpoint.on_notify(shared, &command));
+            ATTACH | NOTIFY => {
+                return self.touch(nic, at, |endpoint, shared| {
+                    endpoint.user = Some(command.region.port);
+                    endpoint.on_notify(shared, &command);
+                });
             }
             WAIT => return self.touch(nic, at, |endpoint, shared| endpoint.wait(shared, command)),
-            STOP => {
-                self.active.retain(|_, active| *active != at);
-                return self.touch(nic, at, |endpoint, shared| endpoint.stop(shared, command));
-            }
-            ATTACH => {
-                if let Some(endpoint) = &mut self.contexts[at] {
-                    endpoint.user = Some(command.region.port);
-                }
-                return self
-                    .touch(nic, at, |endpoint, shared| endpoint.on_notify(shared, &command));
-            }
+            STOP => return self.touch(nic, at, |endpoint, shared| endpoint.stop(shared, command)),
             SAVE => self.save(nic, at, &command),
             RESTORE => self.restore(nic, at, &command).map(|()| 0),
             #[expect(clippy::cast_possible_truncation, reason = "an epoch has 32 bits")]
@@ -229,7 +214,7 @@ impl Gang {
         work: impl FnOnce(&mut Endpoint, &mut Shared<'_, '_>),
     ) {
         self.with(nic, |contexts, shared| {
-            if let Some(endpoint) = &mut contexts[at] {
+            if let Some(endpoint) = contexts.get_mut(at) {
                 endpoint.begin(shared);
                 work(endpoint, shared);
                 endpoint.pump(shared);
@@ -283,7 +268,7 @@ impl Extension for Gang {
             self.counters.stale += 1;
             return;
         };
-        if !self.contexts[at].as_ref().is_some_and(|endpoint| endpoint.admits(read.from, from)) {
+        if !self.contexts.get(at).is_some_and(|endpoint| endpoint.admits(read.from, from)) {
             self.counters.foreign += 1;
             return;
         }
@@ -291,8 +276,7 @@ impl Extension for Gang {
     }
 
     fn on_sent(&mut self, nic: &mut Context<'_>, sent: Sent) {
-        let at = usize::try_from(sent.token).ok().filter(|at| *at < self.contexts.len());
-        if let Some(at) = at {
+        if let Ok(at) = usize::try_from(sent.token) {
             self.touch(nic, at, Endpoint::on_left);
         }
     }
@@ -300,7 +284,7 @@ impl Extension for Gang {
     fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
         self.timeout_at = None;
         self.with(nic, |contexts, shared| {
-            for endpoint in contexts.iter_mut().flatten() {
+            for (_, endpoint) in contexts.iter_mut() {
                 endpoint.on_timeout(shared);
                 endpoint.pump(shared);
             }
@@ -316,24 +300,22 @@ impl Extension for Gang {
     }
 
     fn outstanding_commands(&mut self) -> Vec<Command> {
-        self.arrivals.take_waiting().into_iter().collect()
+        self.arrivals.waiting.take().into_iter().collect()
     }
 
     fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
         self.arrivals.on_port_closed(port);
-        for at in 0..self.contexts.len() {
-            let Some(endpoint) = &mut self.contexts[at] else { continue };
+        let mut closed = Vec::new();
+        for (at, endpoint) in &mut self.contexts {
             endpoint.on_port_closed(port);
-            if endpoint.controller == port {
-                self.close(nic, at);
-            }
+            closed.extend((endpoint.controller == port).then_some(at));
         }
+        closed.into_iter().for_each(|at| self.close(nic, at));
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        for at in 0..self.contexts.len() {
-            self.close(nic, at);
-        }
+        let all: Vec<usize> = self.contexts.iter().map(|(at, _)| at).collect();
+        all.into_iter().for_each(|at| self.close(nic, at));
     }
 }
 
@@ -384,17 +366,12 @@ impl Arrivals {
         self.waiting.take_if(|command| command.region.port == port);
     }
 
-    fn take_waiting(&mut self) -> Option<Command> {
-        self.waiting.take()
-    }
-
     /// Completes the outstanding command, if there is an arrival.
     fn report(&mut self, nic: &mut Context<'_>) {
         if let Some(command) = &self.waiting
             && let Some((_, tag)) = self.arrived.pop_first()
         {
-            let done = Completion::of(command, Status::Done);
-            nic.complete(command.region.port, &Completion { args: [tag, 0, 0, 0], ..done });
+            complete(nic, command, Ok(tag));
             self.waiting = None;
         }
     }

@@ -43,7 +43,6 @@ pub mod names;
 mod node_core;
 pub mod port_suspender;
 pub mod process;
-mod queue;
 pub mod roots;
 pub mod schedule;
 pub mod scheduler;

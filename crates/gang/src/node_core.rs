@@ -18,18 +18,15 @@ pub(crate) mod replica;
 mod requests;
 pub(crate) mod size;
 pub(crate) mod state_chunk;
-mod step;
 mod takeover;
 pub(crate) mod user;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
-use crate::names::JobId;
-use crate::scheduler_core::Switch;
 use crate::tree::Tree;
 use agent::Agent;
 use children::Child;
@@ -40,12 +37,12 @@ use job_manager::Out;
 pub(crate) use job_manager::{Collect, Contents, Read, Write};
 pub(crate) use job_manager::{JobManager, RootConfig};
 pub(crate) use message::ClientId;
-use message::{Cluster, Down, RankEvent, Request, Up};
-use order::{Action, Order};
-use relay::Relay;
+use message::{Cluster, Down, Member, RankEvent, Request, Up};
+use order::Action;
+pub(crate) use order::{Step, StepOutcome};
+use relay::Pending;
 use replica::Durable;
 use state_chunk::{ChunkKind, StateChunk};
-pub(crate) use step::{Step, StepOutcome};
 use user::{Caller, User};
 
 /// Configuration of a [`NodeCore`].
@@ -89,7 +86,8 @@ pub(crate) struct NodeConfig {
 pub(crate) struct NodeCore {
     config: NodeConfig,
     tree: Tree,
-    relay: Relay,
+    /// The order in progress.
+    pending: Option<Pending>,
     /// When the order in progress began.
     order_began: Instant,
     agent: Agent,
@@ -129,9 +127,9 @@ impl NodeCore {
         Self {
             config,
             tree: Tree::new(cluster.hosts, cluster.arity),
-            relay: Relay::default(),
+            pending: None,
             order_began: Instant::ZERO,
-            agent: Agent::new(&config),
+            agent: Agent::new(config),
             manager,
             election: takes_over.then(|| Election::new(host, cluster.hosts, patience)),
             standby,
@@ -172,13 +170,9 @@ impl NodeCore {
                 }
             }
             Input::Request(caller, request) => self.request(now, caller, request),
-            Input::ClientGone(client) => {
+            Input::ClientGone { client, may_return } => {
                 self.waiting.retain(|(caller, _)| caller.client != client);
-                self.at_root(|root| root.handle_client_gone(now, client));
-            }
-            Input::ClientLost(client) => {
-                self.waiting.retain(|(caller, _)| caller.client != client);
-                self.at_root(|root| root.handle_client_lost(client));
+                self.at_root(|root| root.handle_client_gone(now, client, may_return));
             }
             Input::StreamsDone(host, job) => {
                 self.at_root(|root| root.handle_streams_done(now, job, host));
@@ -201,11 +195,6 @@ impl NodeCore {
     /// Passes an event to the job manager, if this daemon is the root.
     fn at_root(&mut self, event: impl FnOnce(&mut JobManager)) {
         self.manager.as_mut().map(event);
-    }
-
-    /// Returns whether images of a job are being collected, on the root.
-    pub(crate) fn collects(&self, job: JobId) -> bool {
-        self.manager.as_ref().is_some_and(|manager| manager.collects(job))
     }
 
     /// Carries out all work that is due at `now`.
@@ -246,28 +235,13 @@ impl NodeCore {
         let manager = self.manager.as_ref().and_then(JobManager::poll_timeout);
         let beat = self.has_peers().then_some(self.beat_at);
         let all = manager.into_iter().chain(beat).chain(self.silent_at());
-        let election = self.election.as_ref().and_then(Election::poll_timeout);
+        let election = self.election.as_ref().and_then(|election| election.deadline);
         all.chain(self.stop_until()).chain(election).min()
     }
 
-    /// Returns whether all hosts are connected, or one was lost, on the root.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.manager.as_ref().is_some_and(JobManager::is_ready)
-    }
-
-    /// Returns the last switches, on the root.
-    pub(crate) fn switches(&self) -> impl Iterator<Item = &Switch> {
-        self.manager.iter().flat_map(JobManager::switches)
-    }
-
-    /// Returns the host of a job's rank, on the root.
-    pub(crate) fn host_of(&self, job: JobId, rank: u16) -> Option<u16> {
-        self.manager.as_ref()?.host_of(job, rank)
-    }
-
-    /// Returns the ranks of a job that are on a host, on the root.
-    pub(crate) fn ranks_on(&self, job: JobId, host: u16) -> BTreeSet<u16> {
-        self.manager.as_ref().map(|manager| manager.ranks_on(job, host)).unwrap_or_default()
+    /// Returns the job manager, on the root.
+    pub(crate) const fn root(&self) -> Option<&JobManager> {
+        self.manager.as_ref()
     }
 
     /// Returns whether this node has no jobs and no steps left.
@@ -278,8 +252,8 @@ impl NodeCore {
     /// Describes what this daemon waits for; contains no programs or environment variables.
     pub(crate) fn explain(&self, now: Instant) -> String {
         let Self { config, order_began, children, agent, .. } = self;
-        let since = Duration::from_nanos(now.nanos_since(*order_began));
-        let waits: Vec<u16> = self.relay.waits_for().collect();
+        let since = now.since(*order_began);
+        let waits: Vec<u16> = self.waits_for().collect();
         let scheduler_core = self.manager.as_ref().map(JobManager::scheduler_core);
         let root = self.election.as_ref().map(|election| (election.root(), self.durable.term));
         format!(
@@ -307,11 +281,8 @@ impl NodeCore {
             let order = self.manager.as_mut().and_then(|manager| manager.poll_order(now));
             let begins = order.is_some();
             order.into_iter().for_each(|order| self.begin(now, order));
-            while let Some((host, order)) = self.relay.poll_order() {
-                self.send_child(host, Down::Order(order));
-            }
             if !self.agent.is_clearing()
-                && let Some((number, action)) = self.relay.poll_action()
+                && let Some((number, action)) = self.poll_own_part()
             {
                 self.is_quitting = matches!(action, Action::Quit);
                 self.agent.begin(number, action);
@@ -323,9 +294,9 @@ impl NodeCore {
             let is_done = own.is_some();
             if let Some((number, outcome)) = own {
                 self.report_cut(now);
-                self.relay.handle_own(number, outcome);
+                self.handle_own_part(number, outcome);
             }
-            let Some((number, outcome)) = self.relay.poll_done() else {
+            let Some((number, outcome)) = self.poll_report() else {
                 if begins || is_done {
                     continue;
                 }
@@ -356,11 +327,6 @@ impl NodeCore {
             let replies = std::iter::from_fn(|| manager.poll_reply());
             self.effects.extend(replies.map(|(client, reply)| Effect::Reply(client, reply)));
         }
-    }
-
-    fn begin(&mut self, now: Instant, order: Order) {
-        self.order_began = now;
-        self.relay.handle_order(order);
     }
 
     /// Handles a message of this node or of a child if this is the root; otherwise forwards it to the parent.
@@ -411,7 +377,7 @@ impl NodeCore {
     }
 
     /// Forwards a chunk to the host where its rank will be launched.
-    fn forward_chunk(&mut self, host: u16, (job, rank): (JobId, u16), chunk: StateChunk) {
+    fn forward_chunk(&mut self, host: u16, (job, rank): Member, chunk: StateChunk) {
         if host == self.config.host {
             self.agent.add_chunk(job, rank, &chunk);
         } else if let Some(child) = self.child_above(host) {
@@ -421,7 +387,7 @@ impl NodeCore {
 
     /// Sends the contexts of a cut to the root.
     fn report_cut(&mut self, now: Instant) {
-        for (job, context) in self.agent.take_cut() {
+        for (job, context) in std::mem::take(&mut self.agent.cut) {
             let rank = context.rank.0;
             // If a context is too long to encode, the root reports the rank whose context is missing.
             let Ok(bytes) = wire::encode_long(&context) else { continue };

@@ -46,7 +46,7 @@ impl SuspendHandle {
     pub fn resume(&self, now: Instant) {
         let mut state = self.state();
         if let Some(since) = state.stopped_at.take() {
-            state.suspended_time += Duration::from_nanos(now.nanos_since(since));
+            state.suspended_time += now.since(since);
             if let Some(waker) = state.parked.take() {
                 waker.wake();
             }
@@ -83,10 +83,7 @@ impl SuspendHandle {
     #[must_use]
     pub fn suspended_time(&self, now: Instant) -> Duration {
         let state = self.state();
-        state.suspended_time
-            + state
-                .stopped_at
-                .map_or(Duration::ZERO, |since| Duration::from_nanos(now.nanos_since(since)))
+        state.suspended_time + state.stopped_at.map_or(Duration::ZERO, |since| now.since(since))
     }
 
     /// Returns whether the task has completed or was killed.

@@ -103,6 +103,11 @@ impl Round {
         Some(job)
     }
 
+    /// Returns the number of slices of a whole round.
+    fn slices(&self) -> usize {
+        self.jobs.iter().map(|(_, weight)| usize::from(*weight)).sum()
+    }
+
     /// Returns whether all jobs have had their slices in this round.
     const fn is_over(&self) -> bool {
         self.at >= self.jobs.len()

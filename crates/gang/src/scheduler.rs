@@ -9,7 +9,7 @@ use midplane_simhw::time::Instant;
 use crate::daemon::{Daemon, DaemonError, Inbox, Launch, NodeEvent};
 use crate::names::JobId;
 use crate::node_core::message::{End, Reply};
-use crate::node_core::{ClientId, Input, RootConfig};
+use crate::node_core::{ClientId, Input, JobManager, RootConfig};
 use crate::schedule::Policy;
 use crate::scheduler_core::SchedulerConfig;
 
@@ -115,7 +115,7 @@ impl<H: Host> Scheduler<H> {
     }
 
     fn submit(&mut self) {
-        if !self.daemon.core.is_ready() {
+        if !self.daemon.core.root().is_some_and(JobManager::is_ready) {
             return;
         }
         for submission in std::mem::take(&mut self.daemon.submissions) {
@@ -155,7 +155,7 @@ impl<H: Host> Scheduler<H> {
 
     /// Returns the last 4,096 switches.
     pub fn switches(&self) -> impl Iterator<Item = &Switch> {
-        self.daemon.core.switches()
+        self.daemon.core.root().into_iter().flat_map(JobManager::switches)
     }
 
     /// Returns all jobs so far.

@@ -171,9 +171,7 @@ impl SchedulerCore {
             Stage::Launched => {
                 self.running.push(job);
                 (self.is_taken_over, self.until) = (true, Some(now));
-                if is_away {
-                    self.migrations.note_away(job);
-                }
+                self.migrations.away.extend(is_away.then_some(job));
             }
             Stage::Ending => self.ended.push_back(job),
         }
@@ -249,7 +247,7 @@ impl SchedulerCore {
 
     /// Handles the result of the outstanding order, which all daemons have carried out.
     pub(crate) fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
-        let took = Duration::from_nanos(now.nanos_since(self.phase_began));
+        let took = now.since(self.phase_began);
         if !std::mem::take(&mut self.under_way) {
             return;
         }
@@ -321,10 +319,6 @@ impl SchedulerCore {
         nothing && !self.under_way && self.jobs.values().all(|job| job.ended.is_some())
     }
 
-    fn launch_of(&self, job: JobId) -> Option<Launch> {
-        self.jobs.get(&job).map(|record| record.launch.clone())
-    }
-
     fn between(&mut self, now: Instant) -> Option<(Step, Action)> {
         if let Some(job) = self.ended.pop_front() {
             return Some((Step::End(job), Action::End(job)));
@@ -344,8 +338,7 @@ impl SchedulerCore {
             self.frozen = Some(job);
             return Some((Step::FreezeForCut(job), Action::Freeze(vec![job])));
         }
-        let left =
-            self.until.map_or(Duration::ZERO, |until| Duration::from_nanos(until.nanos_since(now)));
+        let left = self.until.map_or(Duration::ZERO, |until| until.since(now));
         if let Some(next) = self.early_wakeup(now, left) {
             return Some(next);
         }
@@ -354,8 +347,8 @@ impl SchedulerCore {
         }
         self.until = None;
         while let Some(job) = self.fresh.pop_front() {
-            if let Some(launch) = self.launch_of(job) {
-                return Some((Step::Launch, Action::Launch(launch)));
+            if let Some(record) = self.jobs.get(&job) {
+                return Some((Step::Launch, Action::Launch(record.launch.clone())));
             }
         }
         self.turn(now)
@@ -373,7 +366,7 @@ impl SchedulerCore {
         }
         self.frozen = None;
         record.epoch = record.epoch.next();
-        Some((Step::ResumeAfterCut, Action::Run(vec![(job, record.epoch)])))
+        Some((Step::ResumeAfterCut, Action::run(vec![(job, record.epoch)])))
     }
 
     /// Begins or ends an early wake-up, if that is due.
@@ -451,9 +444,15 @@ impl SchedulerCore {
         {
             return (Step::Restore, Action::Exchange { stop, away, start: started });
         }
+        let none = Vec::new;
         match (self.config.phases, self.phase) {
-            (Phases::Four, Step::Freeze) => return (Step::Save, Action::Save(stop)),
-            (Phases::Four, Step::Save) => return (Step::Restore, Action::Restore(started)),
+            (Phases::Four, Step::Freeze) => {
+                return (Step::Save, Action::Exchange { stop, away: none(), start: none() });
+            }
+            (Phases::Four, Step::Save) => {
+                let restore = Action::Exchange { stop: none(), away: none(), start: started };
+                return (Step::Restore, restore);
+            }
             _ => {}
         }
         let mut run = Vec::new();
@@ -463,12 +462,10 @@ impl SchedulerCore {
                 run.push((job, record.epoch));
             }
         }
-        let action = match (self.migrations.finish(), self.config.phases) {
-            (Some(moved), _) => Action::Join { run, moved },
-            (None, Phases::Four) => Action::Run(run),
-            (None, Phases::Two) => Action::Switch { stop, run },
-        };
-        (Step::Run, action)
+        let moved = self.migrations.finish();
+        let is_saved = moved.is_some() || self.config.phases == Phases::Four;
+        let stop = if is_saved { none() } else { stop };
+        (Step::Run, Action::Run { stop, run, moved: moved.unwrap_or_default() })
     }
 }
 

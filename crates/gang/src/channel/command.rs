@@ -74,19 +74,21 @@ pub(crate) struct NicState {
     pub(crate) received: u64,
     /// Position of the next byte in the receive FIFO.
     pub(crate) receive_tail: u64,
-    pub(crate) peers: Vec<PeerNumbers>,
+    /// State with each peer, and the FIFO numbers of the messages that the peer has not accepted, in order.
+    pub(crate) peers: Vec<(PeerState, Vec<u64>)>,
 }
 
-/// The NIC's protocol state of one peer.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub(crate) struct PeerNumbers {
-    pub(crate) rank: Rank,
+/// A rank's protocol state with one peer. Sequence numbers wrap modulo 2^32.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct PeerState {
+    /// The peer's rank.
+    pub rank: Rank,
     /// Sequence number of the first message to the peer that it has not accepted.
-    pub(crate) acked: u32,
+    pub acked: u32,
+    /// Sequence number of the next message to the peer.
+    pub next: u32,
     /// Sequence number of the next message from the peer.
-    pub(crate) expected: u32,
-    /// Number of consecutive refusals of the first message that the peer has not accepted.
-    pub(crate) refusals: u32,
-    /// FIFO numbers of the messages that the peer has not accepted, in order.
-    pub(crate) waiting: Vec<u64>,
+    pub expected: u32,
+    /// Number of consecutive refusals of the first of these messages.
+    pub refusals: u32,
 }

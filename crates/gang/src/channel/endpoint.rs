@@ -66,8 +66,8 @@ pub(crate) struct Endpoint {
     pub(crate) epoch: Epoch,
     pub(crate) phase: Phase,
     places: Vec<ChannelAddress>,
-    geometry: Geometry,
-    memory: RegionRef,
+    pub(crate) geometry: Geometry,
+    pub(crate) memory: RegionRef,
     sending: Sending,
     receiving: Receiving,
     peers: BTreeMap<Rank, Peer>,
@@ -134,14 +134,6 @@ impl Endpoint {
             stopper: None,
             is_broken: false,
         })
-    }
-
-    pub(crate) const fn memory(&self) -> RegionRef {
-        self.memory
-    }
-
-    pub(crate) const fn message_bytes(&self) -> u32 {
-        self.geometry.message
     }
 
     /// Returns the arguments of a completion: messages freed, received, sent, consumed.

@@ -102,18 +102,14 @@ impl Geometry {
     ///
     /// # Errors
     /// [`GeometryError`] for the first invalid FIFO.
-    pub const fn check(&self) -> Result<(), GeometryError> {
-        let mut at = 0;
-        let fifos = [self.send, self.receive];
-        while at < fifos.len() {
-            let FifoSize { messages, bytes } = fifos[at];
+    pub fn check(&self) -> Result<(), GeometryError> {
+        for FifoSize { messages, bytes } in [self.send, self.receive] {
             if messages == 0 || messages > 65_536 {
                 return Err(GeometryError::Messages(messages));
             }
             if bytes % 8 != 0 || self.message > bytes || bytes > 1 << 28 {
                 return Err(GeometryError::Bytes { bytes, message: self.message });
             }
-            at += 1;
         }
         Ok(())
     }
@@ -212,11 +208,8 @@ impl ByteRing {
     }
 
     /// Frees all bytes before `position`, the first byte that is still used; `None` frees all bytes.
-    pub(crate) const fn release(&mut self, position: Option<u64>) {
-        self.head = match position {
-            Some(position) => position,
-            None => self.tail,
-        };
+    pub(crate) fn release(&mut self, position: Option<u64>) {
+        self.head = position.unwrap_or(self.tail);
     }
 }
 

@@ -53,14 +53,15 @@ async fn start(hosts: &[SimHost; 2], past: Vec<LocalMessage>) -> Vec<Contexts<Si
             channels: 2,
             costs: Costs::default(),
             local_rings: true,
+            is_mapped: false,
         };
-        let mut contexts = Contexts::open(host.clone(), config, Controller::open).unwrap();
+        let mut contexts = Contexts::open(host.clone(), config).unwrap();
         let is_first = host.node() == NodeId(0);
         let saved = is_first.then(|| (0, restored.clone())).into_iter().collect();
         contexts.carry_out(&Step::Open(launch.clone(), saved)).await.unwrap();
         all.push(contexts);
     }
-    let run = Step::Channels(Action::Run(vec![(JOB, Epoch(1))]));
+    let run = Step::Channels(Action::run(vec![(JOB, Epoch(1))]));
     for contexts in &mut all {
         contexts.carry_out(&run).await.unwrap();
     }

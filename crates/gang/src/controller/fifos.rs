@@ -3,9 +3,10 @@
 use bytes::Bytes;
 
 use crate::channel::Descriptor;
-use crate::channel::command::{NicState, PeerNumbers};
+use crate::channel::command::NicState;
 use crate::channel::geometry::{CONSUMED, RECORD_BYTES, Record, SENT, UNFINISHED};
-use crate::context::{ChannelContext, PeerState, ReceivedMessage, SentMessage};
+use crate::context::{ChannelContext, ReceivedMessage, SentMessage};
+use crate::names::Rank;
 use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
 
 /// Builds a context from the NIC's part and the FIFOs. Copies all messages' bytes into one buffer.
@@ -21,7 +22,8 @@ pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<
         lengths.push(from..from + length);
         Some(())
     };
-    let mut untaken: Vec<u64> = state.peers.iter().flat_map(|peer| peer.waiting.clone()).collect();
+    let mut untaken: Vec<u64> =
+        state.peers.iter().flat_map(|(_, waiting)| waiting.clone()).collect();
     untaken.sort_unstable();
     let mut send_records = Vec::new();
     for number in state.freed..state.sent {
@@ -49,20 +51,13 @@ pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<
     }
     let mut wait = [0; WAIT_BYTES];
     memory.read(WAIT_STATE, &mut wait).ok()?;
-    let peers = state.peers.iter().map(|peer| PeerState {
-        rank: peer.rank,
-        acked: peer.acked,
-        next: peer.acked.wrapping_add(peer.waiting.len() as u32),
-        expected: peer.expected,
-        refusals: peer.refusals,
-    });
     Some(ChannelContext {
         rank: state.rank,
         geometry: *geometry,
         freed: state.freed,
         consumed,
         receive_tail: state.receive_tail,
-        peers: peers.collect(),
+        peers: state.peers.iter().map(|(peer, _)| *peer).collect(),
         send,
         receive,
         local: Vec::new(),
@@ -138,13 +133,8 @@ impl Unfinished {
 impl ChannelContext {
     /// Returns the NIC's part of the context.
     pub(super) fn nic_state(&self) -> NicState {
-        let peers = self.peers.iter().map(|peer| PeerNumbers {
-            rank: peer.rank,
-            acked: peer.acked,
-            expected: peer.expected,
-            refusals: peer.refusals,
-            waiting: self.unacked(peer.rank).map(|(number, _)| number).collect(),
-        });
+        let waiting = |rank: Rank| self.unacked(rank).map(|(number, _)| number).collect();
+        let peers = self.peers.iter().map(|peer| (*peer, waiting(peer.rank)));
         NicState {
             rank: self.rank,
             sent: self.sent(),

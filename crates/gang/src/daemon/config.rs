@@ -16,8 +16,8 @@ use crate::node_core::Input;
 use crate::node_core::message::Program;
 use crate::node_core::order;
 use crate::process::SuspendHandle;
-use crate::queue::Queue;
 use crate::schedule::Request;
+use crate::steps::Queue;
 
 /// Configuration that all daemons of a cluster share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

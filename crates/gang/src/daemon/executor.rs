@@ -24,8 +24,6 @@ pub(super) struct Executor<H> {
     contexts: Contexts<H>,
     processes: BTreeMap<(JobId, u16), SuspendHandle>,
     ports: Ports<H>,
-    /// Jobs whose contexts are copied after the present step, while other nodes still stop theirs.
-    to_copy: Vec<JobId>,
     start: Start<H>,
     inbox: Inbox,
 }
@@ -37,9 +35,9 @@ impl<H: Host> Executor<H> {
         start: Start<H>,
         inbox: Inbox,
     ) -> Self {
-        let (processes, to_copy) = (BTreeMap::new(), Vec::new());
+        let processes = BTreeMap::new();
         let ports = Ports::new(host.clone(), inbox.clone());
-        Self { host, config, contexts, processes, ports, to_copy, start, inbox }
+        Self { host, config, contexts, processes, ports, start, inbox }
     }
 
     async fn pause(&self, time: Duration) {
@@ -87,13 +85,10 @@ impl<H: Host> Executor<H> {
                     self.ports.suspend(job, ports).await?;
                 }
             }
-            Action::Save(stop) | Action::Exchange { stop, .. } => self.ports.watch(stop).await?,
-            Action::Switch { stop, run } => {
+            Action::Exchange { stop, .. } => self.ports.watch(stop).await?,
+            Action::Run { stop, run, .. } => {
                 self.ports.resume(run.iter().map(|(job, _)| *job)).await?;
                 self.ports.watch(stop).await?;
-            }
-            Action::Run(run) | Action::Join { run, .. } => {
-                self.ports.resume(run.iter().map(|(job, _)| *job)).await?;
             }
             _ => {}
         }
@@ -119,7 +114,6 @@ impl<H: Host> Executor<H> {
                 self.of(jobs).for_each(SuspendHandle::kill);
                 self.processes.retain(|(job, _), _| !jobs.contains(job));
             }
-            Step::Channels(Action::Leave(jobs)) => self.to_copy.clone_from(jobs),
             _ => {}
         }
         let done = self.contexts.carry_out(step).await?;
@@ -134,9 +128,7 @@ impl<H: Host> steps::Executor for Executor<H> {
     }
 
     async fn carry_on(&mut self) {
-        let jobs = std::mem::take(&mut self.to_copy);
-        // If copying fails, the save that follows fails too and reports the error.
-        let _ = self.contexts.copy(&jobs).await;
+        self.contexts.copy().await;
     }
 }
 

@@ -13,7 +13,7 @@ use crate::channel::{Channel, Closed, SendError};
 use crate::controller::{ContextOptions, Controller};
 use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 use crate::node_core::message::{Down, Up};
-use crate::queue::until;
+use crate::steps::until;
 use midplane_simhw::id::NodeId;
 
 /// The number of the daemons' own job.

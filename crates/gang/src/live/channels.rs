@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use super::event::{Event, Pass};
 use crate::channel::geometry::Geometry;
 use crate::contexts::{Contexts, ContextsConfig, Costs, Mode};
-use crate::controller::{ControlError, Controller};
+use crate::controller::ControlError;
 use crate::names::{Epoch, JobId};
 use crate::node_core::message::Cluster;
 use crate::node_core::order::{Action, Outcome};
@@ -34,8 +34,6 @@ pub struct ChannelOptions {
 struct Channels<H> {
     contexts: Contexts<H>,
     ports: Ports,
-    /// Jobs whose contexts are copied after the present step.
-    to_copy: Vec<JobId>,
     /// Jobs that are woken when a frame arrives for them while they are suspended.
     woken: BTreeSet<JobId>,
     processes: ProcessGroups,
@@ -52,14 +50,20 @@ pub(super) fn start(
     (processes, events): (ProcessGroups, mpsc::UnboundedSender<Event>),
 ) -> Result<StepQueue, ControlError> {
     let ChannelOptions { mode, geometry } = options;
-    let (channels, costs) = (cluster.slots, Costs::default());
-    let local_rings = true;
-    let config = ContextsConfig { cluster, mode, geometry, channels, costs, local_rings };
-    let contexts = Contexts::open(nic.clone(), config, Controller::open_mapped)?;
+    let config = ContextsConfig {
+        cluster,
+        mode,
+        geometry,
+        channels: cluster.slots,
+        costs: Costs::default(),
+        local_rings: true,
+        is_mapped: true,
+    };
+    let contexts = Contexts::open(nic.clone(), config)?;
     tokio::spawn(report_arrivals(arrival_watcher, events.clone()));
     let ports = Ports::new(host, mode, hold, holders);
-    let (to_copy, woken, done) = (Vec::new(), BTreeSet::new(), events.clone());
-    let channels = Channels { contexts, ports, to_copy, woken, processes, events };
+    let (woken, done) = (BTreeSet::new(), events.clone());
+    let channels = Channels { contexts, ports, woken, processes, events };
     let steps = StepQueue::default();
     tokio::spawn(steps::run(steps.clone(), channels, move |number, result| {
         let _ = done.send(Event::Core(Input::StepDone(number, result)));
@@ -85,9 +89,7 @@ impl<H: Host> Executor for Channels<H> {
     }
 
     async fn carry_on(&mut self) {
-        let jobs = std::mem::take(&mut self.to_copy);
-        // If copying fails, the save that follows fails too and reports the error.
-        let _ = self.contexts.copy(&jobs).await;
+        self.contexts.copy().await;
     }
 }
 
@@ -95,7 +97,7 @@ impl<H: Host> Channels<H> {
     async fn carry_out_all(&mut self, step: &Step) -> Result<StepOutcome, ControlError> {
         let mut joined = StepOutcome::default();
         match step {
-            Step::Channels(Action::Join { run, moved }) => {
+            Step::Channels(Action::Run { run, moved, .. }) => {
                 joined = self.ports.join(&jobs_of(run), moved).await.into();
             }
             Step::Close(jobs) => {
@@ -132,9 +134,6 @@ impl<H: Host> Channels<H> {
     ) -> Result<(), ControlError> {
         match action {
             Action::Freeze(jobs) | Action::Leave(jobs) => {
-                if matches!(action, Action::Leave(_)) {
-                    self.to_copy.clone_from(jobs);
-                }
                 let groups = self.processes.of(jobs);
                 outcome.add(self.ports.stop(&groups).await?);
             }
@@ -143,14 +142,10 @@ impl<H: Host> Channels<H> {
                 outcome.add(self.ports.restore(start).await);
                 self.watch(stop).await?;
             }
-            Action::Save(jobs) => self.watch(jobs).await?,
             Action::Cut(job) => outcome.interfaces.extend(self.ports.save(*job).await),
-            Action::Switch { stop, run } => {
+            Action::Run { stop, run, .. } => {
                 self.ports.resume(&jobs_of(run)).await?;
                 self.watch(stop).await?;
-            }
-            Action::Run(run) | Action::Join { run, .. } => {
-                self.ports.resume(&jobs_of(run)).await?;
             }
             _ => {}
         }

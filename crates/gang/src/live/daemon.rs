@@ -29,7 +29,7 @@ use super::channels::{self, CHECKPOINTER, Hold, ProcessGroups};
 use super::clock::now;
 use super::event::Event;
 use super::event_loop::{EventLoop, RootChanges};
-use super::exec_shim::Reaper;
+use super::exec_shim::{Leftover, Reaper};
 use super::host_memory::HostMemory;
 use super::job_cgroup::JobCgroups;
 use super::link::Credentials;
@@ -81,7 +81,7 @@ pub async fn serve(
     let listener = open_socket(&options.socket, options.socket_group.as_deref()).await?;
     let network = open_network(&options).await?;
     let mut reaper = Reaper::start();
-    reaper.hold_file(&options.socket);
+    reaper.hold(Leftover::file(&options.socket));
     let users = Users::of_this_process();
     let (cells, reclaimer) = open_cells(&options, &users, &mut reaper)?;
     let memory = options.memory.or_else(|| HostMemory::find().for_jobs()).unwrap_or(u64::MAX);
@@ -152,7 +152,10 @@ fn root_config(
         geometry: options.fabric.as_ref().map(|fabric| fabric.channels.geometry),
         most_saved: options.checkpoint_bytes,
         check_every: CHECK_EVERY,
-        names: peers_names(options),
+        names: match options.peers.is_empty() {
+            true => vec!["this host".into()],
+            false => options.peers.clone(),
+        },
         has_streams: true,
     }
 }
@@ -244,7 +247,7 @@ fn open_cells(
         Freezer::Cgroup => Some(JobCgroups::open().map_err(|_| StartError::NoCgroup)?),
     };
     let reclaimer = cells.as_mut().and_then(|cells| {
-        reaper.hold_cells(cells.folder());
+        reaper.hold(Leftover::Cgroups(cells.folder().to_owned()));
         if let Err(error) = cells.take_memory() {
             match options.memory {
                 Some(_) => Right::Memory.report_lack(&error),
@@ -285,32 +288,25 @@ async fn run(
 ) {
     loop {
         let wait = event_loop.turn();
-        let wait = wait.map(|at| Duration::from_nanos(at.nanos_since(now())));
+        let wait = wait.map(|at| at.since(now()));
         tokio::select! {
             biased;
             _ = signals.terminate.recv() => break,
             _ = signals.interrupt.recv() => break,
-            _ = signals.children.recv() => event_loop.children_changed(),
+            _ = signals.children.recv() => event_loop.processes.children_changed(),
             _ = signals.explain.recv() => eprintln!("midplane gang daemon: {}", event_loop.explain()),
             event = happens.recv() => event_loop.handle(event.expect("the event loop has the other end")),
             () = sleep(wait.unwrap_or_default()), if wait.is_some() => {}
         }
     }
-    event_loop.end_all();
+    event_loop.processes.kill_all();
     let ended = async {
         while !event_loop.is_empty() {
             signals.children.recv().await;
-            event_loop.children_changed();
+            event_loop.processes.children_changed();
         }
     };
     let _ = timeout(LAST_WAIT, ended).await;
-}
-
-fn peers_names(options: &DaemonOptions) -> Vec<String> {
-    match options.peers.is_empty() {
-        true => vec!["this host".into()],
-        false => options.peers.clone(),
-    }
 }
 
 /// A running NIC and the server of its ports. Dropping this stops both.

@@ -11,7 +11,7 @@ use crate::channel::Ticket;
 use crate::checkpoint::Part;
 use crate::names::{Epoch, JobId};
 use crate::node_core::Input;
-use crate::node_core::message::{ClientId, Down, Hello, Request, Up};
+use crate::node_core::message::{ClientId, Down, Purpose, Request, Up};
 use crate::node_core::user::{Caller, User};
 
 /// Resources by which a process attaches to its channel.
@@ -38,7 +38,7 @@ pub(super) enum Event {
     /// A daemon was refused.
     Refused(Refusal),
     /// A host has opened the connection for a job's streams or images.
-    Link(Hello, Box<Link>),
+    Link(u16, Purpose, Box<Link>),
     /// A client has sent a request. The sender is for replies.
     Request(Caller, Request, mpsc::Sender<Frame>),
     /// Result of testing whether a caller's checkpoint can be written. Writing it may still fail.
@@ -47,10 +47,9 @@ pub(super) enum Event {
     Feed(User, JobId, oneshot::Sender<mpsc::Sender<Frame>>),
     /// A connection that fed a job's standard input has ended, but the input has not.
     Unfed(JobId, mpsc::Sender<Frame>),
-    /// A client has left.
-    ClientGone(ClientId),
-    /// The connection to the daemon that relays a client has ended.
-    ClientLost(ClientId),
+    /// A client's connection has ended. The client may connect again if another daemon has relayed the connection, and
+    /// the client has not left.
+    ClientGone { client: ClientId, may_return: bool },
     /// The channels of a job's ranks are open.
     Opened(JobId, Vec<(u16, Pass)>),
     /// A host has dumped its ranks of a job in an epoch.

@@ -19,7 +19,7 @@ use super::rights::Users;
 use super::routes::Routes;
 use super::streams::{self, Opened, Outlet};
 use crate::names::JobId;
-use crate::node_core::message::{Down, Hello, Reply, Request, Up, Word};
+use crate::node_core::message::{Down, Purpose, Reply, Request, Up, Word};
 use crate::node_core::user::Caller;
 use crate::node_core::{ClientId, Effect, Input, NodeCore, Peer, Step, StepOutcome, Transmit};
 use crate::steps::StepQueue;
@@ -55,7 +55,7 @@ impl JobStreams {
 /// The event loop of a real daemon.
 pub(super) struct EventLoop {
     core: NodeCore,
-    processes: Processes,
+    pub(super) processes: Processes,
     /// Steps for the ranks' channels, if the daemon has a fabric.
     channels: Option<StepQueue>,
     parent: Option<mpsc::UnboundedSender<Up>>,
@@ -131,9 +131,10 @@ impl EventLoop {
                 self.children.remove(&connection);
             }
             Event::Refused(refusal) => self.refusals.report(now, refusal),
-            Event::Link(Hello::Streams { host, job }, link) => self.carry_from(host, job, *link),
-            Event::Link(Hello::Images { host, job, epoch }, link) => {
-                let ranks = self.core.ranks_on(job, host).into_iter().collect();
+            Event::Link(host, Purpose::Streams(job), link) => self.carry_from(host, job, *link),
+            Event::Link(host, Purpose::Images(job, epoch), link) => {
+                let ranks = self.core.root().map(|root| root.ranks_on(job, host));
+                let ranks = ranks.into_iter().flatten().collect();
                 self.collections.take((host, job, epoch), ranks, *link);
             }
             Event::Link(..) => unreachable!("all other connections have tasks of their own"),
@@ -147,7 +148,8 @@ impl EventLoop {
                 Ok(_) => {}
             },
             Event::Feed(user, job, to) => {
-                let may_feed = self.core.may_feed(&user, job);
+                let refusal = self.core.root().map(|root| root.refusal_of(&user, job));
+                let may_feed = refusal.is_some_and(|why| why.is_none());
                 if let Some(streams) = self.streams.get_mut(&job).filter(|_| may_feed) {
                     streams.next_feed = Some(to);
                     streams.hand_feed();
@@ -159,12 +161,8 @@ impl EventLoop {
                     streams.hand_feed();
                 }
             }
-            Event::ClientLost(client) => {
-                self.core.handle(now, Input::ClientLost(client));
-                self.clients.remove(&client);
-            }
-            Event::ClientGone(client) => {
-                self.core.handle(now, Input::ClientGone(client));
+            Event::ClientGone { client, may_return } => {
+                self.core.handle(now, Input::ClientGone { client, may_return });
                 self.clients.remove(&client);
             }
             Event::Opened(job, passes) => self.processes.add_passes(job, passes),
@@ -215,8 +213,11 @@ impl EventLoop {
             let Some(effect) = self.core.poll_effect() else { break };
             self.carry_out(effect);
         }
-        let core = &self.core;
-        self.collections.retain(|job| core.collects(job), |job| core.host_of(job, 0).is_some());
+        let root = self.core.root();
+        self.collections.retain(
+            |job| root.is_some_and(|root| root.collects(job)),
+            |job| root.is_some_and(|root| root.has(job)),
+        );
         let check = self.processes.is_polling().then(|| now() + CHECK_AGAIN);
         self.core.poll_timeout().into_iter().chain(check).min()
     }
@@ -310,16 +311,6 @@ impl EventLoop {
         format!("{}; {}", self.core.explain(now()), self.processes.explain())
     }
 
-    /// Records that a child process has changed its state.
-    pub(super) const fn children_changed(&mut self) {
-        self.processes.children_changed();
-    }
-
-    /// Kills all processes.
-    pub(super) fn end_all(&mut self) {
-        self.processes.kill_all();
-    }
-
     /// Returns whether all processes have ended.
     pub(super) fn is_empty(&mut self) -> bool {
         let _ = self.processes.ended();
@@ -351,7 +342,7 @@ impl EventLoop {
 
     /// Carries the streams of a job's ranks on another host, at the root.
     fn carry_from(&mut self, host: u16, job: JobId, link: Link) {
-        let ranks = self.core.ranks_on(job, host);
+        let ranks = self.core.root().map(|root| root.ranks_on(job, host)).unwrap_or_default();
         if ranks.is_empty() {
             return;
         }

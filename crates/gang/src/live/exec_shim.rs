@@ -9,7 +9,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
-use std::fmt::Display;
 use std::io::{BufRead, Write, stderr, stdin, stdout};
 use std::num::NonZeroU64;
 use std::os::fd::IntoRawFd;
@@ -27,6 +26,7 @@ use rustix::process::{
     set_parent_process_death_signal, setpgid, setsid,
 };
 use rustix::thread::{set_current_timer_slack, set_no_new_privs};
+use serde::{Deserialize, Serialize};
 
 use super::rights::{self, Rights};
 use super::{criu, job_cgroup, priority};
@@ -43,13 +43,6 @@ const SELF: &str = "/proc/self/exe";
 const PREFIX: &[u8] = b"+";
 /// Exit code of a holder on a host without the adopted control group.
 pub const NO_GROUP: i32 = 66;
-/// Kinds of what a reaper ends or removes; each name has its kind as a prefix. They are process groups, files, folders
-/// of control groups, adopted control groups, and other folders.
-const GROUP: char = 'g';
-const FILE: char = 'f';
-const CELLS: char = 'c';
-const ADOPTED: char = 'a';
-const FOLDER: char = 'd';
 /// Most attempts to clear control groups that don't become empty, and the pause between two.
 const CLEARED: usize = 200;
 const AGAIN: Duration = Duration::from_millis(10);
@@ -283,44 +276,20 @@ fn die_with(daemon: &OsStr) -> rustix::io::Result<()> {
     }
 }
 
-/// Runs the reaper: records the lines of standard input, and ends and removes all that they list once the input ends.
+/// Runs the reaper: records the lines of standard input, and clears all that they list once the input ends.
 fn reap() -> ! {
     let mut held = BTreeSet::new();
     let _ = setsid();
     priority::lower_this_thread();
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
-        match line.split_at_checked(1) {
-            Some(("+", it)) => drop(held.insert(it.to_owned())),
-            Some(("-", it)) => drop(held.remove(it)),
-            _ => {}
+        match serde_json::from_str::<(bool, Leftover)>(&line) {
+            Ok((true, it)) => drop(held.insert(it)),
+            Ok((false, it)) => drop(held.remove(&it)),
+            Err(_) => {}
         }
     }
-    let of = |kind: char| held.iter().filter_map(move |it| it.strip_prefix(kind));
-    of(ADOPTED).for_each(|folder| job_cgroup::thaw(folder.as_ref()));
-    for group in of(GROUP).filter_map(|group| Pid::from_raw(group.parse().ok()?)) {
-        // The group may have ended already.
-        let _ = kill_process_group(group, Signal::KILL);
-    }
-    for (known, file) in of(FILE).filter_map(|named| named.split_once(' ')) {
-        // The next daemon may already have put its socket there.
-        if identity(file.as_ref()).as_deref() == Some(known) {
-            let _ = std::fs::remove_file(file);
-        }
-    }
-    for folder in of(CELLS).map(Path::new) {
-        for _ in 0..CLEARED {
-            job_cgroup::clear(folder);
-            if !folder.exists() {
-                break;
-            }
-            std::thread::park_timeout(AGAIN);
-        }
-        job_cgroup::step_back(folder);
-    }
-    for folder in of(FOLDER) {
-        let _ = std::fs::remove_dir_all(folder);
-    }
+    held.iter().for_each(Leftover::clear);
     std::process::exit(0)
 }
 
@@ -331,89 +300,111 @@ fn identity(file: &Path) -> Option<String> {
     Some(format!("{}:{}:{second}:{nanos}", known.dev(), known.ino()))
 }
 
+/// Something that a reaper clears after its daemon has exited. Reapers clear in the order of these variants.
+#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub(super) enum Leftover {
+    /// An adopted control group, whose processes are resumed.
+    Adopted(PathBuf),
+    /// A process group, which is killed.
+    Group(i32),
+    /// A file with its [`identity`], which is removed unless another file has its name by then.
+    File(PathBuf, Option<String>),
+    /// A folder of control groups, which are cleared.
+    Cgroups(PathBuf),
+    /// A folder, which is removed with its contents.
+    Folder(PathBuf),
+}
+
+impl Leftover {
+    pub(super) const fn group(leader: Pid) -> Self {
+        Self::Group(leader.as_raw_nonzero().get())
+    }
+
+    pub(super) fn file(file: &Path) -> Self {
+        Self::File(file.to_owned(), identity(file))
+    }
+
+    fn clear(&self) {
+        match self {
+            Self::Adopted(folder) => job_cgroup::thaw(folder),
+            Self::Group(group) => {
+                // The group may have ended already.
+                let _ = Pid::from_raw(*group).map(|it| kill_process_group(it, Signal::KILL));
+            }
+            Self::File(file, known) => {
+                // The next daemon may already have put its socket there.
+                if known.is_some() && identity(file) == *known {
+                    let _ = std::fs::remove_file(file);
+                }
+            }
+            Self::Cgroups(folder) => {
+                for _ in 0..CLEARED {
+                    job_cgroup::clear(folder);
+                    if !folder.exists() {
+                        break;
+                    }
+                    std::thread::park_timeout(AGAIN);
+                }
+                job_cgroup::step_back(folder);
+            }
+            Self::Folder(folder) => drop(std::fs::remove_dir_all(folder)),
+        }
+    }
+
+    /// Returns the line by which a daemon has its reaper clear this or, if not `is_held`, forget it.
+    fn line(&self, is_held: bool) -> String {
+        // A path that is no text can't be sent, so it is not cleared.
+        let line = serde_json::to_string(&(is_held, self)).unwrap_or_default();
+        format!("{line}\n")
+    }
+}
+
 /// A daemon's handle to its reaper.
 #[derive(Debug)]
-pub struct Reaper {
+pub(super) struct Reaper {
     /// The reaper's standard input. The system closes it when the daemon dies.
-    said: Option<ChildStdin>,
-    /// The names that the reaper has, each with its kind as a prefix.
-    held: BTreeSet<String>,
+    input: Option<ChildStdin>,
+    /// All that the reaper clears.
+    held: BTreeSet<Leftover>,
 }
 
 impl Reaper {
     /// Starts a reaper.
-    #[must_use]
-    pub fn start() -> Self {
-        let mut reaper = Self { said: None, held: BTreeSet::new() };
+    pub(super) fn start() -> Self {
+        let mut reaper = Self { input: None, held: BTreeSet::new() };
         reaper.restart();
         reaper
     }
 
-    /// Starts a reaper process, and sends it all names. Without a reaper, ranks still die with their daemon, but
-    /// processes that ranks have started don't.
+    /// Starts a reaper process, and sends it all that it must clear. Without a reaper, ranks still die with their
+    /// daemon, but processes that ranks have started don't.
     fn restart(&mut self) {
         let mut command = Command::new(SELF);
         command.arg(BECOME_REAPER).stdin(Stdio::piped()).stdout(Stdio::null());
-        self.said = command.stderr(Stdio::null()).spawn().ok().and_then(|mut it| it.stdin.take());
-        let all: String = self.held.iter().map(|it| format!("+{it}\n")).collect();
-        if let Some(said) = &mut self.said {
-            let _ = said.write_all(all.as_bytes());
+        self.input = command.stderr(Stdio::null()).spawn().ok().and_then(|mut it| it.stdin.take());
+        let all: String = self.held.iter().map(|it| it.line(true)).collect();
+        if let Some(input) = &mut self.input {
+            let _ = input.write_all(all.as_bytes());
         }
     }
 
-    fn say(&mut self, line: &str) {
-        let wrote = self.said.as_mut().map(|said| said.write_all(line.as_bytes()));
-        if !matches!(wrote, Some(Ok(()))) {
+    fn send(&mut self, line: &str) {
+        let sent = self.input.as_mut().map(|input| input.write_all(line.as_bytes()));
+        if !matches!(sent, Some(Ok(()))) {
             self.restart();
         }
     }
 
-    fn add(&mut self, kind: char, name: impl Display) {
-        let it = format!("{kind}{name}");
-        self.held.insert(it.clone());
-        self.say(&format!("+{it}\n"));
+    /// Has this cleared when the daemon exits.
+    pub(super) fn hold(&mut self, it: Leftover) {
+        let line = it.line(true);
+        self.held.insert(it);
+        self.send(&line);
     }
 
-    fn remove(&mut self, kind: char, name: impl Display) {
-        let it = format!("{kind}{name}");
-        self.held.remove(&it);
-        self.say(&format!("-{it}\n"));
-    }
-
-    /// Has this process group killed when the daemon exits.
-    pub fn hold(&mut self, group: Pid) {
-        self.add(GROUP, group.as_raw_nonzero());
-    }
-
-    /// Forgets a process group that has ended.
-    pub fn release(&mut self, group: Pid) {
-        self.remove(GROUP, group.as_raw_nonzero());
-    }
-
-    /// Has this file removed when the daemon exits, unless another file has its name by then.
-    pub(crate) fn hold_file(&mut self, file: &Path) {
-        if let Some(known) = identity(file) {
-            self.add(FILE, format_args!("{known} {}", file.display()));
-        }
-    }
-
-    /// Has the control groups below this folder cleared when the daemon exits.
-    pub(crate) fn hold_cells(&mut self, folder: &Path) {
-        self.add(CELLS, folder.display());
-    }
-
-    /// Has this folder removed with its contents when the daemon exits.
-    pub(crate) fn hold_folder(&mut self, folder: &Path) {
-        self.add(FOLDER, folder.display());
-    }
-
-    /// Has the adopted processes of this control group resumed when the daemon exits.
-    pub(crate) fn hold_adopted(&mut self, folder: &Path) {
-        self.add(ADOPTED, folder.display());
-    }
-
-    /// Forgets a control group that is no longer adopted.
-    pub(crate) fn release_adopted(&mut self, folder: &Path) {
-        self.remove(ADOPTED, folder.display());
+    /// Forgets something that must no longer be cleared.
+    pub(super) fn release(&mut self, it: &Leftover) {
+        self.held.remove(it);
+        self.send(&it.line(false));
     }
 }

@@ -1,7 +1,7 @@
 //! Sends and receives frames over byte streams: Unix sockets within a host, or TCP sealed with a key between hosts.
 //!
-//! A frame is the length of its body (4 bytes, little-endian), its kind (1 byte) and its body. A sealed stream is
-//! split into pieces, each after its length (2 bytes).
+//! A frame is sent after its encoded length (4 bytes, little-endian). A sealed stream is split into pieces, each after
+//! its length (2 bytes).
 
 use std::io;
 use std::time::Duration;
@@ -13,25 +13,21 @@ use midplane_simhw::seal::stream::{
 };
 use midplane_simhw::seal::{Identity, Key};
 use midplane_simhw::wire;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::node_core::message::LONGEST;
 
-/// Bytes of a frame's head: length and kind.
-const HEAD: usize = 5;
-const MESSAGE: u8 = 0;
-const DATA: u8 = 1;
-/// Bytes in the body of a `DATA` frame before its data: the rank and its stream.
-const DATA_HEAD: usize = 3;
+/// Bytes of a frame's length.
+const HEAD: usize = 4;
 /// Most time that a dialling peer may take to authenticate.
 const HANDSHAKE: Duration = Duration::from_secs(3);
 
 /// A standard stream of a rank.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Stream {
     /// Standard input.
     Input,
@@ -42,7 +38,7 @@ pub enum Stream {
 }
 
 /// A unit of transfer over a link.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Frame {
     /// An encoded message.
     Message(Bytes),
@@ -73,35 +69,6 @@ impl Frame {
         match self {
             Self::Message(bytes) => wire::decode_long(bytes).ok(),
             Self::Data { .. } => None,
-        }
-    }
-
-    fn emit(&self, out: &mut Vec<u8>) {
-        let (kind, length) = match self {
-            Self::Message(bytes) => (MESSAGE, bytes.len()),
-            Self::Data { bytes, .. } => (DATA, DATA_HEAD + bytes.len()),
-        };
-        out.extend_from_slice(&(length as u32).to_le_bytes());
-        out.push(kind);
-        match self {
-            Self::Message(bytes) => out.extend_from_slice(bytes),
-            Self::Data { rank, stream, bytes } => {
-                out.extend_from_slice(&rank.to_le_bytes());
-                out.push(*stream as u8);
-                out.extend_from_slice(bytes);
-            }
-        }
-    }
-
-    fn read(kind: u8, body: Bytes) -> io::Result<Self> {
-        match (kind, &body[..]) {
-            (MESSAGE, _) => Ok(Self::Message(body)),
-            (DATA, &[low, high, stream @ 0..=2, ..]) => {
-                let stream = [Stream::Input, Stream::Output, Stream::Error][usize::from(stream)];
-                let rank = u16::from_le_bytes([low, high]);
-                Ok(Self::Data { rank, stream, bytes: body.slice(DATA_HEAD..) })
-            }
-            _ => Err(damaged()),
         }
     }
 }
@@ -268,8 +235,10 @@ impl Sender {
     /// # Cancel safety
     /// None: part of the frame may have been sent.
     pub async fn send(&mut self, frame: &Frame) -> io::Result<()> {
+        let encoded = wire::encode_long(frame).map_err(io::Error::other)?;
         self.plain.clear();
-        frame.emit(&mut self.plain);
+        self.plain.extend_from_slice(&(encoded.len() as u32).to_le_bytes());
+        self.plain.extend_from_slice(&encoded);
         let Some(sealer) = &mut self.sealer else { return self.io.write_all(&self.plain).await };
         self.sealed.clear();
         for piece in self.plain.chunks(PIECE_BYTES) {
@@ -306,10 +275,8 @@ impl Receiver {
                 return Ok(None);
             }
         }
-        let mut frame = self.buffer.split_to(HEAD + length);
-        let kind = frame[4];
-        let body = frame.split_off(HEAD).freeze();
-        Frame::read(kind, body).map(Some)
+        let frame = self.buffer.split_to(HEAD + length);
+        wire::decode_long(&frame[HEAD..]).map(Some).map_err(|_| damaged())
     }
 
     /// Receives the next frame and decodes its message; `None` when the other side has closed the connection.

@@ -259,9 +259,9 @@ async fn serve(
     let mut session = Session::new(job);
     loop {
         let answer = match next_line(&mut receiver, &mut line).await? {
-            Line::End => return Ok(()),
-            Line::Text(text) => session.answer(text),
-            Line::Bad(why) => Answer::refused(why),
+            None => return Ok(()),
+            Some(Ok(text)) => session.answer(text),
+            Some(Err(why)) => Answer::refused(why),
         };
         match answer {
             Answer::Reply(reply) => sender.write_all(reply.as_bytes()).await?,
@@ -282,29 +282,22 @@ async fn serve(
     }
 }
 
-enum Line<'a> {
-    Text(&'a str),
-    Bad(String),
-    End,
-}
-
-/// Reads the next line, up to the longest permitted length.
+/// Reads the next line, up to the longest permitted length. Returns an error text for a line that no correct rank sends.
 async fn next_line<'a>(
     receiver: &mut BufReader<OwnedReadHalf>,
     line: &'a mut Vec<u8>,
-) -> io::Result<Line<'a>> {
+) -> io::Result<Option<Result<&'a str, String>>> {
     line.clear();
     let mut bounded = receiver.take(LINE_BYTES as u64);
     if bounded.read_until(b'\n', line).await? == 0 {
-        return Ok(Line::End);
+        return Ok(None);
     }
     if line.len() == LINE_BYTES && !line.ends_with(b"\n") {
-        return Ok(Line::Bad(format!("it sent a line of more than {LINE_BYTES} bytes to PMI")));
+        let why = format!("it sent a line of more than {LINE_BYTES} bytes to PMI");
+        return Ok(Some(Err(why)));
     }
-    Ok(match std::str::from_utf8(line) {
-        Ok(text) => Line::Text(text),
-        Err(_) => Line::Bad("it sent a line to PMI that is no text".into()),
-    })
+    let text = std::str::from_utf8(line);
+    Ok(Some(text.map_err(|_| "it sent a line to PMI that is no text".into())))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use super::channels::ProcessGroups;
 use super::criu::SharedFiles;
 use super::event::{Event, Pass};
-use super::exec_shim::Reaper;
+use super::exec_shim::{Leftover, Reaper};
 use super::job_cgroup::{JobCgroup, JobCgroups};
 use super::pmi::PmiJob;
 use super::process::{Process, descendants_are_stopped};
@@ -24,7 +24,7 @@ use super::reclaimer::Reclaimer;
 use super::rights::Users;
 use crate::contexts::Mode;
 use crate::names::JobId;
-use crate::node_core::message::{Cluster, End, Pairs, RankEvent, Word};
+use crate::node_core::message::{Cluster, End, Member, Pairs, RankEvent, Word};
 use crate::node_core::order::Outcome;
 use crate::node_core::size::Size;
 use imaging::{Hold, Restoring};
@@ -54,9 +54,6 @@ fn want_of_memory(limit: Option<u64>) -> String {
             .to_owned(),
     }
 }
-
-/// A rank of a job on this host.
-type Member = (JobId, u16);
 
 #[derive(Debug)]
 struct Held {
@@ -186,13 +183,12 @@ impl Processes {
             if self.adopted.get(job).is_some_and(|cgroup| cgroup.freeze().is_ok()) {
                 waits.adopted.push(*job);
             }
-            let begun =
-                self.cgroups.get(job).map(|cgroup| cgroup.begin_freeze(self.holds.get_mut(job)));
-            match begun {
-                Some(Ok(true)) => waits.cgroups.push(*job),
-                Some(Ok(false)) => {}
+            match (self.cgroups.get(job), self.holds.get_mut(job)) {
+                // The hold keeps the group frozen.
+                (Some(_), Some(hold)) => hold.runs = false,
+                (Some(cgroup), None) if cgroup.freeze().is_ok() => waits.cgroups.push(*job),
                 // If a job's control group can't be frozen, the job is stopped by signals.
-                Some(Err(_)) | None => waits.members.extend(self.of_job(*job)),
+                _ => waits.members.extend(self.of_job(*job)),
             }
             let of_job = self.members.range((*job, 0)..=(*job, u16::MAX));
             self.process_groups.set(*job, of_job.map(|(_, held)| held.process.pid()).collect());
@@ -303,7 +299,7 @@ impl Processes {
     fn release_adopted(&mut self, job: JobId) {
         if let Some(cgroup) = self.adopted.remove(&job) {
             let _ = cgroup.thaw();
-            self.reaper.release_adopted(cgroup.folder());
+            self.reaper.release(&Leftover::Adopted(cgroup.folder().to_owned()));
         }
     }
 
@@ -394,7 +390,7 @@ impl Processes {
             }
             if let Some(end) = held.process.end() {
                 held.is_reported = true;
-                self.reaper.release(held.process.pid());
+                self.reaper.release(&Leftover::group(held.process.pid()));
                 let cgroup = self.cgroups.get(job).filter(|_| end == KILLED);
                 if let Some(cgroup) = cgroup.filter(|cgroup| cgroup.has_run_out()) {
                     let why = want_of_memory(cgroup.memory_limit());

@@ -115,7 +115,7 @@ fn serve(suspended: &mut Suspended, memory: &HostMemory) {
     loop {
         let check_at = now() + pause;
         loop {
-            let rest = Duration::from_nanos(check_at.nanos_since(now().min(check_at)));
+            let rest = check_at.since(now());
             match suspended.wait(rest) {
                 Ok(true) => {}
                 Ok(false) => break,

@@ -12,7 +12,7 @@ use super::link::{self, Credentials, Frame, Link};
 use super::streams;
 use crate::names::JobId;
 use crate::node_core::election::Ballot;
-use crate::node_core::message::Hello;
+use crate::node_core::message::{Hello, Purpose};
 
 /// Interval at which the root is dialled again.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -39,11 +39,11 @@ impl Routes {
     }
 
     /// Connects to another host's daemon.
-    pub(super) async fn dial(&self, host: u16, hello: Hello) -> Option<Link> {
+    pub(super) async fn dial(&self, host: u16, purpose: Purpose) -> Option<Link> {
         let address = self.addresses.get(usize::from(host))?;
         let dialled = link::dial(address, host, self.credentials.as_ref()?).await;
         let (mut sender, receiver) = dialled.ok()?;
-        sender.send(&Frame::message(&hello)).await.ok()?;
+        sender.send(&Frame::message(&Hello { host: self.host, purpose })).await.ok()?;
         Some((sender, receiver))
     }
 
@@ -51,8 +51,7 @@ impl Routes {
     pub(super) fn send_ballot(&self, to: u16, ballot: Ballot) {
         let routes = self.clone();
         tokio::spawn(async move {
-            let hello = Hello::Ballot { host: routes.host };
-            if let Some((mut sender, _)) = routes.dial(to, hello).await {
+            if let Some((mut sender, _)) = routes.dial(to, Purpose::Ballot).await {
                 let _ = sender.send(&Frame::message(&ballot)).await;
             }
         });
@@ -70,7 +69,7 @@ impl Routes {
         let mut input = Some(input);
         tokio::spawn(async move {
             loop {
-                if let Some(link) = routes.open(Hello::Streams { host: routes.host, job }).await
+                if let Some(link) = routes.open(Purpose::Streams(job)).await
                     && streams::to_root(link, &mut output, &mut input).await
                 {
                     return;
@@ -85,13 +84,13 @@ impl Routes {
     }
 
     /// Connects to the root, for the streams or the images of a job's ranks on this host.
-    pub(super) async fn open(&mut self, hello: Hello) -> Option<Link> {
+    pub(super) async fn open(&mut self, purpose: Purpose) -> Option<Link> {
         let root = self.find_root().await?;
         if root != self.host {
-            return self.dial(root, hello).await;
+            return self.dial(root, purpose).await;
         }
         let (ours, theirs) = UnixStream::pair().ok()?;
-        self.events.send(Event::Link(hello, Box::new(link::local(theirs)))).ok()?;
+        self.events.send(Event::Link(root, purpose, Box::new(link::local(theirs)))).ok()?;
         Some(link::local(ours))
     }
 }

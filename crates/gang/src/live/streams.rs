@@ -99,7 +99,7 @@ impl Outlet {
 
     /// Sends a frame to the client; waits for one if none is connected, and then drops the frame.
     async fn send(&mut self, frame: Frame) {
-        let left = Duration::from_nanos(self.waits_until.nanos_since(now()));
+        let left = self.waits_until.since(now());
         let client = match timeout(left, self.client.wait_for(Option::is_some)).await {
             Ok(Ok(client)) => client.clone(),
             _ => None,

@@ -6,11 +6,10 @@ use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
 use super::NodeConfig;
-use super::message::{Cluster, Held, Inventory, Pairs, Program, RankEvent};
-use super::order::{Action, Launch, Outcome};
+use super::message::{Held, Inventory, Pairs, Program, RankEvent};
+use super::order::{Action, Launch, Outcome, Step, StepOutcome, steps_of};
 use super::size::Size;
 use super::state_chunk::{RankState, StateChunk};
-use super::step::{Step, StepOutcome, steps_of};
 use crate::context::ChannelContext;
 use crate::names::{Epoch, JobId};
 
@@ -29,9 +28,10 @@ struct UnderWay {
 }
 
 /// The state that a job will have once all steps are complete.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 enum Phase {
     /// Suspended, and not on the NIC.
+    #[default]
     Away,
     /// Suspended, and restored to the NIC.
     Restored,
@@ -42,10 +42,10 @@ enum Phase {
 }
 
 /// A job that has ranks on this node.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Local {
     phase: Phase,
-    /// True while the job's restored interfaces wait for [`Action::Join`].
+    /// True while the job's restored interfaces wait for [`Action::Run`].
     is_moving: bool,
     /// True if the root no longer wants reports about the job.
     is_dropped: bool,
@@ -65,11 +65,7 @@ struct Local {
 /// all jobs, and the agent skips what is already done here.
 #[derive(Debug)]
 pub(super) struct Agent {
-    host: u16,
-    cluster: Cluster,
-    has_channels: bool,
-    /// Bytes of memory that jobs may claim on this host.
-    memory: u64,
+    config: NodeConfig,
     /// Jobs that have ranks on this host, until their channels are closed.
     jobs: BTreeMap<JobId, Local>,
     /// True if the root is lost, so that jobs that it has begun to suspend must resume.
@@ -81,21 +77,17 @@ pub(super) struct Agent {
     /// The number of the order in progress.
     order: Option<u32>,
     outcome: Outcome,
-    /// The channels' contexts from the last cut.
-    cut: Vec<(JobId, ChannelContext)>,
+    /// The channels' contexts from the last cut, until they are reported.
+    pub(super) cut: Vec<(JobId, ChannelContext)>,
     steps: VecDeque<Step>,
     under_way: Option<UnderWay>,
     next_step: u64,
 }
 
 impl Agent {
-    pub(super) fn new(config: &NodeConfig) -> Self {
-        let NodeConfig { host, cluster, has_channels, memory, .. } = *config;
+    pub(super) fn new(config: NodeConfig) -> Self {
         Self {
-            host,
-            cluster,
-            has_channels,
-            memory,
+            config,
             jobs: BTreeMap::new(),
             is_orphan: false,
             is_joining: false,
@@ -135,12 +127,9 @@ impl Agent {
         let own = match action {
             Action::Freeze(jobs) => Action::Freeze(self.bring(jobs, &[Active], Frozen)),
             Action::Leave(jobs) => Action::Leave(self.bring(jobs, &[Active], Frozen)),
-            Action::Save(jobs) => Action::Save(self.bring(jobs, &[Frozen, Restored], Away)),
-            Action::Restore(jobs) => Action::Restore(self.bring(jobs, &[Away], Restored)),
-            Action::Run(run) => Action::Run(self.start(run)),
-            Action::Switch { stop, run } => {
+            Action::Run { stop, run, moved } => {
                 let stop = self.bring(stop, &[Frozen, Restored], Away);
-                Action::Switch { stop, run: self.start(run) }
+                Action::Run { stop, run: self.start(run), moved }
             }
             Action::Exchange { stop, away, start } => {
                 let stop = self.bring(stop, &[Frozen, Restored], Away);
@@ -156,7 +145,6 @@ impl Agent {
                 }
                 Action::Exchange { stop, away, start }
             }
-            Action::Join { run, moved } => Action::Join { run: self.start(run), moved },
             Action::End(job) | Action::Cut(job) if !self.jobs.contains_key(&job) => return None,
             Action::Launch(_) | Action::End(_) | Action::Cut(_) | Action::Quit => action,
         };
@@ -189,7 +177,7 @@ impl Agent {
     fn add(&mut self, steps: impl IntoIterator<Item = Step>) {
         let of_channels =
             |step: &Step| matches!(step, Step::Open(..) | Step::Channels(_) | Step::Close(_));
-        let steps = steps.into_iter().filter(|step| self.has_channels || !of_channels(step));
+        let steps = steps.into_iter().filter(|step| self.config.has_channels || !of_channels(step));
         self.steps.extend(steps);
     }
 
@@ -199,28 +187,20 @@ impl Agent {
         // before its launch.
         let later = self.states.split_off(&(JobId(job.0.saturating_add(1)), 0));
         let mut own = std::mem::replace(&mut self.states, later).split_off(&(job, 0));
-        let places = self.cluster.places(&launch);
-        let ranks = places.iter().filter(|place| place.node.0 == self.host).count();
+        let places = self.config.cluster.places(&launch);
+        let ranks = places.iter().filter(|place| place.node.0 == self.config.host).count();
         if ranks == 0 {
             return Vec::new();
         }
         let claim = match self.claim(&launch.program, ranks as u64) {
             Ok(claim) => claim,
             Err(why) => {
-                self.outcome.failed.push((job, self.host, why));
+                self.outcome.failed.push((job, self.config.host, why));
                 return Vec::new();
             }
         };
-        let local = Local {
-            phase: Phase::Away,
-            is_moving: false,
-            is_dropped: false,
-            awaits_arrival: false,
-            woken: launch.program.woken,
-            claim,
-            held: Held { job, ..Held::default() },
-        };
-        self.jobs.insert(job, local);
+        let (woken, held) = (launch.program.woken, Held { job, ..Held::default() });
+        self.jobs.insert(job, Local { woken, claim, held, ..Local::default() });
         let context = |state: &RankState| wire::decode_long(state.context()?).ok();
         let contexts = own.iter().filter_map(|((_, rank), of)| Some((*rank, context(of)?)));
         let open = Step::Open(launch.clone(), contexts.collect());
@@ -237,7 +217,7 @@ impl Agent {
         let claim = each.saturating_mul(ranks);
         let others = self.jobs.values().map(|local| local.claim).filter(|claim| *claim > 0);
         let (jobs, given) = others.fold((0, 0_u64), |(jobs, sum), it| (jobs + 1, sum + it));
-        if claim <= self.memory.saturating_sub(given) {
+        if claim <= self.config.memory.saturating_sub(given) {
             return Ok(claim);
         }
         let plural = |count: u64| if count == 1 { "" } else { "s" };
@@ -247,7 +227,7 @@ impl Agent {
         };
         Err(format!(
             "it has {} for jobs{given}: --memory {} for {ranks} rank{} does not fit",
-            Size(self.memory),
+            Size(self.config.memory),
             Size(each),
             plural(ranks)
         ))
@@ -281,7 +261,7 @@ impl Agent {
             step.began = now;
         }
         let held = |local: &Local| Held { is_broken: local.is_moving, ..local.held.clone() };
-        Inventory { host: self.host, jobs: self.jobs.values().map(held).collect() }
+        Inventory { host: self.config.host, jobs: self.jobs.values().map(held).collect() }
     }
 
     /// Resumes jobs that the lost root has suspended, in a new epoch.
@@ -291,7 +271,7 @@ impl Agent {
         if !run.is_empty() {
             let run = self.start(run);
             let jobs = run.iter().map(|(job, _)| *job).collect();
-            self.add([Step::Channels(Action::Run(run)), Step::Resume(jobs)]);
+            self.add([Step::Channels(Action::run(run)), Step::Resume(jobs)]);
         }
     }
 
@@ -379,7 +359,7 @@ impl Agent {
         for job in jobs.into_iter().filter(|job| self.jobs.contains_key(job)).collect::<Vec<_>>() {
             self.abandon(job);
             let why = "its channels do not become quiescent".to_owned();
-            self.outcome.failed.push((job, self.host, why));
+            self.outcome.failed.push((job, self.config.host, why));
         }
     }
 
@@ -396,7 +376,7 @@ impl Agent {
         self.next_step += 1;
         let action = if let Step::Channels(action) = &step { Some(action.clone()) } else { None };
         let ends = match &step {
-            Step::Kill(jobs) if !self.has_channels => jobs.clone(),
+            Step::Kill(jobs) if !self.config.has_channels => jobs.clone(),
             Step::Close(jobs) => jobs.clone(),
             _ => Vec::new(),
         };
@@ -416,16 +396,11 @@ impl Agent {
             }
             // The error does not tell which channel failed, so no job of this node can continue.
             Err(why) => {
-                let failed = self.jobs.keys().map(|job| (*job, self.host, why.clone()));
+                let failed = self.jobs.keys().map(|job| (*job, self.config.host, why.clone()));
                 self.outcome.failed.extend(failed);
             }
         }
         self.jobs.retain(|job, _| !step.ends.contains(job));
-    }
-
-    /// Returns the contexts of the last cut, once.
-    pub(super) fn take_cut(&mut self) -> Vec<(JobId, ChannelContext)> {
-        std::mem::take(&mut self.cut)
     }
 
     /// Returns the number and outcome of this node's part of an order, once it is complete.

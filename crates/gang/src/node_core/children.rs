@@ -32,7 +32,6 @@ impl NodeCore {
             return;
         }
         self.begin_beating(now);
-        self.relay.adopt(host);
         let child = Child { connection, hosts: BTreeSet::new(), heard: now };
         self.children.insert(host, child);
         self.welcome(host);
@@ -46,7 +45,7 @@ impl NodeCore {
         let tree = self.tree;
         match &mut up {
             Up::Report { number, outcome } => {
-                return self.relay.handle_report(host, *number, std::mem::take(outcome));
+                return self.handle_report(host, *number, std::mem::take(outcome));
             }
             Up::Present => return,
             // If every host can be the root, a host joins by its inventory instead.
@@ -75,7 +74,7 @@ impl NodeCore {
                 self.order_began = now;
             }
             Up::Rank { job, rank, .. } => {
-                let its = self.host_of(*job, *rank);
+                let its = self.manager.as_ref().and_then(|root| root.host_of(*job, *rank));
                 if its.is_some_and(|its| !tree.is_within(its, host)) {
                     return;
                 }
@@ -181,7 +180,7 @@ impl NodeCore {
     pub(super) fn detach(&mut self) {
         (self.parent_heard, self.has_dialled) = (None, false);
         self.effects.push_back(Effect::Disconnect(Peer::Parent));
-        self.relay.clear();
+        self.pending = None;
         for host in self.children.keys().copied().collect::<Vec<_>>() {
             self.cut_child(host);
         }
@@ -192,7 +191,9 @@ impl NodeCore {
         let Some(child) = self.children.remove(&host) else { return Vec::new() };
         self.transmits.push_back(Transmit::Down(child.connection, Down::Cut));
         self.effects.push_back(Effect::Disconnect(Peer::Child(child.connection)));
-        self.relay.lose(host);
+        if let Some(pending) = &mut self.pending {
+            pending.below.remove(&host);
+        }
         child.hosts.into_iter().collect()
     }
 
@@ -209,7 +210,7 @@ impl NodeCore {
         let patience = self.config.patience;
         let mut silent: BTreeSet<u16> = BTreeSet::new();
         if is_late(self.order_began, self.order_patience()) {
-            silent.extend(self.relay.waits_for());
+            silent.extend(self.waits_for());
         }
         let unheard = self.children.iter().filter(|(_, child)| is_late(child.heard, patience));
         silent.extend(unheard.map(|(host, _)| *host));
@@ -223,7 +224,7 @@ impl NodeCore {
 
     /// Returns when the next daemon is lost, unless a message arrives before.
     pub(super) fn silent_at(&self) -> Option<Instant> {
-        let order = self.relay.waits_for().next().map(|_| self.order_began + self.order_patience());
+        let order = self.waits_for().next().map(|_| self.order_began + self.order_patience());
         let heard = self.children.values().map(|child| child.heard).chain(self.parent_heard);
         heard.map(|heard| heard + self.config.patience).chain(order).min()
     }

@@ -62,8 +62,9 @@ pub(super) struct Election {
     /// Number of attempts since there was a root.
     attempts: u32,
     /// When to make the next attempt; `None` while there is a root.
-    deadline: Option<Instant>,
-    out: Vec<(u16, Ballot)>,
+    pub(super) deadline: Option<Instant>,
+    /// The ballots to be sent.
+    pub(super) out: Vec<(u16, Ballot)>,
 }
 
 impl Election {
@@ -78,18 +79,9 @@ impl Election {
         self.hosts as usize / 2 + 1
     }
 
-    /// Returns the ballots to be sent.
-    pub(super) fn take_ballots(&mut self) -> Vec<(u16, Ballot)> {
-        std::mem::take(&mut self.out)
-    }
-
     /// Records that the root's tree has admitted this daemon.
     pub(super) const fn joined(&mut self) {
         (self.deadline, self.attempts) = (None, 0);
-    }
-
-    pub(super) const fn poll_timeout(&self) -> Option<Instant> {
-        self.deadline
     }
 
     /// Returns the root that this daemon should join, or has joined.

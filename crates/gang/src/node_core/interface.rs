@@ -3,7 +3,7 @@
 use super::election::Ballot;
 use super::job_manager::{Collect, Read, Write};
 use super::message::{ClientId, Down, Pairs, Program, RankEvent, Reply, Request, Up, Word};
-use super::step::{Step, StepOutcome};
+use super::order::{Step, StepOutcome};
 use super::user::Caller;
 use crate::names::JobId;
 use crate::schedule;
@@ -31,10 +31,8 @@ pub(crate) enum Input {
     Arrived(JobId),
     /// A client has sent a request. The shell handles [`Request::Feed`] and [`Request::Leave`] itself.
     Request(Caller, Request),
-    /// A client has disconnected.
-    ClientGone(ClientId),
-    /// The connection that another daemon relayed for a client has ended. The client may connect again.
-    ClientLost(ClientId),
+    /// A client's connection has ended. If another daemon relayed it, the client may connect again, unless it has left.
+    ClientGone { client: ClientId, may_return: bool },
     /// The output of a job's ranks on a host has been received completely, on the root.
     StreamsDone(u16, JobId),
     /// Input has arrived for a job, on the root.

@@ -1,6 +1,5 @@
 //! The root's part: admits jobs, tracks their ranks, and replies to their clients.
 
-mod admission;
 mod barrier;
 mod checking;
 mod imaging;
@@ -17,7 +16,7 @@ use midplane_simhw::time::Instant;
 
 use super::interface::Effect;
 use super::inventory::Inventories;
-use super::message::{ClientId, Cluster, Down, Over, Reply, Word};
+use super::message::{ClientId, Cluster, Down, Member, Over, Reply, Word};
 use super::replica::{Change, Entry, Stage};
 use super::state_chunk::StateChunk;
 use super::user::User;
@@ -47,7 +46,7 @@ pub(super) enum Out {
     Everywhere(Down),
     Effect(Effect),
     /// A chunk of a rank's state, for the host where it will be launched.
-    Chunk(u16, (JobId, u16), StateChunk),
+    Chunk(u16, Member, StateChunk),
 }
 
 /// Configuration of the root.
@@ -97,7 +96,8 @@ pub(crate) struct JobManager {
     launching: Option<JobId>,
     cluster: Cluster,
     geometry: Option<Geometry>,
-    most_saved: u64,
+    /// Most bytes of a checkpoint that may be read, and of those that are held in memory.
+    pub(super) most_saved: u64,
     check_every: Duration,
     slice: Duration,
     has_streams: bool,
@@ -177,19 +177,16 @@ impl JobManager {
         }
     }
 
-    /// Ends the job of a client that has disconnected, and cancels the client's checkpoint.
-    pub(super) fn handle_client_gone(&mut self, now: Instant, client: ClientId) {
+    /// Cancels the checkpoint of a client that has disconnected. Ends the client's job, or detaches the client from it
+    /// if the client may connect again.
+    pub(super) fn handle_client_gone(&mut self, now: Instant, client: ClientId, may_return: bool) {
         self.give_up_saving(client);
-        if let Some(job) = self.job_of(client) {
+        if may_return {
+            for it in self.jobs.values_mut() {
+                it.client.take_if(|own| *own == client);
+            }
+        } else if let Some(job) = self.job_of(client) {
             self.end(now, job, Some("its client has disconnected".into()));
-        }
-    }
-
-    /// Detaches a client that may connect again from its job, and cancels the client's checkpoint.
-    pub(super) fn handle_client_lost(&mut self, client: ClientId) {
-        self.give_up_saving(client);
-        for it in self.jobs.values_mut() {
-            it.client.take_if(|own| *own == client);
         }
     }
 
@@ -198,12 +195,12 @@ impl JobManager {
         self.jobs.iter().find(|(_, job)| job.client == Some(client)).map(|(job, _)| *job)
     }
 
-    pub(super) fn has(&self, job: JobId) -> bool {
+    pub(crate) fn has(&self, job: JobId) -> bool {
         self.jobs.contains_key(&job)
     }
 
     /// Returns why a user may not control a job, or that the job does not exist; `None` if the user may.
-    pub(super) fn refusal_of(&self, user: &User, job: JobId) -> Option<String> {
+    pub(crate) fn refusal_of(&self, user: &User, job: JobId) -> Option<String> {
         let of_over = || self.over.iter().find(|over| over.job == job).map(|over| &over.user);
         let owner = self.jobs.get(&job).map(|it| &it.entry.launch.user).or_else(of_over);
         match owner {
@@ -238,12 +235,12 @@ impl JobManager {
     }
 
     /// Returns whether all hosts are connected, or one was lost.
-    pub(super) fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.has_lost_a_host || self.hosts.len() == usize::from(self.cluster.hosts)
     }
 
     /// Returns the last switches.
-    pub(super) fn switches(&self) -> impl Iterator<Item = &Switch> {
+    pub(crate) fn switches(&self) -> impl Iterator<Item = &Switch> {
         self.switches.iter().map(|(switch, _)| switch)
     }
 
@@ -333,7 +330,7 @@ impl JobManager {
                     }
                 }
                 Event::Cut(job, epoch) => {
-                    match self.jobs.get_mut(&job).and_then(|it| it.checks.complete()) {
+                    match self.jobs.get_mut(&job).and_then(|it| it.checks.ordered.pop_front()) {
                         Some(Purpose::Check) => self.check(job, epoch),
                         Some(Purpose::Images) => {
                             if let Some(collect) = self.begin_images(job, epoch) {

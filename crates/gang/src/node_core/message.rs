@@ -16,6 +16,9 @@ use midplane_simhw::id::NodeId;
 /// Number of a client's connection.
 pub(crate) type ClientId = u64;
 
+/// A rank of a job.
+pub(crate) type Member = (JobId, u16);
+
 /// Most bytes of a message between daemons or between a daemon and a client. It may contain a program's environment.
 pub(crate) const LONGEST: usize = 8 << 20;
 
@@ -62,11 +65,6 @@ impl Cluster {
         self.hosts > 2
     }
 
-    /// Returns the host of a slot.
-    pub(crate) const fn host_of(&self, slot: u16) -> u16 {
-        slot / if self.slots == 0 { 1 } else { self.slots }
-    }
-
     /// Returns the host and channel of each rank of a job. Its ranks are assigned to its slots in turn.
     pub(crate) fn places(&self, launch: &Launch) -> Vec<ChannelAddress> {
         let slots = self.slots.max(1);
@@ -74,7 +72,7 @@ impl Cluster {
             let (slot, layer) =
                 (launch.first + rank % launch.nodes.max(1), rank / launch.nodes.max(1));
             let channel = ChannelId(1 + slot % slots + layer * slots);
-            ChannelAddress { node: NodeId(self.host_of(slot)), channel }
+            ChannelAddress { node: NodeId(slot / slots), channel }
         };
         (0..launch.ranks).map(place).collect()
     }
@@ -82,43 +80,28 @@ impl Cluster {
 
 /// The first message on a connection between daemons.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub enum Hello {
-    /// The sender asks to become a child of the receiver in the tree.
-    Child {
-        /// The sender's host.
-        host: u16,
-        /// The cluster, as the sender is configured.
-        cluster: Cluster,
-    },
-    /// The connection carries the output of a job's ranks on one host, and the job's input.
-    Streams {
-        /// The sender's host.
-        host: u16,
-        /// The job's number.
-        job: JobId,
-    },
-    /// The connection carries the frames of a client of the sender's host.
-    Client {
-        /// The sender's host.
-        host: u16,
-        /// The user of the client, as the sender's system reports it.
-        user: User,
-    },
+pub struct Hello {
+    /// The sender's host.
+    pub host: u16,
+    /// The purpose of the connection.
+    pub purpose: Purpose,
+}
+
+/// Purposes of connections between daemons.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// The sender asks to become a child of the receiver in the tree. The cluster is as the sender is configured.
+    Child(Cluster),
+    /// The connection carries the output of a job's ranks on the sender's host, and the job's input.
+    Streams(JobId),
+    /// The connection carries the frames of a client of the sender's host. The user is as the sender's system reports
+    /// it.
+    Client(User),
     /// A message about elections follows.
-    Ballot {
-        /// The sender's host.
-        host: u16,
-    },
-    /// The connection carries images of a job's processes on one host: to the root while they are being saved,
-    /// otherwise from it.
-    Images {
-        /// The sender's host.
-        host: u16,
-        /// The job's number.
-        job: JobId,
-        /// The epoch of the cut in which the images were made.
-        epoch: Epoch,
-    },
+    Ballot,
+    /// The connection carries images of a job's processes on the sender's host: to the root while they are being saved
+    /// for the cut of this epoch, otherwise from it.
+    Images(JobId, Epoch),
 }
 
 /// Messages from the root to all ranks of a job.

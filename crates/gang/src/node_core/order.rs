@@ -1,12 +1,14 @@
-//! Orders of the root, and their outcomes.
+//! Orders of the root, the steps of a node's own part of them, and their outcomes.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::interfaces::{HostInterfaces, RestoredInterface};
-use crate::names::{Epoch, JobId};
-
 use super::message::Program;
 use super::user::User;
+use crate::context::ChannelContext;
+use crate::interfaces::{HostInterfaces, RestoredInterface};
+use crate::names::{Epoch, JobId};
 
 /// A job to start. Its ranks are assigned to its slots in turn.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -30,40 +32,30 @@ pub(crate) enum Action {
     Launch(Launch),
     /// Suspend the processes of jobs, and wait until their channels are quiescent.
     Freeze(Vec<JobId>),
-    /// The same as [`Action::Freeze`], before [`Action::Switch`]. Once a node has reported, it may save the contexts
-    /// while other nodes still freeze.
+    /// The same as [`Action::Freeze`], before an [`Action::Run`] that saves the jobs. Once a node has reported, it may
+    /// save the contexts while other nodes still freeze.
     Leave(Vec<JobId>),
-    /// Save the contexts of frozen jobs.
-    Save(Vec<JobId>),
-    /// Restore the contexts of jobs.
-    Restore(Vec<JobId>),
-    /// Start jobs in new epochs.
-    Run(Vec<(JobId, Epoch)>),
-    /// Save, restore and run in one order.
-    ///
-    /// All jobs of `stop` are frozen on all nodes, so each node may proceed on its own. A node that is not ready
-    /// refuses messages that arrive too early.
-    Switch {
-        /// Jobs that are frozen on all nodes.
-        stop: Vec<JobId>,
-        /// Jobs to start, with their epochs.
-        run: Vec<(JobId, Epoch)>,
-    },
-    /// Save and restore, including Virtual Interfaces, and report the new locations of restored interfaces.
-    /// [`Action::Join`] follows once all nodes have reported.
+    /// Save and restore contexts and Virtual Interfaces, and report the new locations of restored interfaces.
+    /// [`Action::Run`] follows once all nodes have reported.
     Exchange {
-        /// Jobs that are frozen on all nodes.
+        /// Jobs to save, which are frozen on all nodes.
         stop: Vec<JobId>,
         /// Jobs of `stop` whose interfaces are removed from the NIC; interfaces of other jobs stay there.
         away: Vec<JobId>,
         /// Jobs to restore.
         start: Vec<JobId>,
     },
-    /// Connect restored interfaces with their peers, and start jobs.
-    Join {
-        /// The jobs, with their epochs.
+    /// Save jobs, connect restored interfaces with their peers, and start jobs, whose contexts are restored if they
+    /// are saved.
+    ///
+    /// All jobs of `stop` are frozen on all nodes, so each node may proceed on its own. A node that is not ready
+    /// refuses messages that arrive too early.
+    Run {
+        /// Jobs to save.
+        stop: Vec<JobId>,
+        /// Jobs to start, with their new epochs.
         run: Vec<(JobId, Epoch)>,
-        /// Old and new locations of these jobs' restored interfaces.
+        /// Old and new locations of restored interfaces of these jobs.
         moved: Vec<RestoredInterface>,
     },
     /// End a job, and kill its processes.
@@ -86,16 +78,18 @@ pub(crate) struct Outcome {
 }
 
 impl Action {
+    /// Starts jobs in new epochs, and saves none.
+    pub(crate) const fn run(run: Vec<(JobId, Epoch)>) -> Self {
+        Self::Run { stop: Vec::new(), run, moved: Vec::new() }
+    }
+
     /// Returns the jobs that the action concerns.
     pub(crate) fn jobs(&self) -> impl Iterator<Item = JobId> {
         let (jobs, more, run): (&[JobId], &[JobId], &[(JobId, Epoch)]) = match self {
             Self::Launch(launch) => (std::slice::from_ref(&launch.job), &[], &[]),
-            Self::Freeze(jobs) | Self::Leave(jobs) | Self::Save(jobs) | Self::Restore(jobs) => {
-                (jobs, &[], &[])
-            }
+            Self::Freeze(jobs) | Self::Leave(jobs) => (jobs, &[], &[]),
             Self::End(job) | Self::Cut(job) => (std::slice::from_ref(job), &[], &[]),
-            Self::Run(run) | Self::Join { run, .. } => (&[], &[], run),
-            Self::Switch { stop, run } => (stop, &[], run),
+            Self::Run { stop, run, .. } => (stop, &[], run),
             Self::Exchange { stop, start, .. } => (stop, start, &[]),
             Self::Quit => (&[], &[], &[]),
         };
@@ -118,4 +112,72 @@ pub(crate) struct Order {
     pub(crate) number: u32,
     /// The action to carry out.
     pub(crate) action: Action,
+}
+
+/// Contexts of restored ranks, by rank.
+pub(crate) type RestoredContexts = BTreeMap<u16, ChannelContext>;
+
+/// A step of a node's own part of an order. It concerns the jobs' ranks on this node.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    /// Opens the channels of a job's ranks, with the contexts of ranks that are restored.
+    Open(Launch, RestoredContexts),
+    /// Starts the ranks of a job, suspended, with the states of ranks that are restored.
+    Start(Launch, BTreeMap<u16, Vec<u8>>),
+    /// Suspends the processes of jobs.
+    Suspend(Vec<JobId>),
+    /// Carries out the channels' part of an action. [`Action::Freeze`] and [`Action::Leave`] stop the channels, and
+    /// wait until all are quiescent. Once [`Action::Leave`] is reported, the contexts may be copied, because they will
+    /// be saved.
+    Channels(Action),
+    /// Resumes the processes of jobs.
+    Resume(Vec<JobId>),
+    /// Kills the processes of jobs, and waits until all have ended.
+    Kill(Vec<JobId>),
+    /// Closes the channels of jobs. Cancels the step before, if it waits until channels are quiescent.
+    Close(Vec<JobId>),
+}
+
+impl Step {
+    /// Returns whether the step waits until channels are quiescent.
+    pub(crate) const fn is_stop(&self) -> bool {
+        matches!(self, Self::Channels(Action::Freeze(_) | Action::Leave(_)))
+    }
+
+    /// Describes the step, without programs, environment variables and states.
+    pub(super) fn shown(&self) -> String {
+        match self {
+            Self::Open(launch, _) => format!("Open({})", launch.job),
+            Self::Start(launch, _) => format!("Start({})", launch.job),
+            other => format!("{other:?}"),
+        }
+    }
+}
+
+/// The result of a step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StepOutcome {
+    pub(crate) outcome: Outcome,
+    /// The contexts of an [`Action::Cut`].
+    pub(crate) contexts: Vec<ChannelContext>,
+}
+
+impl From<Outcome> for StepOutcome {
+    fn from(outcome: Outcome) -> Self {
+        Self { outcome, contexts: Vec::new() }
+    }
+}
+
+/// Returns the steps of an action on this node.
+pub(super) fn steps_of(action: Action) -> Vec<Step> {
+    let resumes = match &action {
+        Action::Freeze(jobs) | Action::Leave(jobs) => {
+            return vec![Step::Suspend(jobs.clone()), Step::Channels(action)];
+        }
+        Action::End(job) => return vec![Step::Kill(vec![*job]), Step::Close(vec![*job])],
+        Action::Run { run, .. } => run.iter().map(|(job, _)| *job).collect(),
+        _ => Vec::new(),
+    };
+    let resumes = (!resumes.is_empty()).then_some(Step::Resume(resumes));
+    std::iter::once(Step::Channels(action)).chain(resumes).collect()
 }

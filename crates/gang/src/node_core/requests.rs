@@ -3,7 +3,7 @@
 use midplane_simhw::time::Instant;
 
 use super::message::{Down, Reply, Request};
-use super::user::{Caller, User};
+use super::user::Caller;
 use super::{Effect, JobManager, NodeCore};
 use crate::names::JobId;
 use crate::schedule;
@@ -58,7 +58,7 @@ impl NodeCore {
                 return manager.save(job, caller, (folder, end)).err().map(Reply::Refused);
             }
             Request::Restore { folder, weight } => {
-                let most = manager.most_saved();
+                let most = manager.most_saved;
                 self.effects.push_back(Effect::Read { caller, folder, weight, most });
             }
             Request::Slices => return Some(Reply::Slices(manager.slices())),
@@ -77,11 +77,6 @@ impl NodeCore {
             Request::Feed(_) | Request::Leave => {}
         }
         None
-    }
-
-    /// Returns whether a user may send a job's input, on the root.
-    pub(crate) fn may_feed(&self, user: &User, job: JobId) -> bool {
-        self.manager.as_ref().is_some_and(|manager| manager.refusal_of(user, job).is_none())
     }
 }
 

@@ -19,7 +19,7 @@ impl NodeCore {
         let before = (self.durable.term, self.durable.vote);
         let turn = event(election, &mut self.durable);
         self.is_recorded &= before == (self.durable.term, self.durable.vote);
-        let ballots = election.take_ballots();
+        let ballots = std::mem::take(&mut election.out);
         self.transmits.extend(ballots.into_iter().map(|(to, ballot)| Transmit::Ballot(to, ballot)));
         match turn {
             None => {}
@@ -49,15 +49,14 @@ impl NodeCore {
 
     /// Becomes the root of the present term.
     fn lead(&mut self, now: Instant) {
-        let (host, cluster) = (self.config.host, self.config.cluster);
+        let host = self.config.host;
         let Some(config) = self.standby.take() else { return };
         self.tree = self.tree.rooted_at(host);
         self.durable.position = Position { term: self.durable.term, change: 1 };
         self.is_recorded = false;
         self.holds.clear();
         let table = &self.durable.table;
-        let mut manager =
-            JobManager::take_over(now, (host, cluster), config, table, self.config.patience);
+        let mut manager = JobManager::take_over(now, &self.config, config, table);
         let unknown = manager.joined(now, self.agent.rejoin(now));
         self.agent.drop_jobs(&unknown);
         self.manager = Some(manager);

@@ -57,14 +57,11 @@ impl QueueTree {
 
     /// Returns the length of a round on a part's nodes, in slices: of the jobs in the part, around it and within it.
     fn load(&self, part: usize) -> usize {
-        let own = |part: usize| -> usize {
-            self.parts[part].round.jobs.iter().map(|(_, weight)| usize::from(*weight)).sum()
-        };
-        let mut load = own(part);
+        let mut load = self.parts[part].round.slices();
         let mut above = part;
         while above > 0 {
             above = (above - 1) / 2;
-            load += own(above);
+            load += self.parts[above].round.slices();
         }
         load + self.within(part)
     }
@@ -76,9 +73,7 @@ impl QueueTree {
 
     /// Returns the number of slices until all jobs of a part and within it have had theirs.
     fn cycle(&self, part: usize) -> usize {
-        let Some(it) = self.parts.get(part) else { return 0 };
-        let own: usize = it.round.jobs.iter().map(|(_, weight)| usize::from(*weight)).sum();
-        own + self.within(part)
+        self.parts.get(part).map_or(0, |it| it.round.slices() + self.within(part))
     }
 
     /// Runs one slice of a part: appends its jobs to `out`. Returns whether the part has completed a round.

@@ -79,6 +79,11 @@ impl Switch {
     /// Returns when the switch ended.
     #[must_use]
     pub fn end(&self) -> Instant {
-        self.at + self.freeze + self.save + self.restore + self.run
+        self.at + self.took()
+    }
+
+    /// Returns the duration of the whole switch.
+    pub(crate) fn took(&self) -> Duration {
+        self.freeze + self.save + self.restore + self.run
     }
 }

@@ -164,8 +164,7 @@ impl EarlyWakeups {
     /// run meanwhile, including the woken jobs.
     pub(super) fn end(&mut self, now: Instant, running: &[JobId]) -> Option<Change> {
         let EarlyWakeup { jobs, stopped, left, began } = self.under_way.take()?;
-        let took =
-            began.map_or(Duration::ZERO, |began| Duration::from_nanos(now.nanos_since(began)));
+        let took = began.map_or(Duration::ZERO, |began| now.since(began));
         self.advances.note(running, took);
         Some(Change { stop: jobs, start: stopped, lasts: left })
     }

@@ -9,7 +9,8 @@ use crate::names::JobId;
 /// The jobs whose interfaces are on no NIC, and the changes of the switch in progress.
 #[derive(Debug, Default)]
 pub(super) struct Migrations {
-    away: BTreeSet<JobId>,
+    /// Jobs whose interfaces are on no NIC.
+    pub(super) away: BTreeSet<JobId>,
     /// Jobs whose interfaces the NICs must forget in this switch.
     leaving: Vec<JobId>,
     /// Old and new locations of interfaces restored in this switch; `None` if it neither restores nor forgets any.
@@ -63,11 +64,6 @@ impl Migrations {
     /// any.
     pub(super) fn finish(&mut self) -> Option<Vec<RestoredInterface>> {
         self.moved.take()
-    }
-
-    /// Records that a job's interfaces are on no NIC.
-    pub(super) fn note_away(&mut self, job: JobId) {
-        self.away.insert(job);
     }
 
     /// Removes a job that has ended.

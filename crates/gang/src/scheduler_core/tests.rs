@@ -72,7 +72,7 @@ impl Nodes {
                 self.away.retain(|job| !start.contains(job));
                 outcome.moved = self.unjoined.iter().map(|job| moved(*job)).collect();
             }
-            Action::Join { run, moved: told } => {
+            Action::Run { run, moved: told, .. } => {
                 let come: Vec<RestoredInterface> =
                     self.unjoined.iter().map(|job| moved(*job)).collect();
                 assert_eq!(*told, come, "the order names other places than the hosts reported");
@@ -83,16 +83,13 @@ impl Nodes {
                 assert!(self.launched.contains_key(job), "cut, but never launched");
                 assert!(!self.running.contains(job), "cut while it runs");
             }
-            Action::Switch { run, .. } | Action::Run(run) => {
-                run.iter().for_each(|(job, epoch)| self.start(*job, *epoch));
-            }
             Action::End(job) => {
                 self.running.remove(job);
                 self.away.remove(job);
                 self.unjoined.remove(job);
                 assert!(self.launched.remove(job).is_some(), "ended, but never launched");
             }
-            Action::Save(_) | Action::Restore(_) | Action::Quit => {}
+            Action::Quit => {}
         }
         outcome
     }

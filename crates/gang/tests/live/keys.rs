@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
 use midplane_gang::live::link::{Credentials, Frame, Receiver, Sender, dial};
-use midplane_gang::live::message::{Cluster, Hello};
+use midplane_gang::live::message::{Cluster, Hello, Purpose};
 use midplane_simhw::id::NodeId;
 use midplane_simhw::seal::{Identity, Key, PublicKey, SecretKey};
 use rustix::process::{Pid, Signal, kill_process};
@@ -55,7 +55,7 @@ fn runtime() -> tokio::runtime::Runtime {
 async fn claim(root: &str, credentials: &Credentials, host: u16) -> Option<(Sender, Receiver)> {
     let (mut sender, receiver) = dial(root, 0, credentials).await.ok()?;
     let cluster = Cluster { hosts: 2, slots: 1, arity: 2 };
-    sender.send(&Frame::message(&Hello::Child { host, cluster })).await.ok()?;
+    sender.send(&Frame::message(&Hello { host, purpose: Purpose::Child(cluster) })).await.ok()?;
     Some((sender, receiver))
 }
 
@@ -122,13 +122,19 @@ pub(crate) fn another_host() {
     let cluster = Cluster { hosts: 3, slots: 1, arity: 2 };
     runtime.block_on(async {
         let (mut sender, receiver) = dial(&root, 0, &credentials).await.unwrap();
-        sender.send(&Frame::message(&Hello::Child { host: 1, cluster })).await.unwrap();
+        sender
+            .send(&Frame::message(&Hello { host: 1, purpose: Purpose::Child(cluster) }))
+            .await
+            .unwrap();
         assert_eq!(received(receiver).await, []);
     });
     // It is admitted as itself. Then it reports that host 1 is gone, and that host 1 has joined through it.
     let link = runtime.block_on(async {
         let (mut sender, receiver) = dial(&root, 0, &credentials).await.unwrap();
-        sender.send(&Frame::message(&Hello::Child { host: 2, cluster })).await.unwrap();
+        sender
+            .send(&Frame::message(&Hello { host: 2, purpose: Purpose::Child(cluster) }))
+            .await
+            .unwrap();
         for up in [Up::Gone(vec![1]), joined(2), joined(1)] {
             sender.send(&Frame::message(&up)).await.unwrap();
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use midplane_nicvm::context::Context;
 
 use super::super::ack::{Inbound, Outbound};
-use super::super::command::{NicState, PeerNumbers};
+use super::super::command::{NicState, PeerState};
 use super::super::geometry::CONSUMED;
 use super::{Endpoint, Peer, Phase, Receiving, Sending};
 use crate::names::Rank;
@@ -15,12 +15,11 @@ impl Endpoint {
     /// refused for the first time is not recorded.
     pub(crate) fn save(&self) -> NicState {
         let known = self.peers.iter().filter(|(_, peer)| peer.is_known());
-        let peers = known.map(|(rank, peer)| PeerNumbers {
-            rank: *rank,
-            acked: peer.out.acked(),
-            expected: peer.into.expected(),
-            refusals: peer.out.refusals(),
-            waiting: peer.out.waiting().collect(),
+        let peers = known.map(|(rank, Peer { out, into, .. })| {
+            let waiting: Vec<u64> = out.waiting().collect();
+            let (acked, next) = (out.acked(), out.acked().wrapping_add(waiting.len() as u32));
+            let (expected, refusals) = (into.expected(), out.refusals());
+            (PeerState { rank: *rank, acked, next, expected, refusals }, waiting)
         });
         NicState {
             rank: self.rank,
@@ -79,15 +78,15 @@ impl Endpoint {
             sending.records.push_back((record, true));
         }
         let mut peers = BTreeMap::new();
-        for peer in &state.peers {
-            for &number in &peer.waiting {
+        for (peer, waiting) in &state.peers {
+            for &number in waiting {
                 let at = usize::try_from(number.checked_sub(state.freed)?).ok()?;
                 let (record, taken) = sending.records.get_mut(at)?;
                 if record.peer != peer.rank || !std::mem::replace(taken, false) {
                     return None;
                 }
             }
-            let out = Outbound::resumed(peer.acked, peer.waiting.iter().copied().collect());
+            let out = Outbound::resumed(peer.acked, waiting.iter().copied().collect());
             let into = Inbound::resumed(peer.expected);
             peers.insert(peer.rank, Peer { out, into, answer_at: None });
         }

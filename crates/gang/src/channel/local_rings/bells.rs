@@ -1,7 +1,9 @@
 //! Wakes the ranks of one host: tasks of one process by wakers, other processes by eventfds.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Waker};
+use std::sync::Arc;
+use std::task::Context;
+
+use atomic_waker::AtomicWaker;
 
 #[cfg(all(target_os = "linux", feature = "live"))]
 use std::os::fd::OwnedFd;
@@ -10,7 +12,7 @@ use std::os::fd::OwnedFd;
 #[derive(Clone, Debug)]
 pub(crate) enum Bells {
     /// The ranks are tasks of this process, which wakers wake.
-    Near(Arc<[Mutex<Option<Waker>>]>),
+    Near(Arc<[AtomicWaker]>),
     /// The ranks are processes, which eventfds wake.
     #[cfg(all(target_os = "linux", feature = "live"))]
     Far(Arc<[Arc<OwnedFd>]>),
@@ -19,7 +21,7 @@ pub(crate) enum Bells {
 impl Bells {
     /// Creates bells for `ranks` tasks of this process.
     pub(crate) fn near(ranks: usize) -> Self {
-        Self::Near((0..ranks).map(|_| Mutex::default()).collect())
+        Self::Near((0..ranks).map(|_| AtomicWaker::new()).collect())
     }
 
     /// Creates bells for `ranks` processes.
@@ -44,10 +46,7 @@ impl Bells {
     /// Wakes a rank.
     pub(super) fn ring(&self, rank: usize) {
         match self {
-            Self::Near(wakers) => {
-                let waker = wakers[rank].lock().unwrap_or_else(PoisonError::into_inner).take();
-                waker.into_iter().for_each(Waker::wake);
-            }
+            Self::Near(wakers) => wakers[rank].wake(),
             #[cfg(all(target_os = "linux", feature = "live"))]
             Self::Far(events) => {
                 // Fails only if the eventfd is already signalled.
@@ -60,7 +59,7 @@ impl Bells {
 /// The bell by which a rank is woken.
 #[derive(Debug)]
 pub(super) enum OwnBell {
-    Near(Arc<[Mutex<Option<Waker>>]>, usize),
+    Near(Arc<[AtomicWaker]>, usize),
     #[cfg(all(target_os = "linux", feature = "live"))]
     Far(tokio::io::unix::AsyncFd<Arc<OwnedFd>>),
 }
@@ -82,8 +81,7 @@ impl OwnBell {
     pub(super) fn hears(&self, context: &mut Context<'_>) -> bool {
         match self {
             Self::Near(wakers, rank) => {
-                let mut waker = wakers[*rank].lock().unwrap_or_else(PoisonError::into_inner);
-                waker.replace(context.waker().clone());
+                wakers[*rank].register(context.waker());
                 false
             }
             #[cfg(all(target_os = "linux", feature = "live"))]

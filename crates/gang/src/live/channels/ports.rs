@@ -63,12 +63,6 @@ enum Whereabouts {
     Back(SavedPort),
 }
 
-#[derive(Debug)]
-struct Stopped {
-    port: PortId,
-    interfaces: Whereabouts,
-}
-
 /// The daemon's own ports, by which it suspends, saves and watches ports of ranks.
 #[derive(Debug)]
 pub(crate) struct Hold {
@@ -83,7 +77,8 @@ pub(super) struct Ports {
     mode: Mode,
     hold: Hold,
     holders: PortHolders,
-    stopped: BTreeMap<JobId, Vec<Stopped>>,
+    /// The stopped ports of jobs.
+    stopped: BTreeMap<JobId, BTreeMap<PortId, Whereabouts>>,
 }
 
 impl Hold {
@@ -119,15 +114,12 @@ impl Ports {
             let is_its = |of: &&Standing| group.is_some_and(|group| of.groups.contains(&group));
             let Some(of) = jobs.iter().find(is_its) else { continue };
             let known = self.stopped.entry(of.job).or_default();
-            if known.iter().any(|stopped| stopped.port == port) {
-                continue;
-            }
-            // Keeps the port open even if its process is killed.
-            if !self.holders.hold(port, process) {
+            // The hold keeps the port open even if its process is killed.
+            if known.contains_key(&port) || !self.holders.hold(port, process) {
                 continue;
             }
             self.hold.port_suspender.suspend(port).await?;
-            known.push(Stopped { port, interfaces: Whereabouts::There(None) });
+            known.insert(port, Whereabouts::There(None));
         }
         if self.mode == Mode::Copy {
             for of in jobs {
@@ -140,10 +132,10 @@ impl Ports {
     /// Saves the interfaces of a job's stopped ports; returns `None` if there are none. Interfaces on the NIC stay
     /// there.
     pub(super) async fn save(&mut self, job: JobId) -> Option<HostInterfaces> {
-        let stopped = self.stopped.get_mut(&job)?;
+        let ports = self.stopped.get_mut(&job)?;
         let (host, ends) = (self.host, Vec::new());
         let mut all = HostInterfaces { job, host, ends, refused: None };
-        for Stopped { port, interfaces } in stopped {
+        for (port, interfaces) in ports {
             match interfaces {
                 Whereabouts::Away(saved) | Whereabouts::Back(saved) => all.add(saved),
                 Whereabouts::There(place) => match self.hold.checkpointer.save(*port).await {
@@ -163,7 +155,7 @@ impl Ports {
     pub(super) async fn forget(&mut self, jobs: &[JobId]) -> Outcome {
         let mut outcome = Outcome::default();
         for job in jobs {
-            for Stopped { port, interfaces } in self.stopped.get_mut(job).into_iter().flatten() {
+            for (port, interfaces) in self.stopped.get_mut(job).into_iter().flatten() {
                 let Whereabouts::There(saved) = interfaces else { continue };
                 let Some(saved) = saved.take() else { continue };
                 match self.hold.checkpointer.forget(*port, &saved).await {
@@ -181,7 +173,7 @@ impl Ports {
     pub(super) async fn restore(&mut self, jobs: &[JobId]) -> Outcome {
         let mut outcome = Outcome::default();
         for job in jobs {
-            for Stopped { port, interfaces } in self.stopped.get_mut(job).into_iter().flatten() {
+            for (port, interfaces) in self.stopped.get_mut(job).into_iter().flatten() {
                 let Whereabouts::Away(saved) = interfaces else { continue };
                 match self.hold.checkpointer.restore(*port, &saved.context, None).await {
                     Ok(ends) => {
@@ -204,7 +196,7 @@ impl Ports {
         let moved: BTreeMap<EndKey, &RestoredInterface> =
             moved.iter().map(|it| (key(it.from), it)).collect();
         for job in jobs {
-            for Stopped { port, interfaces } in self.stopped.get_mut(job).into_iter().flatten() {
+            for (port, interfaces) in self.stopped.get_mut(job).into_iter().flatten() {
                 let Whereabouts::Back(saved) = interfaces else { continue };
                 let joined = joins(saved, &moved);
                 match self.hold.checkpointer.join(*port, &joined).await {
@@ -219,7 +211,7 @@ impl Ports {
     /// Has the NIC report the next arrival at each of the stopped ports of these jobs.
     pub(super) async fn watch(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
         for job in jobs {
-            for Stopped { port, .. } in self.stopped.get(job).into_iter().flatten() {
+            for port in self.stopped.get(job).into_iter().flat_map(BTreeMap::keys) {
                 self.hold.port_suspender.watch(*port, job.0.into()).await?;
             }
         }
@@ -229,7 +221,7 @@ impl Ports {
     /// Resumes the ports of these jobs. Their processes resume next, or have exited, and the ports then close.
     pub(super) async fn resume(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
         for job in jobs {
-            for Stopped { port, .. } in self.stopped.remove(job).unwrap_or_default() {
+            for port in self.stopped.remove(job).unwrap_or_default().into_keys() {
                 self.hold.port_suspender.resume(port).await?;
                 self.holders.release(port);
             }

@@ -16,7 +16,7 @@ use super::super::routes::Routes;
 use super::super::streams;
 use crate::names::JobId;
 use crate::node_core::Input;
-use crate::node_core::message::{Hello, Reply, Request};
+use crate::node_core::message::{Purpose, Reply, Request};
 use crate::node_core::user::{Caller, User};
 
 /// Pause after a failed `accept`.
@@ -61,7 +61,7 @@ async fn serve(link: Link, mut routes: Routes, user: User) {
         Some(root) if root == routes.host || routes.addresses.len() < 3 => {
             serve_at_root(link, routes, user, false).await;
         }
-        Some(root) => match routes.dial(root, Hello::Client { host: routes.host, user }).await {
+        Some(root) => match routes.dial(root, Purpose::Client(user)).await {
             Some(far) => join(link, far).await,
             None => {
                 refuse(link, format!("the root, host {root}, does not answer: ask again")).await
@@ -111,17 +111,14 @@ pub(super) async fn serve_at_root(link: Link, mut routes: Routes, user: User, is
     let events = routes.events.clone();
     let host = routes.host;
     let writing = tokio::spawn(async move { streams::send_all(&mut sender, &mut replies).await });
-    let mut has_left = !is_carried;
+    let mut may_return = is_carried;
     tokio::select! {
-        left = requests(Caller { client, user }, receiver, reply, &events) => has_left |= left,
+        left = requests(Caller { client, user }, receiver, reply, &events) => may_return &= !left,
         _ = routes.root.wait_for(|root| *root != Some(host)), if routes.addresses.len() > 2 => {
             writing.abort();
         }
     }
-    let _ = events.send(match has_left {
-        true => Event::ClientGone(client),
-        false => Event::ClientLost(client),
-    });
+    let _ = events.send(Event::ClientGone { client, may_return });
 }
 
 /// Forwards a client's requests as events. Returns whether the client has left.

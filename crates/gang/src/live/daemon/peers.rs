@@ -14,7 +14,7 @@ use super::super::link::{self, Frame, Link};
 use super::super::refusals::Refusal;
 use super::super::routes::Routes;
 use super::clients;
-use crate::node_core::message::{Cluster, Down, Hello, Up};
+use crate::node_core::message::{Cluster, Down, Hello, Purpose, Up};
 use crate::node_core::user::User;
 use crate::node_core::{Input, Peer};
 
@@ -38,24 +38,22 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
         tokio::spawn(async move {
             let admitted = admit(stream, &routes, cluster).await;
             drop(permit);
-            let Some((hello, link)) = admitted else { return };
+            let Some((Hello { host, purpose }, link)) = admitted else { return };
             let events = &routes.events;
-            match hello {
-                Hello::Child { host, .. } => serve_child((host, connection), link, events).await,
-                Hello::Streams { .. } | Hello::Images { .. } => {
-                    let _ = events.send(Event::Link(hello, Box::new(link)));
+            match purpose {
+                Purpose::Child(_) => serve_child((host, connection), link, events).await,
+                Purpose::Streams(_) | Purpose::Images(..) => {
+                    let _ = events.send(Event::Link(host, purpose, Box::new(link)));
                 }
-                Hello::Ballot { host } => {
+                Purpose::Ballot => {
                     let (_, mut receiver) = link;
                     if let Ok(Ok(Some(ballot))) = timeout(AGAIN, receiver.message()).await {
                         let _ = events.send(Event::Core(Input::Ballot(host, ballot)));
                     }
                 }
                 // If this host is no longer the root, the connection closes and the client searches the root again.
-                Hello::Client { .. } if *routes.root.borrow() != Some(routes.host) => {}
-                Hello::Client { user, .. } => {
-                    clients::serve_at_root(link, routes, user, true).await
-                }
+                Purpose::Client(_) if *routes.root.borrow() != Some(routes.host) => {}
+                Purpose::Client(user) => clients::serve_at_root(link, routes, user, true).await,
             }
         });
     }
@@ -66,14 +64,13 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
 async fn admit(stream: TcpStream, routes: &Routes, cluster: Cluster) -> Option<(Hello, Link)> {
     let credentials = routes.credentials.as_ref()?;
     let (proven, hello, link) = link::accept::<Hello>(stream, credentials).await.ok()?;
-    let (host, fits) = match &hello {
+    let host = hello.host;
+    let fits = match &hello.purpose {
         // A daemon of another cluster or version is dropped without a report.
-        Hello::Child { host, cluster: theirs } => (*host, *theirs == cluster),
-        Hello::Streams { host, .. } | Hello::Images { host, .. } => (*host, true),
-        Hello::Client { host, user } => {
-            (*host, cluster.takes_over() && user.name.len() <= User::MOST_BYTES)
-        }
-        Hello::Ballot { host } => (*host, cluster.takes_over()),
+        Purpose::Child(theirs) => *theirs == cluster,
+        Purpose::Streams(_) | Purpose::Images(..) => true,
+        Purpose::Client(user) => cluster.takes_over() && user.name.len() <= User::MOST_BYTES,
+        Purpose::Ballot => cluster.takes_over(),
     };
     if let Some(node) = proven.filter(|node| *node != host) {
         let _ = routes.events.send(Event::Refused(Refusal::Another { node, claims: host }));
@@ -133,8 +130,8 @@ pub(super) async fn stay_below(
         changes.mark_unchanged();
         let stays = async {
             for parent in &all {
-                let hello = Hello::Child { host: routes.host, cluster };
-                let Some(link) = routes.dial(*parent, hello).await else { continue };
+                let dialled = routes.dial(*parent, Purpose::Child(cluster)).await;
+                let Some(link) = dialled else { continue };
                 // A daemon that knows no root admits no children.
                 if stay(link, &routes.events).await {
                     return sleep(AGAIN).await;

@@ -12,18 +12,17 @@ use rustix::process::Pid;
 use tokio::time::sleep;
 
 use super::launching::{Sockets, start_with_pipes};
-use super::{Held, Member, Processes};
+use super::{Held, Processes};
 use crate::live::criu::{self, DumpedRank, ImageFolder};
 use crate::live::event::Event;
-use crate::live::exec_shim::RestoredImage;
-use crate::live::job_cgroup::JobCgroup;
+use crate::live::exec_shim::{Leftover, RestoredImage};
 use crate::live::link::Link;
 use crate::live::process::Process;
 use crate::live::routes::Routes;
 use crate::live::streams::Opened;
 use crate::live::{image_link, priority};
 use crate::names::{Epoch, JobId};
-use crate::node_core::message::{End, Hello, RankEvent};
+use crate::node_core::message::{End, Member, Purpose, RankEvent};
 use crate::node_core::order::Launch;
 
 /// Number of attempts to dial the root with images, and the interval between them.
@@ -141,7 +140,7 @@ impl Processes {
                 let disk = std::env::var_os("TMPDIR").map_or_else(|| DISK.into(), PathBuf::from);
                 let base = disk.join(format!("gangd-{}", std::process::id()));
                 criu::create(&base)?;
-                self.reaper.hold_folder(&base);
+                self.reaper.hold(Leftover::Folder(base.clone()));
                 self.images.insert(base).clone()
             }
         };
@@ -204,7 +203,7 @@ impl Processes {
                 .start_restored((launch.job, *rank), &folder, &group)
                 .map_err(|error| format!("{}: {error}", criu::PROGRAM))?;
             held.restoring = Some(Restoring { folder, _images: Arc::clone(&images) });
-            self.reaper.hold(held.process.pid());
+            self.reaper.hold(Leftover::group(held.process.pid()));
             self.members.insert((launch.job, *rank), held);
             all.push(opened);
             waiting.push(arrived);
@@ -259,13 +258,13 @@ impl Processes {
             };
             let Some(Restoring { folder, _images }) = held.restoring.take() else { continue };
             let pid = criu::pid_of(&folder).ok().and_then(Pid::from_raw);
-            let before = held.process.pid();
+            let before = Leftover::group(held.process.pid());
             match (end, pid) {
                 (End::Exited(0), Some(pid)) => match Process::adopt(pid) {
                     Ok(process) => {
                         held.process = process;
-                        self.reaper.release(before);
-                        self.reaper.hold(pid);
+                        self.reaper.release(&before);
+                        self.reaper.hold(Leftover::group(pid));
                     }
                     Err(error) => {
                         let message = format!("the restored process: {error}");
@@ -282,19 +281,6 @@ impl Processes {
             }
         }
         failed
-    }
-}
-
-impl JobCgroup {
-    /// Freezes the group, unless a hold keeps it frozen. Returns whether the caller must wait for the freeze.
-    pub(super) fn begin_freeze(&self, hold: Option<&mut Hold>) -> std::io::Result<bool> {
-        match hold {
-            Some(hold) => {
-                hold.runs = false;
-                Ok(false)
-            }
-            None => self.freeze().map(|()| true),
-        }
     }
 }
 
@@ -323,7 +309,7 @@ async fn refuse(routes: &mut Routes, job: JobId, epoch: Epoch, why: String) {
 
 async fn open(routes: &mut Routes, job: JobId, epoch: Epoch) -> Option<Link> {
     for _ in 0..DIALS {
-        if let Some(link) = routes.open(Hello::Images { host: routes.host, job, epoch }).await {
+        if let Some(link) = routes.open(Purpose::Images(job, epoch)).await {
             return Some(link);
         }
         sleep(AGAIN).await;

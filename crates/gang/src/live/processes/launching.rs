@@ -14,12 +14,12 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::sync::mpsc;
 
-use super::{Held, Member, Processes, Waits, imaging};
+use super::{Held, Processes, Waits, imaging};
 use crate::contexts::Mode;
 use crate::live::adopted;
 use crate::live::criu::SharedFiles;
 use crate::live::event::Event;
-use crate::live::exec_shim::Image;
+use crate::live::exec_shim::{Image, Leftover};
 use crate::live::job_cgroup::JobCgroup;
 use crate::live::link::Stream;
 use crate::live::pmi::{self, PmiJob};
@@ -31,7 +31,7 @@ use crate::live::streams::Opened;
 use crate::live::{exec_shim, rank, snapshot};
 use crate::names::JobId;
 use crate::node_core::Input;
-use crate::node_core::message::{Program, Word};
+use crate::node_core::message::{Member, Program, Word};
 use crate::node_core::order::{Launch, Outcome};
 
 impl Processes {
@@ -82,7 +82,7 @@ impl Processes {
             let place = (rank, local, own.len());
             match self.start(launch, &hosts, place, (rights, states.remove(&rank))) {
                 Ok((held, files)) => {
-                    self.reaper.hold(held.process.pid());
+                    self.reaper.hold(Leftover::group(held.process.pid()));
                     self.members.insert((job, rank), held);
                     opened.push(files);
                 }
@@ -147,7 +147,7 @@ impl Processes {
             return Err(format!("job {job} has adopted {}", other.folder().display()));
         }
         // The reaper must know the group before it is frozen, so that it is thawed if the daemon dies.
-        self.reaper.hold_adopted(cgroup.folder());
+        self.reaper.hold(Leftover::Adopted(cgroup.folder().to_owned()));
         let frozen = cgroup.freeze();
         let folder = cgroup.folder().to_owned();
         self.adopted.insert(launch.job, cgroup);

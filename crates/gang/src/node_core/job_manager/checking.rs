@@ -29,24 +29,15 @@ pub(super) enum Purpose {
 #[derive(Debug, Default)]
 pub(super) struct Checks {
     /// The purposes of the ordered cuts, oldest first.
-    ordered: VecDeque<Purpose>,
+    pub(super) ordered: VecDeque<Purpose>,
     contexts: BTreeMap<u16, RankState>,
     /// When the job is cut next; `None` before its first interval.
     next: Option<Instant>,
-    found: Option<String>,
+    /// The description of the property that was detected, if any.
+    pub(super) found: Option<String>,
 }
 
 impl Checks {
-    /// Records that a cut is ordered.
-    pub(super) fn order(&mut self, purpose: Purpose) {
-        self.ordered.push_back(purpose);
-    }
-
-    /// Returns the purpose of the cut that is complete.
-    pub(super) fn complete(&mut self) -> Option<Purpose> {
-        self.ordered.pop_front()
-    }
-
     /// Adds a chunk of a rank's context, if the cut in progress is a check. Returns whether it is one.
     pub(super) fn add_chunk(&mut self, rank: u16, chunk: &StateChunk) -> bool {
         let is_its =
@@ -56,11 +47,6 @@ impl Checks {
             self.contexts.entry(rank).or_default().add(chunk);
         }
         is_its
-    }
-
-    /// Returns the description of the property that was detected, if any.
-    pub(super) fn found(&self) -> Option<&String> {
-        self.found.as_ref()
     }
 }
 
@@ -72,7 +58,7 @@ impl JobManager {
         let Some(it) = self.jobs.get_mut(&job) else { return };
         // The first interval of a job passes without a cut.
         if it.checks.next.replace(after).is_some() {
-            it.checks.order(Purpose::Check);
+            it.checks.ordered.push_back(Purpose::Check);
             self.scheduler_core.cut(job);
         }
     }

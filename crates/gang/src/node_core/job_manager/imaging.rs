@@ -38,7 +38,7 @@ impl JobManager {
             return Err(unable(job, &why));
         }
         it.saves.wanted = Some(wanted);
-        it.checks.order(super::Purpose::Images);
+        it.checks.ordered.push_back(super::Purpose::Images);
         self.scheduler_core.cut(job);
         Ok(())
     }

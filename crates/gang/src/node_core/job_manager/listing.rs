@@ -13,10 +13,6 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-fn took(switch: &Switch) -> Duration {
-    Duration::from_nanos(switch.end().nanos_since(switch.at))
-}
-
 impl JobManager {
     /// Returns the state of the cluster, as [`Listing`].
     pub(crate) fn listing(&self, now: Instant) -> Listing {
@@ -34,7 +30,7 @@ impl JobManager {
             run_seconds: it.ran(now).as_secs_f64(),
             memory: it.entry.launch.program.memory,
             command: it.entry.launch.program.shown(),
-            stuck: it.checks.found().cloned(),
+            stuck: it.checks.found.clone(),
         };
         Listing {
             hosts: (0..self.cluster.hosts).map(|host| self.hosts.contains(&host)).collect(),
@@ -43,7 +39,7 @@ impl JobManager {
             slice_ms: self.slice.as_secs_f64() * 1e3,
             switches: self.switch_count,
             freeze_us: self.quantiles(|switch| switch.freeze),
-            switch_us: self.quantiles(took),
+            switch_us: self.quantiles(Switch::took),
             jobs: self.jobs.iter().map(line).collect(),
         }
     }
@@ -67,7 +63,7 @@ impl JobManager {
             freeze_us: micros(switch.freeze),
             save_us: micros(switch.save),
             restore_us: micros(switch.restore),
-            switch_us: micros(took(switch)),
+            switch_us: micros(switch.took()),
             stopped: switch.stopped.clone(),
             running: running.clone(),
         };

@@ -6,16 +6,11 @@ use midplane_simhw::time::Instant;
 
 use super::JobManager;
 use crate::names::JobId;
-use crate::node_core::message::{Down, End, RankEvent};
+use crate::node_core::message::{Down, End, Member, RankEvent};
 
 impl JobManager {
     /// Handles a change of a rank.
-    pub(crate) fn handle_rank(
-        &mut self,
-        now: Instant,
-        (job, rank): (JobId, u16),
-        event: RankEvent,
-    ) {
+    pub(crate) fn handle_rank(&mut self, now: Instant, (job, rank): Member, event: RankEvent) {
         match event {
             RankEvent::Ended(end) => self.rank_ended(now, job, rank, end),
             RankEvent::Able => self.able(job, rank),

@@ -21,7 +21,8 @@ use crate::schedule::Request;
 /// The state of a job's checkpoint while it is made.
 #[derive(Debug, Default)]
 pub(super) struct Saves {
-    able: BTreeSet<u16>,
+    /// Ranks that can be saved.
+    pub(super) able: BTreeSet<u16>,
     /// Ranks that no longer send a state.
     left: BTreeSet<u16>,
     /// True if the ranks were asked for their states. Each blocks after it has sent its state.
@@ -49,11 +50,6 @@ pub(super) struct Wanted {
 }
 
 impl Saves {
-    /// Records that a rank can be saved.
-    pub(super) fn note_able(&mut self, rank: u16) {
-        self.able.insert(rank);
-    }
-
     /// Records that the job has Virtual Interfaces on a host while it is suspended for a cut.
     pub(super) fn has_interfaces(&mut self, host: u16) {
         let is_cut = self.is_due || (self.wanted.is_some() && self.able.is_empty());
@@ -148,15 +144,10 @@ pub(crate) enum Contents {
 }
 
 impl JobManager {
-    /// Returns the most bytes of a checkpoint that may be read.
-    pub(crate) const fn most_saved(&self) -> u64 {
-        self.most_saved
-    }
-
     /// Records that a rank can be saved.
     pub(super) fn able(&mut self, job: JobId, rank: u16) {
         if let Some(it) = self.jobs.get_mut(&job) {
-            it.saves.note_able(rank);
+            it.saves.able.insert(rank);
         }
     }
 
@@ -264,7 +255,7 @@ impl JobManager {
         }
         it.saves.is_due = true;
         it.saves.interfaces = None;
-        it.checks.order(Purpose::Save);
+        it.checks.ordered.push_back(Purpose::Save);
         self.scheduler_core.cut(job);
     }
 

@@ -7,7 +7,8 @@ use midplane_simhw::time::Instant;
 
 use super::{Job, JobManager, RootConfig};
 use crate::names::JobId;
-use crate::node_core::message::{ClientId, Cluster, Down, End, Held, Inventory, Over, Reply};
+use crate::node_core::NodeConfig;
+use crate::node_core::message::{ClientId, Down, End, Held, Inventory, Over, Reply};
 use crate::node_core::replica::{Change, Entry, Stage, Table, remember};
 
 /// Most time that a new root waits for the daemons.
@@ -25,15 +26,14 @@ impl JobManager {
     /// Creates a root that takes over the jobs of a table. Daemons get half of `patience` to join, or [`LONGEST`].
     pub(crate) fn take_over(
         now: Instant,
-        (host, cluster): (u16, Cluster),
+        node: &NodeConfig,
         config: RootConfig,
         table: &Table,
-        patience: Duration,
     ) -> Self {
-        let mut manager = Self::new(cluster, config);
-        manager.host = host;
+        let mut manager = Self::new(node.cluster, config);
+        manager.host = node.host;
         manager.hosts.clear();
-        let until = now + (patience / 2).min(LONGEST);
+        let until = now + (node.patience / 2).min(LONGEST);
         manager.takeover = Some(Takeover { until, reported: BTreeMap::new() });
         // Sending the table itself counts as the first change.
         (manager.changes, manager.recorded, manager.committed) = (Some(VecDeque::new()), 1, 0);
@@ -106,7 +106,7 @@ impl JobManager {
                     it.entry.ends[usize::from(*rank)].get_or_insert(*end);
                 }
             }
-            held.able.iter().for_each(|rank| it.saves.note_able(*rank));
+            it.saves.able.extend(&held.able);
         }
         let own = own.into_iter().map(|held| (held.job, held)).collect();
         takeover.reported.insert(host, own);

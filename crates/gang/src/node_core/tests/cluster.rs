@@ -337,7 +337,8 @@ impl Cluster {
     fn admitted(&mut self, client: ClientId, job: JobId) {
         let root = self.root().expect("it has just replied");
         let core = self.hosts[usize::from(root)].core.as_ref().expect("it is up");
-        let hosts: BTreeSet<u16> = (0..).map_while(|rank| core.host_of(job, rank)).collect();
+        let hosts: BTreeSet<u16> =
+            (0..).map_while(|rank| core.root()?.host_of(job, rank)).collect();
         let is_suspect = |host: &u16| self.suspect.get(host).is_some_and(|until| self.now < *until);
         // If jobs are suspended together, each of them may be the one whose channel is stuck.
         let is_stuck = |host: &u16| self.stuck.iter().any(|(_, stuck)| stuck == host);

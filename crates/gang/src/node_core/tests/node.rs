@@ -42,7 +42,7 @@ impl Process {
     pub(super) fn update(&mut self, now: Instant) {
         self.turn += 1;
         if let Some(since) = self.runs_since.take() {
-            self.ran += Duration::from_nanos(now.nanos_since(since));
+            self.ran += now.since(since);
         }
         let runs = !self.is_suspended && !self.waits && !self.is_inside && self.end.is_none();
         self.runs_since = runs.then_some(now);
@@ -213,17 +213,14 @@ impl Node {
                     context.phase = Phase::Parked;
                 }
             }
-            Action::Save(jobs) => self.save(jobs),
-            Action::Restore(jobs) => self.restore(jobs),
             Action::Exchange { stop, start, .. } => {
                 self.save(stop);
                 self.restore(start);
             }
-            Action::Switch { stop, run } => {
+            Action::Run { stop, run, .. } => {
                 self.save(stop);
                 self.start(run);
             }
-            Action::Run(run) | Action::Join { run, .. } => self.start(run),
             Action::Cut(job) => {
                 for (member, context) in self.of(&[*job]) {
                     assert_ne!(

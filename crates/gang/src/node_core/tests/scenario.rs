@@ -210,7 +210,10 @@ impl Scenario {
                 let client = self.cluster.jobs[&job];
                 self.cluster.clients.get_mut(&client).unwrap().is_gone = true;
                 self.cluster.call_root(|core, now| {
-                    core.handle(now, crate::node_core::Input::ClientGone(client))
+                    core.handle(
+                        now,
+                        crate::node_core::Input::ClientGone { client, may_return: false },
+                    )
                 });
             }
             fault => self.fail(fault, host),

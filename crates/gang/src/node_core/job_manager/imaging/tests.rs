@@ -145,7 +145,7 @@ proptest! {
                 }
                 Act::ClientLeaves => {
                     if let Some((client, _)) = wants.take() {
-                        root.handle_client_gone(NOW, client);
+                        root.handle_client_gone(NOW, client, false);
                         replies.insert(client, 1);
                         if let Some(kept) = &mut kept {
                             kept.is_void = true;

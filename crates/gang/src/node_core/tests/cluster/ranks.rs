@@ -64,9 +64,7 @@ impl Cluster {
                     self.hosts[usize::from(host)].node.processes.remove(&member);
                 }
             }
-            Step::Channels(
-                Action::Switch { stop, .. } | Action::Exchange { stop, .. } | Action::Save(stop),
-            ) => {
+            Step::Channels(Action::Run { stop, .. } | Action::Exchange { stop, .. }) => {
                 self.all_are_frozen(host, stop);
                 self.arrive(host, stop);
             }
@@ -178,7 +176,7 @@ impl Cluster {
         let process = it.node.processes.get_mut(&member).filter(|it| it.turn == turn);
         let Some(process) = process.filter(|_| it.incarnation == incarnation) else { return };
         let Some(since) = process.runs_since else { return };
-        let ran = process.ran + Duration::from_nanos(now.nanos_since(since));
+        let ran = process.ran + now.since(since);
         if ran >= process.works_for {
             return self.end_rank(host, member, message::End::Exited(0));
         }
