@@ -21,7 +21,7 @@ use crate::channel::{Descriptor, gang};
 use crate::context::ChannelContext;
 use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 
-pub use fifos::Unfinished;
+pub(crate) use fifos::Unfinished;
 use fifos::{read_context, write_fifos};
 
 /// Initial size of the scratch region, in bytes.
@@ -436,19 +436,12 @@ impl Controller {
     /// A real process may be stopped between any two instructions. For such a process, call this after
     /// [`Controller::save`] and before another context uses the FIFOs. Returns `None` if the FIFOs' memory can't be
     /// read.
-    ///
-    /// # Panics
-    /// If the context was closed.
-    #[must_use]
-    pub fn unfinished(&self, context: ContextId) -> Option<Unfinished> {
+    pub(crate) fn unfinished(&self, context: ContextId) -> Option<Unfinished> {
         Unfinished::read(self.opened(context))
     }
 
     /// Writes an unfinished message back, after [`Controller::restore`].
-    ///
-    /// # Panics
-    /// If the context was closed.
-    pub fn restore_unfinished(&self, context: ContextId, unfinished: &Unfinished) {
+    pub(crate) fn restore_unfinished(&self, context: ContextId, unfinished: &Unfinished) {
         unfinished.write(self.opened(context));
     }
 

@@ -7,7 +7,6 @@ mod config;
 mod executor;
 mod messenger;
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -39,9 +38,6 @@ pub struct Daemon<H: Host> {
     config: NodeConfig,
     tree: Tree,
     pub(crate) core: NodeCore,
-    /// Connected children. A child that is lost never connects again.
-    children: BTreeSet<u16>,
-    has_parent: bool,
     /// `None` once the daemon is dropped.
     messenger: Option<Messenger>,
     steps: StepQueue,
@@ -95,8 +91,6 @@ impl<H: Host> Daemon<H> {
             config,
             tree: Tree::new(nodes, arity),
             core: NodeCore::new(config, None, Durable::default()),
-            children: BTreeSet::new(),
-            has_parent: false,
             messenger: Some(messenger),
             steps,
             inbox,
@@ -105,7 +99,6 @@ impl<H: Host> Daemon<H> {
             has_quit: false,
         };
         if let Some(parent) = daemon.tree.parent(node) {
-            daemon.has_parent = true;
             daemon.messenger().post(parent, &Message::Hello)?;
             let now = daemon.host.now();
             daemon.core.handle(now, Input::Parent);
@@ -128,7 +121,7 @@ impl<H: Host> Daemon<H> {
     /// If the future is dropped, the daemon is dropped too.
     pub async fn serve(mut self) -> Result<(), DaemonError> {
         while !self.has_quit {
-            if !self.has_parent && self.core.is_empty() {
+            if !self.core.has_parent() && self.core.is_empty() {
                 let parent = self.tree.parent(self.host.node().0).unwrap_or_default();
                 return Err(DaemonError::Gone { node: NodeId(parent) });
             }
@@ -184,27 +177,20 @@ impl<H: Host> Daemon<H> {
     }
 
     fn receive(&mut self, now: Instant, from: u16, message: Message) {
-        let is_parent = self.tree.parent(self.host.node().0) == Some(from) && self.has_parent;
-        match message {
+        let is_parent = self.tree.parent(self.host.node().0) == Some(from);
+        let connection = from.into();
+        // The core ignores messages of a lost daemon. A child that is lost never connects again.
+        let input = match message {
             Message::Hello if self.tree.parent(from) == Some(self.host.node().0) => {
-                self.children.insert(from);
-                let child = Input::Child { host: from, connection: from.into() };
-                self.core.handle(now, child);
+                Input::Child { host: from, connection }
             }
-            Message::Up(up) if self.children.contains(&from) => {
-                self.core.handle(now, Input::Up(from.into(), up));
-            }
-            Message::Down(down) if is_parent => self.core.handle(now, Input::Down(down)),
-            Message::Bye if is_parent => {
-                self.has_parent = false;
-                self.core.handle(now, Input::Disconnected(Peer::Parent));
-            }
-            Message::Bye if self.children.remove(&from) => {
-                self.core.handle(now, Input::Disconnected(Peer::Child(from.into())));
-            }
-            // Ignores messages of a lost daemon.
-            _ => {}
-        }
+            Message::Up(up) => Input::Up(connection, up),
+            Message::Down(down) if is_parent => Input::Down(down),
+            Message::Bye if is_parent => Input::Disconnected(Peer::Parent),
+            Message::Bye => Input::Disconnected(Peer::Child(connection)),
+            Message::Hello | Message::Down(_) => return,
+        };
+        self.core.handle(now, input);
     }
 
     /// Carries out the core's effects.
@@ -228,11 +214,9 @@ impl<H: Host> Daemon<H> {
             match effect {
                 Effect::Step(number, step) => self.steps.push((number, step)),
                 Effect::Reply(client, reply) => self.replies.push((client, reply)),
-                Effect::Disconnect(Peer::Parent) => self.has_parent = false,
-                Effect::Disconnect(Peer::Child(child)) => {
-                    self.children.remove(&(child as u16));
-                }
                 Effect::Quit => self.has_quit = true,
+                // The core ignores what still arrives over the connection.
+                Effect::Disconnect(_) => {}
                 // Processes in virtual time have no signals, no terminals and no part in checkpoints.
                 Effect::Say(..) | Effect::BarrierOut(..) | Effect::Signal(..) => {}
                 Effect::Resize(..) => {}
@@ -249,8 +233,8 @@ impl<H: Host> Drop for Daemon<H> {
         self.steps.close();
         let Some(mut messenger) = self.messenger.take() else { return };
         if !self.has_quit {
-            let parent = self.tree.parent(self.host.node().0).filter(|_| self.has_parent);
-            for peer in self.children.iter().copied().chain(parent) {
+            let parent = self.tree.parent(self.host.node().0).filter(|_| self.core.has_parent());
+            for peer in self.core.children().chain(parent) {
                 // This message is short, so it never fails with `TooLong`.
                 let _ = messenger.post(peer, &Message::Bye);
             }

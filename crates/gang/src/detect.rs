@@ -100,12 +100,10 @@ impl NetworkContext {
     /// Returns whether the job has terminated or is deadlocked.
     #[must_use]
     pub fn verdict(&self, tags: &impl Tags) -> Verdict {
-        let cut = Cut::new(self, tags);
+        let cut = Cut { context: self, tags };
         let stuck = cut.stuck();
-        let is_waiting = |rank: &Rank| {
-            let state = cut.states[rank.index()];
-            !matches!(state, WaitState::Running | WaitState::Idle)
-        };
+        let is_waiting =
+            |rank: &Rank| !matches!(cut.state(*rank), WaitState::Running | WaitState::Idle);
         let waiting: BTreeSet<Rank> = stuck.iter().copied().filter(is_waiting).collect();
         if !waiting.is_empty() {
             return Verdict::Deadlocked(cut.deadlock(&waiting));
@@ -128,19 +126,17 @@ impl Geometry {
 struct Cut<'a, T> {
     context: &'a NetworkContext,
     tags: &'a T,
-    states: Vec<WaitState>,
 }
 
-impl<'a, T: Tags> Cut<'a, T> {
-    fn new(context: &'a NetworkContext, tags: &'a T) -> Self {
-        let states = context.ranks.iter().map(|channel| channel.wait).collect();
-        Self { context, tags, states }
+impl<T: Tags> Cut<'_, T> {
+    fn state(&self, rank: Rank) -> WaitState {
+        self.context.ranks[rank.index()].wait
     }
 
     /// Returns whether a rank can make progress by itself: it computes, or the cut contains what it waits for.
     fn is_fed(&self, rank: Rank) -> bool {
         let mut to_it = self.context.in_transit().filter(|message| message.to == rank);
-        match self.states[rank.index()] {
+        match self.state(rank) {
             WaitState::Running => true,
             WaitState::Idle | WaitState::Message { .. } => to_it.next().is_some(),
             WaitState::Receive { from, tag } => to_it.any(|message| {
@@ -171,7 +167,10 @@ impl<'a, T: Tags> Cut<'a, T> {
 
     /// Returns whether a rank waits for room.
     fn sends(&self, rank: Rank) -> bool {
-        matches!(self.states.get(rank.index()), Some(WaitState::Send { .. }))
+        self.context
+            .ranks
+            .get(rank.index())
+            .is_some_and(|it| matches!(it.wait, WaitState::Send { .. }))
     }
 
     /// Returns whether a rank accepts messages: its receive FIFO has room, or its process consumes messages.
@@ -183,8 +182,9 @@ impl<'a, T: Tags> Cut<'a, T> {
 
     /// Returns the ranks of which any one may end this rank's wait.
     fn frees(&self, rank: Rank) -> Vec<Rank> {
-        let others = || (0..self.states.len() as u16).map(Rank).filter(move |other| *other != rank);
-        match self.states[rank.index()] {
+        let others =
+            || (0..self.context.ranks.len() as u16).map(Rank).filter(move |other| *other != rank);
+        match self.state(rank) {
             WaitState::Running => Vec::new(),
             WaitState::Idle | WaitState::Message { .. } | WaitState::Receive { from: None, .. } => {
                 others().collect()
@@ -199,7 +199,7 @@ impl<'a, T: Tags> Cut<'a, T> {
     /// Returns the ranks that will never make progress. Starts with the ranks that can't make progress by themselves.
     /// Removes those that a rank outside the set may free, until no more can be removed.
     fn stuck(&self) -> BTreeSet<Rank> {
-        let all = (0..self.states.len() as u16).map(Rank);
+        let all = (0..self.context.ranks.len() as u16).map(Rank);
         let mut stuck: BTreeSet<Rank> = all.filter(|rank| !self.is_fed(*rank)).collect();
         loop {
             let freed: Vec<Rank> = stuck
@@ -215,7 +215,7 @@ impl<'a, T: Tags> Cut<'a, T> {
     }
 
     fn deadlock(&self, waiting: &BTreeSet<Rank>) -> Deadlock {
-        let states = waiting.iter().map(|rank| (*rank, self.states[rank.index()]));
+        let states = waiting.iter().map(|rank| (*rank, self.state(*rank)));
         let unmatched = self.context.in_transit().filter(|message| waiting.contains(&message.to));
         let unmatched = unmatched.map(|message| Unmatched {
             from: message.from,
@@ -232,7 +232,7 @@ impl<'a, T: Tags> Cut<'a, T> {
 
     /// Returns the ranks that this rank waits for, by its published state.
     fn waits_for(&self, rank: Rank) -> Vec<Rank> {
-        match self.states[rank.index()] {
+        match self.state(rank) {
             WaitState::Message { from: Some(from) } => vec![from],
             _ => self.frees(rank),
         }

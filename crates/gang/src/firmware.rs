@@ -61,12 +61,12 @@ impl Gang {
         let mut shared = Shared { nic, config, counters, local: &mut local };
         let result = work(contexts, &mut shared);
         // Frames between ranks of this node are delivered at once, without the link.
-        while let Some(next) = shared.local.pop_front() {
-            let name = (next.frame.channel, next.frame.job, next.frame.to);
+        while let Some((frame, bytes)) = shared.local.pop_front() {
+            let name = (frame.channel, frame.job, frame.to);
             let Some(&at) = by_name.get(&name) else { continue };
             if let Some(endpoint) = contexts.get_mut(at) {
                 endpoint.begin(&mut shared);
-                endpoint.on_frame(&mut shared, &next.frame, Payload::from(&next.bytes[..]));
+                endpoint.on_frame(&mut shared, &frame, Payload::from(&bytes[..]));
                 endpoint.pump(&mut shared);
             }
         }

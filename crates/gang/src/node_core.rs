@@ -244,6 +244,16 @@ impl NodeCore {
         self.manager.as_ref()
     }
 
+    /// Returns whether this daemon is connected with a parent.
+    pub(crate) const fn has_parent(&self) -> bool {
+        self.parent_heard.is_some()
+    }
+
+    /// Returns the hosts of the children.
+    pub(crate) fn children(&self) -> impl Iterator<Item = u16> {
+        self.children.keys().copied()
+    }
+
     /// Returns whether this node has no jobs and no steps left.
     pub(crate) fn is_empty(&self) -> bool {
         self.agent.is_empty()

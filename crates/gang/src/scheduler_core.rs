@@ -66,7 +66,7 @@ enum Step {
 /// read [`SchedulerCore::poll_timeout`] again. One order is outstanding at a time. `now` never decreases.
 pub(crate) struct SchedulerCore {
     policy: Box<dyn Policy>,
-    config: SchedulerConfig,
+    pub(crate) config: SchedulerConfig,
     jobs: BTreeMap<JobId, JobRecord>,
     next_job: u32,
     /// Admitted jobs that have not been launched.

@@ -345,18 +345,13 @@ impl Endpoint {
     }
 }
 
-/// A frame to a rank on the same node, which bypasses the link.
-pub(crate) struct LocalFrame {
-    pub(crate) frame: PmFrame,
-    pub(crate) bytes: Vec<u8>,
-}
-
 /// The parts of the extension's state that an endpoint's handlers use.
 pub(crate) struct Shared<'a, 'b> {
     pub(crate) nic: &'a mut Context<'b>,
     pub(crate) config: &'a GangConfig,
     pub(crate) counters: &'a mut GangCounters,
-    pub(crate) local: &'a mut VecDeque<LocalFrame>,
+    /// Frames to ranks on the same node, which bypass the link, and their payloads.
+    pub(crate) local: &'a mut VecDeque<(PmFrame, Vec<u8>)>,
 }
 
 impl Shared<'_, '_> {

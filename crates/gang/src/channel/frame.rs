@@ -10,6 +10,7 @@
 //! | word 1 | round, sending rank, receiving rank; with 16: answered round | answered round, both ranks | round, both ranks |
 
 use midplane_simhw::frame::Header;
+use midplane_simhw::id::PortId;
 
 use super::ack::{Answer, PiggybackedAck};
 use crate::names::{ChannelId, Epoch, JobId, Rank};
@@ -41,24 +42,15 @@ pub(crate) struct PmFrame {
     pub(crate) body: Body,
 }
 
-/// The header fields of a frame's packet.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Fields {
-    pub(crate) flags: u8,
-    pub(crate) sequence: u32,
-    pub(crate) acknowledgement: u32,
-    pub(crate) words: [u64; 2],
-}
-
 impl PmFrame {
-    pub(crate) fn fields(&self) -> Fields {
+    /// Returns the frame's header, without the fields that the NIC sets.
+    pub(crate) fn header(&self) -> Header {
         let ranks = u64::from(self.from.0) << 16 | u64::from(self.to.0) << 32;
         let names = u64::from(self.job.0) | u64::from(self.epoch.0) << 32;
-        let fields = |flags, sequence, acknowledgement, rounds: u64| Fields {
-            flags,
-            sequence,
-            acknowledgement,
-            words: [names, rounds | ranks],
+        let port = PortId(self.channel.0);
+        let fields = |flags, sequence, acknowledgement, rounds: u64| {
+            let words = [names, rounds | ranks];
+            Header { port, flags, sequence, acknowledgement, words, ..Header::default() }
         };
         match self.body {
             Body::Message { round, sequence, taken: None } => fields(0, sequence, 0, round.into()),
@@ -114,7 +106,6 @@ impl PmFrame {
 mod tests {
     use super::*;
     use crate::dissector;
-    use midplane_simhw::id::PortId;
     use proptest::prelude::*;
 
     fn any_body() -> impl Strategy<Value = Body> {
@@ -140,11 +131,7 @@ mod tests {
                 channel: ChannelId(channel), job: JobId(job), epoch: Epoch(epoch),
                 from: Rank(from), to: Rank(to), body,
             };
-            let Fields { flags, sequence, acknowledgement, words } = frame.fields();
-            let port = PortId(channel);
-            let header =
-                Header { port, flags, sequence, acknowledgement, words, ..Header::default() };
-            prop_assert_eq!(PmFrame::parse(&header), Some(frame));
+            prop_assert_eq!(PmFrame::parse(&frame.header()), Some(frame));
         }
 
         #[test]
@@ -153,7 +140,7 @@ mod tests {
         ) {
             let header = Header { flags, length, words, sequence, ..Header::default() };
             if let Some(frame) = PmFrame::parse(&header) {
-                prop_assert_eq!(frame.fields().words, words);
+                prop_assert_eq!(frame.header().words, words);
             }
         }
     }

@@ -93,7 +93,7 @@ pub(super) fn write_fifos(descriptor: &Descriptor, saved: &ChannelContext) -> Op
 
 /// A message that a process was writing into its send FIFO when it was stopped.
 #[derive(Clone, Debug)]
-pub struct Unfinished {
+pub(crate) struct Unfinished {
     words: [u64; 3],
     sent: u64,
     /// The message's record and bytes, as far as they are written; `None` if the process was not writing one.

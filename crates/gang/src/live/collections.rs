@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use super::event::Event;
 use super::link::Link;
 use super::{criu, image_link, priority};
-use crate::checkpoint::{IMAGES, Manifest, Part};
+use crate::checkpoint::{Checkpoint, IMAGES, Manifest, Part};
 use crate::names::{Epoch, JobId};
 use crate::node_core::{Collect, Input};
 
@@ -44,15 +44,11 @@ impl Unfinished {
         made.map_err(|error| format!("{}: {error}", folder.display()))?;
         Ok(Self { folder, ranks, is_new })
     }
-
-    fn is_finished(&self) -> bool {
-        self.folder.join(crate::checkpoint::MANIFEST).exists()
-    }
 }
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        if self.is_finished() {
+        if Checkpoint::is_at(&self.folder) {
             return;
         }
         for rank in 0..self.ranks {

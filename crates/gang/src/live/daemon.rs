@@ -334,17 +334,13 @@ async fn start_nic(
     let config = ViaConfig::default().checkpointer(CHECKPOINTER);
     unit.install(VIA, Via::new(config)).map_err(|error| text(&error))?;
     let served = ServerConfig::new(&fabric.name);
-    let place = (host, cluster);
-    let (held, admitted, steps): (Box<dyn std::any::Any>, _, _) = match &fabric.fabric {
+    let (hold, server, live, nic): (_, _, _, Box<dyn std::any::Any>) = match &fabric.fabric {
         Fabric::Shm => {
             let nodes = cluster.hosts.max(2);
             let nic = ShmNic::start(ShmConfig::new(&fabric.name, NodeId(host), nodes), unit);
             let nic = nic.map_err(|error| text(&error))?;
             let hold = Hold::open(&nic.host()).map_err(|error| text(&error))?;
-            let server = nic.serve_ports(served).map_err(|error| text(&error))?;
-            let (ports, admitted) = ((hold, server.holders()), server.admitted());
-            let steps = channels::start(&nic.host(), place, fabric.channels, ports, about);
-            (Box::new((server, nic)), admitted, steps)
+            (hold, nic.serve_ports(served), nic.host(), Box::new(nic))
         }
         Fabric::Udp(addresses) => {
             // The channels pace themselves, so the link's rate is practically unlimited.
@@ -354,12 +350,12 @@ async fn start_nic(
             let config = options.identity.iter().cloned().fold(config, UdpConfig::identity);
             let nic = UdpNic::start(config, unit).map_err(|error| text(&error))?;
             let hold = Hold::open(&nic.host()).map_err(|error| text(&error))?;
-            let server = nic.serve_ports(served).map_err(|error| text(&error))?;
-            let (ports, admitted) = ((hold, server.holders()), server.admitted());
-            let steps = channels::start(&nic.host(), place, fabric.channels, ports, about);
-            (Box::new((server, nic)), admitted, steps)
+            (hold, nic.serve_ports(served), nic.host(), Box::new(nic))
         }
     };
+    let server = server.map_err(|error| text(&error))?;
+    let (ports, admitted) = ((hold, server.holders()), server.admitted());
+    let steps = channels::start(&live, (host, cluster), fabric.channels, ports, about);
     let steps = steps.map_err(|error| text(&error))?;
-    Ok(Nic { channels: Some(steps), admitted, _held: Some(held) })
+    Ok(Nic { channels: Some(steps), admitted, _held: Some(Box::new((server, nic))) })
 }

@@ -42,14 +42,6 @@ const READ_AGAIN: i64 = 1;
 /// Error of the system for reads of a file whose group was removed.
 const NO_DEVICE: i32 = rustix::io::Errno::NODEV.raw_os_error();
 
-/// Returns the folder of this process's control group, if this process may create groups with processes below it.
-fn own_group() -> io::Result<PathBuf> {
-    let folder = HostCgroups::find()?.own;
-    let processes = folder.join(PROCESSES);
-    access(&processes, Access::WRITE_OK).map_err(|error| named(&processes, &error.into()))?;
-    Ok(folder)
-}
-
 /// Returns the folder of the group in `groups` (`/proc/self/cgroup`), by `mounts` (`/proc/self/mountinfo`).
 fn group_folder(mounts: &str, groups: &str) -> Option<PathBuf> {
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -136,7 +128,11 @@ impl JobCgroups {
     /// # Errors
     /// The reason why this process can't create groups.
     pub(super) fn open() -> io::Result<Self> {
-        let folder = own_group()?.join(format!("{FOLDER}{}", std::process::id()));
+        let own = HostCgroups::find()?.own;
+        // Groups with processes can be created only below a group whose processes this process may move.
+        let processes = own.join(PROCESSES);
+        access(&processes, Access::WRITE_OK).map_err(|error| named(&processes, &error.into()))?;
+        let folder = own.join(format!("{FOLDER}{}", std::process::id()));
         fs::create_dir(&folder).map_err(|error| named(&folder, &error))?;
         let cgroups = Self { folder, has_memory: false, lack_of_memory: None };
         // Linux has both files since 5.14.

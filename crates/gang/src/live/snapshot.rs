@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 
 use super::rank::inherited;
 use crate::node_core::message::{RankEvent, Word};
-use crate::node_core::state_chunk::{self, CHUNK_BYTES, ChunkKind, LONGEST_STATE, StateChunk};
+use crate::node_core::state_chunk::{CHUNK_BYTES, ChunkKind, LONGEST_STATE, StateChunk};
 
 /// Environment variable with the descriptor of a rank's end of the stream.
 pub(crate) const SNAPSHOTS: &str = "GANG_SNAPSHOTS";
@@ -192,16 +192,15 @@ async fn hear(
                 if left > LONGEST_STATE as u64 {
                     return Err(ErrorKind::InvalidData.into());
                 }
-                if left == 0 {
-                    state_chunk::split(ChunkKind::State, bytes::Bytes::new())
-                        .for_each(|chunk| said(RankEvent::Chunk(chunk)));
-                }
-                while left > 0 {
+                // An empty state has one chunk as well.
+                let mut is_last = false;
+                while !is_last {
                     let mut bytes = vec![0; left.min(CHUNK_BYTES as u64) as usize];
                     receiver.read_exact(&mut bytes).await?;
                     left -= bytes.len() as u64;
-                    let (kind, is_last) = (ChunkKind::State, left == 0);
-                    said(RankEvent::Chunk(StateChunk { kind, bytes: bytes.into(), is_last }));
+                    is_last = left == 0;
+                    let (kind, bytes) = (ChunkKind::State, bytes.into());
+                    said(RankEvent::Chunk(StateChunk { kind, bytes, is_last }));
                 }
             }
             _ => return Err(ErrorKind::InvalidData.into()),

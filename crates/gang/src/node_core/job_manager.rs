@@ -99,7 +99,6 @@ pub(crate) struct JobManager {
     /// Most bytes of a checkpoint that may be read, and of those that are held in memory.
     pub(super) most_saved: u64,
     check_every: Duration,
-    slice: Duration,
     has_streams: bool,
     /// Hosts that are connected.
     hosts: BTreeSet<u16>,
@@ -134,7 +133,6 @@ impl JobManager {
             geometry,
             most_saved: config.most_saved,
             check_every: config.check_every,
-            slice: scheduler.slice,
             has_streams,
             hosts: BTreeSet::from([0]),
             names,

@@ -11,8 +11,6 @@ use crate::names::JobId;
 /// The requested early wake-ups, and the one in progress.
 #[derive(Debug)]
 pub(super) struct EarlyWakeups {
-    /// Length of an early wake-up; zero disables them.
-    lasts: Duration,
     woken: VecDeque<JobId>,
     /// For each job, the jobs of its last slice, including itself.
     rows: BTreeMap<JobId, Vec<JobId>>,
@@ -49,7 +47,6 @@ impl EarlyWakeups {
     /// Creates the state of early wake-ups of length `lasts`, between slices of length `slice`.
     pub(super) fn new(lasts: Duration, slice: Duration) -> Self {
         Self {
-            lasts,
             woken: VecDeque::new(),
             rows: BTreeMap::new(),
             advances: Advances::new(slice, lasts),
@@ -60,7 +57,7 @@ impl EarlyWakeups {
 
     /// Requests an early wake-up.
     pub(super) fn wake(&mut self, job: JobId) {
-        if !self.lasts.is_zero() && !self.woken.contains(&job) {
+        if !self.advances.early_wakeup.is_zero() && !self.woken.contains(&job) {
             self.woken.push_back(job);
         }
     }
@@ -69,7 +66,7 @@ impl EarlyWakeups {
     /// that all of them have run ahead; `None` if that is the whole slice.
     pub(super) fn begin_turn(&mut self, jobs: &[JobId]) -> Option<Duration> {
         self.woken.retain(|job| !jobs.contains(job));
-        if !self.lasts.is_zero() {
+        if !self.advances.early_wakeup.is_zero() {
             self.rows.extend(jobs.iter().map(|job| (*job, jobs.to_vec())));
         }
         self.advances.shorten(jobs)
@@ -89,7 +86,7 @@ impl EarlyWakeups {
 
     /// Records that a slice begins or resumes, or that the woken jobs were started.
     pub(super) fn on_slice_start(&mut self, now: Instant) {
-        self.not_before = now + self.lasts;
+        self.not_before = now + self.advances.early_wakeup;
         if let Some(early) = &mut self.under_way {
             early.began = Some(now);
         }
@@ -157,7 +154,7 @@ impl EarlyWakeups {
         }
         let (jobs, stopped) = (start.clone(), stop.clone());
         self.under_way = Some(EarlyWakeup { jobs, stopped, left, began: None });
-        Some(Change { stop, start, lasts: self.lasts })
+        Some(Change { stop, start, lasts: self.advances.early_wakeup })
     }
 
     /// Ends the early wake-up: suspends the woken jobs, and resumes those that were suspended for them. `running` has
@@ -178,7 +175,7 @@ impl EarlyWakeups {
 #[derive(Debug)]
 struct Advances {
     slice: Duration,
-    /// Length of an early wake-up.
+    /// Length of an early wake-up; zero disables them.
     early_wakeup: Duration,
     /// For each job, its time in early wake-ups, less the time by which its slices were shortened.
     by_job: BTreeMap<JobId, Duration>,

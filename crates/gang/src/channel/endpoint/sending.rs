@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 
 use midplane_nicvm::context::Context;
 use midplane_nicvm::transmit::{self, FlowId, Packet};
+use midplane_simhw::frame::Header;
 use midplane_simhw::hardware::Source;
-use midplane_simhw::id::PortId;
 use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
 
-use super::{Endpoint, LocalFrame, MESSAGE_INSTRUCTIONS, Phase, Shared};
+use super::{Endpoint, MESSAGE_INSTRUCTIONS, Phase, Shared};
 use crate::channel::ack::{Answer, PiggybackedAck, Transmission};
 use crate::channel::config::{Flow, WINDOW};
-use crate::channel::frame::{Body, Fields, PmFrame};
+use crate::channel::frame::{Body, PmFrame};
 use crate::channel::geometry::{Record, SENT};
 use crate::names::Rank;
 
@@ -183,13 +183,13 @@ impl Endpoint {
         if place.node == shared.nic.node() {
             let read = bytes.and_then(|bytes| shared.nic.read(bytes).ok());
             let bytes = read.map(|payload| payload.to_vec()).unwrap_or_default();
-            shared.local.push_back(LocalFrame { frame, bytes });
+            shared.local.push_back((frame, bytes));
             return None;
         }
-        let Fields { flags, sequence, acknowledgement, words } = frame.fields();
+        let Header { port, flags, sequence, acknowledgement, words, .. } = frame.header();
         let packet = Packet {
             flow: FlowId(self.channel.0),
-            port: PortId(place.channel.0),
+            port,
             flags,
             sequence,
             acknowledgement,

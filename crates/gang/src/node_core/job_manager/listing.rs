@@ -36,7 +36,7 @@ impl JobManager {
             hosts: (0..self.cluster.hosts).map(|host| self.hosts.contains(&host)).collect(),
             root: self.host,
             slots: self.cluster.slots,
-            slice_ms: self.slice.as_secs_f64() * 1e3,
+            slice_ms: self.scheduler_core.config.slice.as_secs_f64() * 1e3,
             switches: self.switch_count,
             freeze_us: self.quantiles(|switch| switch.freeze),
             switch_us: self.quantiles(Switch::took),
