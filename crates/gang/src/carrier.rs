@@ -33,7 +33,7 @@ pub struct ChannelCarrier {
     /// Ranks whose packets are stale until their [`END_OF_PAST`] arrives.
     stale: BTreeSet<Rank>,
     /// Ranks to which [`END_OF_PAST`] has not been sent yet.
-    untold: BTreeSet<Rank>,
+    unmarked: BTreeSet<Rank>,
     /// True if the carrier publishes the waits of its message layer.
     publishes: bool,
     /// The wait that is published at present.
@@ -52,7 +52,7 @@ impl ChannelCarrier {
             lost: VecDeque::new(),
             is_closed: false,
             stale: BTreeSet::new(),
-            untold: BTreeSet::new(),
+            unmarked: BTreeSet::new(),
             publishes: false,
             published: None,
         }
@@ -74,13 +74,13 @@ impl ChannelCarrier {
     pub fn restored(channel: Channel) -> Self {
         let others: BTreeSet<Rank> =
             (0..channel.ranks()).map(Rank).filter(|rank| *rank != channel.rank()).collect();
-        Self { stale: others.clone(), untold: others, ..Self::new(channel) }
+        Self { stale: others.clone(), unmarked: others, ..Self::new(channel) }
     }
 
     fn send(&mut self, to: Rank, parts: [&[u8]; 2]) -> Result<(), SendError> {
-        if self.untold.contains(&to) {
+        if self.unmarked.contains(&to) {
             self.channel.try_send(to, END_OF_PAST)?;
-            self.untold.remove(&to);
+            self.unmarked.remove(&to);
         }
         self.channel.try_send_parts(to, parts)
     }

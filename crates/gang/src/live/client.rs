@@ -21,14 +21,14 @@ use crate::names::JobId;
 use crate::node_core::message::{Over, Program, Reply, Request, Saved};
 
 /// Two Ctrl-C within this time end a job.
-const TWICE: Duration = Duration::from_secs(1);
+const DOUBLE_INTERRUPT: Duration = Duration::from_secs(1);
 /// Most bytes that one read of standard input returns.
 const PART: usize = 16 << 10;
 /// Time for which a client searches its job's root again, and the shorter time if this host has no daemon.
 const ROOT_TIMEOUT: Duration = Duration::from_secs(10);
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between two attempts.
-const AGAIN: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Reason why a request of a client failed.
 #[derive(Debug, Error)]
@@ -216,7 +216,7 @@ async fn begin_again(socket: &Path, job: JobId) -> Result<(Reply, Link), ClientE
         if now() > lost_at + longest {
             return Err(ClientError::Gone);
         }
-        sleep(AGAIN).await;
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
@@ -281,7 +281,7 @@ async fn forward(
             over = ended.recv() => return over.flatten().ok_or(ClientError::Gone),
             _ = interrupt.recv() => {
                 let before = interrupted.replace(now());
-                let twice = before.is_some_and(|at| now().nanos_since(at) < TWICE.as_nanos() as u64);
+                let twice = before.is_some_and(|at| now().since(at) < DOUBLE_INTERRUPT);
                 match twice {
                     true => Request::Kill { job, signal: None },
                     false => Request::Signal(SignalKind::interrupt().as_raw_value()),
@@ -321,7 +321,7 @@ async fn read_input(to: mpsc::Sender<Frame>) {
 async fn feed(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) -> ! {
     loop {
         feed_once(socket, job, keys).await;
-        sleep(AGAIN).await;
+        sleep(RETRY_INTERVAL).await;
     }
 }
 

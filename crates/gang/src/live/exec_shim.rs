@@ -45,7 +45,7 @@ const PREFIX: &[u8] = b"+";
 pub const NO_GROUP: i32 = 66;
 /// Most attempts to clear control groups that don't become empty, and the pause between two.
 const CLEARED: usize = 200;
-const AGAIN: Duration = Duration::from_millis(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Timer slack of ranks, in nanoseconds: Linux's default.
 const USUAL_SLACK_NS: u64 = 50_000;
 /// Exit code by which shells say that a program exists but can't be started.
@@ -343,7 +343,7 @@ impl Leftover {
                     if !folder.exists() {
                         break;
                     }
-                    std::thread::park_timeout(AGAIN);
+                    std::thread::park_timeout(RETRY_INTERVAL);
                 }
                 job_cgroup::step_back(folder);
             }

@@ -15,7 +15,7 @@ use crate::node_core::election::Ballot;
 use crate::node_core::message::{Hello, Purpose};
 
 /// Interval at which the root is dialled again.
-const AGAIN: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Most time that a request waits for a root. An election takes less.
 const ELECTION: Duration = Duration::from_secs(3);
 
@@ -78,7 +78,7 @@ impl Routes {
                 if output.is_closed() {
                     return;
                 }
-                sleep(AGAIN).await;
+                sleep(RETRY_INTERVAL).await;
             }
         });
     }

@@ -214,11 +214,11 @@ impl Election {
         self.role = Role::Asks { is_trial, votes: BTreeSet::from([self.host]) };
         self.deadline = Some(now + self.patience / 8);
         let ask = Ballot::Ask { term: own.term, position: own.position, is_trial };
-        self.tell_all(ask);
+        self.send_all(ask);
         None
     }
 
-    fn tell_all(&mut self, ballot: Ballot) {
+    fn send_all(&mut self, ballot: Ballot) {
         let others = (0..self.hosts).filter(|host| *host != self.host);
         self.out.extend(others.map(|host| (host, ballot)));
     }
@@ -233,7 +233,7 @@ impl Election {
         }
         self.role = Role::Leads;
         self.joined();
-        self.tell_all(Ballot::Root { term: own.term, root: self.host });
+        self.send_all(Ballot::Root { term: own.term, root: self.host });
         Some(Turn::Lead)
     }
 }

@@ -64,7 +64,7 @@ fn rounds(setups: &[Setup], least: usize) {
         let exchanges: Vec<_> = switches.iter().filter(|slice| slice.restore_us > 0.0).collect();
         println!(
             "  {hosts} hosts, {ranks} ranks, {network}: {} preemptions; a switch {:.0} us (99 %: {:.0}), of it {:.0} \
-             (99 %: {:.0}) until all stood still",
+             (99 %: {:.0}) until all was suspended",
             switches.len(),
             part(&switches, 0.5, |slice| slice.switch_us),
             part(&switches, 0.99, |slice| slice.switch_us),

@@ -20,7 +20,7 @@ use crate::node_core::message::{Purpose, Reply, Request};
 use crate::node_core::user::{Caller, User};
 
 /// Pause after a failed `accept`.
-const AGAIN: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Most connections of one foreign user at a time. A command that follows a job has two.
 const MOST: usize = 256;
 /// Number of the next client's connection.
@@ -31,7 +31,7 @@ pub(super) async fn take(listener: UnixListener, routes: Routes, users: Users) {
     let places = Places::default();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            sleep(AGAIN).await;
+            sleep(RETRY_INTERVAL).await;
             continue;
         };
         let Ok(peer) = stream.peer_cred() else { continue };
@@ -43,7 +43,7 @@ pub(super) async fn take(listener: UnixListener, routes: Routes, users: Users) {
                 // The reply has little time, because this connection exceeds the user's limit.
                 let why =
                     format!("this user has {MOST} connections with the daemon: end some jobs");
-                return drop(timeout(AGAIN, refuse(link, why)).await);
+                return drop(timeout(RETRY_INTERVAL, refuse(link, why)).await);
             };
             let admitted = spawn_blocking(move || users.admit(peer.uid())).await;
             match admitted.unwrap_or_else(|error| Err(error.to_string())) {

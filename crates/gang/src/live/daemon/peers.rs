@@ -19,18 +19,18 @@ use crate::node_core::user::User;
 use crate::node_core::{Input, Peer};
 
 /// Interval at which the daemons above are dialled again.
-const AGAIN: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Most connections that have not authenticated yet; further ones wait in the listener's backlog.
-const STRANGERS: usize = 64;
+const MOST_UNAUTHENTICATED: usize = 64;
 
 /// Accepts daemons of other hosts of `cluster` that have a key for it.
 pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster) {
-    let strangers = Arc::new(Semaphore::new(STRANGERS));
+    let unauthenticated = Arc::new(Semaphore::new(MOST_UNAUTHENTICATED));
     let mut next = 0;
     loop {
-        let permit = Arc::clone(&strangers).acquire_owned().await;
+        let permit = Arc::clone(&unauthenticated).acquire_owned().await;
         let Ok((stream, _)) = listener.accept().await else {
-            sleep(AGAIN).await;
+            sleep(RETRY_INTERVAL).await;
             continue;
         };
         next += 1;
@@ -47,7 +47,8 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
                 }
                 Purpose::Ballot => {
                     let (_, mut receiver) = link;
-                    if let Ok(Ok(Some(ballot))) = timeout(AGAIN, receiver.message()).await {
+                    if let Ok(Ok(Some(ballot))) = timeout(RETRY_INTERVAL, receiver.message()).await
+                    {
                         let _ = events.send(Event::Core(Input::Ballot(host, ballot)));
                     }
                 }
@@ -134,12 +135,12 @@ pub(super) async fn stay_below(
                 let Some(link) = dialled else { continue };
                 // A daemon that knows no root admits no children.
                 if stay(link, &routes.events).await {
-                    return sleep(AGAIN).await;
+                    return sleep(RETRY_INTERVAL).await;
                 }
             }
             match all.is_empty() {
                 true => std::future::pending().await,
-                false => sleep(AGAIN).await,
+                false => sleep(RETRY_INTERVAL).await,
             }
         };
         let is_over = tokio::select! {

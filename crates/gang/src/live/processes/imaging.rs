@@ -27,7 +27,7 @@ use crate::node_core::order::Launch;
 
 /// Number of attempts to dial the root with images, and the interval between them.
 const DIALS: usize = 100;
-const AGAIN: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Default folder for images, if `TMPDIR` is not set. It is on disk, while `/tmp` may be in memory.
 const DISK: &str = "/var/tmp";
 
@@ -312,7 +312,7 @@ async fn open(routes: &mut Routes, job: JobId, epoch: Epoch) -> Option<Link> {
         if let Some(link) = routes.open(Purpose::Images(job, epoch)).await {
             return Some(link);
         }
-        sleep(AGAIN).await;
+        sleep(RETRY_INTERVAL).await;
     }
     None
 }
