@@ -38,7 +38,7 @@ struct Run {
 #[derive(Serialize)]
 struct Document {
     tcp_congestion: String,
-    /// Whether ours is sealed and theirs is TLS.
+    /// True if ours is sealed and theirs is TLS.
     sealed: bool,
     runs: Vec<Run>,
 }

@@ -57,7 +57,7 @@ impl Target {
 #[derive(Clone, Copy)]
 pub struct Host {
     pub address: IpAddr,
-    /// Whether its nodes seal what they send.
+    /// True if its nodes seal what they send.
     pub is_sealed: bool,
 }
 

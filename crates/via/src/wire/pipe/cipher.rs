@@ -1,8 +1,8 @@
 //! Ciphers of a connection, and the keys of one direction of it.
 //!
 //! Each end says in its handshake whether its processor has instructions for AES; if both have, they use
-//! AES-256-GCM, which is then two to three times as fast as ChaCha20-Poly1305. That choice is not authenticated:
-//! whoever changes it on its way has the two ends use different ciphers, and no packet of theirs opens.
+//! AES-256-GCM, which is then two to three times as fast as ChaCha20-Poly1305. That choice is not authenticated. An
+//! attacker who changes it on its way has both ends use ChaCha20-Poly1305, or different ciphers; then no packet opens.
 
 use ring::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Prk};
@@ -98,7 +98,7 @@ pub(super) struct Sealing {
     cipher: Cipher,
     secret: Secret,
     key: LessSafeKey,
-    /// Number of `key`.
+    /// Number of `key`, which counts the keys of this direction from 0.
     at: u64,
 }
 
@@ -131,7 +131,7 @@ pub(super) struct Opening {
     key: LessSafeKey,
     /// Made before it is used, so that forged packets cost no derivation.
     next: Option<LessSafeKey>,
-    /// Number of `key`.
+    /// Number of `key`, which counts the keys of this direction from 0.
     at: u64,
 }
 
