@@ -42,7 +42,8 @@ impl SimBuilder {
     /// Runs the simulation that `set_up` adds with `seeds` seeds from the [configured one](SimBuilder::seed) on. Each
     /// seed draws other faults that begin before the virtual time `within`: lost, late and duplicated packets,
     /// partitions, crashes with a restart (of clients as well), pauses, clock drift. `set_up` must create all state
-    /// that its hosts share, and may add faults of its own to the script. Returns the report of the last seed.
+    /// that its hosts share, and may add faults of its own to the script. [`Fault`](midplane_simhw::fault::Fault) explains
+    /// each. Returns the report of the last seed.
     ///
     /// With `MIDPLANE_SEED` in the environment, only that seed is run.
     ///

@@ -78,8 +78,8 @@ pub async fn serve(
 ) -> Result<(), StartError> {
     let DaemonOptions { host, cluster, .. } = options;
     let credentials = credentials(&options)?;
-    let listener = open_socket(&options.socket, options.socket_group.as_deref()).await?;
     let network = open_network(&options).await?;
+    let listener = open_socket(&options.socket, options.socket_group.as_deref()).await?;
     let mut reaper = Reaper::start();
     reaper.hold(Leftover::file(&options.socket));
     let users = Users::of_this_process();

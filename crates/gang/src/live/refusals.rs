@@ -3,15 +3,22 @@
 use std::fmt;
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
 /// Least time between two reports.
 const REPORT_EACH: Duration = Duration::from_secs(1);
+/// Least time between two reports of the same refusal: daemons that are not admitted dial again and again.
+const REPEAT_EACH: Duration = Duration::from_secs(60);
 
 /// File that lists the kernel's controllers, each with the hierarchy of version 1 that has it; 0 for none.
 const CONTROLLERS: &str = "/proc/cgroups";
+
+/// The cure of keys that do not fit.
+const KEYS: &str =
+    "the same --key on all hosts, or the public key of each host's --secret-key in --peers";
 
 /// Reasons why a daemon is not admitted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -25,6 +32,14 @@ pub(super) enum Refusal {
     },
     /// A daemon of this host is already connected.
     Connected(u16),
+    /// A daemon at this address has another key.
+    Key(IpAddr),
+    /// A daemon at this address sends messages of another version.
+    Version(IpAddr),
+    /// The daemon of this host was started for a cluster of another shape.
+    Cluster(u16),
+    /// The daemon of this host does not accept the key of this one.
+    Denied(u16),
 }
 
 impl fmt::Display for Refusal {
@@ -32,6 +47,19 @@ impl fmt::Display for Refusal {
         match self {
             Self::Another { node, claims } => {
                 write!(f, "host {node} says that it is host {claims}; it is not admitted")
+            }
+            Self::Key(address) => {
+                write!(f, "a daemon at {address} has another key; it is not admitted. Cure: {KEYS}")
+            }
+            Self::Version(address) => {
+                write!(f, "a daemon at {address} is of another version; it is not admitted")
+            }
+            Self::Cluster(host) => write!(
+                f,
+                "the daemon of host {host} is not admitted. Cure: the same --peers and --slots on all hosts"
+            ),
+            Self::Denied(host) => {
+                write!(f, "host {host} does not accept the key of this daemon. Cure: {KEYS}")
             }
             Self::Connected(host) => write!(
                 f,
@@ -98,17 +126,19 @@ fn is_in_version_1(controller: &str) -> bool {
 /// Reports refusals on standard error, at most one in [`REPORT_EACH`].
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
-    reported_at: Option<Instant>,
+    reported: Option<(Refusal, Instant)>,
     unreported: u64,
 }
 
 impl Refusals {
     pub(super) fn report(&mut self, now: Instant, refusal: Refusal) {
-        if self.reported_at.is_some_and(|at| now < at + REPORT_EACH) {
+        if let Some((last, at)) = self.reported
+            && now < at + if last == refusal { REPEAT_EACH } else { REPORT_EACH }
+        {
             self.unreported += 1;
             return;
         }
-        self.reported_at = Some(now);
+        self.reported = Some((refusal, now));
         match std::mem::take(&mut self.unreported) {
             0 => eprintln!("midplane gang daemon: {refusal}"),
             more => eprintln!("midplane gang daemon: {refusal}; {more} more were refused before"),

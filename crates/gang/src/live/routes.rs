@@ -1,5 +1,6 @@
 //! Connects this daemon with others: with the root, whichever host that is, and with any host for a ballot.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,19 +40,23 @@ impl Routes {
     }
 
     /// Connects to another host's daemon.
-    pub(super) async fn dial(&self, host: u16, purpose: Purpose) -> Option<Link> {
-        let address = self.addresses.get(usize::from(host))?;
-        let dialled = link::dial(address, host, self.credentials.as_ref()?).await;
-        let (mut sender, receiver) = dialled.ok()?;
-        sender.send(&Frame::message(&Hello { host: self.host, purpose })).await.ok()?;
-        Some((sender, receiver))
+    ///
+    /// # Errors
+    /// Those of [`link::dial`].
+    pub(super) async fn dial(&self, host: u16, purpose: Purpose) -> io::Result<Link> {
+        let address = self.addresses.get(usize::from(host));
+        let (address, credentials) =
+            address.zip(self.credentials.as_ref()).ok_or(io::ErrorKind::NotFound)?;
+        let (mut sender, receiver) = link::dial(address, host, credentials).await?;
+        sender.send(&Frame::message(&Hello { host: self.host, purpose })).await?;
+        Ok((sender, receiver))
     }
 
     /// Sends a ballot in a task of its own. The ballot may be lost.
     pub(super) fn send_ballot(&self, to: u16, ballot: Ballot) {
         let routes = self.clone();
         tokio::spawn(async move {
-            if let Some((mut sender, _)) = routes.dial(to, Purpose::Ballot).await {
+            if let Ok((mut sender, _)) = routes.dial(to, Purpose::Ballot).await {
                 let _ = sender.send(&Frame::message(&ballot)).await;
             }
         });
@@ -87,7 +92,7 @@ impl Routes {
     pub(super) async fn open(&mut self, purpose: Purpose) -> Option<Link> {
         let root = self.find_root().await?;
         if root != self.host {
-            return self.dial(root, purpose).await;
+            return self.dial(root, purpose).await.ok();
         }
         let (ours, theirs) = UnixStream::pair().ok()?;
         self.events.send(Event::Link(root, purpose, Box::new(link::local(theirs)))).ok()?;

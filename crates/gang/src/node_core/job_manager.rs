@@ -39,6 +39,11 @@ const REMEMBERED: usize = 4096;
 /// Time for which a job's streams may stay open after its processes have ended.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// Returns the reply to a request about a job that does not exist.
+pub(super) fn no_job(job: JobId) -> String {
+    format!("there is no job {job}; `midplane gang list` shows which there are")
+}
+
 /// Work for the node core after a call of the job manager.
 #[derive(Debug)]
 pub(super) enum Out {
@@ -202,7 +207,7 @@ impl JobManager {
         let of_over = || self.over.iter().find(|over| over.job == job).map(|over| &over.user);
         let owner = self.jobs.get(&job).map(|it| &it.entry.launch.user).or_else(of_over);
         match owner {
-            None => Some(format!("there is no job {job}")),
+            None => Some(no_job(job)),
             Some(owner) if user.may_control(owner) => None,
             Some(User { uid: 0, .. }) => {
                 Some(format!("job {job} is root's: only root may do this"))

@@ -2,6 +2,7 @@
 
 use midplane_simhw::time::Instant;
 
+use super::job_manager::no_job;
 use super::message::{Down, Reply, Request};
 use super::user::Caller;
 use super::{Effect, JobManager, NodeCore};
@@ -63,7 +64,7 @@ impl NodeCore {
             }
             Request::Slices => return Some(Reply::Slices(manager.slices())),
             Request::Kill { job, .. } if !manager.has(job) => {
-                return Some(Reply::Refused(format!("there is no job {job}")));
+                return Some(Reply::Refused(no_job(job)));
             }
             Request::Kill { job, signal } => {
                 match signal {

@@ -119,7 +119,7 @@ pub(crate) fn a_rank_ends_instead() {
 pub(crate) fn refusals() {
     let stage = Stage::with_network(1, 2, 10, "resident");
     let none = checkpoint(&stage, 7, &stage.path().join("none"), false).unwrap_err();
-    assert_eq!(none.to_string(), "there is no job 7");
+    assert_eq!(none.to_string(), "there is no job 7; `midplane gang list` shows which there are");
     let sleeper = stage.client(1, &["sleep", "1000"]).spawn().unwrap();
     wait_until("it runs", || listing(&stage).jobs.iter().any(|job| job.runs));
     let deaf = checkpoint(&stage, 1, &stage.path().join("none"), false).unwrap_err();

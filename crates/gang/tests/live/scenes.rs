@@ -282,6 +282,9 @@ pub(crate) fn another_key() {
     stage.daemons[1].wait().unwrap();
     wait_until("it is missed", || listing(&stage).hosts == [true, false]);
     stage.start(1, &format!("1:{}", "5b".repeat(32)));
-    std::thread::park_timeout(std::time::Duration::from_millis(600));
+    wait_until("both daemons say so", || {
+        stage.errors(0).contains("a daemon at 127.0.0.1 has another key")
+            && stage.errors(1).contains("host 0 does not accept the key of this daemon")
+    });
     assert_eq!(listing(&stage).hosts, [true, false]);
 }

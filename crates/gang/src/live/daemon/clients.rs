@@ -62,8 +62,8 @@ async fn serve(link: Link, mut routes: Routes, user: User) {
             serve_at_root(link, routes, user, false).await;
         }
         Some(root) => match routes.dial(root, Purpose::Client(user)).await {
-            Some(far) => join(link, far).await,
-            None => {
+            Ok(far) => join(link, far).await,
+            Err(_) => {
                 refuse(link, format!("the root, host {root}, does not answer: ask again")).await
             }
         },

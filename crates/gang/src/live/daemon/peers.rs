@@ -1,5 +1,7 @@
 //! Connections between the daemons of different hosts.
 
+use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +22,8 @@ use crate::node_core::{Input, Peer};
 
 /// Interval at which the daemons above are dialled again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Denials in a row after which the key does not fit.
+const DENIALS: u32 = 3;
 /// Most connections that have not authenticated yet; further ones wait in the listener's backlog.
 const MOST_UNAUTHENTICATED: usize = 64;
 
@@ -29,14 +33,14 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
     let mut next = 0;
     loop {
         let permit = Arc::clone(&unauthenticated).acquire_owned().await;
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((stream, from)) = listener.accept().await else {
             sleep(RETRY_INTERVAL).await;
             continue;
         };
         next += 1;
         let (connection, routes) = (next, routes.clone());
         tokio::spawn(async move {
-            let admitted = admit(stream, &routes, cluster).await;
+            let admitted = admit(stream, from.ip(), &routes, cluster).await;
             drop(permit);
             let Some((Hello { host, purpose }, link)) = admitted else { return };
             let events = &routes.events;
@@ -62,19 +66,36 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
 
 /// Authenticates a dialling daemon. Returns its greeting if it is a host of this cluster and proves that it is that
 /// host.
-async fn admit(stream: TcpStream, routes: &Routes, cluster: Cluster) -> Option<(Hello, Link)> {
-    let credentials = routes.credentials.as_ref()?;
-    let (proven, hello, link) = link::accept::<Hello>(stream, credentials).await.ok()?;
+async fn admit(
+    stream: TcpStream,
+    from: IpAddr,
+    routes: &Routes,
+    cluster: Cluster,
+) -> Option<(Hello, Link)> {
+    let refuse = |refusal| {
+        let _ = routes.events.send(Event::Refused(refusal));
+    };
+    let accepted = link::accept::<Hello>(stream, routes.credentials.as_ref()?).await;
+    let accepted = accepted.inspect_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => refuse(Refusal::Key(from)),
+        io::ErrorKind::InvalidData => refuse(Refusal::Version(from)),
+        _ => {}
+    });
+    let (proven, hello, link) = accepted.ok()?;
     let host = hello.host;
     let fits = match &hello.purpose {
-        // A daemon of another cluster or version is dropped without a report.
-        Purpose::Child(theirs) => *theirs == cluster,
+        Purpose::Child(theirs) => {
+            if *theirs != cluster {
+                refuse(Refusal::Cluster(host));
+            }
+            *theirs == cluster
+        }
         Purpose::Streams(_) | Purpose::Images(..) => true,
         Purpose::Client(user) => cluster.takes_over() && user.name.len() <= User::MOST_BYTES,
         Purpose::Ballot => cluster.takes_over(),
     };
     if let Some(node) = proven.filter(|node| *node != host) {
-        let _ = routes.events.send(Event::Refused(Refusal::Another { node, claims: host }));
+        refuse(Refusal::Another { node, claims: host });
         return None;
     }
     (fits && host < cluster.hosts && host != routes.host).then_some((hello, link))
@@ -126,13 +147,20 @@ pub(super) async fn stay_below(
     mut above: watch::Receiver<Vec<u16>>,
 ) {
     let mut changes = above.clone();
+    let mut denials = 0_u32;
     loop {
         let all = above.borrow_and_update().clone();
         changes.mark_unchanged();
         let stays = async {
             for parent in &all {
                 let dialled = routes.dial(*parent, Purpose::Child(cluster)).await;
-                let Some(link) = dialled else { continue };
+                let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+                denials = if dialled.as_ref().is_err_and(is_denied) { denials + 1 } else { 0 };
+                // A daemon that has another key, or that ends, closes the connection; the first does so each time.
+                if denials == DENIALS {
+                    let _ = routes.events.send(Event::Refused(Refusal::Denied(*parent)));
+                }
+                let Ok(link) = dialled else { continue };
                 // A daemon that knows no root admits no children.
                 if stay(link, &routes.events).await {
                     return sleep(RETRY_INTERVAL).await;

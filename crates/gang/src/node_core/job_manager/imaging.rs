@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::saving::Wanted;
-use super::{Job, JobManager, Out};
+use super::{Job, JobManager, Out, no_job};
 use crate::names::{Epoch, JobId};
 use crate::node_core::message::{Down, Saved, Word};
 use crate::node_core::user::User;
@@ -32,7 +32,7 @@ impl JobManager {
     /// The reason why the job can't be saved.
     pub(super) fn save_images(&mut self, job: JobId, wanted: Wanted) -> Result<(), String> {
         let Some(it) = self.jobs.get_mut(&job) else {
-            return Err(format!("there is no job {job}"));
+            return Err(no_job(job));
         };
         if let Some(why) = refusal(it, &wanted.caller.user) {
             return Err(unable(job, &why));

@@ -105,7 +105,9 @@ impl JobManager {
         let launch = match self.scheduler_core.submit(request, ranks, (program, user)) {
             Ok(launch) => launch,
             Err(AdmitError::TooLarge { there, .. }) => {
-                self.refuse(client, format!("--ranks {ranks}: there are {there} slots"));
+                self.refuse(client, format!(
+                    "--ranks {ranks}: there are {there} slots; start daemons with more (--slots), or on more hosts"
+                ));
                 return None;
             }
             Err(error) => {

@@ -8,7 +8,7 @@ use midplane_simhw::wire;
 
 use super::checking::Purpose;
 use super::imaging;
-use super::{Job, JobManager, Out};
+use super::{Job, JobManager, Out, no_job};
 use crate::checkpoint::Checkpoint;
 use crate::context::NetworkContext;
 use crate::names::{Epoch, JobId};
@@ -180,7 +180,7 @@ impl JobManager {
         (folder, end): (Vec<u8>, bool),
     ) -> Result<(), String> {
         let Some(it) = self.jobs.get_mut(&job) else {
-            return Err(format!("there is no job {job}"));
+            return Err(no_job(job));
         };
         let is_busy = it.saves.wanted.is_some() || it.saves.is_void;
         let wanted = Wanted { caller, folder, end, saved: None };
@@ -188,7 +188,7 @@ impl JobManager {
             return self.save_images(job, wanted);
         }
         if self.geometry.is_none() {
-            return Err("the daemons have no --fabric: the ranks' messages are unknown".into());
+            return Err("the daemons have no --fabric: the ranks' messages are unknown; start all daemons with one".into());
         }
         if let Some(why) = it.saves.refusal(job, it) {
             return Err(why);
@@ -383,7 +383,7 @@ impl JobManager {
     /// Checks that a checkpoint's channels have the sizes of these daemons' channels. Returns the number of ranks.
     fn fits(&self, checkpoint: &Checkpoint) -> Result<u16, String> {
         let Some(geometry) = self.geometry else {
-            return Err("the daemons have no --fabric: the job's ranks communicate over one".into());
+            return Err("the daemons have no --fabric: the job's ranks communicate over one; start all daemons with one".into());
         };
         let ranks = &checkpoint.network.ranks;
         match ranks.iter().find(|context| context.geometry != geometry) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
-use super::{Job, JobManager, RootConfig};
+use super::{Job, JobManager, RootConfig, no_job};
 use crate::names::JobId;
 use crate::node_core::NodeConfig;
 use crate::node_core::message::{ClientId, Down, End, Held, Inventory, Over, Reply};
@@ -193,7 +193,7 @@ impl JobManager {
             return Some(Reply::Over(over.clone()));
         }
         match self.jobs.get_mut(&job) {
-            None => Some(Reply::Refused(format!("there is no job {job}"))),
+            None => Some(Reply::Refused(no_job(job))),
             Some(Job { client: Some(_), .. }) => {
                 Some(Reply::Refused(format!("job {job} has a client")))
             }
