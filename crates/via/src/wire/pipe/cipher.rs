@@ -122,7 +122,9 @@ impl Sealing {
     }
 }
 
-/// The keys that open one direction: packets are reordered, so the previous and the next one open as well.
+/// The keys that open one direction: packets are reordered, so the previous and the next one open as well. No packet
+/// has an earlier or a later key: a connection has far fewer packets in flight than a key seals (8 MiB in datagrams of
+/// 1,200 bytes are 7,000).
 pub(super) struct Opening {
     cipher: Cipher,
     /// The secret of `next`.
