@@ -22,7 +22,7 @@ use crate::node_core::{Input, Peer};
 
 /// Interval at which the daemons above are dialled again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// Denials in a row after which the key does not fit.
+/// Denials, without a connection in between, after which the key does not fit.
 const DENIALS: u32 = 3;
 /// Most connections that have not authenticated yet; further ones wait in the listener's backlog.
 const MOST_UNAUTHENTICATED: usize = 64;
@@ -154,11 +154,16 @@ pub(super) async fn stay_below(
         let stays = async {
             for parent in &all {
                 let dialled = routes.dial(*parent, Purpose::Child(cluster)).await;
-                let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
-                denials = if dialled.as_ref().is_err_and(is_denied) { denials + 1 } else { 0 };
-                // A daemon that has another key, or that ends, closes the connection; the first does so each time.
-                if denials == DENIALS {
-                    let _ = routes.events.send(Event::Refused(Refusal::Denied(*parent)));
+                match &dialled {
+                    Ok(_) => denials = 0,
+                    // A daemon that has another key, or that ends, closes the connection; the first does so each time.
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                        denials += 1;
+                        if denials == DENIALS {
+                            let _ = routes.events.send(Event::Refused(Refusal::Denied(*parent)));
+                        }
+                    }
+                    Err(_) => {}
                 }
                 let Ok(link) = dialled else { continue };
                 // A daemon that knows no root admits no children.
