@@ -18,7 +18,8 @@
 //! ```
 //!
 //! Every member may write every key. The later of two writes wins; of two concurrent writes, the same one wins on every
-//! member. A member that joins late receives all entries. A member that was slow or disconnected receives the newest
+//! member. Two writes count as concurrent if the time between them is shorter than the time in which the first reaches the
+//! other writer. A member that joins late receives all entries. A member that was slow or disconnected receives the newest
 //! value of each key that it lacks: older values are not queued for it.
 //!
 //! Each change is sent to each member. If some members are not connected to each other, others forward it.

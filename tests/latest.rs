@@ -116,7 +116,8 @@ over_each! {
         drop((map_of_first, first));
         let second = start(&other).await;
         let again = map(&second).await;
-        // The restarted member knows none of the hundred writes, and this write is later.
+        // The restarted member knows none of the hundred writes, and this write is later by more than an update may take.
+        tokio::time::sleep(Duration::from_millis(250)).await;
         again.set(&"load".into(), &7).unwrap();
         until(&mut sees, "load", Some(7)).await;
         kept.set(&"more".into(), &1).unwrap();

@@ -43,14 +43,9 @@ mod segments;
 mod transfers;
 mod vi_states;
 mod wakers;
-#[cfg(feature = "wire")]
 mod wire_congestion;
 mod wire_endpoint;
-#[cfg(feature = "wire")]
 mod wire_pair;
-#[cfg(feature = "wire")]
 mod wire_pipe;
-#[cfg(feature = "wire")]
 mod wire_socket;
-#[cfg(feature = "wire")]
 mod wire_tokens;

@@ -134,7 +134,6 @@ proptest! {
     }
 }
 
-#[cfg(feature = "trace")]
 #[test]
 fn a_capture_has_an_interface_for_each_link_and_a_cause_for_each_drop() {
     use midplane_simhw::trace::PcapngWriter;

@@ -55,8 +55,9 @@ pub(crate) fn take(engine: &mut Process, request: Request) -> Option<Outcome> {
 
 /// Makes a message of at least 8 bytes that shows its sender, its number, and whether it is complete.
 pub(crate) fn message(sender: u32, number: u32, length: usize) -> Vec<u8> {
-    let pattern = (0..length).map(|i| (i as u32 ^ number ^ sender << 4) as u8);
-    let mut bytes: Vec<u8> = pattern.collect();
+    let block: [u8; 256] = std::array::from_fn(|i| (i as u32 ^ number ^ sender << 4) as u8);
+    let mut bytes = block.repeat(length.div_ceil(block.len()));
+    bytes.truncate(length);
     bytes[..8].copy_from_slice(&[sender.to_le_bytes(), number.to_le_bytes()].concat());
     bytes
 }

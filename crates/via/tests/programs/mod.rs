@@ -88,8 +88,8 @@ impl Program {
                 4 | 5 if eager => program.receive(rng, at, tags),
                 4..=6 => program.receive_something(rng, at),
                 7 => program.probe(rng, at),
-                8 => program.wait_send(rng, at, false),
-                _ => program.wait_receive(rng, at),
+                8 => _ = program.wait_send(rng, at, false),
+                _ => _ = program.wait_receive(rng, at),
             }
         }
         // Some messages are never received; all receives that meet one are waited for.
@@ -187,8 +187,8 @@ impl Program {
     }
 
     /// Waits for a send. Receives from any source may meet messages in any order, so their sends are waited for only
-    /// once `all` messages have a receive.
-    fn wait_send(&mut self, rng: &mut Rng, at: u32, all: bool) {
+    /// once `all` messages have a receive. Returns whether there was one.
+    fn wait_send(&mut self, rng: &mut Rng, at: u32, all: bool) -> bool {
         let ready: Vec<_> = (0..self.sent.len())
             .filter(|n| self.sent[*n].from == at && !self.waited_sends[*n])
             .filter(|n| self.receives[*n].is_some() && (all || self.sent[*n].context == NAMED))
@@ -198,9 +198,11 @@ impl Program {
             self.waited_sends[number] = true;
             self.scripts[at as usize].push(Op::WaitSend { number });
         }
+        !ready.is_empty()
     }
 
-    fn wait_receive(&mut self, rng: &mut Rng, at: u32) {
+    /// Waits for a receive that has met a message; returns whether there was one.
+    fn wait_receive(&mut self, rng: &mut Rng, at: u32) -> bool {
         let ready: Vec<_> = (0..self.posted.len())
             .filter(|n| self.posted[*n].0 == at && !self.waited_receives[*n])
             .filter(|n| self.met[*n].is_some() && self.may_wait(*n))
@@ -210,6 +212,7 @@ impl Program {
             self.waited_receives[number] = true;
             self.scripts[at as usize].push(Op::WaitReceive { number });
         }
+        !ready.is_empty()
     }
 
     /// Returns whether a receive surely completes. A receive from any source may meet any message, so those before it
@@ -230,10 +233,7 @@ impl Program {
             }
         }
         for at in 0..self.scripts.len() as u32 {
-            for _ in 0..self.sent.len() + self.posted.len() {
-                self.wait_receive(rng, at);
-                self.wait_send(rng, at, true);
-            }
+            while self.wait_receive(rng, at) | self.wait_send(rng, at, true) {}
         }
     }
 }
