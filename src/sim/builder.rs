@@ -115,7 +115,8 @@ impl SimBuilder {
         self
     }
 
-    /// Sets the rule by which a full port drops packets. Default: it drops the arriving packet.
+    /// Sets the rule by which a full port drops packets, which may be [one of your own](DiscardPolicy::Own). Default: it
+    /// drops the arriving packet.
     pub const fn discard(mut self, policy: DiscardPolicy) -> Self {
         self.discard = policy;
         self

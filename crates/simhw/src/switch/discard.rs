@@ -1,7 +1,37 @@
-//! Discard rules of a full switch port: tail drop, partial and early packet discard.
+//! Discard rules of a full switch port: tail drop, partial and early packet discard, or one of your own.
 //!
 //! Early packet discard follows Romanow and Floyd ("Dynamics of TCP traffic over ATM networks", 1995). It refuses
 //! frames whole, at their first piece, so that a congested line carries no useless pieces.
+//!
+//! A rule of your own, at a port to which eight senders send at once:
+//!
+//! ```
+//! use midplane_simhw::drops::DropCause;
+//! use midplane_simhw::switch::discard::Occupancy;
+//! use midplane_simhw::switch::{Buffer, Discard, DiscardPolicy, Output, Piece, SwitchProfile};
+//! use midplane_simhw::time::{Instant, LineRate};
+//!
+//! /// Keeps half of the buffer free.
+//! #[derive(Debug)]
+//! struct Half;
+//!
+//! impl Discard for Half {
+//!     fn admit(&mut self, _: &Piece, cost: u32, at: Occupancy) -> Result<(), DropCause> {
+//!         if at.used + cost <= at.capacity / 2 { Ok(()) } else { Err(DropCause::EarlyDiscard) }
+//!     }
+//! }
+//!
+//! let mut profile = SwitchProfile::new(Buffer::Bytes(12_000));
+//! profile.discard = DiscardPolicy::Own(|| Box::new(Half));
+//! let mut port = Output::from_profile(LineRate::mbps(1_000), &profile);
+//! for frame in 0..8 {
+//!     let _ = port.accept(Instant::ZERO, Piece { frame, index: 0, last: true, bytes: 1_500 });
+//! }
+//! assert_eq!((port.peak(), port.drops().of(DropCause::EarlyDiscard)), (6_000, 4));
+//! ```
+//!
+//! Each switch with this profile has the rule: in a [`Topology`](crate::topology::Topology), and in a
+//! [`SoftSwitch`](crate::udp::SoftSwitch).
 
 use std::fmt;
 
@@ -23,7 +53,7 @@ impl Occupancy {
     }
 }
 
-/// A rule that selects the pieces that a port refuses.
+/// A rule that selects the pieces that a port refuses. A rule of your own is used as [`DiscardPolicy::Own`].
 pub trait Discard: fmt::Debug + Send {
     /// Decides on a piece that takes `cost` of the buffer. A rule must refuse a piece that does not fit.
     ///
@@ -37,8 +67,8 @@ pub trait Discard: fmt::Debug + Send {
     }
 }
 
-/// One of the discard rules of this module.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+/// The discard rule of a switch's ports: one of this module, or one of your own.
+#[derive(Clone, Copy, Debug, Default, Eq)]
 #[non_exhaustive]
 pub enum DiscardPolicy {
     /// Drops a piece that does not fit.
@@ -57,6 +87,8 @@ pub enum DiscardPolicy {
     /// broadcast frames are dropped nevertheless. A switch in real time cannot stall a link, and drops pieces
     /// that do not fit.
     BackPressure,
+    /// Follows a rule of your own. The function makes the rule of each port.
+    Own(fn() -> Box<dyn Discard>),
 }
 
 impl DiscardPolicy {
@@ -70,6 +102,18 @@ impl DiscardPolicy {
             Self::Tail | Self::BackPressure => Box::new(TailDrop),
             Self::Partial => Box::<PartialPacketDiscard>::default(),
             Self::Early { threshold } => Box::new(EarlyPacketDiscard::new(threshold)),
+            Self::Own(rule) => rule(),
+        }
+    }
+}
+
+impl PartialEq for DiscardPolicy {
+    /// Compares two policies. Rules of your own are equal if one function makes them.
+    fn eq(&self, other: &Self) -> bool {
+        match (*self, *other) {
+            (Self::Early { threshold }, Self::Early { threshold: other }) => threshold == other,
+            (Self::Own(rule), Self::Own(other)) => std::ptr::fn_addr_eq(rule, other),
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
         }
     }
 }

@@ -55,6 +55,25 @@ fn early_discard_carries_more_than_partial_and_that_more_than_tail_drop() {
     check_order(0..5);
 }
 
+/// Keeps three quarters of the buffer free.
+#[derive(Debug)]
+struct Quarter;
+
+impl Discard for Quarter {
+    fn admit(&mut self, _: &Piece, cost: u32, at: discard::Occupancy) -> Result<(), DropCause> {
+        if at.used + cost <= at.capacity / 4 { Ok(()) } else { Err(DropCause::EarlyDiscard) }
+    }
+}
+
+#[test]
+fn a_rule_of_ones_own_decides_at_each_port_of_a_world() {
+    let (traffic, peak) = incast(DiscardPolicy::Own(|| Box::new(Quarter)), 400, 1);
+    assert_eq!(peak, 100);
+    assert_eq!(traffic.drops.of(DropCause::BufferFull), 0, "{traffic:?}");
+    assert!(traffic.drops.total() > 0);
+    assert_eq!(incast(DiscardPolicy::Tail, 400, 1).1, 400);
+}
+
 /// Checks that three frames of 210 cells, admitted at the threshold, fit above it.
 fn check_slack(seed: u64) {
     let policy = DiscardPolicy::Early { threshold: 200 };
