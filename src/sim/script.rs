@@ -83,7 +83,11 @@ impl<'a> At<'a> {
     }
 
     /// Injects any of the model's [faults](midplane_simhw::fault) for a time. Hosts are numbered from 0 in the order in
-    /// which they were added.
+    /// which they were added, clients included. If all are at one switch, as by default, link 2 i leaves host i, and link
+    /// 2 i + 1 leads to it.
+    ///
+    /// [`Sim::run`](super::Sim::run) panics if there is no such host, link or switch, a probability is not from 0 to 1,
+    /// or a period is zero.
     pub fn fault(self, fault: Fault, time: Duration) -> Self {
         self.add(Action::Fault(fault, time))
     }

@@ -18,6 +18,7 @@ use crate::rng::Rng;
 use crate::time::nanos;
 
 pub use chaos::Chaos;
+pub(crate) use incident::Places;
 pub use incident::{Fault, FaultCounts, FaultKind, Incident};
 
 /// Faults of the links that leave the NICs, drawn anew for each frame. Probabilities are from 0 to 1.
@@ -103,6 +104,28 @@ pub enum FaultError {
          duplicate, reorder, delay-spike, slow-pair, flap, one-way and partition"
     )]
     Unsupported(FaultKind),
+    /// The fault repeats with a period of zero.
+    #[error("the fault {0:?} repeats every 0 s, so time would not pass; set a longer period")]
+    Period(FaultKind),
+    /// The topology has no such place.
+    #[error("the fault names {what} {number}; {}", numbers(.what, *.count))]
+    Place {
+        /// The kind of place: node, link or switch.
+        what: &'static str,
+        /// The given number.
+        number: u32,
+        /// Number of such places.
+        count: u32,
+    },
+}
+
+/// Lists the numbers of `count` places.
+fn numbers(what: &str, count: u32) -> String {
+    match count {
+        0 => format!("the topology has none: it has no {what}"),
+        1 => format!("the topology has {what} 0 only"),
+        _ => format!("the topology has numbers 0 to {}", count - 1),
+    }
 }
 
 impl FaultError {

@@ -3,6 +3,18 @@
 //! A [`World`] runs one firmware on every NIC and any number of application tasks on every host. Only what the
 //! profiles charge takes virtual time. The same seed, topology and applications give the same run, to the last
 //! bit of [`World::digest`].
+//!
+//! # Time on the way
+//!
+//! Between NICs without costs ([`NicProfile::FREE`]), a frame takes for each link its bytes on the wire
+//! ([`Framing::wire_bytes`], with the frame's header) at the link's rate, plus the
+//! propagation delay, and for each switch its latency, plus the time in the queue. A switch that cuts through begins once
+//! it has received its header bytes, if the outgoing line is not faster: the rest passes both lines at once. A frame of
+//! several pieces passes them at once too, piece after piece.
+//!
+//! A piece arrives at a whole nanosecond; a busy line carries the fraction to its next piece
+//! ([`Serializer`](crate::time::Serializer)). If switches store and forward, the rounded times of a piece on all links add
+//! up exactly. If they cut through, that sum can be 1 ns too long for each switch.
 
 pub(crate) mod active_faults;
 mod broadcast;
@@ -26,8 +38,10 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::frame::MAX_PAYLOAD;
 use crate::hardware::Firmware;
 use crate::id::{Incarnation, NodeId};
+use crate::link::Framing;
 use crate::profile::NicProfile;
 use crate::time::{Instant, nanos};
 use crate::topology::Topology;
@@ -41,6 +55,21 @@ use nic::{Nic, Work};
 
 pub use executor::SimHost;
 pub use network::Traffic;
+
+/// Checks the settings without which no frame could leave.
+fn check(topology: &Topology, profile: NicProfile) {
+    let NicProfile { transmit_slots, mtu, .. } = profile;
+    assert!(transmit_slots > 0, "`NicProfile::transmit_slots` is 0: a NIC needs 1 or more");
+    assert!(
+        mtu <= MAX_PAYLOAD,
+        "`NicProfile::mtu` is {mtu}: a frame carries at most {MAX_PAYLOAD}"
+    );
+    let framing = topology.links.first().map(|link| link.profile.framing);
+    assert!(
+        !matches!(framing, Some(Framing::Packets { mtu: 0, .. })),
+        "the links' `Framing::Packets` has an `mtu` of 0: a packet needs 1 or more bytes of a frame"
+    );
+}
 
 /// Most events and task turns at one instant; more count as a livelock.
 const LIVELOCK_TURNS: u64 = 10_000_000;
@@ -89,12 +118,16 @@ impl<F> std::fmt::Debug for World<F> {
 impl<F: Firmware> World<F> {
     /// Creates a cluster with the shape of `topology`, whose NICs have `profile`. `factory` makes the firmware
     /// of a NIC, at the start and at each restart of the NIC.
+    ///
+    /// # Panics
+    /// If NICs have no transmit slot or a longer MTU than [`MAX_PAYLOAD`], or links cut frames into packets of 0 bytes.
     pub fn new(
         topology: &Topology,
         profile: NicProfile,
         seed: u64,
         mut factory: impl FnMut(NodeId, Incarnation) -> F + Send + 'static,
     ) -> Self {
+        check(topology, profile);
         let network = Network::new(topology, seed);
         let nodes: Vec<NodeId> = (0..topology.hosts()).map(NodeId).collect();
         let shared = Shared::new(seed, nodes.len());
@@ -130,16 +163,23 @@ impl<F: Firmware> World<F> {
     /// If there is no such node.
     #[must_use]
     pub fn host(&self, node: NodeId) -> SimHost {
-        assert!(node.index() < self.nics.len(), "no node {node}");
+        self.assert_node(node);
         SimHost::new(node, Arc::clone(&self.shared))
     }
 
     /// Starts a task on `node`.
+    ///
+    /// # Panics
+    /// If there is no such node.
     pub fn spawn(&mut self, node: NodeId, task: impl Future<Output = ()> + Send + 'static) {
+        self.assert_node(node);
         self.executor.spawn(node, Box::pin(task));
     }
 
     /// Runs `task` on `node`, and everything else, until it ends. `None` if no event is left before that.
+    ///
+    /// # Panics
+    /// If there is no such node.
     pub fn block_on<T: Send + 'static>(
         &mut self,
         node: NodeId,
@@ -342,6 +382,11 @@ impl<F: Firmware> World<F> {
             | Event::Interrupt { .. }
             | Event::Coprocessor { .. } => {}
         }
+    }
+
+    fn assert_node(&self, node: NodeId) {
+        let nodes = self.nics.len();
+        assert!(node.index() < nodes, "no node {node}: the topology has {nodes}, numbered from 0");
     }
 
     fn is_live(&self, node: NodeId, restarts: u16) -> bool {

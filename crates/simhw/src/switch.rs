@@ -79,7 +79,8 @@ impl Buffer {
 pub enum Forwarding {
     /// After it has received the whole piece.
     StoreAndForward,
-    /// After it has received this many bytes of it.
+    /// After it has received this many bytes of it. If the outgoing line is faster, after it has received the whole piece:
+    /// the line would otherwise run out of bytes.
     CutThrough {
         /// Bytes before the forwarding decision.
         header: u32,

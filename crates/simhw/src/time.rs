@@ -111,7 +111,10 @@ impl LineRate {
     /// If `mega` is zero.
     #[must_use]
     pub const fn mbps(mega: u64) -> Self {
-        assert!(mega > 0, "a line has a rate");
+        assert!(
+            mega > 0,
+            "a rate of 0 Mb/s: a line carries at least 1 Mb/s; for less, use `LineRate::new`"
+        );
         Self(mega * 1_000_000)
     }
 

@@ -99,7 +99,12 @@ impl Topology {
     /// # Panics
     /// If there is no such medium, or there are more than 65,535 hosts.
     pub fn add_host_on(&mut self, medium: MediumId) -> NodeId {
-        assert!(usize::from(medium.0) < self.media.len(), "no medium {}", medium.0);
+        let media = self.media.len();
+        assert!(
+            usize::from(medium.0) < media,
+            "no medium {}: the topology has {media}, and `add_medium` adds one",
+            medium.0
+        );
         let MediumProfile { rate, propagation, framing, .. } = self.media[usize::from(medium.0)];
         let link = LinkProfile { rate, propagation, framing };
         self.join(End::Medium(medium), link, link)
@@ -119,7 +124,7 @@ impl Topology {
     /// # Panics
     /// If there is no such switch, or there are more than 65,535 hosts.
     pub fn add_host(&mut self, switch: SwitchId, link: LinkProfile) -> NodeId {
-        assert!(usize::from(switch.0) < self.switches.len(), "no switch {}", switch.0);
+        self.assert_switch(switch);
         self.join(End::Switch(switch), link, link)
     }
 
@@ -133,9 +138,21 @@ impl Topology {
         up: LinkProfile,
         down: LinkProfile,
     ) -> NodeId {
-        assert!(usize::from(switch.0) < self.switches.len(), "no switch {}", switch.0);
-        assert!(up.framing == down.framing, "a switch forwards pieces as they come");
+        self.assert_switch(switch);
+        assert!(
+            up.framing == down.framing,
+            "the framings of both links must be equal: a switch forwards pieces as they come"
+        );
         self.join(End::Switch(switch), up, down)
+    }
+
+    fn assert_switch(&self, switch: SwitchId) {
+        let switches = self.switches.len();
+        assert!(
+            usize::from(switch.0) < switches,
+            "no switch {}: the topology has {switches}, and `add_switch` adds one",
+            switch.0
+        );
     }
 
     fn join(&mut self, to: End, up: LinkProfile, down: LinkProfile) -> NodeId {
@@ -151,9 +168,8 @@ impl Topology {
     /// # Panics
     /// If there is no such switch.
     pub fn add_trunk(&mut self, a: SwitchId, b: SwitchId, link: LinkProfile) -> LinkId {
-        for switch in [a, b] {
-            assert!(usize::from(switch.0) < self.switches.len(), "no switch {}", switch.0);
-        }
+        self.assert_switch(a);
+        self.assert_switch(b);
         let there = self.add_link(End::Switch(a), End::Switch(b), link);
         self.add_link(End::Switch(b), End::Switch(a), link);
         there
@@ -200,7 +216,7 @@ impl Topology {
     /// If there is no such host.
     #[must_use]
     pub fn downlink(&self, node: NodeId) -> LinkId {
-        self.hosts[node.index()].1
+        self.links_of(node).1
     }
 
     /// Returns the link from `node`.
@@ -209,7 +225,13 @@ impl Topology {
     /// If there is no such host.
     #[must_use]
     pub fn uplink(&self, node: NodeId) -> LinkId {
-        self.hosts[node.index()].0
+        self.links_of(node).0
+    }
+
+    fn links_of(&self, node: NodeId) -> (LinkId, LinkId) {
+        let hosts = self.hosts.len();
+        let links = self.hosts.get(node.index()).copied();
+        links.unwrap_or_else(|| panic!("no host {node}: the topology has {hosts}, numbered from 0"))
     }
 
     /// Returns the name of a link in traces and scripts, made of the names of its ends.
@@ -223,7 +245,10 @@ impl Topology {
             End::Switch(switch) => format!("switch {}", switch.0),
             End::Medium(medium) => format!("medium {}", medium.0),
         };
-        let Link { from, to, .. } = self.links[link.0 as usize];
+        let links = self.links.len();
+        let Some(Link { from, to, .. }) = self.links.get(link.0 as usize).copied() else {
+            panic!("no link {}: the topology has {links}, numbered from 0", link.0)
+        };
         format!("{} > {}", name(from), name(to))
     }
 

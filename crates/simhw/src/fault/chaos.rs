@@ -26,32 +26,50 @@ pub struct Chaos {
 }
 
 impl Chaos {
-    /// Draws incidents in `topology`, sorted by their begin. The same seed gives the same script.
+    /// Draws incidents in `topology`, sorted by their begin. The same seed gives the same script. Kinds of faults of
+    /// switches are left out if there is no switch.
     ///
     /// # Panics
-    /// If no kind may occur, or the topology has no hosts.
+    /// If no kind is left, or the topology has no hosts.
     #[must_use]
     pub fn script(&self, topology: &Topology, seed: u64) -> Vec<Incident> {
+        let mut kinds = self.kinds.clone();
+        if topology.outputs().next().is_none() {
+            kinds.retain(|kind| !is_of_switch(*kind));
+        }
         assert!(
-            !self.kinds.is_empty() && topology.hosts() > 0,
-            "chaos needs a kind of fault and a host"
+            !kinds.is_empty() && topology.hosts() > 0,
+            "chaos needs a host, and a kind of fault that the topology can have"
         );
-        let mut draw = Draw { rng: Rng::new(seed, "chaos"), chaos: self, topology };
+        let mut draw = Draw { rng: Rng::new(seed, "chaos"), chaos: self, kinds, topology };
         let mut script: Vec<_> = (0..self.incidents).map(|_| draw.incident()).collect();
         script.sort_by_key(|incident| incident.at);
         script
     }
 }
 
+/// Returns whether such a fault occurs at a switch or one of its outputs.
+const fn is_of_switch(kind: FaultKind) -> bool {
+    matches!(
+        kind,
+        FaultKind::QueueShrink
+            | FaultKind::PortStuck
+            | FaultKind::Misroute
+            | FaultKind::CircuitTable
+            | FaultKind::SwitchReboot
+    )
+}
+
 struct Draw<'a> {
     rng: Rng,
     chaos: &'a Chaos,
+    kinds: Vec<FaultKind>,
     topology: &'a Topology,
 }
 
 impl Draw<'_> {
     fn incident(&mut self) -> Incident {
-        let kind = self.chaos.kinds[self.rng.below(self.chaos.kinds.len() as u64) as usize];
+        let kind = self.kinds[self.rng.below(self.kinds.len() as u64) as usize];
         let at = Instant::from_nanos(self.rng.below(nanos(self.chaos.within)));
         let lasts = self.short(self.chaos.longest);
         Incident { at, lasts, fault: self.fault(kind) }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::FaultError;
 use crate::id::NodeId;
 use crate::time::Instant;
 use crate::topology::{LinkId, SwitchId};
@@ -62,6 +63,13 @@ macro_rules! catalogue {
             pub const fn kind(&self) -> FaultKind {
                 match self {
                     $(Self::$name { .. } => FaultKind::$name,)*
+                }
+            }
+
+            /// Returns the values of the parameters, in their order.
+            fn values(&self) -> Vec<Parameter> {
+                match *self {
+                    $(Self::$name { $($field),* } => vec![$(Parameter::from($field)),*],)*
                 }
             }
         }
@@ -341,6 +349,78 @@ catalogue! {
         /// Length of the jump.
         by: Duration
     } = "clock-step",
+}
+
+/// The value of a fault's parameter, as far as it is checked.
+#[derive(Clone, Copy, Debug)]
+enum Parameter {
+    Node(NodeId),
+    Link(LinkId),
+    Switch(SwitchId),
+    Probability(f64),
+    Unchecked,
+}
+
+macro_rules! parameters {
+    ($($kind:ty => |$value:pat_param| $parameter:expr;)*) => {$(
+        impl From<$kind> for Parameter {
+            fn from($value: $kind) -> Self {
+                $parameter
+            }
+        }
+    )*};
+}
+
+parameters! {
+    NodeId => |node| Self::Node(node);
+    LinkId => |link| Self::Link(link);
+    SwitchId => |switch| Self::Switch(switch);
+    f64 => |probability| Self::Probability(probability);
+    Duration => |_| Self::Unchecked;
+    u8 => |_| Self::Unchecked;
+    u16 => |_| Self::Unchecked;
+    u32 => |_| Self::Unchecked;
+    i32 => |_| Self::Unchecked;
+    i64 => |_| Self::Unchecked;
+}
+
+impl Fault {
+    /// Checks that the probabilities are valid.
+    pub(crate) fn check_probabilities(&self) -> Result<(), FaultError> {
+        self.values().into_iter().try_for_each(|value| match value {
+            Parameter::Probability(value) => {
+                FaultError::check_probability(self.kind().name(), value)
+            }
+            _ => Ok(()),
+        })
+    }
+
+    /// Checks that the probabilities and periods are valid, and that `topology` has the places.
+    pub(crate) fn check_in(&self, topology: &Places) -> Result<(), FaultError> {
+        self.check_probabilities()?;
+        if let Self::InterruptSpurious { every: period, .. } | Self::Flap { period, .. } = self
+            && period.is_zero()
+        {
+            return Err(FaultError::Period(self.kind()));
+        }
+        self.values().into_iter().try_for_each(|value| {
+            let (what, number, count) = match value {
+                Parameter::Node(node) => ("node", u32::from(node.0), topology.nodes),
+                Parameter::Link(link) => ("link", link.0, topology.links),
+                Parameter::Switch(switch) => ("switch", u32::from(switch.0), topology.switches),
+                Parameter::Probability(_) | Parameter::Unchecked => return Ok(()),
+            };
+            if number < count { Ok(()) } else { Err(FaultError::Place { what, number, count }) }
+        })
+    }
+}
+
+/// The numbers of places that a topology has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places {
+    pub(crate) nodes: u32,
+    pub(crate) links: u32,
+    pub(crate) switches: u32,
 }
 
 impl fmt::Display for FaultKind {

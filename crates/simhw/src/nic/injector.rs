@@ -237,23 +237,20 @@ impl Path {
 
 /// Checks that live NICs support a fault, and that its probabilities are valid.
 fn check(fault: &Fault) -> Result<(), FaultError> {
-    let probabilities = match *fault {
-        Fault::Loss { probability, .. }
-        | Fault::Corrupt { probability, .. }
-        | Fault::Truncate { probability, .. }
-        | Fault::Duplicate { probability, .. }
-        | Fault::Reorder { probability, .. } => [probability; 2],
-        Fault::BurstLoss { enter, leave, .. } => [enter, leave],
-        Fault::DelaySpike { .. }
+    match fault {
+        Fault::Loss { .. }
+        | Fault::BurstLoss { .. }
+        | Fault::Corrupt { .. }
+        | Fault::Truncate { .. }
+        | Fault::Duplicate { .. }
+        | Fault::Reorder { .. }
+        | Fault::DelaySpike { .. }
         | Fault::SlowPair { .. }
         | Fault::Flap { .. }
         | Fault::OneWay { .. }
-        | Fault::Partition { .. } => [0.0; 2],
-        _ => return Err(FaultError::Unsupported(fault.kind())),
-    };
-    let what = fault.kind().name();
-    let check = |value| FaultError::check_probability(what, value);
-    probabilities.into_iter().try_for_each(check)
+        | Fault::Partition { .. } => fault.check_probabilities(),
+        _ => Err(FaultError::Unsupported(fault.kind())),
+    }
 }
 
 #[cfg(all(test, not(midplane_loom)))]

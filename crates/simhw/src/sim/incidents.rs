@@ -38,7 +38,11 @@ type Boot = Box<dyn FnMut(SimHost) + Send>;
 impl<F: Firmware> World<F> {
     /// Crashes a node, host and NIC: its tasks end, its ports close, and frames to it are dropped. Frames that its
     /// firmware has committed still leave it. Does nothing if the node is down.
+    ///
+    /// # Panics
+    /// If there is no such node.
     pub fn crash(&mut self, node: NodeId) {
+        self.assert_node(node);
         if !self.nics[node.index()].up && !self.is_trapped(node) {
             return;
         }
@@ -94,9 +98,10 @@ impl<F: Firmware> World<F> {
     /// tasks.
     ///
     /// # Panics
-    /// If the node is up.
+    /// If the node is up, or there is no such node.
     pub fn restart(&mut self, node: NodeId) {
-        assert!(!self.nics[node.index()].up, "node {node} is up");
+        self.assert_node(node);
+        assert!(!self.nics[node.index()].up, "node {node} is up: crash it first");
         let skew = self.network.active_faults.skew(node);
         if skew != 0 {
             self.nics[node.index()].clock = Clock::starting(self.now, skew);
@@ -116,22 +121,36 @@ impl<F: Firmware> World<F> {
     }
 
     /// Partitions two nodes: drops all frames between them, including those in flight.
+    ///
+    /// # Panics
+    /// If there is no such node.
     pub fn cut(&mut self, a: NodeId, b: NodeId) {
+        self.assert_node(a);
+        self.assert_node(b);
         self.network.partitions.insert((a.min(b), a.max(b)));
     }
 
-    /// Ends the partition that [`World::cut`] made between two nodes.
+    /// Ends the partition that [`World::cut`] made between two nodes, if there is one.
     pub fn heal(&mut self, a: NodeId, b: NodeId) {
         self.network.partitions.remove(&(a.min(b), a.max(b)));
     }
 
     /// Sets the faults of the links from now on.
+    ///
+    /// # Panics
+    /// If a probability is not from 0 to 1.
     pub fn set_faults(&mut self, faults: Faults) {
+        faults.check().unwrap_or_else(|error| panic!("{error}"));
         self.network.faults = faults;
     }
 
     /// Schedules an incident; one in the past begins now.
+    ///
+    /// # Panics
+    /// If the fault names a place that the topology lacks, a probability is not from 0 to 1, or a period is zero.
     pub fn schedule(&mut self, incident: Incident) {
+        let places = self.network.places();
+        incident.fault.check_in(&places).unwrap_or_else(|error| panic!("{error}"));
         let index = self.script.incidents.len();
         self.script.incidents.push(incident);
         let event = Event::Incident { index: index as u32, phase: Phase::Begins };
@@ -152,7 +171,8 @@ impl<F: Firmware> World<F> {
         self.script.boot = Some(Box::new(boot));
     }
 
-    /// Returns how often each kind of fault has had an effect.
+    /// Returns how often each kind of fault of an [`Incident`] has had an effect. Frames that [`World::set_faults`] loses
+    /// or damages are in [`World::traffic`].
     #[must_use]
     pub const fn faults_fired(&self) -> &FaultCounts {
         &self.network.active_faults.fired

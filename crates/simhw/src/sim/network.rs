@@ -13,7 +13,7 @@ use super::shared::SharedMedia;
 use super::uplink::Uplink;
 use super::watch::Watch;
 use crate::drops::{DropCause, Drops};
-use crate::fault::Faults;
+use crate::fault::{Faults, Places};
 use crate::frame::{HEADER_BYTES, Header};
 use crate::id::NodeId;
 use crate::link::Framing;
@@ -44,8 +44,8 @@ struct Wire {
     output: Option<Output>,
     /// Nanoseconds from a piece's last bit until it enters the next queue.
     delay_ns: u64,
-    /// Bytes after which a cut-through switch at the link's end forwards; 0 if it waits for the whole piece.
-    cut_through: u32,
+    /// Bytes after which a cut-through switch at the link's end forwards; `None` if it waits for the whole piece.
+    cut_through: Option<u32>,
     /// Capacity of the output's buffer, in its unit, without faults.
     capacity: u32,
 }
@@ -110,6 +110,15 @@ impl Network {
             rng: Rng::new(seed, "network"),
             secrets: Rng::new(seed, "secrets"),
             unfinished: vec![Vec::new(); topology.hosts.len()],
+        }
+    }
+
+    /// Returns how many nodes, links and switches there are.
+    pub(super) fn places(&self) -> Places {
+        Places {
+            nodes: self.hosts.len() as u32,
+            links: self.wires.len() as u32,
+            switches: self.routes.len() as u32,
         }
     }
 
@@ -444,19 +453,19 @@ impl Network {
         let late = if self.active_faults.is_none() { 0 } else { self.active_faults.late(link) };
         let leaves = leaves.plus_nanos(late);
         let wire = &self.wires[link.0 as usize];
-        let ahead = if wire.cut_through == 0 { 0 } else { self.ahead(wire, to, bytes) };
+        let ahead = wire.cut_through.map_or(0, |header| self.ahead(wire, to, header, bytes));
         Instant::from_nanos(leaves.as_nanos().saturating_sub(ahead)).plus_nanos(wire.delay_ns)
     }
 
     /// Returns the nanoseconds by which a cut-through switch begins before it has the whole piece. If the outgoing line
     /// is faster, the switch waits for the whole piece, because the line would otherwise underrun.
-    fn ahead(&self, wire: &Wire, to: NodeId, bytes: u32) -> u64 {
+    fn ahead(&self, wire: &Wire, to: NodeId, header: u32, bytes: u32) -> u64 {
         let End::Switch(switch) = wire.link.to else { return 0 };
         let rate = wire.link.profile.rate;
         let out = self.routes[usize::from(switch.0)].get(to.index()).copied().flatten();
         match out {
             Some(out) if self.wires[out.0 as usize].link.profile.rate <= rate => {
-                rate.nanos_for(u64::from(bytes.saturating_sub(wire.cut_through)))
+                rate.nanos_for(u64::from(bytes.saturating_sub(header)))
             }
             _ => 0,
         }
@@ -474,12 +483,12 @@ impl Wire {
             }
         };
         let (latency, cut_through) = match link.to {
-            End::Nic(_) | End::Medium(_) => (0, 0),
+            End::Nic(_) | End::Medium(_) => (0, None),
             End::Switch(switch) => {
                 let profile = &topology.switches[usize::from(switch.0)];
                 let header = match profile.forwarding {
-                    Forwarding::StoreAndForward => 0,
-                    Forwarding::CutThrough { header } => header,
+                    Forwarding::StoreAndForward => None,
+                    Forwarding::CutThrough { header } => Some(header),
                 };
                 (nanos(profile.latency), header)
             }

@@ -49,6 +49,7 @@ impl<F: Firmware> World<F> {
     /// If there is no such node.
     #[must_use]
     pub fn is_up(&self, node: NodeId) -> bool {
+        self.assert_node(node);
         self.nics[node.index()].up
     }
 
@@ -58,6 +59,7 @@ impl<F: Firmware> World<F> {
     /// If there is no such node.
     #[must_use]
     pub fn open_ports(&self, node: NodeId) -> usize {
+        self.assert_node(node);
         self.nics[node.index()].ports.open()
     }
 
@@ -91,6 +93,7 @@ impl<F: Firmware> World<F> {
     /// If there is no such node.
     #[must_use]
     pub fn firmware(&self, node: NodeId) -> &F {
+        self.assert_node(node);
         &self.firmware[node.index()]
     }
 

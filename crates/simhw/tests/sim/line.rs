@@ -97,6 +97,11 @@ fn cut_through_takes_a_header_at_every_switch_and_one_frame_time() {
 }
 
 #[test]
+fn cut_through_without_a_header_forwards_from_the_first_bit() {
+    assert_eq!(arrival(Forwarding::CutThrough { header: 0 }, 100), 2 * 1_500 + 80_500);
+}
+
+#[test]
 fn cut_through_onto_a_faster_line_waits_for_the_frame() {
     // The trunk takes 8 us for what arrives in 80 us: it must not run empty.
     let cut = arrival(Forwarding::CutThrough { header: 48 }, 1_000);

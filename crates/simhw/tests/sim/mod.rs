@@ -13,6 +13,7 @@ mod hops;
 mod host_faults;
 mod hosts;
 mod line;
+mod mistakes;
 mod observe;
 mod ports;
 mod shared;
