@@ -145,7 +145,8 @@ pub trait Hardware {
     /// Charges `instructions` of the coprocessor: virtual time in `sim`, nothing on a live fabric.
     fn charge(&mut self, instructions: u64);
 
-    /// Sends one frame; `header.length` is the length of the payload. Frames leave in the order of these calls.
+    /// Sends one frame. The firmware fills in the whole header: `source` and `incarnation` are this NIC's, and `length` is
+    /// that of the payload. Frames leave in the order of these calls.
     /// Returns when the frame's last bit leaves the NIC, as far as is known now.
     ///
     /// # Errors
