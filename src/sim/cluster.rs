@@ -65,7 +65,7 @@ fn boot(host: &SimHost, hosts: &Arc<Hosts>, spec: &Spec, nodes: &Nodes, shared: 
     };
     let (shared, clock, hosts) = (Arc::clone(shared), host.clone(), Arc::clone(hosts));
     let on_end = move |end| {
-        let (node, now) = (clock.node(), clock.now());
+        let (node, now) = (clock.node(), clock.world_now());
         let mut ends = shared.ends();
         match end {
             Err(error) => drop(ends.failed.get_or_insert((node, now, error))),

@@ -16,6 +16,8 @@ use std::time::Duration;
 use midplane::net::UdpSocket;
 use midplane::sim::{Result, SimError};
 use midplane::simhw::drops::DropCause;
+use midplane::simhw::fault::Fault;
+use midplane::simhw::id::NodeId;
 use midplane::simhw::profile::{Machine, NicProfile};
 use midplane::simhw::services::RECEIVE_BYTES;
 use midplane::simhw::switch::DiscardPolicy;
@@ -511,4 +513,19 @@ fn a_report_counts_drops_at_a_full_socket() {
     let full = report.drops.of(DropCause::SocketFull);
     assert_eq!(full, 5_000 - RECEIVE_BYTES / 1_064, "{report:?}");
     assert_eq!(report.sent, report.delivered + report.drops.total());
+}
+
+#[test]
+fn an_end_has_the_networks_time_though_the_hosts_clock_has_jumped() -> Result {
+    let mut sim = Sim::builder().build();
+    sim.client(|_| async {
+        time::sleep(Duration::from_secs(10)).await;
+        Ok(())
+    });
+    let step = Fault::ClockStep { node: NodeId(0), by: Duration::from_secs(4) };
+    sim.at(Duration::from_secs(1)).fault(step, Duration::ZERO);
+    let report = sim.run()?;
+    assert_eq!(report.ended[0].time, Duration::from_secs(6));
+    assert_eq!(report.time, Duration::from_secs(6));
+    Ok(())
 }

@@ -380,7 +380,8 @@ impl SimHost {
 
     /// Returns the network's time, from which the node's clock may differ.
     #[cfg(feature = "services")]
-    pub(crate) fn world_now(&self) -> Instant {
+    #[must_use]
+    pub fn world_now(&self) -> Instant {
         self.shared.now()
     }
 }
