@@ -133,7 +133,7 @@ impl fmt::Display for DropCause {
 }
 
 /// Counts of dropped frames, by cause.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Copy, Default, Eq, PartialEq)]
 pub struct Drops([u64; DropCause::ALL.len()]);
 
 impl Drops {
@@ -165,10 +165,32 @@ impl Drops {
     }
 }
 
+impl fmt::Debug for Drops {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
 impl std::ops::AddAssign for Drops {
     fn add_assign(&mut self, other: Self) {
         for (count, more) in self.0.iter_mut().zip(other.0) {
             *count += more;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::{FaultCounts, FaultKind};
+
+    #[test]
+    fn counts_show_the_names_of_what_occurred() {
+        let mut drops = Drops::default();
+        drops.add_many(DropCause::BufferFull, 3);
+        assert_eq!(format!("{drops:?}"), "{BufferFull: 3}");
+        let mut fired = FaultCounts::default();
+        fired.add(FaultKind::Crash);
+        assert_eq!(format!("{fired:?}"), "{Crash: 1}");
     }
 }

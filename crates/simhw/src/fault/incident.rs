@@ -431,7 +431,7 @@ impl fmt::Display for FaultKind {
 
 /// Counts how often each kind of fault has had an effect, such as a lost frame, a lost doorbell or a delayed
 /// task. An incident without effect is not counted.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Eq, PartialEq)]
 pub struct FaultCounts([u64; FaultKind::ALL.len()]);
 
 impl Default for FaultCounts {
@@ -460,6 +460,12 @@ impl FaultCounts {
     /// Iterates over the kinds that had an effect, each with its count.
     pub fn iter(&self) -> impl Iterator<Item = (FaultKind, u64)> + '_ {
         FaultKind::ALL.iter().map(|kind| (*kind, self.of(*kind))).filter(|(_, count)| *count > 0)
+    }
+}
+
+impl fmt::Debug for FaultCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
     }
 }
 
