@@ -350,6 +350,11 @@ impl Node {
         let asked = format!("asked {}", asked.join(", "));
         let failed = format!("could not ask {}", unanswered.join(", "));
         match (peers.is_empty(), unanswered.is_empty()) {
+            (true, true) if !self.0.allowed.shm() => format!(
+                "no node was found to ask: name a place of another node (`NodeBuilder::discover`); without the \
+                 transport `shm` (allowed: {}), a node finds none of its host by itself",
+                self.0.allowed
+            ),
             (true, true) => {
                 let cluster = self.0.shared.cluster();
                 format!(

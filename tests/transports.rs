@@ -93,6 +93,18 @@ async fn places_without_an_answer_are_listed_with_their_last_error() {
 }
 
 #[tokio::test]
+async fn a_node_without_shared_memory_is_told_to_name_a_place() {
+    let builder = Node::builder().cluster(format!("alone-{}", std::process::id()));
+    let builder = builder.transports("udp").connect_timeout(Duration::ZERO);
+    let service = builder.clone().start().await.unwrap();
+    let _listener = service.listen("kv").await.unwrap();
+    let error = builder.start().await.unwrap().connect("kv").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoService);
+    assert!(error.to_string().contains("without the transport `shm` (allowed: udp)"), "{error}");
+    assert!(error.to_string().contains("`NodeBuilder::discover`"), "{error}");
+}
+
+#[tokio::test]
 async fn unknown_transports_are_an_error_that_lists_them() {
     for list in ["shm,infiniband", ""] {
         let error = Node::builder().transports(list).start().await.unwrap_err();
