@@ -25,6 +25,10 @@
 //! })?;
 //! # Ok::<_, midplane::sim::SimError>(())
 //! ```
+//!
+//! UDP sockets and quinn take addresses alone. The host that was added first has 10.0.0.1, the second 10.0.0.2, and so on;
+//! clients are hosts too. [`VirtualHost::resolve`](midplane_simhw::services::VirtualHost::resolve) returns the address for a
+//! name, in the code of a host.
 
 #[cfg(feature = "axum")]
 pub use midplane_simhw::services::PeerAddress;

@@ -1,5 +1,40 @@
 //! Bounds the bytes in flight and their rate: the interface of congestion controllers, and the laws to choose from.
 //!
+//! A law of your own implements [`Controller`]. [`Config::congestion`](super::Config::congestion) takes a factory of it, for
+//! the connections of an [`Endpoint`](crate::wire::endpoint::Endpoint). Nodes choose from [`Congestion`] only.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use midplane_simhw::time::Instant;
+//! use midplane_via::wire::pipe::Config;
+//! use midplane_via::wire::pipe::congestion::{Acked, Controller, ControllerFactory, Lost, Start};
+//!
+//! /// Keeps four datagrams in flight.
+//! #[derive(Debug)]
+//! struct Four {
+//!     mtu: usize,
+//! }
+//!
+//! impl Controller for Four {
+//!     fn name(&self) -> &'static str {
+//!         "four"
+//!     }
+//!     fn on_acked(&mut self, _: Instant, _: Acked) {}
+//!     fn on_lost(&mut self, _: Instant, _: Lost) {}
+//!     fn on_mtu(&mut self, bytes: usize) {
+//!         self.mtu = bytes;
+//!     }
+//!     fn window(&self) -> u64 {
+//!         4 * self.mtu as u64
+//!     }
+//! }
+//!
+//! let four: ControllerFactory = Arc::new(|start: Start| Box::new(Four { mtu: start.mtu }));
+//! let config = Config::default().congestion(four);
+//! # drop(config);
+//! ```
+//!
 //! `quinn-proto`'s Cubic and BBR can't be used here: they read an `RttEstimator`, which only that crate can make. BBR
 //! is that of `s2n-quic-core`. Cubic is our own, because that crate needs a later Rust than the rest.
 
