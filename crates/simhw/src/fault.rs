@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use crate::rng::Rng;
 use crate::time::nanos;
+use crate::topology::LinkId;
 
 pub use chaos::Chaos;
 pub(crate) use incident::Places;
@@ -104,6 +105,14 @@ pub enum FaultError {
          duplicate, reorder, delay-spike, slow-pair, flap, one-way and partition"
     )]
     Unsupported(FaultKind),
+    /// The fault is one of a switch's output, and the link does not begin at a switch.
+    #[error("the fault {kind:?} needs a link that begins at a switch; link {} begins elsewhere", .link.0)]
+    NoOutput {
+        /// The kind of fault.
+        kind: FaultKind,
+        /// The given link.
+        link: LinkId,
+    },
     /// The fault repeats with a period of zero.
     #[error("the fault {0:?} repeats every 0 s, so time would not pass; set a longer period")]
     Period(FaultKind),

@@ -29,7 +29,7 @@ pub enum HostError {
     #[error("{0}")]
     Failed(BoxError),
     /// A task has panicked; the text has the place and the message.
-    #[error("{0}")]
+    #[error("{0}{cure}", cure = cure_of(.0))]
     Panicked(String),
     /// A task wakes itself again and again, so that no virtual time passes.
     #[error("no time passes: a task wakes itself for ever, or polls without waiting for anything")]
@@ -40,6 +40,15 @@ pub enum HostError {
          that of the seed"
     )]
     Threads,
+}
+
+/// Returns what to do about a panic; nothing unless it is known.
+fn cure_of(panic: &str) -> &'static str {
+    if panic.contains("IO is disabled") {
+        "; tokio's sockets are not simulated: use `midplane::net` in place of `tokio::net`"
+    } else {
+        ""
+    }
 }
 
 /// Runs a host's code, and calls `on_end` when it ends. From then on the host answers each datagram with the report

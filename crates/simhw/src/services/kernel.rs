@@ -343,7 +343,10 @@ impl VirtualHost {
         if let Ok(address) = place.parse() {
             return Ok(address);
         }
-        let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "a place is HOST:PORT");
+        let invalid = || {
+            let text = format!("{place:?} is not an address: write HOST:PORT");
+            io::Error::new(io::ErrorKind::InvalidInput, text)
+        };
         let (name, port) = place.rsplit_once(':').ok_or_else(invalid)?;
         let port = port.parse().map_err(|_| invalid())?;
         let node = self.0.hosts.node(name).ok_or_else(|| {

@@ -175,6 +175,22 @@ fn errors_panics_threads_and_livelocks_end_a_host_with_their_messages() {
 }
 
 #[test]
+fn a_socket_of_tokio_and_a_wrong_place_end_a_host_with_the_cure() {
+    let mut cluster = Cluster::new(1, 2, |node| async move {
+        if node.0 == 0 {
+            tokio::net::UdpSocket::bind("127.0.0.1:0").await?;
+        }
+        crate::services::TcpStream::connect("server").await?;
+        Ok(())
+    });
+    assert_eq!(cluster.run(Duration::from_secs(1), 2), 2);
+    let end = |node| cluster.take_end(NodeId(node)).1.unwrap_err().to_string();
+    let socket = end(0);
+    assert!(socket.ends_with("use `midplane::net` in place of `tokio::net`"), "{socket}");
+    assert_eq!(end(1), "\"server\" is not an address: write HOST:PORT");
+}
+
+#[test]
 fn a_port_without_a_socket_is_reported_and_a_crashed_host_is_silent() {
     let mut cluster = Cluster::new(1, 3, |node| async move {
         if node.0 != 1 {

@@ -10,7 +10,7 @@ use super::event_queue::{Event, Phase};
 use super::executor::SimHost;
 use super::nic::Work;
 use crate::drops::DropCause;
-use crate::fault::{Fault, FaultCounts, Faults, Incident};
+use crate::fault::{Fault, FaultCounts, FaultError, Faults, Incident};
 use crate::hardware::Firmware;
 use crate::id::NodeId;
 use crate::profile::Notice;
@@ -151,6 +151,11 @@ impl<F: Firmware> World<F> {
     pub fn schedule(&mut self, incident: Incident) {
         let places = self.network.places();
         incident.fault.check_in(&places).unwrap_or_else(|error| panic!("{error}"));
+        if let Fault::QueueShrink { link, .. } | Fault::PortStuck { link } = incident.fault
+            && self.network.output(link).is_none()
+        {
+            panic!("{}", FaultError::NoOutput { kind: incident.fault.kind(), link });
+        }
         let index = self.script.incidents.len();
         self.script.incidents.push(incident);
         let event = Event::Incident { index: index as u32, phase: Phase::Begins };

@@ -59,6 +59,9 @@ fn an_incident_at_a_place_that_the_topology_lacks_is_refused() {
     assert_eq!(partition, crash);
     let flap = schedule(Fault::Flap { link: LinkId(4), period: Duration::from_millis(1) });
     assert_eq!(flap, "the fault names link 4; the topology has numbers 0 to 3");
+    let stuck = schedule(Fault::PortStuck { link: LinkId(0) });
+    let begins = "link that begins at a switch; link 0 begins elsewhere";
+    assert_eq!(stuck, format!("the fault PortStuck needs a {begins}"));
     let reboot = schedule(Fault::SwitchReboot { switch: SwitchId(1) });
     assert_eq!(reboot, "the fault names switch 1; the topology has switch 0 only");
 }
