@@ -6,8 +6,46 @@
 //! [`StageWorker`]s, each a task of its own. It records the time that every fragment spends in every
 //! stage, so that a measured chart can be compared with the predicted one (see
 //! [`gantt`](crate::gantt)).
+//!
+//! Reading the source is stage 0, the workers are stages 1, 2 and so on: plan for a chain whose first
+//! stage is the source. A row lasts while its stage works on the fragment, without the time that the
+//! fragment waits before or after, so that [`Monitor`](crate::estimate::Monitor) takes its length:
+//!
+//! ```
+//! use midplane_pipeline::estimate::{Monitor, Verdict};
+//! use midplane_pipeline::executor::{Copy, Executor, Write};
+//! use midplane_pipeline::{Limits, Pipeline, Planner, Stage};
+//!
+//! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+//! # runtime.block_on(async {
+//! // Microseconds a fragment, microseconds a byte: read, copy, write.
+//! let stages = [Stage::new(2.0, 0.0001)?, Stage::new(1.0, 0.0001)?, Stage::new(5.0, 0.0002)?];
+//! let chain = Pipeline::new(stages.into())?;
+//! let mut monitor = Monitor::new(&chain);
+//! let mut planner = Planner::new(chain, Limits::new())?;
+//! for message in [vec![1; 100_000], vec![2; 200_000]] {
+//!     let sizes: Vec<u64> = planner.plan(message.len() as u64).collect();
+//!     let executor = Executor::source(std::io::Cursor::new(message), sizes);
+//!     let rows = executor.stage(Copy).stage(Write(tokio::io::sink())).run().await?;
+//!     let mut has_changed = false;
+//!     for row in &rows {
+//!         let us = row.end.get() - row.start.get();
+//!         has_changed |= monitor.handle_timing(row.stage, row.bytes, us) != Verdict::Steady;
+//!     }
+//!     if has_changed {
+//!         planner.replace(monitor.pipeline())?;
+//!     }
+//!     // Off the hot path: equal fragments until a ramp is installed.
+//!     while let Some(wanted) = planner.poll_ramp_request() {
+//!         planner.install(wanted.compute()?);
+//!     }
+//! }
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,7 +55,7 @@ use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use crate::timing::Row;
 use crate::unit::Micros;
@@ -41,7 +79,7 @@ pub enum ExecutionError {
         source: io::Error,
     },
     /// The task of a stage panicked.
-    #[error("a stage panicked")]
+    #[error("a stage panicked: its message is on standard error, unless a panic hook moved it")]
     Panicked,
 }
 
@@ -75,7 +113,7 @@ impl<R: AsyncRead + Unpin> Stream for Cut<R> {
             None => {
                 let Some(size) = this.sizes.next() else { return Poll::Ready(None) };
                 if size > MAX_FRAGMENT {
-                    return Poll::Ready(Some(Err(io::ErrorKind::InvalidInput.into())));
+                    return Poll::Ready(Some(Err(too_large(size))));
                 }
                 let wanted = size as usize;
                 this.buffer = BytesMut::zeroed(wanted);
@@ -93,7 +131,7 @@ impl<R: AsyncRead + Unpin> Stream for Cut<R> {
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
                 Poll::Ready(Ok(())) if rest.filled().is_empty() => {
-                    return Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into())));
+                    return Poll::Ready(Some(Err(too_short(filled, this.buffer.len()))));
                 }
                 Poll::Ready(Ok(())) => filled += rest.filled().len(),
             }
@@ -101,6 +139,18 @@ impl<R: AsyncRead + Unpin> Stream for Cut<R> {
         this.wanted = None;
         Poll::Ready(Some(Ok(std::mem::take(&mut this.buffer).freeze())))
     }
+}
+
+fn too_large(size: u64) -> io::Error {
+    let text = format!("a fragment has at most {MAX_FRAGMENT} bytes, not {size}: set a lower mtu");
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+fn too_short(filled: usize, wanted: usize) -> io::Error {
+    let text = format!(
+        "the source ended after {filled} of a fragment's {wanted} bytes: pass sizes that sum to its length"
+    );
+    io::Error::new(io::ErrorKind::UnexpectedEof, text)
 }
 
 /// A stage of real work: takes a fragment and passes it on.
@@ -135,6 +185,9 @@ impl<W: AsyncWrite + Unpin + Send + 'static> StageWorker for Write<W> {
         Ok(fragment)
     }
 }
+
+/// The result of a stage's task.
+type Ended = Result<Result<Vec<Row>, ExecutionError>, JoinError>;
 
 /// A chain of real stages, beginning with its source.
 #[derive(Debug)]
@@ -185,29 +238,31 @@ impl Executor {
     ///
     /// # Errors
     ///
-    /// [`ExecutionError`] of a stage that failed; the other stages then end, too.
+    /// [`ExecutionError`] of the first stage that failed. The other stages are then stopped, even if
+    /// they wait for their I/O.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future stops all stages and loses the fragments in them.
     pub async fn run(mut self) -> Result<Vec<Row>, ExecutionError> {
-        while self.out.recv().await.is_some() {}
         let mut rows = Vec::new();
-        let mut failed: Option<ExecutionError> = None;
-        while let Some(task) = self.tasks.join_next().await {
-            match task {
-                Ok(Ok(own)) => rows.extend(own),
-                Ok(Err(error)) => failed = failed.or(Some(error)),
-                Err(_) => failed = failed.or(Some(ExecutionError::Panicked)),
+        while let Some(ended) = poll_fn(|cx| self.poll_stage(cx)).await {
+            match ended.unwrap_or(Err(ExecutionError::Panicked)) {
+                Ok(own) => rows.extend(own),
+                Err(error) => {
+                    self.tasks.shutdown().await;
+                    return Err(error);
+                }
             }
         }
-        match failed {
-            Some(error) => Err(error),
-            None => {
-                rows.sort_by_key(|row| (row.fragment, row.stage));
-                Ok(rows)
-            }
-        }
+        rows.sort_by_key(|row| (row.fragment, row.stage));
+        Ok(rows)
+    }
+
+    /// Takes what leaves the last stage, and returns the result of a stage that has ended.
+    fn poll_stage(&mut self, cx: &mut Context<'_>) -> Poll<Option<Ended>> {
+        while let Poll::Ready(Some(_)) = self.out.poll_recv(cx) {}
+        self.tasks.poll_join_next(cx)
     }
 }
 
@@ -228,7 +283,7 @@ async fn read<R: AsyncRead + Unpin>(
     let mut rows = Vec::new();
     for fragment in 0.. {
         let start = since(clock);
-        let next = std::future::poll_fn(|cx| Pin::new(&mut cut).poll_next(cx)).await;
+        let next = poll_fn(|cx| Pin::new(&mut cut).poll_next(cx)).await;
         let Some(bytes) = next else { break };
         let bytes = bytes.map_err(|source| ExecutionError::Io { stage: 0, source })?;
         rows.push(Row { stage: 0, fragment, bytes: bytes.len() as f64, start, end: since(clock) });

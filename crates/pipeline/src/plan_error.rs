@@ -53,7 +53,9 @@ pub enum PlanError {
         mtu: f64,
     },
     /// No cut of this message satisfies all limits.
-    #[error("no cut of {bytes} bytes keeps mtu, align, min_fragment and max_fragments at once")]
+    #[error(
+        "no cut of {bytes} bytes keeps mtu, align, min_fragment and max_fragments (65536 at most) at once"
+    )]
     NoCut {
         /// The message in bytes.
         bytes: f64,
@@ -74,7 +76,7 @@ pub enum PlanError {
     )]
     Unbounded,
     /// The algorithm does not apply to this chain or these limits.
-    #[error("planner {planner} needs {needs}, this pipeline has {stages} at its top level")]
+    #[error("planner {planner} needs {needs}; stages at the top level: {stages}")]
     NotApplicable {
         /// Name of the algorithm.
         planner: &'static str,

@@ -150,24 +150,24 @@ impl Planner {
     /// Creates a planner with an empty cache.
     ///
     /// The hot path does not support `equal_but_last` and `max_in_flight`: plan such messages with
-    /// [`fixed`](mod@crate::fixed) or [`auto`](mod@crate::auto).
+    /// [`fixed`](mod@crate::fixed) or [`auto`](mod@crate::auto). `align` must be a whole number, and
+    /// `mtu` at least a byte more than it.
     ///
     /// # Errors
     ///
     /// [`PlanError`] if limits contradict each other or are not supported, or if the chain has no
     /// overhead and no limit bounds the number of fragments.
     pub fn new(pipeline: Pipeline, limits: Limits) -> Result<Self, PlanError> {
-        let needs = "limits without equal_but_last and max_in_flight, a whole align";
-        let stages = pipeline.stages().len();
         let unit = limits.align.unwrap_or(1.0);
-        if limits.equal_but_last
-            || limits.max_in_flight.is_some()
-            || unit.fract() != 0.0
-            || unit > MAX_BYTES
-        {
-            return Err(PlanError::NotApplicable { planner: "cache", needs, stages });
-        }
         limits.check(unit.max(1.0))?;
+        let stages = pipeline.stages().len();
+        let needs = |needs| Err(PlanError::NotApplicable { planner: "cache", needs, stages });
+        if limits.equal_but_last || limits.max_in_flight.is_some() {
+            return needs("limits without equal_but_last and max_in_flight: use fixed or auto");
+        }
+        if unit.fract() != 0.0 || unit > MAX_BYTES {
+            return needs("a whole number of bytes, at most 2^50, as align");
+        }
         if pipeline.is_free_to_cut() && !limits.bounds_count() {
             return Err(PlanError::Unbounded);
         }
@@ -176,7 +176,7 @@ impl Planner {
         let slack = if limits.align.is_some() { unit } else { 1.0 };
         let mtu = limits.mtu.map_or(f64::INFINITY, |mtu| mtu - slack);
         if mtu < 1.0 {
-            return Err(PlanError::AlignBeyondMtu { align: slack, mtu: mtu + slack });
+            return needs("an mtu of at least align + 1 bytes; align is 1 unless set");
         }
         let min = limits.min_fragment.map_or(slack, |min| min + slack).min(mtu);
         Ok(Self {

@@ -1,18 +1,30 @@
 //! Tests the executor with real stages: it delivers the bytes that it read, cut as planned.
 
 use std::io;
+use std::time::Duration;
 
 use bytes::Bytes;
 use midplane_pipeline::executor::{Copy, ExecutionError, Executor, StageWorker, Write};
 use midplane_pipeline::gantt::{Chart, chrome_trace, svg};
 use midplane_pipeline::{Pipeline, Request, Stage, fixed};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
 
 struct Broken;
 
 impl StageWorker for Broken {
     async fn process(&mut self, _: Bytes) -> io::Result<Bytes> {
         Err(io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+/// Passes on some fragments, then breaks.
+struct BreaksLater(usize);
+
+impl StageWorker for BreaksLater {
+    async fn process(&mut self, fragment: Bytes) -> io::Result<Bytes> {
+        self.0 = self.0.checked_sub(1).ok_or(io::ErrorKind::BrokenPipe)?;
+        Ok(fragment)
     }
 }
 
@@ -57,4 +69,22 @@ async fn a_source_that_ends_early_and_a_broken_stage_are_named() {
         .run()
         .await;
     assert!(matches!(broken, Err(ExecutionError::Io { stage: 2, .. })), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_broken_stage_ends_the_run_while_its_neighbours_wait_for_io() {
+    // The source has one of two fragments, and the pipe that the last stage writes to is never read.
+    let (mut source, read) = tokio::io::duplex(64);
+    source.write_all(&[1; 8]).await.unwrap();
+    let run = Executor::source(read, vec![8, 8]).stage(Broken).run();
+    let ended = timeout(Duration::from_secs(10), run).await.expect("it ends");
+    assert!(matches!(ended, Err(ExecutionError::Io { stage: 1, .. })), "{ended:?}");
+
+    let (full, _unread) = tokio::io::duplex(4);
+    let run = Executor::source(io::Cursor::new(vec![0; 16]), vec![8, 8])
+        .stage(BreaksLater(1))
+        .stage(Write(full))
+        .run();
+    let ended = timeout(Duration::from_secs(10), run).await.expect("it ends");
+    assert!(matches!(ended, Err(ExecutionError::Io { stage: 1, .. })), "{ended:?}");
 }

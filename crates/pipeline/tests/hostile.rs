@@ -214,3 +214,15 @@ fn a_rest_of_one_byte_does_not_make_the_last_fragment_the_largest() {
         assert!(plan.fragments().last() <= plan.fragments().first(), "{plan:?}");
     }
 }
+
+#[test]
+fn a_cache_names_the_limit_that_it_does_not_support() {
+    let chain = Pipeline::new(vec![Stage::new(1.0, 1.0).unwrap()]).unwrap();
+    let refused = |limits| Planner::new(chain.clone(), limits).unwrap_err().to_string();
+    assert!(refused(Limits::new().mtu(1.0)).contains("an mtu of at least align + 1 bytes"));
+    assert!(refused(Limits::new().mtu(64.0).align(64.0)).contains("an mtu of at least align + 1"));
+    assert!(refused(Limits::new().max_in_flight(2)).contains("use fixed or auto"));
+    assert!(refused(Limits::new().align(1.5)).contains("a whole number of bytes"));
+    assert_eq!(refused(Limits::new().align(f64::NAN)), "align must be a number above 0, not NaN");
+    assert_eq!(refused(Limits::new().max_in_flight(0)), "max_in_flight must be at least 1");
+}

@@ -1,5 +1,7 @@
 //! The recommended law: the gradient of the delay, and each sender's own backlog.
 //!
+//! The [crate's documentation](crate) has a program of a sender and its receiver.
+//!
 //! Warp minus one is the slope of the one-way delay. The slope alone cannot show a standing queue.
 //! A second term therefore controls each sender's own share of the queue towards its allowed
 //! backlog:
@@ -96,8 +98,8 @@ impl ControlConfig {
     /// If the backlog or the floor is not above zero, or if the ceiling is below the floor.
     #[must_use]
     pub fn new(backlog: f64, floor: f64, ceiling: f64) -> Self {
-        assert!(backlog > 0.0, "a sender without a backlog has no share");
-        assert!(floor > 0.0 && ceiling >= floor, "rates go from the floor to the ceiling");
+        assert!(backlog > 0.0, "the backlog must be above 0: a sender without one has no share");
+        assert!(floor > 0.0 && ceiling >= floor, "the floor must be above 0, and the ceiling not below it");
         Self {
             backlog,
             floor,

@@ -36,7 +36,7 @@ impl Grouping {
     /// If the span is zero or there are fewer than two groups.
     #[must_use]
     pub const fn new(span_ns: u64, groups: usize) -> Self {
-        assert!(span_ns > 0 && groups >= 2, "a slope takes two points that lie apart");
+        assert!(span_ns > 0 && groups >= 2, "the span must be above 0, and the groups at least 2");
         Self { span_ns, groups }
     }
 }
