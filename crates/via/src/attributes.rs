@@ -44,7 +44,8 @@ impl Reliability {
     }
 }
 
-/// The attributes with which a Virtual Interface is created.
+/// The attributes with which a Virtual Interface is created. By default it is unreliable, transfers up to 1 MiB, has
+/// the default tag, and lets the other end neither write nor read memory.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ViAttributes {
     /// The reliability level; both ends of a connection must have the same.

@@ -7,7 +7,8 @@
 //! - `lanes`, on Linux: carries packets between processes of one host, bypassing the NIC
 //! - [`nic`]: the host's half: opens a NIC, creates interfaces, connects them, posts descriptors, and writes directly
 //!   to processes of this host while the NIC keeps its gate open
-//! - [`descriptor`]: requests to an interface: sends, receives, remote writes and reads; [`memory`]: registered memory
+//! - [`descriptor`]: requests to an interface: sends, receives, remote writes and reads, with a program of two processes;
+//!   [`memory`]: registered memory
 //! - [`context`]: the saved state of a process's interfaces; [`checkpointer`]: a daemon that saves interfaces,
 //!   removes them from the NIC, and restores them on this host or another
 //! - [`attributes`], [`outcome`]: how interfaces are configured, and how descriptors end

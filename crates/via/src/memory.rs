@@ -196,8 +196,8 @@ impl Segment {
     }
 }
 
-/// Names memory of another node: 16 bytes that may be sent anywhere. The NIC that owns the memory checks each
-/// use.
+/// Names memory of another node: 16 bytes that may be sent anywhere, encoded by serde, for example by
+/// [`wire::encode`](midplane_simhw::wire::encode). The NIC that owns the memory checks each use.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct RemoteMemory {
     words: [u64; 2],

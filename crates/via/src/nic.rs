@@ -3,6 +3,8 @@
 //! A [`Nic`] is polled: most calls first process what the hardware has completed. Its `async` functions wait
 //! for the hardware. Their futures may be dropped at any point: a completion that a dropped future waited for
 //! is processed by the next call.
+//!
+//! [`descriptor`](crate::descriptor) has a program of two processes: connection, messages, a remote write.
 
 mod connect;
 mod error;
@@ -51,7 +53,7 @@ const SCRATCH_SLOTS: u16 = 64;
 const SCRATCH_BYTES: usize = MAX_SEGMENTS * SEGMENT_BYTES;
 const _: () = assert!(PARAMETER_BYTES <= SCRATCH_BYTES);
 
-/// A Virtual Interface of a [`Nic`].
+/// A Virtual Interface of the [`Nic`] that has returned it; another `Nic` takes it for one of its own.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct ViId {
     number: PortId,

@@ -46,19 +46,31 @@ pub enum DescriptorError {
     )]
     Protection = 2,
     /// The message is longer than the receive descriptor, or than the interface's largest transfer.
-    #[error("the message is longer than the descriptor, or than the interface's largest transfer")]
+    #[error(
+        "the message is longer than the descriptor, or than the interface's largest transfer: post longer receives, \
+         or raise `max_transfer`"
+    )]
     Length = 3,
-    /// The connection ended before the descriptor was started or finished.
-    #[error("the connection ended before the descriptor was done")]
+    /// The interface is not connected, or the connection ended before the descriptor was started or finished.
+    #[error(
+        "the interface is not connected, or the connection ended before the descriptor was done: disconnect it, and \
+         connect it again"
+    )]
     Flushed = 4,
     /// The other end does not answer.
-    #[error("the other end no longer answers")]
+    #[error("the other end no longer answers: disconnect the interface, and connect it again")]
     Transport = 5,
     /// The other end's memory does not permit this access.
-    #[error("the other end's memory does not permit this access")]
+    #[error(
+        "the other end's memory does not permit this access: set `rdma_write` or `rdma_read` of its memory and of its \
+         interface, and stay within its length"
+    )]
     RdmaProtection = 6,
     /// The other end had no receive descriptor for the message, or one that was too short.
-    #[error("the other end had no receive descriptor for it, or one that was too short")]
+    #[error(
+        "the other end had no receive descriptor for the message, or one that was too short: it must post receives \
+         that are long enough before the message arrives"
+    )]
     RemoteDescriptor = 7,
 }
 

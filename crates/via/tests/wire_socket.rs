@@ -1,10 +1,13 @@
 //! Two endpoints over loopback, with tokio's sockets.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io::IoSlice;
+use std::pin::pin;
 use std::sync::Mutex;
 use std::task::Poll;
+use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use midplane_simhw::seal::Key;
 use midplane_via::wire::endpoint::{Endpoint, Event, PipeId};
 use midplane_via::wire::pipe::{Config, Ended};
@@ -84,6 +87,26 @@ async fn receive(socket: &mut Socket, endpoint: &mut Mutex<Endpoint>) -> u64 {
     .await
 }
 
+/// Sends a byte, and waits until it is acknowledged.
+async fn send_byte(socket: &mut Socket, endpoint: &mut Mutex<Endpoint>, id: PipeId) {
+    let mut is_written = false;
+    drive(socket, endpoint, |endpoint, _| {
+        let pipe = endpoint.pipe(id).unwrap();
+        is_written = is_written || pipe.write(&[IoSlice::new(&[0x5a])]) == 1;
+        (is_written && pipe.is_flushed()).then_some(())
+    })
+    .await;
+}
+
+/// Runs `work` while a peer lives.
+async fn beside<T>(peer: &mut (Socket, Mutex<Endpoint>), work: impl Future<Output = T>) -> T {
+    let lives = drive(&mut peer.0, &mut peer.1, |_, _| None::<()>);
+    match select(pin!(work), pin!(lives)).await {
+        Either::Left((done, _)) => done,
+        Either::Right(_) => unreachable!("a peer returns nothing"),
+    }
+}
+
 fn moves_all(key: Option<&Key>, total: u64) {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (address, bound) = std::sync::mpsc::channel();
@@ -134,5 +157,33 @@ fn a_sender_detects_that_its_peer_has_ended() {
             _ => None,
         });
         assert_eq!(ended.await, Ended::Unreachable);
+    });
+}
+
+#[test]
+fn the_exit_of_one_of_two_peers_on_a_host_ends_its_connection_soon() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (mut socket, mut endpoint) = node(None);
+        let mut peers = [node(None), node(None)];
+        let ids = [0, 1].map(|at: usize| {
+            let address = peers[at].0.local_addr().unwrap();
+            endpoint.get_mut().unwrap().dial(socket.now(), address)
+        });
+        for (peer, id) in peers.iter_mut().zip(ids) {
+            beside(peer, send_byte(&mut socket, &mut endpoint, id)).await;
+        }
+        let [stays, goes] = ids;
+        let [mut peer, gone] = peers;
+        drop(gone);
+        // What is sent to the closed port causes the network's report.
+        endpoint.get_mut().unwrap().pipe(goes).unwrap().write(&[IoSlice::new(&[0x5a])]);
+        let ended = drive(&mut socket, &mut endpoint, |_, event| match event {
+            Some(Event::Ended(id, end)) => Some((id, end)),
+            _ => None,
+        });
+        let ended = tokio::time::timeout(Duration::from_secs(10), beside(&mut peer, ended));
+        assert_eq!(ended.await.expect("long before 30 s"), (goes, Ended::Unreachable));
+        assert_eq!(endpoint.get_mut().unwrap().peek(stays).unwrap().ended(), None);
     });
 }

@@ -84,7 +84,7 @@ pub enum MessageError {
     /// A collective operation on this communicator was dropped before it ended, so its processes no longer
     /// agree on the next one. Continue on a duplicate made from another communicator.
     #[error(
-        "a collective operation on this communicator was dropped before it ended; use another one"
+        "a collective operation on this communicator failed, or was dropped before it ended; use another one, or `shrink`"
     )]
     Abandoned,
     /// A process's NIC refused the collective operations. The extension is not installed there or has stopped;

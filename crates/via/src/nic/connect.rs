@@ -51,8 +51,8 @@ impl Nic {
     /// Requests a connection with a process that waits at `to`. If `timeout` is `None`, waits for ever.
     ///
     /// # Errors
-    /// [`ConnectError::NoMatch`] at once if no process waits there now; other [`ConnectError`]s and
-    /// [`NicError`]s.
+    /// [`ConnectError::NoMatch`] at once if no process waits there now; [`ConnectError::InvalidState`] if the interface is
+    /// not idle, which changes nothing; other [`ConnectError`]s and [`NicError`]s.
     ///
     /// # Cancel safety
     /// If dropped, the request stays under way until its timeout; [`Nic::disconnect`] ends it.
@@ -145,11 +145,14 @@ impl Nic {
         local: Discriminator,
         timeout: Option<Duration>,
     ) -> Result<Ticket, NicError> {
-        self.queues.of(vi)?;
+        // The NIC refuses the request of an interface that is not idle: the interface then keeps its state.
+        let is_idle = self.queues.of(vi)?.state == ViState::Idle;
         let parameters = parameters(to.node, to.discriminator, local, timeout);
         let cookie = self.start_with(about(vi.number, opcode, 0), &parameters)?;
-        self.queues.set_state(vi, ViState::ConnectPending);
-        Ok(Ticket { cookie, vi: Some(vi) })
+        if is_idle {
+            self.queues.set_state(vi, ViState::ConnectPending);
+        }
+        Ok(Ticket { cookie, vi: is_idle.then_some(vi) })
     }
 
     fn start_with(

@@ -5,6 +5,8 @@
 
 #[cfg(feature = "sim")]
 mod modelled;
+#[cfg(target_os = "linux")]
+mod reports;
 mod system;
 
 use std::io;

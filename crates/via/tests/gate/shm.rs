@@ -11,9 +11,10 @@ use midplane_via::VIA;
 use midplane_via::attributes::ViAttributes;
 use midplane_via::firmware::{Via, ViaConfig};
 use midplane_via::memory::RemoteMemory;
-use midplane_via::nic::WorkQueue;
+use midplane_via::nic::{ConnectFailed, WorkQueue};
+use midplane_via::outcome::ConnectError;
 
-use super::pair::{End, pattern};
+use super::pair::{End, address, pattern};
 use super::{attributes, descriptor};
 
 const ROOM: usize = 100_000;
@@ -139,4 +140,14 @@ fn messages_pass_between_tasks_that_park() {
 #[test]
 fn writes_pass_between_tasks_that_park() {
     meet("writes", reads, writes);
+}
+
+#[test]
+fn a_refused_second_connection_leaves_the_first_one() {
+    let first = async |mut end: End<LiveHost>, _| {
+        let again = end.nic.connect(end.vi, address(NodeId(1), "service"), None).await;
+        assert_eq!(again, Err(ConnectFailed::Connect(ConnectError::InvalidState)));
+        sends(end).await
+    };
+    meet("again", receives, first);
 }

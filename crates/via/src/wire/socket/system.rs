@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 use midplane_simhw::udp::{Alarm, interface_mtu};
-use quinn_udp::{BATCH_SIZE, RecvMeta, TransportErrorPayload, UdpSockRef, UdpSocketState};
+use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::time::Sleep;
 
+#[cfg(target_os = "linux")]
+use super::reports::{self, Report};
 use super::{Clock, SENDS_PER_TURN, lock};
 use crate::wire::buffer::Buffer;
 use crate::wire::endpoint::{Endpoint, Outgoing};
@@ -26,6 +28,7 @@ const BUFFERS: usize = if BATCH_SIZE < 16 { BATCH_SIZE } else { 16 };
 /// Most receive calls of one turn, so that other tasks run.
 const RECEIVES_PER_TURN: usize = 8;
 /// Most network errors handled in one turn.
+#[cfg(target_os = "linux")]
 const ERRORS_PER_TURN: usize = 64;
 /// Bytes requested for the system's socket buffers; the system grants less if its own limit is lower.
 const SOCKET_BYTES: usize = 4 << 20;
@@ -154,17 +157,26 @@ impl System {
     }
 
     /// Passes the network's reports about peers to the endpoint; returns whether there were any.
+    #[cfg(target_os = "linux")]
     fn receive_errors(&self, clock: Clock, endpoint: &Mutex<Endpoint>) -> bool {
         let mut has_received = false;
         for _ in 0..ERRORS_PER_TURN {
-            let received = self.state.recv_transport_error(UdpSockRef::from(&self.io));
-            let Ok(Some(error)) = received else { break };
-            if let (Some(peer), TransportErrorPayload::Unreachable) = (error.addr, error.payload) {
-                lock(endpoint).handle_unreachable(clock.now(), peer);
-                has_received = true;
+            match reports::next(&self.io) {
+                Some(Report::Unreachable(peer)) => {
+                    lock(endpoint).handle_unreachable(clock.now(), peer);
+                    has_received = true;
+                }
+                Some(Report::Other) => {}
+                None => break,
             }
         }
         has_received
+    }
+
+    /// Returns false: the network's reports are read on Linux alone.
+    #[cfg(not(target_os = "linux"))]
+    fn receive_errors(&self, _: Clock, _: &Mutex<Endpoint>) -> bool {
+        false
     }
 
     /// Receives a batch; with `is_ready`, only if the runtime believes that there is one. Returns the number of
