@@ -99,7 +99,10 @@ impl ControlConfig {
     #[must_use]
     pub fn new(backlog: f64, floor: f64, ceiling: f64) -> Self {
         assert!(backlog > 0.0, "the backlog must be above 0: a sender without one has no share");
-        assert!(floor > 0.0 && ceiling >= floor, "the floor must be above 0, and the ceiling not below it");
+        assert!(
+            floor > 0.0 && ceiling >= floor,
+            "the floor must be above 0, and the ceiling not below it"
+        );
         Self {
             backlog,
             floor,

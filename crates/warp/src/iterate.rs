@@ -6,6 +6,59 @@
 //! and the last value of each unknown keeps arriving (Baudet 1978; Bertsekas and Tsitsiklis 1989).
 //! For a linear system x = M x + c, F contracts exactly if the spectral radius of |M| is below one
 //! (Chazan and Miranker 1969). [`matrix`] checks that before the iteration starts.
+//!
+//! Each rank sweeps its [`Part`], sends its values by any means, and stops by [`termination`]. Here two ranks are in one
+//! thread, and exchange values every third sweep. Between hosts, values travel as slow writes to
+//! [`memory`](crate::memory) or in messages, reports and orders in messages that arrive (`examples/solver.rs`).
+//!
+//! ```
+//! use std::ops::Range;
+//! use std::slice::from_ref;
+//! use std::sync::Arc;
+//!
+//! use midplane_warp::iterate::matrix::{Linear, read};
+//! use midplane_warp::iterate::termination::{Coordinator, Participant};
+//! use midplane_warp::iterate::{Order, Part, partition};
+//!
+//! let text = "%%MatrixMarket matrix coordinate real general\n\
+//!             3 3 7\n1 1 4\n1 2 -1\n2 1 -1\n2 2 4\n2 3 -1\n3 2 -1\n3 3 4\n";
+//! let system = Arc::new(Linear::new(read(text)?, Some(vec![2.0, 4.0, 10.0]))?);
+//! system.check()?;
+//! let ranges = partition(3, 2);
+//! let part = |own: &Range<usize>| Part::new(system.clone(), own.clone(), Order::GaussSeidel);
+//! let mut parts: Vec<_> = ranges.iter().map(part).collect();
+//! let mut sides = [Participant::new(1e-9), Participant::new(1e-9)];
+//! let mut coordinator = Coordinator::new(2, 1e-9);
+//! for sweep in 0.. {
+//!     let mut reports = Vec::new();
+//!     for rank in 0..2 {
+//!         if sides[rank].may_sweep() {
+//!             let residual = parts[rank].sweep();
+//!             reports.extend(sides[rank].on_sweep(residual).map(|report| (rank, report)));
+//!         }
+//!         if sweep % 3 == 0 {
+//!             for i in ranges[rank].clone() {
+//!                 let value = parts[rank].x()[i];
+//!                 parts[1 - rank].handle_value(i, value);
+//!             }
+//!         }
+//!     }
+//!     // An order goes to all ranks, whose answers are reports again.
+//!     while let Some((rank, report)) = reports.pop() {
+//!         let Some(order) = coordinator.handle_report(&system, rank, report) else { continue };
+//!         for (rank, side) in sides.iter_mut().enumerate() {
+//!             let answers = side.handle_order(order, from_ref(&ranges[rank]), parts[rank].x());
+//!             reports.extend(answers.into_iter().map(|report| (rank, report)));
+//!         }
+//!     }
+//!     if sides.iter().all(Participant::is_stopped) {
+//!         break;
+//!     }
+//! }
+//! let answer = coordinator.answer().expect("all have stopped");
+//! assert!(answer.iter().zip([1.0, 2.0, 3.0]).all(|(x, exact)| (x - exact).abs() < 1e-8));
+//! # Ok::<_, midplane_warp::iterate::matrix::MatrixError>(())
+//! ```
 
 #[cfg(feature = "sparse")]
 pub mod matrix;
@@ -71,7 +124,7 @@ pub enum Order {
 /// If there are no ranks.
 #[must_use]
 pub fn partition(unknowns: usize, ranks: usize) -> Vec<Range<usize>> {
-    assert!(ranks > 0, "unknowns are divided among one rank or more");
+    assert!(ranks > 0, "the ranks must be at least 1");
     let at = |rank: usize| unknowns * rank / ranks;
     (0..ranks).map(|rank| at(rank)..at(rank + 1)).collect()
 }
@@ -94,7 +147,8 @@ impl<P: FixedPoint> Part<P> {
     /// If `own` goes beyond the problem's unknowns.
     #[must_use]
     pub fn new(problem: P, own: Range<usize>, order: Order) -> Self {
-        assert!(own.end <= problem.unknowns(), "a part has unknowns of the problem");
+        let all = problem.unknowns();
+        assert!(own.end <= all, "unknowns {own:?} must be below the problem's {all}");
         let x = (0..problem.unknowns()).map(|i| problem.start(i)).collect();
         Self { problem, x, own: vec![own], order, sweeps: 0, next: Vec::new() }
     }
@@ -127,6 +181,7 @@ impl<P: FixedPoint> Part<P> {
     /// # Panics
     /// If there is no such unknown.
     pub fn update(&mut self, i: usize) -> (f64, f64) {
+        assert!(i < self.x.len(), "unknown {i} must be below the problem's {}", self.x.len());
         let residual = self.problem.residual(i, &self.x);
         let value = self.problem.update(i, &self.x);
         self.x[i] = value;

@@ -4,7 +4,7 @@
 //! Each part is a state machine that takes the time as an argument. The extension for
 //! `midplane-nicvm` is one of them. This crate reads no clock and does no I/O.
 //!
-//! - [`control`]: start here: the recommended rate law
+//! - [`control`]: start here: the recommended rate law; [`midplane_warp_core`] has a program of a sender and its receiver
 //! - [`firmware`]: the NIC extension: sends messages at the rate that the law allows
 //! - [`gate`]: conditional send
 //! - [`memory`]: shared memory with a choice of consistency for each write

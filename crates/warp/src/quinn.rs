@@ -1,6 +1,23 @@
 //! The rate law as the congestion controller of QUIC connections by `quinn` (feature `quinn`).
 //!
 //! A [`RoundTripController`] with the times of QUIC's acknowledgements. quinn paces its window over the round trip.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use midplane_warp::quinn::{WarpController, WarpFactory};
+//!
+//! let mut transport = quinn::TransportConfig::default();
+//! transport.congestion_controller_factory(Arc::new(WarpFactory::new(12_000)));
+//! // `ServerConfig::transport_config` and `ClientConfig::transport_config` take `Arc::new(transport)`: the law
+//! // controls what the end sends that has it.
+//!
+//! /// Returns the rate of a connection in bytes a second; `None` if it has another controller.
+//! fn rate(connection: &quinn::Connection) -> Option<f64> {
+//!     let controller = connection.congestion_state().into_any().downcast::<WarpController>().ok()?;
+//!     Some(controller.state().rate)
+//! }
+//! ```
 
 use std::any::Any;
 use std::sync::Arc;
@@ -29,7 +46,10 @@ impl WarpFactory {
     /// If `backlog` is zero.
     #[must_use]
     pub const fn new(backlog: u64) -> Self {
-        assert!(backlog > 0, "a connection without a backlog has no share");
+        assert!(
+            backlog > 0,
+            "the backlog must be above 0 bytes: without one, a connection has no share"
+        );
         Self { backlog }
     }
 }

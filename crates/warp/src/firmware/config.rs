@@ -43,7 +43,10 @@ impl WarpConfig {
     /// If there are no senders, or the queue is empty.
     #[must_use]
     pub fn new(destinations: &[NodeId], rate: LineRate, queue: u32, senders: u16) -> Self {
-        assert!(queue > 0 && senders > 0, "senders share a queue");
+        assert!(
+            queue > 0 && senders > 0,
+            "the queue must be above 0 bytes, and the senders at least 1"
+        );
         // The target queue's delay is most of the feedback delay; a group covers a quarter of it.
         let delay = rate.nanos_for(queue.into());
         Self {
@@ -75,7 +78,10 @@ impl WarpConfig {
     /// If `share` is not above zero, or above one.
     #[must_use]
     pub fn floor(mut self, share: f64) -> Self {
-        assert!(share > 0.0 && share <= 1.0, "a floor is a share of the line");
+        assert!(
+            share > 0.0 && share <= 1.0,
+            "the floor must be above 0 and at most 1: a share of the line rate"
+        );
         self.floor = share;
         self
     }

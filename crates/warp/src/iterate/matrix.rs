@@ -85,7 +85,7 @@ impl Linear {
     /// # Errors
     /// [`MatrixError::NotSquare`] if `a` is not square or is empty, and
     /// [`MatrixError::ZeroDiagonal`] if a diagonal entry is zero or not finite. [`Linear::check`]
-    /// decides whether it converges.
+    /// decides whether it converges, for a `b` of finite numbers: with a NaN in it, no iteration ends.
     ///
     /// # Panics
     /// If the length of `b` is not the number of rows.
@@ -101,7 +101,7 @@ impl Linear {
         }
         let b =
             b.unwrap_or_else(|| a.outer_iterator().map(|row| row.data().iter().sum()).collect());
-        assert_eq!(b.len(), rows, "each equation has a right-hand side");
+        assert_eq!(b.len(), rows, "b must have one entry for each row of a");
         let scale = b.iter().fold(0.0_f64, |most, entry| most.max(entry.abs()));
         Ok(Self { a, b, diagonal, scale: if scale > 0.0 { scale } else { 1.0 } })
     }
@@ -258,7 +258,7 @@ pub fn random(n: usize, radius: f64, seed: u64) -> CsMat<f64> {
 }
 
 /// Reads a matrix in the Matrix Market format (Boisvert, Pozo and Remington 1996): coordinates of
-/// real or integer entries, general or symmetric.
+/// real or integer entries, general or symmetric, at least as many as there are rows.
 ///
 /// # Errors
 /// [`MatrixError::Line`] names the invalid line. [`MatrixError::NotSquare`] is found before any
@@ -302,6 +302,10 @@ fn check_lines(text: &str) -> Result<(), MatrixError> {
     };
     if rows != columns || rows == 0 {
         return Err(MatrixError::NotSquare { rows, columns });
+    }
+    // Memory is reserved by row: a short text must not ask for more than there is.
+    if count < rows {
+        return wrong(at, "there are fewer entries than rows, but each row needs its diagonal one");
     }
     let mut last = at;
     let mut found = 0;

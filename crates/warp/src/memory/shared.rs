@@ -33,7 +33,7 @@ pub enum AccessError {
     )]
     OtherType(Location),
     /// The NIC has no such extension, or it has failed.
-    #[error("the NIC refused: {0:?}; is the extension installed?")]
+    #[error("{}", refusal(*.0))]
     Refused(Status),
     /// The port's queue is full of other accesses.
     #[error(transparent)]
@@ -41,6 +41,19 @@ pub enum AccessError {
     /// The port's memory region is no longer registered.
     #[error(transparent)]
     Region(#[from] RegionError),
+}
+
+/// Says what to do about a status other than success.
+fn refusal(status: Status) -> String {
+    match status {
+        Status::Invalid => "the NIC has no shared memory: install `Mermera` in its unit".into(),
+        Status::ExtensionDown => {
+            "the NIC's shared memory is down: `Mermera` failed, was removed, or refused its \
+                                  configuration, whose nodes must include the own one"
+                .into()
+        }
+        other => format!("the NIC refused the access: {other:?}"),
+    }
 }
 
 /// An error of [`MemoryHandle::open`].
@@ -107,7 +120,7 @@ impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
     }
 
     /// Writes in total order: all nodes see all coherent writes in one order. Waits until the write
-    /// is committed and this node sees it.
+    /// is committed and this node sees it: without a majority of the nodes, until there is one.
     ///
     /// A writer that waits for each write before its next read has sequential consistency.
     ///
@@ -121,7 +134,8 @@ impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
     }
 
     /// Reads the value at a location in this node's copy; `None` before the first visible write.
-    /// Never waits for the network.
+    /// Never waits for the network, unless the future of an earlier access of this handle was
+    /// dropped, such as a coherent write without a majority. Other handles do not wait for that one.
     ///
     /// # Errors
     /// [`AccessError::OtherType`] if a value of another type was written there.

@@ -7,11 +7,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cluster::{Cluster, Delivery, Narrowness};
+use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::sim::World;
+use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
-use midplane_warp::memory::extension::MERMERA;
+use midplane_simhw::topology::Topology;
+use midplane_warp::memory::extension::{MERMERA, Mermera, MermeraConfig};
 use midplane_warp::memory::{Level, Location, MemoryHandle};
 use proptest::prelude::*;
 
@@ -76,6 +82,28 @@ fn values_too_long_or_of_another_type_are_refused() {
         assert_eq!(texts.read(5).await.unwrap().as_deref(), Some("five"));
     };
     cluster.world.block_on(NodeId(0), work).expect("it ends");
+}
+
+#[test]
+fn an_access_without_memory_says_what_to_do() {
+    let refused = |nodes: Option<&'static [NodeId]>| {
+        let link = LinkProfile::ethernet(LineRate::mbps(100), Duration::from_micros(1));
+        let topology = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(32 << 10)));
+        let mut world = World::new(&topology, NicProfile::MODERN, 1, move |_, _| {
+            let mut unit = Unit::default();
+            if let Some(nodes) = nodes {
+                let memory = Mermera::new(MermeraConfig::new(nodes, Duration::from_millis(1)));
+                unit.install(MERMERA, memory).unwrap();
+            }
+            unit
+        });
+        let host = world.host(NodeId(0));
+        let read = async move { MemoryHandle::<u64>::open(&host).unwrap().read(1).await };
+        world.block_on(NodeId(0), read).expect("it ends").unwrap_err().to_string()
+    };
+    assert!(refused(None).contains("install `Mermera`"), "{}", refused(None));
+    let without_own = refused(Some(&[NodeId(1)]));
+    assert!(without_own.contains("must include the own one"), "{without_own}");
 }
 
 #[test]

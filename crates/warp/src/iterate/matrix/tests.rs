@@ -79,6 +79,14 @@ fn file_errors_name_the_line() {
 }
 
 #[test]
+fn a_short_file_with_a_huge_size_is_an_error_not_an_allocation() {
+    for size in ["3", "4000000000", "18446744073709551615"] {
+        let text = SMALL.replace("2 2 4", &format!("{size} {size} 1"));
+        assert!(matches!(read(&text), Err(MatrixError::Line { line: 3, .. })), "{size}");
+    }
+}
+
+#[test]
 fn a_symmetric_file_has_both_halves() {
     let text = "%%MatrixMarket matrix coordinate integer symmetric\n2 2 3\n1 1 4\n2 1 1\n2 2 3\n";
     let matrix = read(text).unwrap();
