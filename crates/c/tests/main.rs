@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use midplane::Node;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 /// The folder of the library, which cargo builds with this test.
 fn library() -> PathBuf {
@@ -15,43 +16,45 @@ fn library() -> PathBuf {
     own.parent().unwrap().to_owned()
 }
 
-/// Compiles the programs; `None` without a C compiler.
+/// Compiles a program of this crate into a folder of its own; `None` without a C compiler.
+fn compile(source: &str) -> Option<(TempDir, PathBuf)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror", "-pthread"]);
+    cc.arg("-o").arg(&program).arg(root.join(source));
+    cc.arg("-I").arg(root.join("include"));
+    cc.arg("-L").arg(library()).arg("-lmidplane_c");
+    cc.arg(format!("-Wl,-rpath,{}", library().display()));
+    match cc.output() {
+        Err(error) => {
+            eprintln!("skipped: no C compiler: {error}");
+            None
+        }
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            Some((folder, program))
+        }
+    }
+}
+
+/// Returns the compiled test programs; `None` without a C compiler.
 fn programs() -> Option<&'static Path> {
     static PROGRAMS: OnceLock<Option<(TempDir, PathBuf)>> = OnceLock::new();
-    let compiled = PROGRAMS.get_or_init(|| {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let folder = tempfile::tempdir().unwrap();
-        let program = folder.path().join("programs");
-        let mut cc = Command::new("cc");
-        cc.args([
-            "-std=c99",
-            "-D_POSIX_C_SOURCE=200809L",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-pthread",
-        ]);
-        cc.arg("-o").arg(&program).arg(root.join("tests/programs.c"));
-        cc.arg("-I").arg(root.join("include"));
-        cc.arg("-L").arg(library()).arg("-lmidplane_c");
-        cc.arg(format!("-Wl,-rpath,{}", library().display()));
-        match cc.output() {
-            Err(error) => {
-                eprintln!("skipped: no C compiler: {error}");
-                None
-            }
-            Ok(output) => {
-                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-                Some((folder, program))
-            }
-        }
-    });
+    let compiled = PROGRAMS.get_or_init(|| compile("tests/programs.c"));
     compiled.as_ref().map(|(_, program)| program.as_path())
 }
 
-/// Runs a program, in the cluster of that name, while `serve` serves it.
+/// Runs a test program, in the cluster of that name, while `serve` serves it.
 async fn run(name: &str, serve: impl Future<Output = ()>) {
-    let Some(program) = programs() else { return };
+    if let Some(program) = programs() {
+        run_program(program, name, serve).await;
+    }
+}
+
+/// Runs a program with one argument, in the cluster of that name, while `serve` serves it. Returns its output.
+async fn run_program(program: &Path, name: &str, serve: impl Future<Output = ()>) -> String {
     let cluster = cluster(name);
     let mut command = Command::new(program);
     command.arg(name).env("MIDPLANE_CLUSTER", cluster).env_remove("MIDPLANE_TRANSPORTS");
@@ -61,6 +64,7 @@ async fn run(name: &str, serve: impl Future<Output = ()>) {
             let output = output.unwrap();
             let text = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{name}: {} {text}", output.status);
+            String::from_utf8(output.stdout).unwrap()
         }
         () = serve => panic!("the service has ended"),
     }
@@ -80,7 +84,7 @@ async fn echo(node: &Node) {
         tokio::spawn(async move {
             let (mut reader, mut writer) = tokio::io::split(stream);
             tokio::io::copy(&mut reader, &mut writer).await?;
-            tokio::io::AsyncWriteExt::shutdown(&mut writer).await
+            writer.shutdown().await
         });
     }
 }
@@ -107,4 +111,19 @@ async fn a_stream_that_the_service_resets_fails() {
         }
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_example_greet_prints_the_answer_of_a_service() {
+    let Some((_folder, program)) = compile("examples/greet.c") else { return };
+    let node = node("Ada").await;
+    let mut listener = node.listen("greeter").await.unwrap();
+    let printed = run_program(&program, "Ada", async {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut name = String::new();
+            stream.read_to_string(&mut name).await.unwrap();
+            stream.write_all(format!("hello {name}").as_bytes()).await.unwrap();
+        }
+    });
+    assert_eq!(printed.await, "hello Ada\n");
 }
