@@ -21,6 +21,7 @@ struct StageEntry {
     overhead_us: f64,
     us_per_byte: f64,
     first_overhead_us: Option<f64>,
+    error: Option<f64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -85,6 +86,9 @@ fn solve_one(entry: &Entry) -> Result<Solved, String> {
         let mut made = Stage::new(stage.overhead_us, stage.us_per_byte).map_err(named)?;
         if let Some(first) = stage.first_overhead_us {
             made = made.with_first_overhead(first).map_err(named)?;
+        }
+        if let Some(relative) = stage.error {
+            made = made.with_error(relative).map_err(named)?;
         }
         stages.push(made);
     }
@@ -166,4 +170,40 @@ pub(crate) fn answer(solved: &[Solved]) -> Value {
         })
         .collect();
     json!({ "plans": plans })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn family(stages: &str) -> Result<String, String> {
+        let text = format!(r#"{{"pipelines":[{{"bytes":4096,"stages":[{stages}]}}]}}"#);
+        solve(&text).map(|solved| format!("{:?}", solved[0].plan.family()))
+    }
+
+    #[test]
+    fn uncertain_stages_get_equal_fragments() {
+        let stages = |error: &str| {
+            let stage = |us: f64, byte: f64| {
+                format!(r#"{{"overhead_us":{us},"us_per_byte":{byte}{error}}}"#)
+            };
+            [stage(7.2, 0.0072), stage(5.2, 0.0249), stage(7.4, 0.0079)].join(",")
+        };
+        assert_eq!(family(&stages("")).as_deref(), Ok("Ramp"));
+        assert_eq!(family(&stages(r#","error":0.1"#)).as_deref(), Ok("Ramp"));
+        assert_eq!(family(&stages(r#","error":0.5"#)).as_deref(), Ok("Fixed"));
+    }
+
+    #[test]
+    fn errors_name_the_pipeline_the_stage_and_the_field() {
+        let negative = r#"{"overhead_us":1,"us_per_byte":-1}"#;
+        let text = "pipelines[0]: stages[0].us_per_byte must be a number from 0 to 1e12, not -1";
+        assert_eq!(family(negative), Err(text.into()));
+        let uncertain = r#"{"overhead_us":1,"us_per_byte":1,"error":-1}"#;
+        assert!(
+            family(uncertain).unwrap_err().starts_with("pipelines[0]: stages[0].error must be")
+        );
+        let unknown = family(r#"{"overhead_us":1,"us_per_bytes":1}"#).unwrap_err();
+        assert!(unknown.contains("pipelines[0].stages[0]"), "{unknown}");
+    }
 }
