@@ -76,8 +76,8 @@ impl Node {
     /// # Errors
     /// [`ErrorKind::NoService`], with the ranks that are missing, if they have not joined within the time of
     /// [`connect_timeout`](crate::NodeBuilder::connect_timeout). [`ErrorKind::InUse`] if this node is in the world
-    /// already, [`ErrorKind::Config`] for a rank that is not below `size`, for more than [`MAX_RANKS`], or a name that is
-    /// empty or has more than 70 bytes, [`ErrorKind::Closed`].
+    /// already, [`ErrorKind::Config`] for a rank that is not below `size`, for more than [`MAX_RANKS`], or a name of
+    /// more than 70 bytes, [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the process has left the world.
@@ -195,7 +195,11 @@ impl World {
             }
             if timeout_at(until, changed).await.is_err() {
                 let (name, missing) = (&self.name, missing.join(", "));
-                let text = format!("of the world {name:?}, these ranks have not joined: {missing}");
+                let text = format!(
+                    "of the world {name:?} of {}, these ranks have not joined: {missing}; they do not run, have another \
+                     size, or are not found: `Node::explain` names the places that did not answer",
+                    self.size
+                );
                 return Err(Error::new(ErrorKind::NoService, text));
             }
         }
