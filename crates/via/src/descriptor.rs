@@ -110,7 +110,8 @@ pub enum Transfer {
     /// Sends its segments to the other end's next receive descriptor.
     #[default]
     Send,
-    /// Writes its segments to the other end's memory.
+    /// Writes its segments to the other end's memory. While the hosts bypass their NICs, the write may wait until the
+    /// other process polls its [`Nic`](crate::nic::Nic), also if it is refused.
     RdmaWrite(RemoteMemory),
     /// Fills its segments from the other end's memory.
     RdmaRead(RemoteMemory),
