@@ -42,10 +42,12 @@ fn of_network(kind: FaultKind, table: &Table<'_>, topology: &Topology) -> Option
     let micros = |key| micros(table, key);
     let node = |key| node(table, topology, key);
     let switch = || SwitchId(table.number("switch", None, 0..=0));
-    let link = || {
-        let links = topology.links().map(|link| (topology.link_name(link), link));
+    let one_of = |links: Vec<LinkId>| {
+        let links = links.into_iter().map(|link| (topology.link_name(link), link));
         table.choice("link", None, &links.collect::<Vec<_>>()).unwrap_or(LinkId(0))
     };
+    let link = || one_of(topology.links().collect());
+    let output = || one_of(topology.outputs().map(|(link, _)| link).collect());
     Some(match kind {
         FaultKind::Loss => Fault::Loss { link: link(), probability: chance("probability") },
         FaultKind::BurstLoss => {
@@ -68,8 +70,8 @@ fn of_network(kind: FaultKind, table: &Table<'_>, topology: &Topology) -> Option
         FaultKind::Flap => Fault::Flap { link: link(), period: micros("period_us") },
         FaultKind::OneWay => Fault::OneWay { from: node("from"), to: node("to") },
         FaultKind::Partition => Fault::Partition { from: node("from"), to: node("to") },
-        FaultKind::QueueShrink => Fault::QueueShrink { link: link(), percent: percent() },
-        FaultKind::PortStuck => Fault::PortStuck { link: link() },
+        FaultKind::QueueShrink => Fault::QueueShrink { link: output(), percent: percent() },
+        FaultKind::PortStuck => Fault::PortStuck { link: output() },
         FaultKind::Misroute => {
             Fault::Misroute { switch: switch(), probability: chance("probability") }
         }

@@ -68,6 +68,19 @@ probability = 0.5
 }
 
 #[test]
+fn a_fault_of_an_output_accepts_links_that_begin_at_the_switch() {
+    for kind in ["kind = \"port-stuck\"", "percent = 50\nkind = \"queue-shrink\""] {
+        let text = format!("hosts = 2\n[[fault]]\nlink = \"node 0 > switch 0\"\n{kind}\n");
+        let (lines, report) = mistakes(&text);
+        assert_eq!(lines, [3], "{report}");
+        assert!(
+            report.contains("not one of \"switch 0 > node 0\", \"switch 0 > node 1\""),
+            "{report}"
+        );
+    }
+}
+
+#[test]
 fn text_that_is_no_toml_is_reported_with_its_line() {
     let (lines, report) = mistakes("seed = 1\nhosts = = 3\n");
     assert_eq!(lines, [2], "{report}");
