@@ -13,11 +13,14 @@ const CONTROL_BYTES: usize = 256;
 const TOO_LONG: (u8, u8) = (3, 4);
 /// The types of the reports that a destination is unreachable, of ICMP and of ICMPv6.
 const UNREACHABLE: (u8, u8) = (3, 1);
+/// Their codes if the host is reached, and no process has the port.
+const PORT: (u8, u8) = (3, 4);
 
 /// A report of a socket's error queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Report {
-    /// No process receives at this address: the destination, with its port, of a datagram that was sent.
+    /// No process receives at this address, the destination of a datagram that was sent. The port is 0 if the report
+    /// concerns the whole host, which may be cut off for a while.
     Unreachable(SocketAddr),
     /// Something else, which concerns no peer.
     Other,
@@ -32,25 +35,42 @@ pub(super) fn next(socket: &impl AsFd) -> Option<Report> {
     let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
     let socket = socket.as_fd().as_raw_fd();
     let report = recvmsg::<SockaddrStorage>(socket, &mut parts, Some(&mut control), flags).ok()?;
-    let is_unreachable = report.cmsgs().is_ok_and(|mut all| all.any(|one| is_unreachable(&one)));
+    let scope = report.cmsgs().ok().and_then(|mut all| all.find_map(|one| Scope::of(&one)));
     let destination = report.address.and_then(|address| address_of(&address));
-    Some(match destination {
-        Some(destination) if is_unreachable => Report::Unreachable(destination),
+    Some(match (scope, destination) {
+        (Some(Scope::Port), Some(destination)) => Report::Unreachable(destination),
+        (Some(Scope::Host), Some(mut destination)) => {
+            destination.set_port(0);
+            Report::Unreachable(destination)
+        }
         _ => Report::Other,
     })
 }
 
-fn is_unreachable(message: &ControlMessageOwned) -> bool {
-    let (ControlMessageOwned::Ipv4RecvErr(report, _) | ControlMessageOwned::Ipv6RecvErr(report, _)) =
-        message
-    else {
-        return false;
-    };
-    let &sock_extended_err { ee_origin, ee_type, ee_code, .. } = report;
-    match ee_origin {
-        SO_EE_ORIGIN_ICMP => ee_type == UNREACHABLE.0 && (ee_type, ee_code) != TOO_LONG,
-        SO_EE_ORIGIN_ICMP6 => ee_type == UNREACHABLE.1,
-        _ => false,
+/// What cannot be reached.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Scope {
+    Port,
+    Host,
+}
+
+impl Scope {
+    /// Returns what a report says cannot be reached; `None` if it says something else.
+    fn of(message: &ControlMessageOwned) -> Option<Self> {
+        let (ControlMessageOwned::Ipv4RecvErr(report, _)
+        | ControlMessageOwned::Ipv6RecvErr(report, _)) = message
+        else {
+            return None;
+        };
+        let &sock_extended_err { ee_origin, ee_type, ee_code, .. } = report;
+        let (is_unreachable, port) = match ee_origin {
+            SO_EE_ORIGIN_ICMP => {
+                (ee_type == UNREACHABLE.0 && (ee_type, ee_code) != TOO_LONG, PORT.0)
+            }
+            SO_EE_ORIGIN_ICMP6 => (ee_type == UNREACHABLE.1, PORT.1),
+            _ => (false, 0),
+        };
+        is_unreachable.then_some(if ee_code == port { Self::Port } else { Self::Host })
     }
 }
 
