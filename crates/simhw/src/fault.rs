@@ -110,7 +110,7 @@ pub enum FaultError {
     NoOutput {
         /// The kind of fault.
         kind: FaultKind,
-        /// The given link.
+        /// The link that the fault names.
         link: LinkId,
     },
     /// The fault repeats with a period of zero.
@@ -121,7 +121,7 @@ pub enum FaultError {
     Place {
         /// The kind of place: node, link or switch.
         what: &'static str,
-        /// The given number.
+        /// The number that the fault names.
         number: u32,
         /// Number of such places.
         count: u32,

@@ -47,7 +47,7 @@ pub(super) fn next(socket: &impl AsFd) -> Option<Report> {
     })
 }
 
-/// What cannot be reached.
+/// The extent of a report: one port of a host, or the whole host.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Scope {
     Port,
