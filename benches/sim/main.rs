@@ -140,7 +140,7 @@ fn sleeps(speeds: Speeds) -> Measured {
 }
 
 /// Rows of the report: name, goal, measurement.
-const ROWS: [Row; 14] = [
+const ROWS: [Row; 13] = [
     row("packets, plain links, 95 % of the output", ">= 3", || {
         packets(speeds(load::plain(95), 200_000_000))
     }),
@@ -162,7 +162,6 @@ const ROWS: [Row; 14] = [
     }),
     row("digest on against off, time", "<= 5", digest_cost),
     row("async sleeps, 1,000 tasks", ">= 10", || sleeps(speeds(sleepers(1_000), 10_000_000))),
-    row("async sleeps, 1,000 tasks, bach 0.2", "", bach),
     row("async sleeps, 100,000 tasks", "", || sleeps(speeds(sleepers(100_000), 300_000))),
     row("500 hosts, 100 messages/s each, 10 s", "< 15", || {
         let mut world = scale::light(500);
@@ -185,15 +184,6 @@ fn digest_cost() -> Measured {
     };
     let cost = |_| (time(true) / time(false) - 1.0) * 100.0;
     ((0..RUNS).map(cost).collect(), "%")
-}
-
-fn bach() -> Measured {
-    let run = |_| {
-        let mut count = 0;
-        let seconds = seconds(|| count = scale::bach_sleeps(1_000, 3_000_000));
-        count as f64 / seconds / 1e6
-    };
-    ((0..RUNS).map(run).collect(), "M sleep/s")
 }
 
 fn megabytes(depth: Option<usize>) -> Measured {

@@ -71,25 +71,3 @@ pub(crate) fn idle(nodes: u16, depth: Option<usize>) -> World<Raw> {
     }
     world
 }
-
-/// Runs bach's tasks, which sleep repeatedly for `nanos` virtual nanoseconds; returns the number of sleeps.
-pub(crate) fn bach_sleeps(tasks: u64, nanos: u64) -> u64 {
-    let count = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
-    let total = std::sync::Arc::clone(&count);
-    bach::sim(move || {
-        for number in 0..tasks {
-            let nap = Duration::from_nanos(crate::nap(number));
-            let count = std::sync::Arc::clone(&count);
-            bach::spawn(async move {
-                loop {
-                    bach::time::sleep(nap).await;
-                    count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                }
-            });
-        }
-        bach::task::primary::spawn(async move {
-            bach::time::sleep(Duration::from_nanos(nanos)).await;
-        });
-    });
-    total.load(std::sync::atomic::Ordering::Relaxed)
-}

@@ -29,13 +29,13 @@ fn check(seed: u64, has_thieves: bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(250))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
     #[test]
     fn searching_nodes_know_exactly_the_live_nodes_from_new_seeds(seed: u64) {
         check(seed, false);
     }
 
-    // The other half of 500 cases: both tests run in parallel.
+    // The other half of 200 cases: both tests run in parallel.
     #[test]
     fn searching_nodes_know_exactly_the_live_nodes_from_more_new_seeds(seed: u64) {
         check(seed, false);

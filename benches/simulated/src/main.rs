@@ -1,4 +1,4 @@
-//! Measures services in virtual time, compared with turmoil: see `--help`.
+//! Measures services in virtual time, compared with turmoil and bach: see `--help`.
 
 mod cluster;
 mod ours;
@@ -30,13 +30,15 @@ enum What {
     Idle1000,
     /// A round trip of 8 bytes over links of 2 us: nanoseconds of virtual time
     RoundTrip,
+    /// 1,000 tasks of one host that sleep 1 to 17 ms, compared with bach: sleeps in a second of wall time
+    Sleeps,
     /// 20 MB over a connection of quinn at 1 Gb/s: megabytes of payload in a second of wall time
     Quic,
     /// 100 hosts that hold keys, 10 s of requests and crashes: seconds of wall time
     Cluster,
 }
 
-/// Compares services in virtual time with turmoil: how much work of a service a second of wall time tests.
+/// Compares services in virtual time with turmoil, and timers with bach: how much work of a service a second of wall time tests.
 ///
 /// Both sides run the same code of a service, on one thread. turmoil has its defaults, except that a message takes the same
 /// time each time. Rows without a second number have no counterpart, or one that takes minutes.
@@ -70,6 +72,7 @@ impl What {
             Self::Requests => "requests_per_s",
             Self::Idle100 | Self::Idle1000 => "ns_per_host_ms",
             Self::RoundTrip => "virtual_ns",
+            Self::Sleeps => "sleeps_per_s",
             Self::Quic => "mb_per_s",
             Self::Cluster => "s",
         }
@@ -81,6 +84,7 @@ impl What {
             Self::Idle100 => ours::idle(100),
             Self::Idle1000 => ours::idle(1_000),
             Self::RoundTrip => ours::round_trip(),
+            Self::Sleeps => ours::sleeps(),
             Self::Quic => Ok(rate(quic::BYTES as u64, quic::transfer)? / 1e6),
             Self::Cluster => seconds(cluster::run),
         }
@@ -91,10 +95,22 @@ impl What {
             Self::Requests => rate(web::TOTAL, theirs::requests)?,
             Self::Idle100 => theirs::idle(100)?,
             Self::RoundTrip => theirs::round_trip()?,
+            Self::Sleeps => theirs::sleeps()?,
             // turmoil takes minutes for 1,000 hosts; the others are programs for `Sim` only.
             Self::Idle1000 | Self::Quic | Self::Cluster => return Ok(None),
         }))
     }
+}
+
+/// Virtual time of the sleeps.
+const NIGHT: Duration = Duration::from_secs(3);
+
+/// Returns the times that 1,000 tasks sleep again and again.
+fn naps() -> impl Iterator<Item = Duration> {
+    (0..1_000_u64).map(|task| {
+        Duration::from_millis(1)
+            + Duration::from_micros(task.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 50)
+    })
 }
 
 /// Returns the seconds of wall time that a run takes.

@@ -1,12 +1,13 @@
 //! Runs the rows in midplane's `Sim`.
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane::{Node, Sim, net::UdpSocket, sim, time};
 use tokio::task::JoinSet;
 
-use crate::{Failure, for_host_ms, seconds, web};
+use crate::{Failure, NIGHT, for_host_ms, naps, seconds, web};
 
 async fn serve(node: Node) -> sim::Result {
     axum::serve(node.listen("web").await?, web::app()).await?;
@@ -59,4 +60,30 @@ pub fn round_trip() -> Result<f64, Failure> {
     });
     sim.run()?;
     Ok(TOOK.lock().expect("no panic").as_nanos() as f64)
+}
+
+/// Returns the sleeps in a second of wall time.
+pub fn sleeps() -> Result<f64, Failure> {
+    let count = Arc::new(AtomicU64::new(0));
+    let total = Arc::clone(&count);
+    let mut sim = Sim::builder().build();
+    sim.host("sleepers", move |_| {
+        let count = Arc::clone(&count);
+        async move {
+            let mut tasks = JoinSet::new();
+            for nap in naps() {
+                let count = Arc::clone(&count);
+                tasks.spawn(async move {
+                    loop {
+                        time::sleep(nap).await;
+                        count.fetch_add(1, Relaxed);
+                    }
+                });
+            }
+            tasks.join_all().await;
+            Ok(())
+        }
+    });
+    let seconds = seconds(|| Ok(sim.run_for(NIGHT).map(drop)?))?;
+    Ok(total.load(Relaxed) as f64 / seconds)
 }

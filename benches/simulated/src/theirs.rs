@@ -1,14 +1,15 @@
-//! Runs the rows in turmoil.
+//! Runs the rows in turmoil, and the sleeps in bach.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 use turmoil::net::{TcpListener, TcpStream, UdpSocket};
 
-use crate::{Failure, for_host_ms, seconds, web};
+use crate::{Failure, NIGHT, for_host_ms, naps, seconds, web};
 
 /// turmoil's listener, as axum requires it.
 struct Listener(TcpListener);
@@ -88,4 +89,26 @@ pub fn round_trip() -> Result<f64, Failure> {
     });
     sim.run().map_err(|error| error.to_string())?;
     Ok(TOOK.lock().expect("no panic").as_nanos() as f64)
+}
+
+/// Returns the sleeps of bach's tasks in a second of wall time.
+pub fn sleeps() -> Result<f64, Failure> {
+    let count = Arc::new(AtomicU64::new(0));
+    let total = Arc::clone(&count);
+    let seconds = seconds(|| {
+        bach::sim(move || {
+            for nap in naps() {
+                let count = Arc::clone(&count);
+                bach::spawn(async move {
+                    loop {
+                        bach::time::sleep(nap).await;
+                        count.fetch_add(1, Relaxed);
+                    }
+                });
+            }
+            bach::task::primary::spawn(bach::time::sleep(NIGHT));
+        });
+        Ok(())
+    })?;
+    Ok(total.load(Relaxed) as f64 / seconds)
 }

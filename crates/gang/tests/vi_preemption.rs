@@ -38,7 +38,7 @@ fn nics_do_nothing_for_a_suspended_job_whose_interfaces_stay_on_them() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
     fn nothing_is_lost_doubled_or_reordered_in_a_bad_network(

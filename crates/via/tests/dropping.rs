@@ -27,7 +27,7 @@ use tokio::sync::Barrier;
 /// Time after which a step counts as hanging.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Number of orders of drops for each fabric.
-const ORDERS: u64 = 200;
+const ORDERS: u64 = 100;
 
 type World = Communicator;
 

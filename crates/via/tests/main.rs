@@ -8,6 +8,7 @@ mod descriptor_allocations;
 mod dropping;
 mod engines;
 mod errors;
+mod fuzz_inputs;
 mod gate;
 mod hostile;
 mod hostile_frames;

@@ -95,7 +95,7 @@ fn fresh() -> u64 {
 }
 
 /// Number of random programs in a test run; `MIDPLANE_PROGRAMS` sets another number.
-const PROGRAMS: u64 = 10_000;
+const PROGRAMS: u64 = 4_000;
 
 #[test]
 fn every_legal_program_ends() {

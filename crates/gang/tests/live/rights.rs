@@ -231,7 +231,7 @@ pub(crate) fn of_checkpoints() {
         std::fs::set_permissions(folder, PermissionsExt::from_mode(0o700)).unwrap();
     }
     let itself = std::env::current_exe().unwrap();
-    let talk = [itself.to_str().unwrap(), "--talk", "20000"];
+    let talk = [itself.to_str().unwrap(), "--talk", "10000"];
     let client = stage.client_of(NOBODY, 0, 2, &talk).spawn().unwrap();
     // Into a folder that is root's alone, and through a link into it: refused, and the job continues.
     std::os::unix::fs::symlink(&secret, own.join("link")).unwrap();

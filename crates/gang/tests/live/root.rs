@@ -111,7 +111,7 @@ pub(crate) fn messages_survive() {
         });
         assert_eq!(listing(&stage, 0).unwrap().root, 0, "in a new cluster host 0 comes first");
         let itself = std::env::current_exe().unwrap();
-        let command = [itself.to_str().unwrap(), "--talk", "6000"];
+        let command = [itself.to_str().unwrap(), "--talk", "3000"];
         let start = |count| {
             let job = |_| stage.client_at(2, 2, "pipes", &command).spawn().unwrap();
             (0..count).map(job).collect::<Vec<_>>()

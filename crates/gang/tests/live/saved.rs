@@ -59,7 +59,7 @@ pub(crate) fn ends_elsewhere() {
     for (from, to, modes) in [(1, 2, ["copy", "resident"]), (2, 1, ["resident", "copy"])] {
         let stage = Stage::with_network(from, 4 / from, 10, modes[0]);
         wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
-        let talk = talkers("4000");
+        let talk = talkers("2000");
         let talk = [&talk[0][..], &talk[1], &talk[2]];
         let doomed = stage.client(4, &talk).spawn().unwrap();
         wait_until("it is job 1", || listing(&stage).jobs.len() == 1);

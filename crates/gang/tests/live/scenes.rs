@@ -242,7 +242,7 @@ pub(crate) fn turns_by_signals() {
 
 pub(crate) fn messages_survive() {
     let itself = std::env::current_exe().unwrap();
-    let talk = [itself.to_str().unwrap(), "--talk", "1500"];
+    let talk = [itself.to_str().unwrap(), "--talk", "700"];
     for (hosts, network) in [(1, "copy"), (1, "resident"), (2, "copy"), (2, "resident")] {
         let stage = Stage::with_network(hosts, 4 / hosts, 10, network);
         wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));

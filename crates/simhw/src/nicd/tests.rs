@@ -28,8 +28,8 @@ use crate::shm::{ShmConfig, ShmNic};
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of rounds without the hostile client, and as many with it.
 const ROUNDS: usize = 10;
-const CALM: Duration = Duration::from_millis(300);
-const HELD: Duration = Duration::from_secs(1);
+const CALM: Duration = Duration::from_millis(150);
+const HELD: Duration = Duration::from_millis(500);
 
 /// Completes each command at once.
 struct Done;

@@ -86,7 +86,7 @@ pub(crate) fn absent() -> Vec<String> {
         "kernel UDP and TCP behind a real narrow link: `benches/netns/run.sh`, which needs root"
             .into(),
         "Slurm's own gang scheduling: `benches/launchers/turns.sh`, which needs root".into(),
-        "bach's simulator: `cargo bench -p midplane-benches --bench sim`".into(),
+        "turmoil and bach, simulators: `benches/simulated`".into(),
         "tokio's TCP under services: `benches/services`".into(),
         "quinn: `cargo bench -p midplane-warp --bench c_send`".into(),
     ]

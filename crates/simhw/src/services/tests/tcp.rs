@@ -149,7 +149,7 @@ fn a_stream_to_a_crashed_peer_times_out() {
             return echo(node, 0).await;
         }
         let mut stream = TcpStream::connect(address(0)).await?;
-        tokio::time::sleep(Duration::from_secs(2_000)).await;
+        tokio::time::sleep(Duration::from_secs(1_000)).await;
         stream.write_all(b"to a crashed peer").await?;
         let error = stream.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
@@ -159,10 +159,10 @@ fn a_stream_to_a_crashed_peer_times_out() {
     });
     cluster.run(Duration::from_millis(10), 1);
     cluster.world.crash(NodeId(0));
-    assert_eq!(cluster.run(Duration::from_secs(4_000), 1), 1);
+    assert_eq!(cluster.run(Duration::from_secs(3_000), 1), 1);
     let (took, end) = cluster.take_end(NodeId(1));
     end.unwrap();
-    assert_eq!(took.as_nanos() / 1_000_000_000, 2_000 + 900 + 127);
+    assert_eq!(took.as_nanos() / 1_000_000_000, 1_000 + 900 + 127);
 }
 
 #[test]

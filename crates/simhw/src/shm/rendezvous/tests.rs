@@ -23,8 +23,8 @@ const HOSTILE: NodeId = NodeId(2);
 const LONG: Duration = Duration::from_secs(10);
 /// Number of rounds without the hostile peer, and as many with it.
 const ROUNDS: usize = 10;
-const CALM: Duration = Duration::from_millis(300);
-const HELD: Duration = Duration::from_secs(1);
+const CALM: Duration = Duration::from_millis(150);
+const HELD: Duration = Duration::from_millis(500);
 
 /// Each command sends a frame to the victim, which returns one and sends another to the hostile peer. The
 /// returned frame completes the command.
