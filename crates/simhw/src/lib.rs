@@ -97,11 +97,8 @@
 //! ```
 #![deny(unsafe_code)]
 
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 mod acceptor;
-#[cfg(all(test, midplane_loom))]
-#[path = "shm/byte_ring.rs"]
-pub mod byte_ring;
 mod deferred;
 pub mod drops;
 pub mod fault;
@@ -109,21 +106,16 @@ pub mod frame;
 pub mod hardware;
 pub mod host;
 pub mod id;
-#[cfg(all(test, midplane_loom))]
-#[path = "shm/lane.rs"]
-mod lane;
 pub mod launch;
 pub mod link;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 mod listener;
 mod live;
 pub mod medium;
-#[cfg(all(test, midplane_loom))]
-mod models;
 pub mod nic;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 pub mod nicd;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 mod passing;
 pub mod peer_rings;
 pub mod port;
@@ -135,7 +127,7 @@ pub mod seal;
 mod segment;
 #[cfg(feature = "services")]
 pub mod services;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 pub mod shm;
 pub mod sim;
 pub mod switch;
@@ -144,6 +136,6 @@ pub mod time;
 pub mod topology;
 pub mod trace;
 pub mod udp;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 mod wakes;
 pub mod wire;

@@ -64,7 +64,7 @@ impl Tasks {
     }
 
     /// Enters the node's runtime.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     pub(crate) fn enter(&self) -> tokio::runtime::EnterGuard<'_> {
         self.runtime.enter()
     }

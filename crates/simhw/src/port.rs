@@ -4,12 +4,12 @@ mod bells;
 mod command;
 #[cfg(target_os = "linux")]
 mod control_block;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 mod far;
 mod gate;
 mod nic;
 mod numbers;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 mod remote_allocator;
 mod shared;
 
@@ -32,12 +32,12 @@ pub use numbers::WELL_KNOWN;
 pub(crate) use bells::Bells;
 #[cfg(target_os = "linux")]
 pub(crate) use control_block::PortControlBlock;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 pub(crate) use far::{Arenas, Grant, far_port};
 pub(crate) use gate::{GATE_BYTES, NicGate, gate};
 pub(crate) use nic::{NicPort, Ports};
 pub(crate) use numbers::{PortName, PortNumbers};
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 pub(crate) use remote_allocator::ArenaSource;
 pub(crate) use shared::{Bell, PortShared};
 
@@ -163,7 +163,7 @@ pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, 
 }
 
 /// Parts of a port that the NIC's process passes to the process that opens it.
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 pub(crate) struct PortParts {
     pub(crate) name: PortName,
     pub(crate) depth: usize,
@@ -177,7 +177,7 @@ pub(crate) struct PortParts {
 
 /// Creates the application's end of a port whose NIC runs in a process of an admitted user. The caller must
 /// call `wake` and `close` of the returned value when that process sends a wake-up or closes.
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 pub(crate) fn remote_port(
     parts: PortParts,
     admits: impl Fn(u32) -> bool,
@@ -257,7 +257,7 @@ impl Port {
             whole,
             options,
             shared: Arc::clone(&self.shared),
-            #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+            #[cfg(target_os = "linux")]
             file: None,
         })
     }
@@ -283,13 +283,13 @@ impl Port {
         self.share(bytes, options)?.ok_or(RegisterError::NoMemory(bytes))
     }
 
-    #[cfg(not(all(target_os = "linux", not(all(test, midplane_loom)))))]
+    #[cfg(not(target_os = "linux"))]
     #[expect(clippy::unnecessary_wraps, reason = "elsewhere it fails")]
     const fn share(&self, _: usize, _: RegionOptions) -> Result<Option<Region>, RegisterError> {
         Ok(None)
     }
 
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     fn share(&self, bytes: usize, options: RegionOptions) -> Result<Option<Region>, RegisterError> {
         use crate::region::Memory;
         use crate::segment::{Kind, Segment};

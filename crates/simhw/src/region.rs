@@ -6,9 +6,9 @@
 
 mod memory;
 mod payload;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 mod shared;
-#[cfg(not(all(target_os = "linux", not(all(test, midplane_loom)))))]
+#[cfg(not(target_os = "linux"))]
 #[path = "region/unshared.rs"]
 mod shared;
 mod table;
@@ -55,12 +55,12 @@ impl Rights {
     pub const ALL: Self = Self(15);
 
     /// Decodes rights from shared memory; `None` if other bits are set.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     pub(crate) const fn from_bits(bits: u8) -> Option<Self> {
         if bits <= Self::ALL.0 { Some(Self(bits)) } else { None }
     }
 
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     pub(crate) const fn bits(self) -> u8 {
         self.0
     }
@@ -257,7 +257,7 @@ pub struct Region {
     pub(crate) options: RegionOptions,
     pub(crate) shared: Arc<crate::port::PortShared>,
     /// The file by which other processes map the region.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     pub(crate) file: Option<Arc<std::os::fd::OwnedFd>>,
 }
 
@@ -289,7 +289,7 @@ impl Region {
 
     /// Returns the file by which other processes map the region, as [`SharedMemory`]. `None` unless the region
     /// was registered with [`Port::register_shared`](crate::port::Port::register_shared).
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     #[must_use]
     pub const fn file(&self) -> Option<&Arc<std::os::fd::OwnedFd>> {
         self.file.as_ref()
@@ -341,7 +341,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        #[cfg(target_os = "linux")]
         if self.file.is_some() {
             self.memory.revoke();
         }

@@ -151,7 +151,7 @@ impl Consumer {
     }
 }
 
-#[cfg(all(test, not(midplane_loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::VecDeque;

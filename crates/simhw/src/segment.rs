@@ -16,13 +16,10 @@
 //! protocol.
 #![allow(unsafe_code, reason = "the one module that accesses raw memory")]
 
-#[cfg(not(all(test, midplane_loom)))]
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-#[cfg(not(all(test, midplane_loom)))]
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
-#[cfg(not(all(test, midplane_loom)))]
 use std::ptr::NonNull;
 
 use tokio::io::ReadBuf;
@@ -31,18 +28,14 @@ use crate::sync::AtomicU64;
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod copy;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 mod file;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 pub(crate) use file::{Kind, SegmentError};
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 mod gather;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 pub(crate) use gather::send_gathered;
-#[cfg(all(test, midplane_loom))]
-mod model;
-#[cfg(all(test, midplane_loom))]
-pub(crate) use model::Segment;
 
 #[cfg(any(not(target_arch = "x86_64"), miri, test))]
 mod words;
@@ -53,7 +46,6 @@ pub(crate) const LINE: usize = 64;
 /// One cache line of words.
 pub(crate) type Line = [AtomicU64; 8];
 
-#[cfg(not(all(test, midplane_loom)))]
 /// Zeroed memory, aligned to cache lines; its length is a multiple of a line.
 pub(crate) struct Segment {
     base: NonNull<u8>,
@@ -61,7 +53,6 @@ pub(crate) struct Segment {
     backing: Backing,
 }
 
-#[cfg(not(all(test, midplane_loom)))]
 enum Backing {
     /// Memory of this process, and the start of its allocation.
     Heap { start: NonNull<u8>, layout: Layout },
@@ -72,20 +63,16 @@ enum Backing {
 
 // SAFETY: the segment owns the memory until it is dropped. The memory is only accessed through atomic words and through
 // the copies below, and any number of threads may use either at once.
-#[cfg(not(all(test, midplane_loom)))]
 unsafe impl Send for Segment {}
 // SAFETY: as above.
-#[cfg(not(all(test, midplane_loom)))]
 unsafe impl Sync for Segment {}
 
-#[cfg(not(all(test, midplane_loom)))]
 impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Segment").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
-#[cfg(not(all(test, midplane_loom)))]
 impl Segment {
     /// Allocates at least `bytes` of memory for this process alone.
     ///
@@ -179,7 +166,6 @@ impl Segment {
     }
 }
 
-#[cfg(not(all(test, midplane_loom)))]
 impl Drop for Segment {
     fn drop(&mut self) {
         match self.backing {
@@ -334,7 +320,7 @@ impl View<'_> {
     }
 }
 
-#[cfg(all(test, not(midplane_loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

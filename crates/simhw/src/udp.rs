@@ -85,7 +85,7 @@ use engine::Engine;
 pub struct UdpNic {
     host: LiveHost,
     nic: Arc<dyn NicHandle>,
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     ports: Arc<dyn crate::nicd::Source>,
     address: SocketAddr,
     is_sealed: bool,
@@ -151,7 +151,7 @@ impl UdpNic {
         let host = LiveHost::new(Tasks::new(node, seed, runtime), Arc::clone(&core) as _);
         Ok(Self {
             host,
-            #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+            #[cfg(target_os = "linux")]
             ports: Arc::clone(&core) as _,
             nic: core,
             address,
@@ -199,7 +199,7 @@ impl UdpNic {
     ///
     /// # Errors
     /// [`ServeError`](crate::nicd::ServeError) says how to fix it.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     pub fn serve_ports(
         &self,
         config: crate::nicd::ServerConfig,

@@ -62,7 +62,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
     }
 
     /// Opens a port for another process.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     pub(crate) fn grant(&mut self, options: &PortOptions) -> Result<crate::port::Grant, OpenError> {
         let name = self.numbers.claim(self.nic.node, options)?;
         match crate::port::far_port(name, options.depth_or(self.port_depth)) {
@@ -108,7 +108,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
     }
 
     /// Handles received frames that faults have delayed until now.
-    #[cfg(all(any(target_os = "linux", feature = "unstable"), not(all(test, midplane_loom))))]
+    #[cfg(any(target_os = "linux", feature = "unstable"))]
     pub(crate) fn deliver_delayed(&mut self) {
         while let Some((_, frame)) = self.nic.delayed_frame() {
             self.deliver(&frame);
@@ -116,7 +116,7 @@ impl<F: Firmware, L: Link> Engine<F, L> {
     }
 
     /// Handles a frame that was received and checked.
-    #[cfg(all(any(target_os = "linux", feature = "unstable"), not(all(test, midplane_loom))))]
+    #[cfg(any(target_os = "linux", feature = "unstable"))]
     pub(crate) fn deliver(&mut self, frame: &[u8]) {
         self.nic.counters.frames_received += 1;
         self.nic.counters.bytes_received += frame.len() as u64;

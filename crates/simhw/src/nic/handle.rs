@@ -8,7 +8,7 @@ use super::NicCounters;
 use crate::host::{Host, OpenError};
 use crate::id::NodeId;
 use crate::live::Tasks;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 use crate::peer_rings::PeerRings;
 use crate::port::{Port, PortOptions};
 use crate::rng::Rng;
@@ -40,7 +40,7 @@ pub struct LiveHost {
     tasks: Arc<Tasks>,
     ports: Arc<dyn PortOpener>,
     /// The fabric whose processes it connects by rings that bypass the NICs, if that is allowed.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     rings: Option<Arc<crate::shm::ShmConfig>>,
 }
 
@@ -49,13 +49,13 @@ impl LiveHost {
         Self {
             tasks: Arc::new(tasks),
             ports,
-            #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+            #[cfg(target_os = "linux")]
             rings: None,
         }
     }
 
     /// Allows the process to open rings to the other processes of that fabric.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     pub(crate) fn with_rings(self, config: crate::shm::ShmConfig) -> Self {
         Self { rings: Some(Arc::new(config)), ..self }
     }
@@ -86,7 +86,7 @@ impl Host for LiveHost {
         Arc::clone(&self.ports).open(options)
     }
 
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     fn open_peer_rings(&self) -> Option<Box<dyn PeerRings>> {
         let _inside = self.tasks.enter();
         let rings = crate::shm::lanes::Lanes::bypassing_nic(self.rings.as_deref()?).ok()?;

@@ -253,6 +253,6 @@ fn check(fault: &Fault) -> Result<(), FaultError> {
     }
 }
 
-#[cfg(all(test, not(midplane_loom)))]
+#[cfg(test)]
 #[path = "injector/tests.rs"]
 mod tests;

@@ -67,7 +67,7 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-#[cfg(all(test, not(midplane_loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -14,41 +14,13 @@
 use std::sync::Arc;
 
 use crate::segment::{LINE, Line, Segment};
-use crate::sync::{Ordering, fence};
+use crate::sync::{Ordering, fence, fence_both, is_asymmetric};
 
 /// The word of the first line, which the host writes: not zero while a post is in progress.
 const POSTING: usize = 0;
 /// The word of the second line, which the NIC writes: the number under which the gate is open, or [`CLOSED`].
 const NUMBER: usize = 0;
 const CLOSED: u64 = 0;
-
-/// Returns whether the closing side can order both sides' accesses alone.
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-fn is_asymmetric() -> bool {
-    use std::sync::OnceLock;
-
-    use rustix::thread::{MembarrierCommand, membarrier};
-
-    static REGISTERED: OnceLock<bool> = OnceLock::new();
-    // Host and NIC are one process, which registers once: the command fails in processes that did not.
-    *REGISTERED.get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
-}
-
-#[cfg(not(all(target_os = "linux", not(all(test, midplane_loom)))))]
-const fn is_asymmetric() -> bool {
-    false
-}
-
-/// Orders the NIC's store before its load, and those of the host.
-fn fence_both() {
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-    if is_asymmetric() {
-        use rustix::thread::{MembarrierCommand, membarrier};
-        return membarrier(MembarrierCommand::PrivateExpedited)
-            .expect("the process has registered for it");
-    }
-    fence(Ordering::SeqCst);
-}
 
 /// The two lines that both ends share.
 #[derive(Clone, Debug)]
@@ -159,7 +131,7 @@ impl NicGate {
     }
 }
 
-#[cfg(all(test, not(midplane_loom)))]
+#[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU64;
 

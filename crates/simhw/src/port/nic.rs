@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 use super::far::FarEnd;
 use super::shared::{PortShared, Registration};
 use super::{Command, Completion, NicGate};
@@ -35,7 +35,7 @@ enum PortBackend {
     /// The application is in this process.
     Near(Arc<PortShared>),
     /// The application is in another process.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     Far(Box<FarEnd>),
 }
 
@@ -49,7 +49,7 @@ impl NicPort {
         Self::with(commands, completions, Some(gate), PortBackend::Near(shared))
     }
 
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     pub(super) fn far(commands: Consumer, completions: Producer, end: FarEnd) -> Self {
         Self::with(commands, completions, None, PortBackend::Far(Box::new(end)))
     }
@@ -176,7 +176,7 @@ macro_rules! either {
     ($backend:expr, $end:ident => $call:expr) => {
         match $backend {
             PortBackend::Near($end) => $call,
-            #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+            #[cfg(target_os = "linux")]
             PortBackend::Far($end) => $call,
         }
     };
@@ -196,7 +196,7 @@ impl PortBackend {
     fn settle(&self) {
         match self {
             Self::Near(_) => {}
-            #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+            #[cfg(target_os = "linux")]
             Self::Far(end) => end.settle(),
         }
     }

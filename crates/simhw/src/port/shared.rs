@@ -6,7 +6,7 @@ use std::task::Waker;
 
 use atomic_waker::AtomicWaker;
 
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 use super::remote_allocator::RemoteAllocator;
 use super::{PortName, RegisterError};
 use crate::deferred;
@@ -51,7 +51,7 @@ pub(crate) struct PortShared {
     waiting: AtomicBool,
     changes: Mutex<Changes>,
     /// Set if the NIC is in another process: registrations and the close go through it.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     remote: Option<RemoteAllocator>,
     bell: Box<dyn Bell>,
     id: PortId,
@@ -81,7 +81,7 @@ impl PortShared {
             waker: AtomicWaker::new(),
             waiting: AtomicBool::new(false),
             changes: Mutex::default(),
-            #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+            #[cfg(target_os = "linux")]
             remote: None,
             bell,
             id: name.id,
@@ -90,7 +90,7 @@ impl PortShared {
     }
 
     /// Creates the application's side of a port whose NIC is in another process.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     pub(super) fn far(name: PortName, bell: Box<dyn Bell>, remote: RemoteAllocator) -> Self {
         Self { remote: Some(remote), ..Self::new(name, bell) }
     }
@@ -130,7 +130,7 @@ impl PortShared {
 
     /// For the application: returns whether its NIC has stopped.
     pub(super) fn is_closed(&self) -> bool {
-        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        #[cfg(target_os = "linux")]
         if self.remote.as_ref().is_some_and(|remote| remote.words().is_closed()) {
             return true;
         }
@@ -140,7 +140,7 @@ impl PortShared {
     /// For the application: registers a waker for the next completion and for the close.
     pub(super) fn wait(&self, waker: &Waker) {
         self.waker.register(waker);
-        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        #[cfg(target_os = "linux")]
         if let Some(remote) = &self.remote {
             remote.words().wait();
         }
@@ -188,7 +188,7 @@ impl PortShared {
         options: RegionOptions,
     ) -> Result<(Memory, u16, u32), RegisterError> {
         let (slot, generation) = self.claim_slot()?;
-        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        #[cfg(target_os = "linux")]
         if let Some(remote) = &self.remote {
             return match remote.register(slot, generation, bytes, options, &|| self.ring()) {
                 Ok(memory) => Ok((memory, slot, generation)),
@@ -204,7 +204,7 @@ impl PortShared {
     }
 
     /// For the application: registers existing memory; `None` if the NIC is in another process.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     pub(super) fn register_own(
         &self,
         memory: Memory,
@@ -242,7 +242,7 @@ impl PortShared {
 
     pub(crate) fn deregister(&self, region: RegionRef) {
         let (slot, generation) = (region.slot, region.generation);
-        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        #[cfg(target_os = "linux")]
         if let Some(remote) = &self.remote {
             remote.deregister(slot, generation);
             self.changes().free.push(slot);
@@ -255,7 +255,7 @@ impl PortShared {
 
     /// For the application: closes the port.
     pub(super) fn drop_port(&self) {
-        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        #[cfg(target_os = "linux")]
         if let Some(remote) = &self.remote {
             return remote.hang_up();
         }

@@ -36,12 +36,12 @@ impl Memory {
     }
 
     /// Notifies all processes that have mapped the memory that its region is deregistered.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     pub(crate) fn revoke(&self) {
         self.segment.revoke();
     }
 
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[cfg(target_os = "linux")]
     pub(crate) fn is_revoked(&self) -> bool {
         self.segment.is_revoked()
     }

@@ -329,6 +329,6 @@ impl RingReceiver {
     }
 }
 
-#[cfg(all(test, not(midplane_loom)))]
+#[cfg(test)]
 #[path = "byte_ring/tests.rs"]
 mod tests;

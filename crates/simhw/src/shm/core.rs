@@ -340,6 +340,6 @@ impl<F: Firmware + Send> Bell for PortBell<F> {
     }
 }
 
-#[cfg(all(test, not(midplane_loom)))]
+#[cfg(test)]
 #[path = "core/tests.rs"]
 mod tests;

@@ -269,7 +269,7 @@ impl Sender {
     }
 
     /// Returns the count of published frames that the consumer is not known to have released.
-    #[cfg(all(test, not(midplane_loom)))]
+    #[cfg(test)]
     const fn in_flight(&self) -> u64 {
         self.published - self.returned
     }
@@ -372,6 +372,6 @@ impl Receiver {
     }
 }
 
-#[cfg(all(test, not(midplane_loom)))]
+#[cfg(test)]
 #[path = "lane/tests.rs"]
 mod tests;

@@ -6,7 +6,7 @@
 
 mod awaited;
 mod inbox;
-#[cfg(all(test, not(midplane_loom)))]
+#[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;

@@ -37,7 +37,7 @@ impl Retry {
     }
 }
 
-#[cfg(all(test, not(midplane_loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -205,7 +205,7 @@ impl AsRawFd for WakeSet {
     }
 }
 
-#[cfg(all(test, not(midplane_loom)))]
+#[cfg(test)]
 mod tests {
     use std::io::IoSlice;
 

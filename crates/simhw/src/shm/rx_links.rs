@@ -106,7 +106,7 @@ impl RxLinks {
     }
 }
 
-#[cfg(all(test, not(midplane_loom)))]
+#[cfg(test)]
 mod tests {
     use std::sync::Arc;
 

@@ -11,7 +11,7 @@ use super::clock::{Clock, Stamps};
 use super::kernel;
 use super::watched::Watched;
 use crate::region::Payload;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 use crate::segment::send_gathered;
 use crate::time::Instant;
 
@@ -162,7 +162,7 @@ impl Socket {
     }
 
     fn send_one(&self, frame: &Leaving<'_>) -> io::Result<()> {
-        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        #[cfg(target_os = "linux")]
         if !frame.rest.is_empty() {
             let socket = self.io.socket();
             return send_gathered(socket, frame.to, frame.bytes, frame.rest.view());
@@ -323,7 +323,7 @@ pub(super) fn plain(address: SocketAddr) -> SocketAddr {
     }
 }
 
-#[cfg(all(test, target_os = "linux", not(midplane_loom)))]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 

@@ -273,7 +273,7 @@ impl<F: Firmware + Send> Bell for PortBell<F> {
     }
 }
 
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+#[cfg(target_os = "linux")]
 impl<F: Firmware + Send + 'static> crate::nicd::Source for Core<F> {
     fn node(&self) -> NodeId {
         self.node

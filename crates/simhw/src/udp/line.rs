@@ -65,8 +65,7 @@ pub(super) struct Line {
 
 /// Least bytes that are sent from the application's region. Copying fewer costs less than a second part of a datagram,
 /// and only frames without a second part can be sent together. Unlimited on systems where a datagram has one part only.
-pub(super) const MIN_UNCOPIED: usize =
-    if cfg!(all(target_os = "linux", not(all(test, midplane_loom)))) { 4_096 } else { usize::MAX };
+pub(super) const MIN_UNCOPIED: usize = if cfg!(target_os = "linux") { 4_096 } else { usize::MAX };
 /// Most wire bytes of a short frame: one Ethernet packet.
 const SHORT: usize = 1_600;
 /// Number of short frames that may wait in the place of a longer one: a message of 8 KiB has about twice as many.
