@@ -57,7 +57,9 @@ fn run(congestion: Congestion, ops: &[Op]) {
             }
             Op::Ack { at, round_trip, is_window_limited } if at < flying.len() => {
                 let (number, bytes, sent) = flying.remove(at);
-                let (latest_round_trip, min_round_trip) = (round_trip, round_trip);
+                let took = now.nanos_since(sent);
+                let latest_round_trip = if round_trip % 4 > 0 { took } else { round_trip };
+                let (waited, min_round_trip) = (round_trip / 2, round_trip);
                 let acked = Acked {
                     number,
                     sent,
@@ -65,6 +67,7 @@ fn run(congestion: Congestion, ops: &[Op]) {
                     is_window_limited,
                     round_trip,
                     latest_round_trip,
+                    waited,
                     min_round_trip,
                 };
                 law.on_acked(now, acked);
