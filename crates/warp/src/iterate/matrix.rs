@@ -35,6 +35,14 @@ pub enum MatrixError {
         /// Number of the row, from 1.
         row: usize,
     },
+    /// An entry of the right-hand side is not finite: no iteration would end.
+    #[error("the right-hand side's entry {row} is {value}; it must be finite")]
+    NotFinite {
+        /// Number of the entry, from 1.
+        row: usize,
+        /// The entry.
+        value: f64,
+    },
     /// The condition of Chazan and Miranker fails: the spectral radius is 1 or more.
     #[error(
         "the spectral radius of |M| is at least {at_least:.6}: an asynchronous iteration converges \
@@ -83,9 +91,10 @@ impl Linear {
     /// ones.
     ///
     /// # Errors
-    /// [`MatrixError::NotSquare`] if `a` is not square or is empty, and
-    /// [`MatrixError::ZeroDiagonal`] if a diagonal entry is zero or not finite. [`Linear::check`]
-    /// decides whether it converges, for a `b` of finite numbers: with a NaN in it, no iteration ends.
+    /// [`MatrixError::NotSquare`] if `a` is not square or is empty,
+    /// [`MatrixError::ZeroDiagonal`] if a diagonal entry is zero or not finite, and
+    /// [`MatrixError::NotFinite`] if an entry of `b` is not. [`Linear::check`] decides whether it
+    /// converges.
     ///
     /// # Panics
     /// If the length of `b` is not the number of rows.
@@ -102,6 +111,9 @@ impl Linear {
         let b =
             b.unwrap_or_else(|| a.outer_iterator().map(|row| row.data().iter().sum()).collect());
         assert_eq!(b.len(), rows, "b must have one entry for each row of a");
+        if let Some(row) = b.iter().position(|entry| !entry.is_finite()) {
+            return Err(MatrixError::NotFinite { row: row + 1, value: b[row] });
+        }
         let scale = b.iter().fold(0.0_f64, |most, entry| most.max(entry.abs()));
         Ok(Self { a, b, diagonal, scale: if scale > 0.0 { scale } else { 1.0 } })
     }

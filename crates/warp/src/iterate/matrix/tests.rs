@@ -78,6 +78,15 @@ fn file_errors_name_the_line() {
     assert_eq!(zero, MatrixError::ZeroDiagonal { row: 2 });
 }
 
+// Regression: with such a right-hand side no iteration ended.
+#[test]
+fn a_right_hand_side_that_is_not_finite_is_an_error() {
+    for value in [f64::NAN, f64::INFINITY] {
+        let error = Linear::new(read(SMALL).unwrap(), Some(vec![1.0, value])).unwrap_err();
+        assert!(matches!(error, MatrixError::NotFinite { row: 2, .. }), "{error}");
+    }
+}
+
 #[test]
 fn a_short_file_with_a_huge_size_is_an_error_not_an_allocation() {
     for size in ["3", "4000000000", "18446744073709551615"] {
