@@ -25,15 +25,17 @@
 //!
 //! Packets to a process of the same host go through shared memory, if it is available; those to other hosts go through
 //! a stream of the node. If the stream breaks, and the process is found again within 2 s, nothing is lost. The end of a
-//! process is reported to each operation that waits for it. Another process that joins with its rank takes its place.
+//! process is reported to each operation that waits for it. Another process that joins with its rank takes its place: if
+//! the former one still runs, it loses the others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use midplane_simhw::id::NodeId;
+use midplane_simhw::nic::StartError;
 use midplane_simhw::shm::ShmConfig;
 use midplane_via::lanes::LaneCarrier;
 use midplane_via::message::carrier::Carrier;
@@ -50,21 +52,26 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use crate::error::{Error, ErrorKind};
 use crate::node::host::{milliseconds, random};
 use crate::node::links::Kind;
-use crate::node::{Listener, Node};
+use crate::node::{Listener, Node, PeerName};
 
-/// The first bytes of the streams between ranks. The dialer's rank and the number of ranks follow, 4 bytes each.
-const MAGIC: &[u8; 8] = b"midmpi 1";
+/// The first bytes of the streams between ranks, in both directions. The dialer's are followed by its rank and the number of
+/// ranks, 4 bytes each. The other process answers once it has admitted the dialer.
+const MAGIC: &[u8; 8] = b"midmpi 2";
 /// Most ranks of a world: 1,024.
 pub const MAX_RANKS: u32 = 1_024;
 /// Time for which a process whose connection has broken is searched for before it counts as lost: 2 s.
 pub const REJOIN: Duration = Duration::from_secs(2);
-/// Limit of the time in which the dialer of a stream must send its rank.
+/// Limit of the time in which the dialer of a stream must send its rank, and of the time for the answer.
 const GREETING_WITHIN: Duration = Duration::from_secs(2);
 /// Bytes of a packet: the most that a stream carries without a handshake. A multiple of the page size, so that the
 /// areas of the rings share no page.
 const PACKET: usize = 60 << 10;
 /// The pause before a process that has refused is dialed again.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Time that a process which has left may take to give its rings back: 500 ms.
+const GIVEN_BACK: Duration = Duration::from_millis(500);
+/// Most former processes of a rank that are refused.
+const MAX_FORMER: usize = 8;
 
 impl Node {
     /// Joins the world `name` as `rank` of `size` processes, and waits until it is connected to all others.
@@ -76,7 +83,7 @@ impl Node {
     /// # Errors
     /// [`ErrorKind::NoService`], with the ranks that are missing, if they have not joined within the time of
     /// [`connect_timeout`](crate::NodeBuilder::connect_timeout). [`ErrorKind::InUse`] if this node is in the world
-    /// already, [`ErrorKind::Config`] for a rank that is not below `size`, for more than [`MAX_RANKS`], or a name of
+    /// already, or another process of this host has the rank. [`ErrorKind::Config`] for a rank that is not below `size`, for more than [`MAX_RANKS`], or a name of
     /// more than 70 bytes, [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
@@ -104,8 +111,8 @@ impl Node {
         tokio::spawn(Arc::clone(&world).accept(listener));
         tokio::spawn(Arc::clone(&world).serve(feed));
         let mut carriers: Vec<Box<dyn Carrier>> = vec![Box::new(streams)];
-        let host =
-            self.rings(&world).map(|rings| carriers.push(Box::new(rings))).and_then(|()| host());
+        let rings = self.rings(&world).await?;
+        let host = rings.map(|rings| carriers.push(Box::new(rings))).and_then(|()| host());
         // Distinguishes processes that are started within a millisecond.
         let low = random().map_err(|error| Error::system("the node can't join", error))? >> 48;
         let identity = milliseconds() << 16 | low;
@@ -118,20 +125,32 @@ impl Node {
     }
 
     /// Opens the rings to processes of the same host, if shared memory is allowed.
-    fn rings(&self, world: &World) -> Option<LaneCarrier> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`] if a peer on this host has the rank.
+    async fn rings(&self, world: &World) -> Result<Option<LaneCarrier>, Error> {
         if !self.shares_memory() || world.size < 2 {
-            return None;
+            return Ok(None);
         }
         let name = format!("world-{:016x}", hash(&(self.cluster(), &world.name)));
         let nodes = u16::try_from(world.size).expect("it was checked");
         let own = NodeId(u16::try_from(world.rank).expect("it was checked"));
         let config = ShmConfig::new(name, own, nodes).mtu(PACKET);
-        match LaneCarrier::open(&config) {
-            Ok(rings) => Some(rings),
-            Err(error) => {
-                tracing::debug!(%error, "no memory is shared with other ranks");
-                None
+        let until = Instant::now() + GIVEN_BACK;
+        loop {
+            let error = match LaneCarrier::open(&config) {
+                Ok(rings) => return Ok(Some(rings)),
+                Err(error) => error,
+            };
+            let is_occupied = matches!(error, StartError::Occupied { .. });
+            if is_occupied && let Some(error) = world.is_taken()? {
+                return Err(error);
             }
+            if !is_occupied || Instant::now() >= until {
+                tracing::debug!(%error, "no memory is shared with other ranks");
+                return Ok(None);
+            }
+            sleep(PAUSE).await;
         }
     }
 }
@@ -150,6 +169,35 @@ fn hash(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
+/// The processes that had a rank.
+#[derive(Debug, Default)]
+struct Met {
+    /// Number of streams made so far.
+    times: u64,
+    /// The node of the last process that dialed as this rank.
+    holder: Option<u64>,
+    /// The nodes of former ones, the oldest first: they are refused while there is a session with the holder's.
+    former: VecDeque<u64>,
+}
+
+impl Met {
+    /// Takes a stream of a node; returns `false` if that belongs to a former process of the rank.
+    fn admit(&mut self, node: u64, knows: impl Fn(u64) -> bool) -> bool {
+        if let Some(holder) = self.holder.filter(|holder| *holder != node) {
+            if self.former.contains(&node) && knows(holder) {
+                return false;
+            }
+            self.former.retain(|former| *former != node);
+            self.former.push_back(holder);
+            if self.former.len() > MAX_FORMER {
+                self.former.pop_front();
+            }
+        }
+        self.holder = Some(node);
+        true
+    }
+}
+
 /// A process's connections to the others of a world.
 #[derive(Debug)]
 struct World {
@@ -158,8 +206,8 @@ struct World {
     rank: u32,
     size: u32,
     source: StreamSource<Stream>,
-    /// Number of streams made to each process so far.
-    met: Mutex<BTreeMap<u32, u64>>,
+    /// The processes that there was a stream to.
+    met: Mutex<BTreeMap<u32, Met>>,
     /// Notified when a stream to a process was made.
     changed: Notify,
 }
@@ -173,12 +221,28 @@ impl World {
     /// Returns how many streams to the process were made.
     fn times_met(&self, rank: u32) -> u64 {
         let met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        met.get(&rank).copied().unwrap_or(0)
+        met.get(&rank).map_or(0, |met| met.times)
+    }
+
+    /// Returns the error of joining with a rank that a peer has; `None` if no peer has it.
+    fn is_taken(&self) -> Result<Option<Error>, Error> {
+        let service = self.service(self.rank)?;
+        let peers = self.node.peers();
+        Ok(peers.into_iter().find(|peer| peer.services.contains(&service)).map(|peer| {
+            let text = format!(
+                "rank {} of the world {:?} is taken by the node {:?}, a process of this host: give each process a rank of \
+                 its own, or end that one first",
+                self.rank, self.name, peer.name
+            );
+            Error::new(ErrorKind::InUse, text)
+        }))
     }
 
     /// Passes a stream to the carrier; returns `false` if the process has left the world.
     fn connect(&self, rank: u32, stream: Stream) -> bool {
-        *self.met.lock().unwrap_or_else(PoisonError::into_inner).entry(rank).or_insert(0) += 1;
+        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        met.entry(rank).or_default().times += 1;
+        drop(met);
         self.changed.notify_waiters();
         self.source.connect(Peer(rank), stream)
     }
@@ -218,7 +282,7 @@ impl World {
             let Ok((stream, from)) = accepted else { return };
             let world = Arc::clone(&self);
             tokio::spawn(async move {
-                if let Err(error) = world.greeted(stream).await {
+                if let Err(error) = world.greeted(stream, &from).await {
                     tracing::warn!(%from, world = world.name, %error, "a process can't join");
                 }
             });
@@ -226,7 +290,7 @@ impl World {
     }
 
     /// Takes a stream whose dialer sends its rank.
-    async fn greeted(&self, mut stream: Stream) -> io::Result<()> {
+    async fn greeted(&self, mut stream: Stream, from: &PeerName) -> io::Result<()> {
         let mut greeting = [0; 16];
         timeout(GREETING_WITHIN, stream.read_exact(&mut greeting)).await??;
         let (magic, numbers) = greeting.split_at(MAGIC.len());
@@ -238,12 +302,20 @@ impl World {
             format!("it takes the world for one of {size} processes, this one for {}", self.size)
         } else if rank <= self.rank || rank >= size {
             format!("rank {rank} does not connect to rank {}", self.rank)
+        } else if !self.admit(rank, from.id) {
+            format!("another process has joined as rank {rank} since: give each a rank of its own")
         } else {
+            timeout(GREETING_WITHIN, stream.write_all(MAGIC)).await??;
             self.connect(rank, stream);
             return Ok(());
         };
         stream.reset();
         Err(io::Error::new(io::ErrorKind::InvalidData, wrong))
+    }
+
+    fn admit(&self, rank: u32, node: u64) -> bool {
+        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        met.entry(rank).or_default().admit(node, |holder| self.node.knows(holder))
     }
 
     /// Connects the processes that the carrier requests.
@@ -320,7 +392,7 @@ impl World {
         }
     }
 
-    /// Opens a stream, and sends this process's rank.
+    /// Opens a stream, sends this process's rank, and waits until it is admitted; `None` if it is not.
     async fn greet(
         &self,
         candidate: &crate::node::links::Candidate,
@@ -330,7 +402,12 @@ impl World {
         let mut greeting = MAGIC.to_vec();
         greeting.extend_from_slice(&self.rank.to_le_bytes());
         greeting.extend_from_slice(&self.size.to_le_bytes());
-        timeout(GREETING_WITHIN, stream.write_all(&greeting)).await.ok()?.ok()?;
-        Some(stream)
+        let mut answer = [0; MAGIC.len()];
+        let exchange = async {
+            stream.write_all(&greeting).await?;
+            stream.read_exact(&mut answer).await
+        };
+        timeout(GREETING_WITHIN, exchange).await.ok()?.ok()?;
+        (answer == *MAGIC).then_some(stream)
     }
 }

@@ -141,3 +141,19 @@ async fn errors_of_a_world_name_the_problem() {
     assert_eq!(node.world("x", 0, 1).await.unwrap_err().kind(), ErrorKind::InUse);
     assert_eq!(world.size(), 1);
 }
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_rank_of_a_live_process_of_the_host_is_taken() {
+    let builder = Node::builder().cluster(format!("taken-{}", std::process::id()));
+    let nodes = ["first", "second", "third"].map(|name| builder.clone().name(name).start());
+    let [first, second, third] = nodes;
+    let (first, second, third) = tokio::join!(first, second, third);
+    let (first, second, third) = (first.unwrap(), second.unwrap(), third.unwrap());
+    let (zero, one) = tokio::join!(first.world("x", 0, 2), second.world("x", 1, 2));
+    let worlds = (zero.unwrap(), one.unwrap());
+    let error = timeout(SOON, third.world("x", 1, 2)).await.expect("it ends").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse);
+    assert!(error.to_string().contains("taken by the node \"second\""), "{error}");
+    tokio::join!(exchange(worlds.0), exchange(worlds.1));
+}

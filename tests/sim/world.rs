@@ -118,3 +118,43 @@ fn a_rank_that_restarts_takes_its_place_again() {
         report.unwrap();
     }
 }
+
+/// Regression: two processes with the same rank took each other's place again and again, and both waited for ever.
+#[test]
+fn a_process_whose_rank_another_has_taken_loses_the_others() {
+    for seed in 0..2 {
+        let report = Sim::builder().seed(seed).check(|sim| {
+            sim.host("zero", |node: Node| async move {
+                let world = node.world("pairs", 0, 2).await?;
+                loop {
+                    // An error means that the process of rank 1 has ended, or another has taken its place.
+                    match world.receive(Rank(1), Tag(1)).await {
+                        Ok(message) => _ = world.send(Rank(1), Tag(2), message.bytes).await,
+                        Err(_) => time::sleep(MS).await,
+                    }
+                }
+            });
+            // Asks rank 0 until that is lost, or a number of times.
+            let ask = async |node: Node, times: u8| -> sim::Result {
+                let world = node.world("pairs", 1, 2).await?;
+                for round in 0..times {
+                    world.send(Rank(0), Tag(1), vec![round]).await?;
+                    assert_eq!(world.receive(Rank(0), Tag(2)).await?.bytes, [round]);
+                    time::sleep(20 * MS).await;
+                }
+                world.finalize().await;
+                Ok(())
+            };
+            sim.client(move |node| async move {
+                let error = ask(node, u8::MAX).await.unwrap_err().to_string();
+                assert!(error.contains("process 0") && error.contains("lost"), "{error}");
+                Ok(())
+            });
+            sim.client(move |node| async move {
+                time::sleep(100 * MS).await;
+                ask(node, 100).await
+            });
+        });
+        report.unwrap();
+    }
+}
