@@ -1,4 +1,4 @@
-//! What the host and the NIC of a port share.
+//! The flags, doorbells and gate that the host and the NIC of a port share.
 
 #[path = "../../src/port/bells.rs"]
 mod bells;

@@ -1,10 +1,10 @@
-//! Payloads without bytes.
+//! Payloads, which have no bytes in a model.
 
 use std::marker::PhantomData;
 
 use crate::segment::View;
 
-/// A payload.
+/// Stands for the payload of a frame.
 #[derive(Debug)]
 pub(crate) struct Payload<'a>(PhantomData<&'a ()>);
 

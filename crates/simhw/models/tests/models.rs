@@ -1,4 +1,4 @@
-//! Runs each model.
+//! Runs each model as a test of its own.
 
 macro_rules! models {
     ($($name:ident),* $(,)?) => {$(

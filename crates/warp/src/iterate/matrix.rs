@@ -40,7 +40,7 @@ pub enum MatrixError {
     NotFinite {
         /// Number of the entry, from 1.
         row: usize,
-        /// The entry.
+        /// The value of the entry.
         value: f64,
     },
     /// The condition of Chazan and Miranker fails: the spectral radius is 1 or more.

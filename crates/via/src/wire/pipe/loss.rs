@@ -63,7 +63,7 @@ pub(super) struct Loss {
     smoothed: Option<u64>,
     variance: u64,
     latest: u64,
-    /// How long the peer had delayed the acknowledgement of `latest`, as it says.
+    /// Nanoseconds of `latest` in which the peer delayed the acknowledgement, as the peer says.
     waited: u64,
     least: u64,
     lost_at: Instant,

@@ -34,7 +34,7 @@ impl Controller for Warp {
     }
 
     fn on_acked(&mut self, now: Instant, acked: Acked) {
-        // The older packets of an acknowledgement have waited for the newest one, nobody knows how long.
+        // The older packets of an acknowledgement have waited for the newest one, for an unknown time.
         let took = now.nanos_since(acked.sent);
         if took == acked.latest_round_trip {
             let took = took - acked.waited.min(took);
