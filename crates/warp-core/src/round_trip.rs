@@ -174,9 +174,10 @@ fn law(backlog: f64, mtu: u64, round_trip: Duration, now: Instant) -> Controller
     Controller::new(config.first_delay(round_trip), now)
 }
 
-/// Returns the least rate: a packet in four round trips. At a lower one, feedback would be older than the law accepts.
+/// Returns the least rate: a packet in four round trips, of at most 100 ms. At a lower one, feedback would be older than the law
+/// accepts.
 fn floor(mtu: u64, round_trip: Duration) -> f64 {
-    mtu as f64 / 4.0 / round_trip.as_secs_f64()
+    mtu as f64 / 4.0 / round_trip.min(FIRST_ROUND_TRIP).as_secs_f64()
 }
 
 fn grouping(round_trip: Duration) -> Grouping {

@@ -93,6 +93,14 @@ fn run(congestion: Congestion, ops: &[Op]) {
     }
 }
 
+// Regression: Warp's least rate was a packet in four round trips, however long these were.
+#[test]
+fn an_acknowledgement_after_days_leaves_a_rate() {
+    let send = || Op::Send { bytes: 1, is_application_limited: false };
+    let acknowledged = Op::Ack { at: 0, round_trip: 61, is_window_limited: false };
+    run(Congestion::Warp, &[send(), Op::Pass(1 << 50), acknowledged]);
+}
+
 proptest! {
     #[test]
     fn no_events_make_a_law_stop_panic_or_grow_without_bound(
