@@ -9,8 +9,6 @@ use super::{Acked, Controller, Lost, Sending, Start};
 
 /// Bytes that a connection may keep in queues: ten packets of 1,200 bytes.
 const BACKLOG: u64 = 12_000;
-/// Time for which a peer may delay the acknowledgement of a large packet.
-const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(1);
 
 /// Warp, which follows the delay and keeps queues short.
 #[derive(Clone, Debug)]
@@ -34,14 +32,7 @@ impl Controller for Warp {
     }
 
     fn on_acked(&mut self, now: Instant, acked: Acked) {
-        // The older packets of an acknowledgement have waited for the newest one, for an unknown time.
-        let took = now.nanos_since(acked.sent);
-        if took == acked.latest_round_trip {
-            let took = took - acked.waited.min(took);
-            let round_trip = acked.round_trip.saturating_sub(acked.waited).max(took);
-            let [took, round_trip] = [took, round_trip].map(Duration::from_nanos);
-            self.0.on_acknowledged(now, acked.sent, took, round_trip);
-        }
+        self.0.on_acknowledged(now, acked.sent, Duration::from_nanos(acked.round_trip));
     }
 
     fn on_lost(&mut self, _: Instant, lost: Lost) {
@@ -55,8 +46,7 @@ impl Controller for Warp {
     }
 
     fn window(&self) -> u64 {
-        // The rate is the limit, also while an acknowledgement waits at the peer.
-        self.0.window().saturating_add((self.0.rate() * ACKNOWLEDGED_WITHIN.as_secs_f64()) as u64)
+        self.0.window()
     }
 
     fn rate(&self) -> Option<u64> {
