@@ -151,7 +151,7 @@ impl Consumer {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(midplane_models)))]
 mod tests {
     use super::*;
     use std::collections::VecDeque;

@@ -2,7 +2,11 @@
 //! model checker's atomics. Memory has lines only, as the models copy no bytes.
 #![allow(missing_docs, reason = "the name of a model says what it checks")]
 #![allow(dead_code, reason = "the models use only a part of the code")]
-#![allow(unreachable_pub, reason = "some of it is public in midplane-simhw")]
+#![allow(
+    unreachable_pub,
+    clippy::needless_pass_by_ref_mut,
+    reason = "some of it is public in midplane-simhw"
+)]
 
 #[path = "../../src/shm/byte_ring.rs"]
 mod byte_ring;

@@ -67,7 +67,7 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(midplane_models)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -131,7 +131,7 @@ impl NicGate {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(midplane_models)))]
 mod tests {
     use std::sync::atomic::AtomicU64;
 

@@ -329,6 +329,6 @@ impl RingReceiver {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(midplane_models)))]
 #[path = "byte_ring/tests.rs"]
 mod tests;

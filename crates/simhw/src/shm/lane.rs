@@ -372,6 +372,6 @@ impl Receiver {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(midplane_models)))]
 #[path = "lane/tests.rs"]
 mod tests;
