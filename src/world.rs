@@ -83,8 +83,8 @@ impl Node {
     /// # Errors
     /// [`ErrorKind::NoService`], with the ranks that are missing, if they have not joined within the time of
     /// [`connect_timeout`](crate::NodeBuilder::connect_timeout). [`ErrorKind::InUse`] if this node is in the world
-    /// already, or another process of this host has the rank. [`ErrorKind::Config`] for a rank that is not below `size`, for more than [`MAX_RANKS`], or a name of
-    /// more than 70 bytes, [`ErrorKind::Closed`].
+    /// already, or another process of this host has the rank. [`ErrorKind::Config`] for a rank that is not below
+    /// `size`, for more than [`MAX_RANKS`], or a name of more than 70 bytes, [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the process has left the world.
