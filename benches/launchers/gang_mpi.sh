@@ -37,9 +37,9 @@ fi
 cargo build --release --quiet -p midplane-cli -p midplane-fi || exit 1
 release=$(realpath "${CARGO_TARGET_DIR:-target}")/release
 cp "$release/libmidplane_fi.so" "$folder/provider/libmidplane-fi.so"
-programs="hello ring collectives onesided derived cancel threads"
+programs="hello ring collectives onesided derived cancel threads ep cg ft"
 for program in $programs solve; do
-    "$folder/python/bin/mpicc" -O2 -Wall -pthread -o "$folder/$program" "benches/launchers/mpi/$program.c" || exit 1
+    "$folder/python/bin/mpicc" -O2 -Wall -pthread -o "$folder/$program" "benches/launchers/mpi/$program.c" -lm || exit 1
 done
 
 # daemon NAME [FLAGS]: starts a daemon; $daemon is its process, and "${gang[@]}" the command of its clients.
@@ -66,7 +66,7 @@ over() {
 
 # job NAME [FLAGS] COMMAND...: runs one; its document and its output are in $FOLDER/NAME.json and NAME.out.
 job() { timeout 300 "${gang[@]}" --json run "${@:2}" >"$FOLDER/$1.json" 2>"$FOLDER/$1.out"; }
-bits() { grep -o '^solve: [0-9a-f]*' "$FOLDER/$1.out"; }
+bits() { grep -oE '^(solve|ep|cg|ft): [0-9a-f]*' "$FOLDER/$1.out"; }
 computed() { grep -o 'for [0-9.]* s' "$FOLDER/$1.out" | cut -d' ' -f2; }
 
 # both COMMAND...: runs two jobs at once, which take turns.
@@ -102,13 +102,13 @@ check_suspended() {
     fail "Open MPI: no slice was seen as a whole"
 }
 
-# in_turns NAME COMMAND...: ROUNDS rounds of a job alone and of two that take turns; "STEPS" stands for the steps that
-# take SECONDS.
+# in_turns NAME FEW COMMAND...: ROUNDS rounds of a job alone and of two that take turns; "STEPS" stands for the steps that
+# take SECONDS, of which FEW show how long one takes.
 in_turns() {
-    local name=$1 round each wanted steps
-    shift
-    job alone "${@/STEPS/2000}" || { cat "$FOLDER/alone.out" >&2; fail "$name: a job"; }
-    steps=$(awk -v ran="$(value run_seconds "$FOLDER/alone.json")" -v asked="$SECONDS_EACH" 'BEGIN {print int(2000 * asked / ran)}')
+    local name=$1 few=$2 round each wanted steps
+    shift 2
+    job alone "${@/STEPS/$few}" || { cat "$FOLDER/alone.out" >&2; fail "$name: a job"; }
+    steps=$(awk -v ran="$(value run_seconds "$FOLDER/alone.json")" -v asked="$SECONDS_EACH" -v few="$few" 'BEGIN {print int(few * asked / ran) + 1}')
     : >"$FOLDER/ratios"
     for ((round = 1; round <= ROUNDS; round++)); do
         job alone "${@/STEPS/$steps}" || fail "$name: a job"
@@ -134,13 +134,26 @@ in_turns() {
     done
 }
 
+# hpcc_of JOB: runs HPC Challenge, which reads and writes files of fixed names, and checks its verdict.
+hpcc_of() {
+    local at=$FOLDER/hpcc-$1
+    mkdir -p "$at"
+    sed 's/^1000 .*/2000 Ns/; s/^2  *Ps/1 Ps/' /usr/share/doc/hpcc/examples/_hpccinf.txt >"$at/hpccinf.txt"
+    cd "$at" && job "$1" -- env OPENBLAS_NUM_THREADS=1 mpirun.openmpi --allow-run-as-root --oversubscribe -n 2 hpcc &&
+        grep -q '^Success=1' hpccoutf.txt && ! grep -qE 'FAILED|Found [1-9][0-9]* errors' hpccoutf.txt
+}
+
 daemon turns --slots 2 --slice-ms 100
 for way in midplane "MPICH's own shared memory"; do
     for program in $programs; do
         over "$way" both --ranks 2 -- "$folder/$program"
     done
     echo "$programs, two jobs of each in turns, over $way: passed"
-    over "$way" in_turns "solve over $way" --ranks 2 -- "$folder/solve" STEPS
+    over "$way" in_turns "solve over $way" 2000 --ranks 2 -- "$folder/solve" STEPS
+done
+for few in "ep S 8" "cg W 8" "ft S 20"; do
+    read -r program class few <<<"$few"
+    over midplane in_turns "$program over midplane" "$few" --ranks 2 -- "$folder/$program" "$class" STEPS
 done
 
 kill $daemon && wait $daemon
@@ -149,7 +162,7 @@ daemon alone --slots 1 --slice-ms 100
 if command -v mpirun.openmpi mpicc.openmpi >/dev/null; then
     mpicc.openmpi -O2 -pthread -o "$folder/solve.openmpi" benches/launchers/mpi/solve.c || exit 1
     openmpi=(mpirun.openmpi --allow-run-as-root --oversubscribe -n 2 "$folder/solve.openmpi")
-    in_turns "solve of Open MPI, with mpirun in the job" -- "${openmpi[@]}" STEPS
+    in_turns "solve of Open MPI, with mpirun in the job" 2000 -- "${openmpi[@]}" STEPS
     if "$release/midplane" doctor 2>/dev/null | grep -q '^yes *control groups'; then
         kill $daemon && wait $daemon
         daemon long --slots 1 --slice-ms 1500
@@ -164,6 +177,15 @@ if command -v mpirun.openmpi mpicc.openmpi >/dev/null; then
         daemon short --slots 1 --slice-ms 100
     else
         without "Open MPI's processes are suspended: it needs control groups"
+    fi
+    if command -v hpcc >/dev/null; then
+        hpcc_of first & first=$!
+        hpcc_of second & second=$!
+        wait $first && wait $second || { cat "$FOLDER"/{first,second}.out >&2; fail "HPC Challenge, in turns"; }
+        echo "HPC Challenge of Open MPI: both jobs passed, preempted $(value preemptions "$FOLDER/first.json") and" \
+            "$(value preemptions "$FOLDER/second.json") times"
+    else
+        without "HPC Challenge: it is not installed (Debian's package hpcc)"
     fi
 else
     without "Open MPI: it is not installed (Debian's packages openmpi-bin, libopenmpi-dev)"

@@ -5,9 +5,9 @@
 #
 # Installs MPICH and mpi4py from the Python registry into a folder of its own (MPI_FOLDER keeps it for the next time),
 # builds the provider, and runs the programs in benches/launchers/mpi on 2, 4 and 8 ranks, mpi4py's own tests on 1 to 4
-# ranks, and a job of which a rank is killed; then half round trips, compared with MPICH's own shared memory and with
-# libfabric's tcp, in alternating rounds. --quick leaves mpi4py's tests out. Exits with 1 if a check failed; parts that
-# are not available here are skipped by name, and do not count as failed.
+# ranks, NetPIPE, and a job of which a rank is killed; then half round trips, compared with MPICH's own shared memory and
+# with libfabric's tcp, in alternating rounds; then HPC Challenge and others by Open MPI. --quick leaves mpi4py's tests
+# out. Exits with 1 if a check failed; parts that are not available here are skipped by name, and do not count as failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -40,7 +40,7 @@ export PATH=$folder/python/bin:$PATH
 cargo build --release --quiet -p midplane-fi || exit 1
 cp "${CARGO_TARGET_DIR:-target}/release/libmidplane_fi.so" "$folder/provider/libmidplane-fi.so"
 for program in benches/launchers/mpi/*.c; do
-    mpicc -O2 -Wall -pthread -o "$folder/$(basename "$program" .c)" "$program" || exit 1
+    mpicc -O2 -Wall -pthread -o "$folder/$(basename "$program" .c)" "$program" -lm || exit 1
 done
 
 # NOLOCAL: without it, MPICH carries messages between ranks of one host itself.
@@ -52,8 +52,8 @@ uses_it() {
 }
 holds "MPICH chooses the provider" uses_it
 for ranks in 1 2 4 8; do
-    for program in hello ring collectives onesided derived cancel threads; do
-        [[ $ranks != 1 || $program == hello || $program == collectives ]] || continue
+    for program in hello collectives ep cg ft ring onesided derived cancel threads; do
+        [[ $ranks == 1 && $program == ring ]] && break # the rest needs two
         holds "$program, $ranks ranks" over midplane timeout 120 mpiexec -n $ranks "$folder/$program"
     done
 done
@@ -82,6 +82,19 @@ else
     skip "mpi4py's tests: its source is not available from the Python registry"
 fi
 
+# Debian's NetPIPE is linked with a former name of MPICH's library.
+netpipe() { # PROVIDER ARGUMENT...
+    mkdir -p "$folder/former"
+    ln -sf ../python/lib/libmpi.so.12 "$folder/former/libmpich.so.12"
+    LD_LIBRARY_PATH=$folder/former:$folder/python/lib/mpich over "$1" timeout 300 mpiexec -n 2 NPmpich2 -o "$folder/netpipe.out" "${@:2}"
+}
+if command -v NPmpich2 >/dev/null; then
+    # -i compares each byte, and measures nothing.
+    holds "NetPIPE, 1 B to 1 MiB" netpipe midplane -i -u 1048576
+else
+    skip "NetPIPE: it is not installed (Debian's package netpipe-mpich2)"
+fi
+
 for round in 1 2 3 4 5; do
     for way in midplane "MPICH's own shared memory" tcp; do
         echo "half round trips, round $round, $way:"
@@ -92,13 +105,30 @@ for round in 1 2 3 4 5; do
     done
 done
 
-if command -v mpirun.openmpi mpicc.openmpi >/dev/null && mpicc.openmpi -O2 -pthread -o "$folder/ring.openmpi" benches/launchers/mpi/ring.c; then
-    # Open MPI's own transport carries messages of one host unless the matching one is asked for.
-    openmpi() {
-        FI_PROVIDER_PATH=$folder/provider timeout 120 mpirun.openmpi --allow-run-as-root --oversubscribe -n "$1" \
-            --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include midplane "$folder/ring.openmpi"
-    }
-    for ranks in 2 4; do holds "Open MPI: ring, $ranks ranks" openmpi $ranks; done
+# Open MPI's own transport carries messages of one host unless the matching one is asked for.
+openmpi() { # RANKS COMMAND...
+    FI_PROVIDER_PATH=$folder/provider timeout 300 mpirun.openmpi --allow-run-as-root --oversubscribe -n "$1" \
+        --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include midplane "${@:2}"
+}
+# hpcc reads and writes files of fixed names.
+hpcc_passes() {
+    local at=$folder/hpcc
+    mkdir -p "$at"
+    sed 's/^1000 .*/512 Ns/; s/^2  *Ps/1 Ps/' /usr/share/doc/hpcc/examples/_hpccinf.txt >"$at/hpccinf.txt"
+    rm -f "$at/hpccoutf.txt"
+    (cd "$at" && OPENBLAS_NUM_THREADS=1 openmpi 2 hpcc) &&
+        grep -q '^Success=1' "$at/hpccoutf.txt" && ! grep -E 'FAILED|Found [1-9][0-9]* errors' "$at/hpccoutf.txt"
+}
+if command -v mpirun.openmpi mpicc.openmpi >/dev/null; then
+    for program in ring ep cg ft; do
+        mpicc.openmpi -O2 -pthread -o "$folder/$program.openmpi" "benches/launchers/mpi/$program.c" -lm || exit 1
+        for ranks in 2 4; do holds "Open MPI: $program, $ranks ranks" openmpi $ranks "$folder/$program.openmpi"; done
+    done
+    if command -v hpcc >/dev/null; then
+        holds "Open MPI: HPC Challenge, 2 ranks" hpcc_passes
+    else
+        skip "HPC Challenge: it is not installed (Debian's package hpcc)"
+    fi
 else
     skip "Open MPI: it is not installed (Debian's packages openmpi-bin, libopenmpi-dev)"
 fi

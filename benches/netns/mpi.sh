@@ -35,7 +35,7 @@ run() { # PROVIDER RANKS PROGRAM...
         -launcher-exec "$FOLDER/rsh" -hosts "$NET.1,$NET.2" -n "$2" "${@:3}"
 }
 for ranks in 2 4; do
-    for program in hello ring collectives onesided derived cancel threads; do
+    for program in hello ring collectives onesided derived cancel threads ep cg ft; do
         run midplane $ranks "$MPI_FOLDER/$program"
     done
 done

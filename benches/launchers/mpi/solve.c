@@ -6,26 +6,9 @@
  * seconds, without its calls of MPI. */
 #include "check.h"
 
-#include <stdint.h>
-#include <time.h>
-
 enum { COLUMNS = 512, ROWS = 256 };
 
 static double grid[2][ROWS + 2][COLUMNS];
-
-static double processor_time(void)
-{
-	struct timespec now;
-	CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now) == 0);
-	return now.tv_sec + now.tv_nsec / 1e9;
-}
-
-static uint64_t mix(uint64_t sum, double value)
-{
-	uint64_t bits;
-	memcpy(&bits, &value, sizeof bits);
-	return (sum ^ bits) * 0x100000001b3u;
-}
 
 /* Returns the square of the change. */
 static double step(double (*from)[COLUMNS], double (*to)[COLUMNS])

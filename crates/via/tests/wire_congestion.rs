@@ -54,6 +54,19 @@ fn a_lone_sender_fills_the_link() {
     }
 }
 
+/// Regression: acknowledgements wait for up to a millisecond, many times the round trip here. Warp took that for a queue,
+/// and its least rate was that of a path of 100 ms: it took a second to begin.
+#[test]
+fn a_lone_sender_fills_a_fast_short_link() {
+    for (congestion, least, _) in laws() {
+        let mut pair = pair(congestion, 1_000_000_000, 128_000, MS / 100);
+        let mut streams = [stream(&mut pair)];
+        rates(&mut pair, &mut streams, 100 * MS);
+        let share = rates(&mut pair, &mut streams, 50 * MS)[0] / 1e9;
+        assert!((least..1.0).contains(&share), "{congestion:?}: {share:.3}");
+    }
+}
+
 #[test]
 fn a_sender_follows_a_drop_of_the_rate_to_a_tenth_and_its_return() {
     for (congestion, least, _) in laws() {

@@ -263,6 +263,13 @@ impl Controller {
         }
     }
 
+    /// Sets the least rate, in bytes a second, for example when the feedback delay has changed.
+    pub(crate) fn set_floor(&mut self, floor: f64) {
+        if floor > 0.0 && floor <= self.config.ceiling {
+            self.config.floor = floor;
+        }
+    }
+
     /// Records that the sender sent `bytes` at `now`.
     pub fn on_sent(&mut self, now: Instant, bytes: usize) {
         let usage = &mut self.usage;

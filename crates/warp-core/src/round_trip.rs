@@ -40,6 +40,7 @@ pub struct RoundTripController {
     acknowledged: u64,
     feedbacks: u32,
     round_trip: Duration,
+    backlog: f64,
     mtu: u64,
     now: Instant,
     drained: Instant,
@@ -57,14 +58,14 @@ impl RoundTripController {
     /// If `backlog` or `mtu` is zero.
     #[must_use]
     pub fn new(backlog: u64, mtu: u64, now: Instant) -> Self {
-        let floor = mtu as f64 / 4.0 / FIRST_ROUND_TRIP.as_secs_f64();
-        let config = ControlConfig::new(backlog as f64, floor, f64::MAX);
+        let backlog = backlog as f64;
         Self {
-            law: Controller::new(config.first_delay(FIRST_ROUND_TRIP), now),
+            law: law(backlog, mtu, FIRST_ROUND_TRIP, now),
             estimator: Estimator::new(grouping(FIRST_ROUND_TRIP)),
             acknowledged: 0,
             feedbacks: 0,
             round_trip: FIRST_ROUND_TRIP,
+            backlog,
             mtu,
             now,
             drained: now,
@@ -78,16 +79,25 @@ impl RoundTripController {
         self.law.on_sent(self.now, bytes);
     }
 
-    /// Handles the acknowledgement of a packet sent at `sent`; `round_trip` is the smoothed time.
-    pub fn on_acknowledged(&mut self, now: Instant, sent: Instant, round_trip: Duration) {
+    /// Handles the acknowledgement of a packet sent at `sent`, whose round trip took `took`, without the time for which
+    /// the receiver delayed the acknowledgement: a delay that varies counts as a queue. `round_trip` is the smoothed time.
+    pub fn on_acknowledged(
+        &mut self,
+        now: Instant,
+        sent: Instant,
+        took: Duration,
+        round_trip: Duration,
+    ) {
         self.pass_to(now);
         self.measure(round_trip.max(MIN_ROUND_TRIP));
         if self.law.poll_timeout().is_some_and(|at| at <= self.now) {
             self.law.handle_timeout(self.now);
         }
-        let stamp = Stamp { sequence: self.acknowledged, sent: sent.min(self.now) };
+        let sent = sent.min(self.now);
+        let stamp = Stamp { sequence: self.acknowledged, sent };
         self.acknowledged += 1;
-        let Some(estimate) = self.estimator.handle_arrival(stamp, self.now) else { return };
+        let arrived = (sent + took).min(self.now);
+        let Some(estimate) = self.estimator.handle_arrival(stamp, arrived) else { return };
         self.feedbacks = self.feedbacks.wrapping_add(1);
         let arrivals = self.estimator.arrivals();
         let mut feedback = Feedback::new(self.feedbacks, estimate, arrivals, self.now);
@@ -132,14 +142,19 @@ impl RoundTripController {
         self.now = self.now.max(now);
     }
 
-    /// Sizes the groups for the round trip. The first one that a protocol reports may be a guess, so the groups are
-    /// sized anew if they are far off.
+    /// Sizes the groups and the least rate for the round trip. The first one that a protocol reports may be a guess, so they
+    /// are sized anew if they are far off. Before there is feedback, the law begins anew as well.
     fn measure(&mut self, round_trip: Duration) {
         self.round_trip = round_trip;
         if self.grouped > round_trip * FAR_OFF || round_trip > self.grouped * FAR_OFF {
             self.grouped = round_trip;
             self.estimator = Estimator::new(grouping(round_trip));
             self.acknowledged = 0;
+            if self.feedbacks == 0 {
+                self.law = law(self.backlog, self.mtu, round_trip, self.now);
+            } else {
+                self.law.set_floor(floor(self.mtu, round_trip));
+            }
         }
     }
 
@@ -151,6 +166,18 @@ impl RoundTripController {
         }
         is_due
     }
+}
+
+/// Returns the law of a sender on a path without feedback so far.
+fn law(backlog: f64, mtu: u64, round_trip: Duration, now: Instant) -> Controller {
+    let config = ControlConfig::new(backlog, floor(mtu, round_trip), f64::MAX);
+    Controller::new(config.first_delay(round_trip), now)
+}
+
+/// Returns the least rate: a packet in four round trips, of at most 100 ms. At a lower one, feedback would be older than the law
+/// accepts.
+fn floor(mtu: u64, round_trip: Duration) -> f64 {
+    mtu as f64 / 4.0 / round_trip.min(FIRST_ROUND_TRIP).as_secs_f64()
 }
 
 fn grouping(round_trip: Duration) -> Grouping {

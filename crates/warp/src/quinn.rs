@@ -93,7 +93,9 @@ impl congestion::Controller for WarpController {
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, _: u64, _: bool, rtt: &RttEstimator) {
-        self.law.on_acknowledged(self.at(now), self.at(sent), rtt.get());
+        // quinn does not tell how long the peer had delayed the acknowledgement.
+        let took = now.saturating_duration_since(sent);
+        self.law.on_acknowledged(self.at(now), self.at(sent), took, rtt.get());
     }
 
     fn on_congestion_event(&mut self, _: Instant, _: Instant, is_persistent: bool, _: u64) {

@@ -89,8 +89,10 @@ pub struct Acked {
     pub is_window_limited: bool,
     /// Smoothed round-trip time in nanoseconds.
     pub round_trip: u64,
-    /// Round-trip time in nanoseconds that was measured last.
+    /// Round-trip time in nanoseconds that was measured last: that of the newest acknowledged packet.
     pub latest_round_trip: u64,
+    /// The nanoseconds of it in which the peer delayed the acknowledgement, as the peer says; at most 25 ms.
+    pub waited: u64,
     /// Shortest round-trip time in nanoseconds.
     pub min_round_trip: u64,
 }

@@ -238,6 +238,7 @@ impl Pipe {
                 is_window_limited,
                 round_trip: self.loss.round_trip(),
                 latest_round_trip: self.loss.latest_round_trip(),
+                waited: self.loss.waited(),
                 min_round_trip: self.loss.min_round_trip(),
             };
             self.law.on_acked(self.now, acked);

@@ -63,6 +63,8 @@ pub(super) struct Loss {
     smoothed: Option<u64>,
     variance: u64,
     latest: u64,
+    /// Nanoseconds of `latest` in which the peer delayed the acknowledgement, as the peer says.
+    waited: u64,
     least: u64,
     lost_at: Instant,
     timeouts: u32,
@@ -80,6 +82,7 @@ impl Loss {
             smoothed: None,
             variance: FIRST_ROUND_TRIP / 2,
             latest: FIRST_ROUND_TRIP,
+            waited: 0,
             least: u64::MAX,
             lost_at: Instant::FAR_FUTURE,
             timeouts: 0,
@@ -149,6 +152,7 @@ impl Loss {
 
     fn measure(&mut self, took: u64, delay: u64) {
         self.latest = took;
+        self.waited = delay.min(MAX_ACK_DELAY).min(took);
         self.least = self.least.min(took);
         let Some(smoothed) = self.smoothed else {
             self.smoothed = Some(took);
@@ -240,6 +244,11 @@ impl Loss {
     /// Returns the round-trip time in nanoseconds that was measured last.
     pub(super) const fn latest_round_trip(&self) -> u64 {
         self.latest
+    }
+
+    /// Returns the nanoseconds of the last measured round trip in which the peer delayed the acknowledgement.
+    pub(super) const fn waited(&self) -> u64 {
+        self.waited
     }
 
     /// Returns the shortest round-trip time in nanoseconds; `u64::MAX` before one was measured.

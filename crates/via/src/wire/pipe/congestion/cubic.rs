@@ -150,6 +150,7 @@ mod tests {
             is_window_limited: true,
             round_trip: 20 * MS,
             latest_round_trip: 20 * MS,
+            waited: 0,
             min_round_trip: 20 * MS,
         }
     }

@@ -57,7 +57,9 @@ fn run(congestion: Congestion, ops: &[Op]) {
             }
             Op::Ack { at, round_trip, is_window_limited } if at < flying.len() => {
                 let (number, bytes, sent) = flying.remove(at);
-                let (latest_round_trip, min_round_trip) = (round_trip, round_trip);
+                let took = now.nanos_since(sent);
+                let latest_round_trip = if round_trip % 4 > 0 { took } else { round_trip };
+                let (waited, min_round_trip) = (round_trip / 2, round_trip);
                 let acked = Acked {
                     number,
                     sent,
@@ -65,6 +67,7 @@ fn run(congestion: Congestion, ops: &[Op]) {
                     is_window_limited,
                     round_trip,
                     latest_round_trip,
+                    waited,
                     min_round_trip,
                 };
                 law.on_acked(now, acked);
@@ -88,6 +91,14 @@ fn run(congestion: Congestion, ops: &[Op]) {
         assert!(window <= 1 << 40, "{congestion:?}: {window} bytes after {op:?}");
         assert!(law.rate().is_none_or(|rate| rate > 0), "{congestion:?}: no rate after {op:?}");
     }
+}
+
+// Regression: Warp's least rate was a packet in four round trips, however long these were.
+#[test]
+fn an_acknowledgement_after_days_leaves_a_rate() {
+    let send = || Op::Send { bytes: 1, is_application_limited: false };
+    let acknowledged = Op::Ack { at: 0, round_trip: 61, is_window_limited: false };
+    run(Congestion::Warp, &[send(), Op::Pass(1 << 50), acknowledged]);
 }
 
 proptest! {

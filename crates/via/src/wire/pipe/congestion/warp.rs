@@ -9,6 +9,10 @@ use super::{Acked, Controller, Lost, Sending, Start};
 
 /// Bytes that a connection may keep in queues: ten packets of 1,200 bytes.
 const BACKLOG: u64 = 12_000;
+/// Time for which a peer may delay the acknowledgement of a large packet.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(1);
+/// Most bytes of a window.
+const MAX_WINDOW: u64 = 1 << 40;
 
 /// Warp, which follows the delay and keeps queues short.
 #[derive(Clone, Debug)]
@@ -32,7 +36,14 @@ impl Controller for Warp {
     }
 
     fn on_acked(&mut self, now: Instant, acked: Acked) {
-        self.0.on_acknowledged(now, acked.sent, Duration::from_nanos(acked.round_trip));
+        // The older packets of an acknowledgement have waited for the newest one, for an unknown time.
+        let took = now.nanos_since(acked.sent);
+        if took == acked.latest_round_trip {
+            let took = took - acked.waited.min(took);
+            let round_trip = acked.round_trip.saturating_sub(acked.waited).max(took);
+            let [took, round_trip] = [took, round_trip].map(Duration::from_nanos);
+            self.0.on_acknowledged(now, acked.sent, took, round_trip);
+        }
     }
 
     fn on_lost(&mut self, _: Instant, lost: Lost) {
@@ -46,7 +57,9 @@ impl Controller for Warp {
     }
 
     fn window(&self) -> u64 {
-        self.0.window()
+        // The rate is the limit, also while an acknowledgement waits at the peer.
+        let waiting = (self.0.rate() * ACKNOWLEDGED_WITHIN.as_secs_f64()) as u64;
+        self.0.window().saturating_add(waiting).min(MAX_WINDOW)
     }
 
     fn rate(&self) -> Option<u64> {
