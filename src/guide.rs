@@ -8,22 +8,22 @@
 //! cargo test --doc -p midplane chapter_04
 //! ```
 
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 #[doc = include_str!("../docs/guide/01-a-service.md")]
 pub mod chapter_01_a_service {}
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 #[doc = include_str!("../docs/guide/02-two-hosts.md")]
 pub mod chapter_02_two_hosts {}
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 #[doc = include_str!("../docs/guide/03-calls.md")]
 pub mod chapter_03_calls {}
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 #[doc = include_str!("../docs/guide/04-messages.md")]
 pub mod chapter_04_messages {}
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 #[doc = include_str!("../docs/guide/05-latest-values.md")]
 pub mod chapter_05_latest_values {}
-#[cfg(all(feature = "sim", target_os = "linux"))]
+#[cfg(all(feature = "sim", unix))]
 #[doc = include_str!("../docs/guide/06-tests.md")]
 pub mod chapter_06_tests {}
 #[doc = include_str!("../docs/guide/07-virtual-time.md")]

@@ -1,29 +1,29 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub mod call;
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub mod discovery;
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 mod error;
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 mod framing;
 pub mod guide;
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub mod latest;
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 mod member;
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub mod message;
-#[cfg(all(feature = "sim", target_os = "linux"))]
+#[cfg(all(feature = "sim", unix))]
 pub mod net;
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 mod node;
 pub mod prelude;
-#[cfg(all(feature = "prometheus", target_os = "linux"))]
+#[cfg(all(feature = "prometheus", unix))]
 pub mod prometheus;
-#[cfg(all(feature = "sim", target_os = "linux"))]
+#[cfg(all(feature = "sim", unix))]
 pub mod sim;
 pub mod time;
 #[cfg(all(feature = "fabric", target_os = "linux"))]
@@ -38,23 +38,23 @@ pub use midplane_pipeline as pipeline;
 pub use midplane_simhw as simhw;
 pub use midplane_simhw::seal::{Key, PublicKey};
 pub use midplane_via as via;
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub use midplane_via::session::Stream;
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub use midplane_via::wire::pipe::congestion::Congestion;
 #[cfg(feature = "warp")]
 pub use midplane_warp as warp;
 
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub use error::{Error, ErrorKind};
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub use node::top;
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub use node::{
     Connector, DEFAULT_CONNECT_TIMEOUT, DEFAULT_DRAIN, Explanation, FailedDial, Listener, Node,
     NodeBuilder, PeerInfo, PeerName, PeerPath, ReceiveTokens, UnusedReason,
 };
-#[cfg(all(feature = "tonic", target_os = "linux"))]
+#[cfg(all(feature = "tonic", unix))]
 pub use node::{Incoming, NamedStream};
-#[cfg(all(feature = "sim", target_os = "linux"))]
+#[cfg(all(feature = "sim", unix))]
 pub use sim::Sim;

@@ -32,12 +32,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use midplane_simhw::seal::{PublicKey, SecretKey};
-use midplane_simhw::shm::rings::RingListener;
 use midplane_via::session::{Driver, Sessions, Stream};
 use midplane_via::wire::pipe::Config;
 use midplane_via::wire::socket::Socket;
 use midplane_via::wire::tcp;
-use tokio::io::unix::AsyncFd;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -53,7 +51,7 @@ use links::Links;
 #[cfg(feature = "tonic")]
 pub use listener::{Incoming, NamedStream};
 pub use listener::{Listener, PeerName};
-use local::{Local, System};
+use local::{Listening, Local, System};
 use places::Places;
 use sockets::Sockets;
 pub use state::PeerInfo;
@@ -141,7 +139,8 @@ impl Node {
             Hello { ofi: ofi.as_ref().map(|ofi| ofi.describe()).unwrap_or_default(), ..hello };
         tracing::info!(name, key = public.map(tracing::field::display), is_kept, "a node starts");
         let local = allowed.shm().then(|| Local::new(&builder.cluster, id));
-        let listener = local.as_ref().map(Local::bind).transpose().map_err(failed)?;
+        let listener = local.as_ref().map(|local| local.bind(address)).transpose();
+        let listener = listener.map_err(failed)?;
         let network = Box::new(System { sessions: sessions.clone(), local });
         let members = Members::new(&hello, address);
         let shared = Shared::new(sessions, network, hello, members);
@@ -449,7 +448,7 @@ fn spawn_tasks(
     shared: &Arc<Shared>,
     span: &tracing::Span,
     driver: Driver,
-    listener: Option<AsyncFd<RingListener>>,
+    listener: Option<Listening>,
     tcp: Option<TcpListener>,
 ) -> mpsc::Receiver<()> {
     let (open, sockets) = mpsc::channel::<()>(1);

@@ -2,5 +2,5 @@
 
 pub use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub use crate::{Error, Node};

@@ -199,6 +199,8 @@ impl NodeBuilder {
     /// The order of preference is fixed: shared memory between nodes of one host, then libfabric, then UDP, then TCP.
     /// TCP is used if UDP has not answered within 300 ms. A connection keeps its transport until it ends. A node with
     /// UDP and TCP has one port for both. [`Node::explain`] reports the choice.
+    ///
+    /// Shared memory needs Linux. Elsewhere `shm` only lets the nodes of one host find each other, over UDP or TCP.
     pub fn transports(mut self, allowed: impl Into<String>) -> Self {
         self.transports = Some(allowed.into());
         self
@@ -370,7 +372,9 @@ impl NodeBuilder {
         if self.bind.is_some() {
             return Ok(self.bind);
         }
-        let is_needed = self.key.is_some() || !transports.shm() || self.is_gossiping;
+        // Without shared memory, nodes of this host connect over UDP or TCP.
+        let has_rings = transports.shm() && cfg!(target_os = "linux");
+        let is_needed = self.key.is_some() || !has_rings || self.is_gossiping;
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         Ok(places.own_address(is_open)?.or_else(|| is_needed.then_some(loopback)))
     }

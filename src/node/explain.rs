@@ -187,6 +187,9 @@ impl Node {
         if word == WORDS[0] {
             return match self.0.shared.dials.local_error(id) {
                 _ if !is_here => UnusedReason::NotOnThisHost,
+                _ if !cfg!(target_os = "linux") => {
+                    UnusedReason::HandshakeFailed("it needs Linux".into())
+                }
                 Some(why) => UnusedReason::HandshakeFailed(why),
                 None => UnusedReason::NoAnswer("it is dialed with the next search".into()),
             };

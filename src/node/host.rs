@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use midplane_simhw::services::VirtualHost;
 
 /// Returns whether this code runs on a simulated host.
-#[cfg(any(feature = "fabric", feature = "ofi"))]
+#[cfg(any(all(feature = "fabric", target_os = "linux"), feature = "ofi"))]
 pub(super) fn is_simulated() -> bool {
     #[cfg(feature = "sim")]
     return VirtualHost::current().is_some();

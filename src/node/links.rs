@@ -154,13 +154,13 @@ impl Node {
     }
 
     /// Returns whether the node may share memory with others of its host; a simulated one never does.
-    #[cfg(feature = "fabric")]
+    #[cfg(all(feature = "fabric", target_os = "linux"))]
     pub(crate) fn shares_memory(&self) -> bool {
         self.0.allowed.shm() && !super::host::is_simulated()
     }
 
     /// Returns the name of the node's cluster.
-    #[cfg(feature = "fabric")]
+    #[cfg(all(feature = "fabric", target_os = "linux"))]
     pub(crate) fn cluster(&self) -> String {
         self.0.shared.cluster()
     }

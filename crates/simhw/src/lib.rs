@@ -115,6 +115,9 @@ pub mod medium;
 pub mod nic;
 #[cfg(target_os = "linux")]
 pub mod nicd;
+#[cfg(all(unix, not(target_os = "linux")))]
+#[doc(hidden)]
+pub mod no_shm;
 #[cfg(target_os = "linux")]
 mod passing;
 pub mod peer_rings;
@@ -139,3 +142,7 @@ pub mod udp;
 #[cfg(target_os = "linux")]
 mod wakes;
 pub mod wire;
+
+#[cfg(all(unix, not(target_os = "linux")))]
+#[doc(hidden)]
+pub use no_shm as shm;

@@ -24,6 +24,7 @@ pub(crate) use engine::Engine;
 pub(crate) use handle::{NicHandle, PortOpener};
 pub(crate) use hardware::{Nic, payload};
 pub(crate) use link::Link;
+#[cfg(target_os = "linux")]
 pub(crate) use turn_time::TurnTime;
 
 /// Counters of a NIC on a live fabric.

@@ -22,8 +22,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use tokio::io::ReadBuf;
-
 use crate::sync::AtomicU64;
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -241,8 +239,9 @@ impl View<'_> {
     }
 
     /// Appends as many bytes as fit to `out`; returns how many.
+    #[cfg(target_os = "linux")]
     #[inline]
-    pub(crate) fn append_to(&self, out: &mut ReadBuf<'_>) -> usize {
+    pub(crate) fn append_to(&self, out: &mut tokio::io::ReadBuf<'_>) -> usize {
         let length = self.length.min(out.remaining());
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: both ranges are live and at least `length` long; the destination is borrowed alone, and nothing of it

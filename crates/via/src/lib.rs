@@ -15,7 +15,7 @@
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`: interfaces, connections,
 //!   reliability
 //! - `wire`, with the feature of that name: reliable byte pipes between processes, over UDP datagrams
-//! - `session`, with the feature of that name, on Linux: byte streams between processes, over shared memory,
+//! - `session`, with the feature of that name, on Unix: byte streams between processes, over shared memory (Linux),
 //!   UDP and TCP; needs no NIC
 #![forbid(unsafe_code)]
 
@@ -46,7 +46,7 @@ pub mod nic;
 pub mod outcome;
 #[cfg(feature = "interfaces")]
 pub mod rdma;
-#[cfg(all(feature = "session", target_os = "linux"))]
+#[cfg(all(feature = "session", unix))]
 pub mod session;
 #[cfg(feature = "wire")]
 pub mod wire;

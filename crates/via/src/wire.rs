@@ -5,12 +5,12 @@
 //!   no clock
 //! - [`gossip`]: messages of no connection, in sealed pieces; no I/O and no clock
 //! - [`socket`]: moves an endpoint's datagrams through a tokio socket
-//! - [`tcp`]: handshakes and sealed records over TCP (Linux, with sessions)
+//! - [`tcp`]: handshakes and sealed records over TCP (Unix, with sessions)
 
 pub(crate) mod buffer;
 pub mod endpoint;
 pub mod gossip;
 pub mod pipe;
 pub mod socket;
-#[cfg(all(feature = "session", target_os = "linux"))]
+#[cfg(all(feature = "session", unix))]
 pub mod tcp;

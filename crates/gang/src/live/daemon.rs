@@ -78,9 +78,11 @@ pub async fn serve(
 ) -> Result<(), StartError> {
     let DaemonOptions { host, cluster, .. } = options;
     let credentials = credentials(&options)?;
+    // Before the sockets: a new process has copies of its parent's descriptors until it executes its program, so the next daemon
+    // could find a killed daemon's sockets open.
+    let mut reaper = Reaper::start();
     let network = open_network(&options).await?;
     let listener = open_socket(&options.socket, options.socket_group.as_deref()).await?;
-    let mut reaper = Reaper::start();
     reaper.hold(Leftover::file(&options.socket));
     let users = Users::of_this_process();
     let (cells, reclaimer) = open_cells(&options, &users, &mut reaper)?;

@@ -21,12 +21,14 @@ impl Memory {
     }
 
     /// Returns a range of a segment; `None` if it exceeds the segment.
+    #[cfg(target_os = "linux")]
     pub(crate) fn within(segment: Arc<Segment>, base: usize, bytes: usize) -> Option<Self> {
         segment.view(base, bytes)?;
         Some(Self { segment, base, bytes })
     }
 
     /// Overwrites the memory with zeroes.
+    #[cfg(target_os = "linux")]
     pub(crate) fn clear(&self) {
         const ZEROES: [u8; 4_096] = [0; 4_096];
         for at in (0..self.bytes).step_by(ZEROES.len()) {

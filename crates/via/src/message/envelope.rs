@@ -233,6 +233,7 @@ impl Envelope {
     ///
     /// # Errors
     /// [`Malformed`] if they contain an unknown kind or unknown flags.
+    #[cfg(any(target_os = "linux", test))]
     pub(crate) fn of_words(source: Peer, words: [u64; 5]) -> Result<Self, Malformed> {
         let [about, flags, place, to, from] = words;
         let (kind, marks) = (flags & 0xFF, flags >> 8);

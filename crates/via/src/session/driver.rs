@@ -86,6 +86,14 @@ struct Active {
     handled: u64,
 }
 
+/// Returns the processor that this thread runs on; without rings, none needs it.
+fn processor() -> usize {
+    #[cfg(target_os = "linux")]
+    return rustix::thread::sched_getcpu();
+    #[cfg(not(target_os = "linux"))]
+    0
+}
+
 /// Moves what the sessions of a process send and receive.
 #[derive(Debug)]
 pub struct Driver {
@@ -283,7 +291,7 @@ impl Driver {
         self.take_dirty();
         self.take_wakes();
         let Some(now) = (!self.active.is_empty()).then(Instant::now) else { return Found::Nothing };
-        let processor = rustix::thread::sched_getcpu();
+        let processor = processor();
         let mut all = Found::Nothing;
         self.lets_peer_run = false;
         let mut index = 0;

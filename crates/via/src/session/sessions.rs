@@ -27,7 +27,7 @@ pub struct Sessions(pub(super) Arc<SharedState>);
 
 impl Sessions {
     /// Makes the sessions of a process, and the driver that must [run](Driver::run) for them. Sessions use shared
-    /// memory, except on a simulated host; with a socket and a configuration, also UDP; with a configuration of TCP,
+    /// memory on Linux, except on a simulated host; with a socket and a configuration, also UDP; with a configuration of TCP,
     /// also TCP.
     ///
     /// # Errors
@@ -40,7 +40,8 @@ impl Sessions {
         tcp: Option<tcp::Config>,
     ) -> io::Result<(Self, Driver)> {
         let is_live = udp.as_ref().is_none_or(|(socket, _)| socket.is_live());
-        let wakes = is_live.then(WakeSet::new).transpose()?;
+        let has_rings = is_live && cfg!(target_os = "linux");
+        let wakes = has_rings.then(WakeSet::new).transpose()?;
         let (socket, pipes) = match udp {
             None => (None, None),
             Some((socket, config)) => {

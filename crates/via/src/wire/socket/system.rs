@@ -1,7 +1,7 @@
 //! A socket of the system.
 
 use std::future::Future as _;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Mutex;
@@ -272,6 +272,8 @@ impl System {
         [first, second]: [&[u8]; 2],
         is_direct: bool,
     ) -> io::Result<()> {
+        use std::io::IoSlice;
+
         use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg_addr};
         let parts = [&self.outbox, first, second].map(IoSlice::new);
         self.try_send(is_direct, || {

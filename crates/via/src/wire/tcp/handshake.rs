@@ -26,6 +26,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limits how long an acceptor waits for the dialer's messages, which are sent at once.
 const ACCEPT_WITHIN: Duration = Duration::from_secs(2);
 /// Silence after which a peer counts as lost, as over UDP: 30 s. The system probes an idle one after 10 s.
+#[cfg(target_os = "linux")]
 const SILENCE: Duration = Duration::from_secs(30);
 const PROBE: Duration = Duration::from_secs(10);
 
@@ -258,6 +259,7 @@ fn set_options(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, PROBE)?;
     sockopt::set_tcp_keepintvl(stream, PROBE / 2)?;
+    #[cfg(target_os = "linux")]
     sockopt::set_tcp_user_timeout(stream, SILENCE.as_millis() as u32)?;
     Ok(())
 }
