@@ -121,7 +121,7 @@ impl Node {
         if !self.knows(id) {
             return Err(self.lost(id, &name, None));
         }
-        let outgoing = self.mailbox().outgoing(id);
+        let outgoing = self.mailbox().outgoing(id, |other| self.knows(other));
         let sent = self.write(outgoing, (id, &name), bytes).await?;
         sent.map_err(|error| self.lost(id, &name, Some(error)))?;
         self.meter().messages_sent.add_one();

@@ -32,7 +32,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use midplane_simhw::seal::{PublicKey, SecretKey};
-use midplane_via::session::{Driver, Sessions, Stream};
+use midplane_via::session::{Driver, Session, Sessions, Stream};
 use midplane_via::wire::pipe::Config;
 use midplane_via::wire::socket::Socket;
 use midplane_via::wire::tcp;
@@ -238,11 +238,23 @@ impl Node {
     /// Opens a stream to a candidate; `None` if it refuses, has ended, or does not answer in time, perhaps because it
     /// is suspended.
     async fn open_at(&self, chosen: &Candidate, service: &str) -> Option<Stream> {
-        let opened =
-            tokio::time::timeout(ANSWER_WITHIN, open(&self.0.shared, chosen, service)).await;
+        let shared = Arc::clone(&self.0.shared);
+        let (candidate, name) = (chosen.clone(), service.to_owned());
+        let opening = async move { open(&shared, &candidate, &name).await };
+        let mut opening = Box::pin(opening);
+        let opened = tokio::time::timeout(ANSWER_WITHIN, &mut opening).await;
         let is_slow = opened.is_err();
         if is_slow || chosen.choice.rank.0 {
             self.0.shared.on_answer(chosen, is_slow);
+        }
+        if is_slow {
+            // Its late answer shows that it is no longer slow. The task ends with the session.
+            let (shared, chosen) = (Arc::clone(&self.0.shared), chosen.clone());
+            tokio::spawn(async move {
+                if opening.await.is_some() {
+                    shared.on_answer(&chosen, false);
+                }
+            });
         }
         opened.ok().flatten()
     }
@@ -384,13 +396,10 @@ impl Node {
     /// Meanwhile it accepts and opens no streams. When this returns, another node may use its address.
     pub async fn shutdown(self) {
         let shared = &self.0.shared;
-        let live = shared.live();
-        live.iter().for_each(|session| session.send_goodbye());
+        shared.leave();
         self.0.links.leave();
         let until = Instant::now() + self.0.drain;
-        while live.iter().any(|session| session.ended().is_none() && session.streams_in_use() > 0)
-            && Instant::now() < until
-        {
+        while shared.live().iter().any(|session| is_busy(session)) && Instant::now() < until {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         shared.close();
@@ -510,6 +519,12 @@ fn check_name(what: &str, name: &str) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::Config, text));
     }
     Ok(())
+}
+
+/// Returns whether a session still carries bytes for its streams. Bytes to a silent peer count for nothing.
+fn is_busy(session: &Session) -> bool {
+    let is_unsent = || !session.is_flushed() && !session.is_suspected();
+    session.ended().is_none() && (session.streams_in_use() > 0 || is_unsent())
 }
 
 /// Opens a stream; `None` if the peer refuses it or has ended.

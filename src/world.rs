@@ -57,6 +57,8 @@ use crate::node::{Listener, Node, PeerName};
 /// The first bytes of the streams between ranks, in both directions. The dialer's are followed by its rank and the number of
 /// ranks, 4 bytes each. The other process answers once it has admitted the dialer.
 const MAGIC: &[u8; 8] = b"midmpi 2";
+/// Begins the answer to a dialer with another number of ranks; that of the answering process follows, 2 bytes.
+const OTHER_SIZE: &[u8; 6] = b"midsiz";
 /// Most ranks of a world: 1,024.
 pub const MAX_RANKS: u32 = 1_024;
 /// Time for which a process whose connection has broken is searched for before it counts as lost: 2 s.
@@ -82,7 +84,8 @@ impl Node {
     ///
     /// # Errors
     /// [`ErrorKind::NoService`], with the ranks that are missing, if they have not joined within the time of
-    /// [`connect_timeout`](crate::NodeBuilder::connect_timeout). [`ErrorKind::InUse`] if this node is in the world
+    /// [`connect_timeout`](crate::NodeBuilder::connect_timeout); [`ErrorKind::Config`] if one of them has joined with another
+    /// `size`. [`ErrorKind::InUse`] if this node is in the world
     /// already, or another process of this host has the rank. [`ErrorKind::Config`] for a rank that is not below
     /// `size`, for more than [`MAX_RANKS`], or a name of more than 70 bytes, [`ErrorKind::Closed`].
     ///
@@ -105,6 +108,7 @@ impl Node {
             size,
             source,
             met: Mutex::default(),
+            mismatch: Mutex::default(),
             changed: Notify::new(),
         });
         let listener = self.offer(world.service(rank)?)?;
@@ -208,6 +212,8 @@ struct World {
     source: StreamSource<Stream>,
     /// The processes that there was a stream to.
     met: Mutex<BTreeMap<u32, Met>>,
+    /// The last process that has joined with another number of ranks, and that number.
+    mismatch: Mutex<Option<(String, u32)>>,
     /// Notified when a stream to a process was made.
     changed: Notify,
 }
@@ -258,15 +264,35 @@ impl World {
                 return Ok(());
             }
             if timeout_at(until, changed).await.is_err() {
-                let (name, missing) = (&self.name, missing.join(", "));
-                let text = format!(
-                    "of the world {name:?} of {}, these ranks have not joined: {missing}; they do not run, have another \
-                     size, or are not found: `Node::explain` names the places that did not answer",
-                    self.size
-                );
-                return Err(Error::new(ErrorKind::NoService, text));
+                return Err(self.not_joined(&missing.join(", ")));
             }
         }
+    }
+
+    /// Returns the error of a world that some ranks have not joined in time.
+    fn not_joined(&self, missing: &str) -> Error {
+        let mismatch = self.mismatch.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (kind, why) = match mismatch {
+            Some((process, size)) => {
+                let why = format!(
+                    "{process} has joined a world of {size}: give all processes the same size"
+                );
+                (ErrorKind::Config, why)
+            }
+            None => {
+                let why = "they do not run, or are not found: `Node::explain` names the places that did not answer";
+                (ErrorKind::NoService, why.to_owned())
+            }
+        };
+        let (name, size) = (&self.name, self.size);
+        let text = format!(
+            "of the world {name:?} of {size}, these ranks have not joined: {missing}; {why}"
+        );
+        Error::new(kind, text)
+    }
+
+    fn note_mismatch(&self, process: String, size: u32) {
+        *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner) = Some((process, size));
     }
 
     /// Accepts the streams of processes with higher ranks.
@@ -299,7 +325,13 @@ impl World {
         let wrong = if magic != MAGIC {
             "it speaks another protocol: run one version in all processes".to_owned()
         } else if size != self.size {
-            format!("it takes the world for one of {size} processes, this one for {}", self.size)
+            self.note_mismatch(from.to_string(), size);
+            let mut answer = OTHER_SIZE.to_vec();
+            answer.extend_from_slice(&(self.size as u16).to_le_bytes());
+            timeout(GREETING_WITHIN, stream.write_all(&answer)).await??;
+            // The dialer ends the stream once it has read the answer.
+            let _ = timeout(GREETING_WITHIN, stream.read(&mut [0])).await;
+            format!("it has joined a world of {size} processes, this one a world of {}", self.size)
         } else if rank <= self.rank || rank >= size {
             format!("rank {rank} does not connect to rank {}", self.rank)
         } else if !self.admit(rank, from.id) {
@@ -367,6 +399,8 @@ impl World {
             loop {
                 if Instant::now() >= until {
                     self.source.lose(Peer(rank));
+                    // A process that was too slow to answer may answer now.
+                    refused.clear();
                 }
                 let found = self.node.find(&service, &mut refused, until, |_| true).await;
                 match found {
@@ -408,6 +442,11 @@ impl World {
             stream.read_exact(&mut answer).await
         };
         timeout(GREETING_WITHIN, exchange).await.ok()?.ok()?;
+        if let Some(size) = answer.strip_prefix(OTHER_SIZE) {
+            let size = u32::from(u16::from_le_bytes([size[0], size[1]]));
+            let peer = self.node.peers().into_iter().find(|peer| peer.id == candidate.peer);
+            self.note_mismatch(peer.map_or_else(|| "a process".into(), |peer| peer.name), size);
+        }
         (answer == *MAGIC).then_some(stream)
     }
 }

@@ -22,6 +22,8 @@ mod node;
 mod programs;
 mod readme;
 #[cfg(target_os = "linux")]
+mod shutdown;
+#[cfg(target_os = "linux")]
 mod solver;
 mod stopping;
 #[cfg(target_os = "linux")]

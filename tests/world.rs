@@ -157,3 +157,22 @@ async fn a_rank_of_a_live_process_of_the_host_is_taken() {
     assert!(error.to_string().contains("taken by the node \"second\""), "{error}");
     tokio::join!(exchange(worlds.0), exchange(worlds.1));
 }
+
+#[tokio::test]
+async fn both_processes_learn_that_they_have_joined_with_different_sizes() {
+    let builder = Node::builder().cluster(format!("sizes-{}", std::process::id()));
+    let builder = builder.connect_timeout(Duration::from_secs(1));
+    let nodes = ["first", "second"].map(|name| builder.clone().name(name).start());
+    let [first, second] = nodes;
+    let (first, second) = tokio::join!(first, second);
+    let (first, second) = (first.unwrap(), second.unwrap());
+    let joined = async { tokio::join!(first.world("x", 0, 2), second.world("x", 1, 3)) };
+    let (two, three) = timeout(SOON, joined).await.expect("it ends");
+    for (joined, other) in
+        [(two, "second has joined a world of 3"), (three, "first has joined a world of 2")]
+    {
+        let error = joined.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(other), "{error}");
+    }
+}

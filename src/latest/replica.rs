@@ -24,6 +24,8 @@ const OVERHEAD: usize = 48;
 /// Most times that a write is renewed because an older write of a higher version arrived. The bound ends the renewals
 /// if clocks disagree.
 const RENEWALS: u8 = 8;
+/// Most writes by which an update may be ahead of all that this member knows.
+const MAX_STEP: u64 = 1 << 40;
 
 /// Orders the writes of a key: the higher one wins everywhere.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
@@ -126,6 +128,10 @@ impl Replica {
     pub(super) fn handle(&mut self, now: i64, from: u64, update: Update) {
         let Update { key, value, version, age } = update;
         let peer = Observer::Peer(from);
+        // Later versions than all writes can have made would leave none for this member's own.
+        if version.counter > self.clock.saturating_add(MAX_STEP) {
+            return;
+        }
         self.clock = self.clock.max(version.counter);
         let written = now.saturating_sub(i64::try_from(age).unwrap_or(i64::MAX));
         if let Some(mine) = self.entries.get_mut(&key) {

@@ -24,6 +24,8 @@ use crate::error::{Error, ErrorKind};
 pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Default of [`NodeBuilder::drain`]: 10 s, longer than most requests take.
 pub const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
+/// Longest of these times, in seconds: a year. Later instants than a clock has would be an error.
+const MAX_SECONDS: u64 = 365 * 86_400;
 
 /// Configures a [`Node`]; every setting has a default that suits a service on one host.
 #[derive(Clone, Debug)]
@@ -76,6 +78,11 @@ impl Default for NodeBuilder {
             drain: DEFAULT_DRAIN,
         }
     }
+}
+
+/// Returns a time that a clock can add.
+const fn bounded(time: Duration) -> Duration {
+    if time.as_secs() < MAX_SECONDS { time } else { Duration::from_secs(MAX_SECONDS) }
 }
 
 impl NodeBuilder {
@@ -261,13 +268,13 @@ impl NodeBuilder {
     /// Limits how long [`Node::connect`] waits for a service that no node offers; with zero it does not wait. Default:
     /// [`DEFAULT_CONNECT_TIMEOUT`].
     pub const fn connect_timeout(mut self, time: Duration) -> Self {
-        self.connect_timeout = time;
+        self.connect_timeout = bounded(time);
         self
     }
 
     /// Limits how long [`Node::shutdown`] waits for streams to end. Default: [`DEFAULT_DRAIN`].
     pub const fn drain(mut self, time: Duration) -> Self {
-        self.drain = time;
+        self.drain = bounded(time);
         self
     }
 

@@ -55,9 +55,21 @@ impl Mailbox {
         self.state().names.insert(name, id);
     }
 
-    /// Returns the stream to a peer.
-    pub(crate) fn outgoing(&self, id: u64) -> Outgoing {
-        Arc::clone(self.state().outgoing.entry(id).or_default())
+    /// Returns the stream to a peer. Before it makes a new one, it ends those to peers that `knows` does not know.
+    pub(crate) fn outgoing(&self, id: u64, knows: impl Fn(u64) -> bool) -> Outgoing {
+        let state = self.state();
+        if let Some(outgoing) = state.outgoing.get(&id) {
+            return Arc::clone(outgoing);
+        }
+        let others: Vec<_> = state.outgoing.keys().copied().collect();
+        drop(state);
+        let gone: Vec<_> = others.into_iter().filter(|other| !knows(*other)).collect();
+        let mut state = self.state();
+        let ended: Vec<_> = gone.iter().filter_map(|other| state.outgoing.remove(other)).collect();
+        let outgoing = Arc::clone(state.outgoing.entry(id).or_default());
+        drop(state);
+        drop(ended);
+        outgoing
     }
 
     /// Returns the number of messages that wait to be received.
@@ -88,5 +100,19 @@ impl Mailbox {
         }
         let inbox = tokio::sync::Mutex::new(start()?);
         Ok(self.inbox.get_or_init(|| inbox))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_to_peers_that_have_ended_are_dropped_with_the_next_new_one() {
+        let mailbox = Mailbox::default();
+        for id in 0..100 {
+            let _ = mailbox.outgoing(id, |other| other + 3 > id);
+        }
+        assert_eq!(mailbox.state().outgoing.keys().copied().collect::<Vec<_>>(), [97, 98, 99]);
     }
 }

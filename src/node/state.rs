@@ -62,6 +62,8 @@ struct State {
     rival: Option<String>,
     tasks: Vec<AbortHandle>,
     is_closed: bool,
+    /// True once the node accepts no new streams, because it ends.
+    is_leaving: bool,
 }
 
 /// A session to a peer that offers a service.
@@ -128,6 +130,7 @@ impl Shared {
             rival: None,
             tasks: Vec::new(),
             is_closed: false,
+            is_leaving: false,
         };
         Arc::new(Self {
             sessions,
@@ -235,6 +238,9 @@ impl Shared {
             }
             state.sessions.insert(session.number(), Arc::clone(session));
             state.members.handle_accepted(now, session.number(), session.transport());
+            if state.is_leaving {
+                session.send_goodbye();
+            }
         });
     }
 
@@ -432,6 +438,15 @@ impl Shared {
     /// Returns the sessions that have not ended.
     pub(super) fn live(&self) -> Vec<Arc<Session>> {
         self.state().sessions.values().cloned().collect()
+    }
+
+    /// Reports to all peers, and to those that connect later, that this node ends.
+    pub(super) fn leave(&self) {
+        let mut state = self.state();
+        state.is_leaving = true;
+        let sessions: Vec<_> = state.sessions.values().cloned().collect();
+        drop(state);
+        sessions.iter().for_each(|session| session.send_goodbye());
     }
 
     /// Returns whether the node was shut down.

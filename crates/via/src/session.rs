@@ -26,14 +26,16 @@ mod tests;
 mod wire;
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::shm::rings::WakeSet;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 use self::core::Core;
 pub use self::core::Ended;
@@ -58,6 +60,9 @@ pub const MAX_HELLO: usize = MAX_CONTROL;
 /// Most bytes of a service's name.
 pub const MAX_SERVICE: usize = 256;
 
+/// Limits how long a driver that ends waits until its peers are notified.
+const CLOSE: Duration = Duration::from_secs(1);
+
 /// State that the sessions of a process share.
 #[derive(Debug)]
 pub struct SharedState {
@@ -71,6 +76,9 @@ pub struct SharedState {
     /// The number of the next session.
     next: AtomicU64,
     is_closed: AtomicBool,
+    /// The tasks that move the bytes of sessions over TCP and libfabric; notified when one has ended.
+    movers: AtomicUsize,
+    mover_ended: Notify,
 }
 
 impl SharedState {
@@ -79,6 +87,20 @@ impl SharedState {
         if let Some(wakes) = &self.wakes {
             wakes.remove(number);
         }
+    }
+
+    /// Waits until the tasks that move bytes have ended, after all that was written; for [`CLOSE`] at most.
+    async fn wait_for_movers(self: Arc<Self>) {
+        let ended = async {
+            loop {
+                let ended = self.mover_ended.notified();
+                if self.movers.load(Ordering::Acquire) == 0 {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        let _ = tokio::time::timeout(CLOSE, ended).await;
     }
 
     fn dirty(&self) -> MutexGuard<'_, Option<Vec<Arc<Session>>>> {
@@ -248,6 +270,13 @@ impl Session {
     #[must_use]
     pub fn streams_in_use(&self) -> usize {
         self.lock().streams_in_use()
+    }
+
+    /// Returns whether all that was written has left this process: over UDP, whether the peer has acknowledged it; over TCP
+    /// and libfabric, whether the system has it.
+    #[must_use]
+    pub fn is_flushed(&self) -> bool {
+        self.lock().is_flushed()
     }
 
     /// Returns whether the peer has been silent for a second although something is outstanding: over UDP; over

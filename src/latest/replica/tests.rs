@@ -290,6 +290,18 @@ fn a_removal_is_forgotten_when_it_is_old_and_its_bytes_are_free() {
 }
 
 #[test]
+fn an_update_from_the_end_of_all_versions_does_not_stop_later_ones() {
+    let (mut replica, key) = (Replica::new(1), Bytes::from_static(b"key"));
+    let version = Version { counter: u64::MAX, writer: 2 };
+    replica.handle(0, 2, Update { key: key.clone(), value: Some(Bytes::new()), version, age: 0 });
+    assert!(replica.get(&key).is_none());
+    replica.set(0, key.clone(), Bytes::from_static(b"one")).unwrap();
+    let first = replica.get(&key).unwrap().version;
+    replica.set(0, key.clone(), Bytes::from_static(b"two")).unwrap();
+    assert!(replica.get(&key).unwrap().version > first);
+}
+
+#[test]
 fn updates_beyond_the_bounds_are_refused_and_disturb_nothing() {
     let mut replica = Replica::new(1);
     let value = |length| Bytes::from(vec![0; length]);

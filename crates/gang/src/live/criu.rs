@@ -103,25 +103,34 @@ pub(super) fn create(folder: &Path) -> Result<(), String> {
     created.map_err(|error| format!("{}: {error}", folder.display()))
 }
 
-/// Tests once whether CRIU works on this host. The first call blocks for about a second.
+/// Tests whether CRIU works on this host, as [`lack`] does.
 ///
 /// # Errors
 /// The reason, and the cure.
 pub(super) fn probe() -> Result<(), String> {
+    lack().map_err(|why| {
+        format!("{why}; install a criu that is as new as the kernel, and run the daemon as root")
+    })
+}
+
+/// Tests once whether CRIU works on this host. The first call blocks for about a second.
+///
+/// # Errors
+/// The reason.
+pub(super) fn lack() -> Result<(), String> {
     static KNOWN: OnceLock<Result<(), String>> = OnceLock::new();
     let known = KNOWN.get_or_init(|| {
         let output = Command::new(PROGRAM).arg("check").stdin(Stdio::null()).output();
         match output {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(format!("{PROGRAM} is not installed: install the package criu"))
+                Err(format!("{PROGRAM} is not installed"))
             }
             Err(error) => Err(format!("{PROGRAM}: {error}")),
             Ok(output) if output.status.success() => Ok(()),
             Ok(output) => {
-                let why = last_error(&output.stderr[..]).unwrap_or_else(|| output.status.to_string());
-                Err(format!(
-                    "{PROGRAM} check fails: {why}; install a criu that is as new as the kernel, and run the daemon as root"
-                ))
+                let why = last_error(&output.stderr[..]);
+                let why = why.unwrap_or_else(|| output.status.to_string());
+                Err(format!("{PROGRAM} check fails: {}", why.trim_end_matches('.')))
             }
         }
     });

@@ -229,7 +229,7 @@ pub fn probe_memory_controller() -> io::Result<()> {
 /// # Errors
 /// The reason: CRIU is not installed, is older than the kernel needs, or this process is not root's.
 pub fn probe_criu() -> io::Result<String> {
-    criu::probe().map_err(io::Error::other)?;
+    criu::lack().map_err(io::Error::other)?;
     Ok("criu check passes, for daemons of root".into())
 }
 

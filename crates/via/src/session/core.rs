@@ -190,6 +190,12 @@ impl Core {
         self.flows.values().filter(|flow| flow.is_in_use()).count()
     }
 
+    /// Returns whether all that was written has left this process.
+    pub(super) fn is_flushed(&self) -> bool {
+        let is_written = self.ended.is_some() || self.queued.is_empty();
+        is_written && self.wire.is_flushed()
+    }
+
     /// Drops a stream for the application: bytes written before still arrive; received bytes are discarded.
     pub(super) fn drop_stream(&mut self, stream: u32) {
         let Some(flow) = self.flows.get_mut(&stream) else { return };

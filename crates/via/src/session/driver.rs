@@ -231,7 +231,7 @@ impl Driver {
             }
         }
         self.end_sessions();
-        self.close_socket().await;
+        tokio::join!(self.shared.clone().wait_for_movers(), self.close_socket());
     }
 
     /// Returns how the next turn polls the socket; [`Polls::No`] lets the driver park.

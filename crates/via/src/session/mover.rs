@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ pub(super) struct Mover<S> {
     alarm_for: Option<Alarm>,
     /// True if there may be memory in reserve.
     has_reserve: bool,
+    /// True once the connection takes no more bytes. Those that it has received are read to their end.
+    cannot_send: bool,
 }
 
 /// The purpose of an alarm.
@@ -76,6 +79,8 @@ impl From<io::Error> for Exit {
 impl<S> Drop for Mover<S> {
     fn drop(&mut self) {
         self.session.with(super::core::Core::on_wire_ended);
+        self.session.shared.movers.fetch_sub(1, Ordering::AcqRel);
+        self.session.shared.mover_ended.notify_waiters();
     }
 }
 
@@ -85,7 +90,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
         let sealed = sealed.map(|records| Sealed { records, outbox: Vec::new(), written: 0 });
         let alarm = Box::pin(tokio::time::sleep(STUCK));
         let stream = connection.stream;
-        Self { session, line, stream, sealed, alarm, alarm_for: None, has_reserve: false }
+        session.shared.movers.fetch_add(1, Ordering::AcqRel);
+        let (alarm_for, has_reserve, cannot_send) = (None, false, false);
+        Self { session, line, stream, sealed, alarm, alarm_for, has_reserve, cannot_send }
     }
 
     /// Moves bytes until the session or the connection ends.
@@ -103,7 +110,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Exit> {
         self.line.register(context.waker());
         for _ in 0..TURN {
-            let sent = self.send(context);
+            let sent = if self.cannot_send { self.wait_for_rest() } else { self.send(context) };
+            let sent = match sent {
+                Err(Exit::Gone) if !self.cannot_send => {
+                    self.cannot_send = true;
+                    self.wait_for_rest()
+                }
+                sent => sent,
+            };
             let received = self.receive(context);
             match (sent, received) {
                 (Err(over), _) | (_, Err(over)) => return Poll::Ready(over),
@@ -145,6 +159,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
             self.has_reserve = false;
             self.alarm_for = None;
         }
+    }
+
+    /// Returns whether the received bytes are still wanted, once nothing can be sent.
+    fn wait_for_rest(&self) -> Result<Poll<bool>, Exit> {
+        if self.line.buffers().is_closing() { Err(Exit::Gone) } else { Ok(Poll::Pending) }
     }
 
     /// Sends part of the waiting bytes; returns whether there were any. Pending if the system took none.

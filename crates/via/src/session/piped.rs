@@ -81,6 +81,16 @@ impl Piped {
         }
     }
 
+    /// Returns whether the peer has acknowledged all bytes, or, over TCP, the system has taken them.
+    pub(super) fn is_flushed(&self) -> bool {
+        match self.pipe.hold() {
+            Held::Udp(endpoint, id) => {
+                endpoint.peek(id).is_none_or(|pipe| pipe.ended().is_some() || pipe.is_flushed())
+            }
+            Held::Tcp(_, buffers) => buffers.outgoing.is_empty(),
+        }
+    }
+
     pub(super) fn peek(&mut self) -> Result<Option<Incoming>, Corrupt> {
         let Self { pipe, frame, .. } = self;
         let mut held = pipe.hold();

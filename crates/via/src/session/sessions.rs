@@ -2,13 +2,14 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use atomic_waker::AtomicWaker;
 use midplane_simhw::shm::rings::{RingPair, WakeSet};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 use super::byte_pipe::Pipes;
 use super::dial::{self, Attempt, Attempts};
@@ -59,6 +60,8 @@ impl Sessions {
             tcp,
             next: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
+            movers: AtomicUsize::new(0),
+            mover_ended: Notify::new(),
         });
         let driver = Driver::new(Arc::clone(&shared), socket)?;
         Ok((Self(shared), driver))

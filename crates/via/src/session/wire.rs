@@ -144,6 +144,14 @@ impl Wire {
         }
     }
 
+    /// Returns whether all pushed frames have left this process.
+    pub(super) fn is_flushed(&self) -> bool {
+        match self {
+            Self::Piped(piped) => piped.is_flushed(),
+            Self::Ring(_) | Self::Dialing(_) | Self::Closed => true,
+        }
+    }
+
     /// Requests a wake-up once there is room; [`Wire::room`] must be called again afterwards. Over UDP, the wake-up
     /// comes without a request.
     pub(super) fn await_room(&self) {

@@ -81,6 +81,8 @@ struct Closing {
     give_up: Instant,
     /// True if a packet with the close is to be sent.
     is_due: bool,
+    /// True once the peer has acknowledged the close; bytes before it may still be missing there.
+    is_acknowledged: bool,
 }
 
 /// Bytes that the peer has sent over a connection, and wants to send.
@@ -312,7 +314,7 @@ impl Pipe {
         }
         if self.closing.is_none() {
             let give_up = now.plus_nanos(self.config.close_timeout);
-            self.closing = Some(Closing { give_up, is_due: true });
+            self.closing = Some(Closing { give_up, is_due: true, is_acknowledged: false });
         }
     }
 

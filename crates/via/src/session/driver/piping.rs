@@ -3,16 +3,12 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use super::{Driver, Handler, Polls};
-use crate::session::Session;
 use crate::session::byte_pipe::Pipes;
+use crate::session::{CLOSE, Session};
 use crate::wire::endpoint::{Event, PipeId};
 use crate::wire::socket::Socket;
-
-/// Limits how long a driver that ends waits until its peers over UDP are notified.
-const CLOSE: Duration = Duration::from_secs(1);
 
 impl Driver {
     /// Sends what is due over UDP, and handles received datagrams. Returns whether there may be more to do.

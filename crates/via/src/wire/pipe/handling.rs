@@ -10,6 +10,10 @@ use super::packet::{Accept, HEADER_BYTES, Packet, TAG_BYTES, VERSION};
 use super::{CONFIRM_NS, FIRST_WINDOW, Pipe, TRIM};
 use crate::wire::buffer::Buffer;
 
+/// Most packets that are remembered because an older one is neither acknowledged nor lost. A peer that acknowledges nothing
+/// reaches it by having acknowledgements sent to it.
+const MAX_TRACKED: usize = 1 << 18;
+
 /// The packet is malformed, forged, or was received before.
 struct Bad;
 
@@ -177,6 +181,9 @@ impl Pipe {
         if let Some(acknowledgement) = &body.acknowledgement {
             self.handle_acknowledgement(acknowledgement);
         }
+        if self.loss.tracked() > MAX_TRACKED {
+            self.end(Ended::Lost);
+        }
         if let Some(end) = body.close {
             self.acks.make_due(now);
             if end >= self.receive.in_order() {
@@ -227,8 +234,16 @@ impl Pipe {
                 self.discovery.handle_probed(self.now, number);
                 self.on_mtu();
             }
-            Kind::Close => self.end(Ended::Closed),
+            Kind::Close => {
+                if let Some(closing) = &mut self.closing {
+                    closing.is_acknowledged = true;
+                }
+            }
             Kind::Plain | Kind::Settled => {}
+        }
+        let is_closed = self.closing.is_some_and(|closing| closing.is_acknowledged);
+        if is_closed && self.send.is_all_acknowledged() {
+            self.end(Ended::Closed);
         }
         if sent.bytes > 0 {
             let acked = Acked {
@@ -259,7 +274,7 @@ impl Pipe {
                 span = Some((span.map_or(sent.at, |(first, _)| first), sent.at));
             }
         }
-        let is_news = |sent: &Sent| sent.bytes > 0 && sent.from == sent.to;
+        let is_news = |sent: &Sent| sent.bytes > 0 && (sent.from == sent.to || sent.has_window);
         if span.is_some() && (self.receive.is_limited() || lost.iter().any(is_news)) {
             self.repeat_window();
         }

@@ -26,6 +26,8 @@ pub(super) struct Sent {
     pub(super) from: u64,
     pub(super) to: u64,
     pub(super) kind: Kind,
+    /// True if it carries a larger window than all packets before it.
+    pub(super) has_window: bool,
 }
 
 /// The purpose of a packet, beyond its bytes.
@@ -92,6 +94,11 @@ impl Loss {
     /// Returns the number of the next packet.
     pub(super) fn next_number(&self) -> u64 {
         self.first + self.sent.len() as u64
+    }
+
+    /// Returns how many packets are remembered: those since the oldest that is neither acknowledged nor lost.
+    pub(super) fn tracked(&self) -> usize {
+        self.sent.len()
     }
 
     /// Records the packet with the next number.

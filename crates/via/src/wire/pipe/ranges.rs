@@ -91,6 +91,11 @@ impl Ranges {
         self.0.get(at).is_some_and(|range| range.0 <= number)
     }
 
+    /// Returns the number of ranges.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

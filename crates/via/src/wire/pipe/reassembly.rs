@@ -12,9 +12,12 @@ use crate::wire::buffer::Buffer;
 /// The first window in bytes.
 pub(crate) const FIRST_WINDOW: u64 = 256 << 10;
 
-/// The peer's bytes exceed the window.
+/// Most ranges of bytes behind gaps: as many as half of the packets of the largest window, if every second one is lost.
+const MAX_LATER: usize = 4_096;
+
+/// The peer's bytes exceed the window, or have too many gaps between them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct PastWindow;
+pub(super) struct Refused;
 
 /// Least bytes of a datagram whose buffer is kept rather than copied: half of a buffer's.
 const LARGE: usize = 32 << 10;
@@ -93,10 +96,10 @@ impl Reassembly {
         offset: u64,
         bytes: &[u8],
         may_keep: bool,
-    ) -> Result<bool, PastWindow> {
+    ) -> Result<bool, Refused> {
         let end = offset + bytes.len() as u64;
         if end > self.advertised {
-            return Err(PastWindow);
+            return Err(Refused);
         }
         if end <= self.in_order {
             return Ok(false);
@@ -104,6 +107,9 @@ impl Reassembly {
         let skipped = self.in_order.saturating_sub(offset);
         let (offset, bytes) = (offset + skipped, &bytes[skipped as usize..]);
         if offset > self.in_order {
+            if self.later.len() >= MAX_LATER {
+                return Err(Refused);
+            }
             self.insert_later(offset, bytes);
             return Ok(false);
         }
@@ -324,9 +330,20 @@ mod tests {
     }
 
     #[test]
+    fn more_gaps_than_losses_make_are_refused() {
+        let mut reassembly = Reassembly::new(1 << 20);
+        let gaps = (0..).map(|at| FIRST_WINDOW - 1 - 2 * at);
+        let accepted = gaps.take_while(|at| reassembly.insert(*at, &[1], false).is_ok()).count();
+        assert_eq!(accepted, MAX_LATER);
+        // The bytes that are missing are received, and the refused ones later.
+        assert_eq!(reassembly.insert(0, &vec![1; FIRST_WINDOW as usize], false), Ok(true));
+        assert_eq!(reassembly.in_order(), FIRST_WINDOW);
+    }
+
+    #[test]
     fn bytes_past_the_window_are_refused_and_it_grows_with_a_busy_reader() {
         let mut reassembly = Reassembly::new(1 << 20);
-        assert_eq!(reassembly.insert(FIRST_WINDOW - 1, &[1, 2], false), Err(PastWindow));
+        assert_eq!(reassembly.insert(FIRST_WINDOW - 1, &[1, 2], false), Err(Refused));
         let mut offset = 0;
         for millisecond in 0..40 {
             let window = reassembly.advertise();

@@ -175,7 +175,10 @@ impl Pipe {
         // While bytes are blocked, every packet that needs an acknowledgement requests a window for them.
         let asks = asks || (self.is_blocked() && (has_bytes || closes || pings));
         let what = Content { has_bytes, closes, pings, asks, most };
+        let (advertised, is_due) = (self.receive.advertised(), self.receive.is_update_due());
         let range = self.emit_body(out, what);
+        let has_window =
+            self.receive.advertised() > advertised || (is_due && !self.receive.is_update_due());
         if let Some(seal) = &mut self.seal {
             seal.seal(number, out, begin + HEADER_BYTES);
         }
@@ -185,7 +188,7 @@ impl Pipe {
             (false, true) => Kind::Plain,
             (false, false) => Kind::Settled,
         };
-        self.on_sent(bytes, range, kind);
+        self.on_sent(bytes, range, (kind, has_window));
         Some(bytes)
     }
 
@@ -233,12 +236,17 @@ impl Pipe {
         range
     }
 
-    fn on_sent(&mut self, bytes: usize, range: Option<(u64, u64)>, kind: Kind) {
+    fn on_sent(
+        &mut self,
+        bytes: usize,
+        range: Option<(u64, u64)>,
+        (kind, has_window): (Kind, bool),
+    ) {
         let now = self.now;
         let (from, to) = range.unwrap_or((0, 0));
         let counts = if kind == Kind::Settled { 0 } else { bytes as u32 };
         let number = self.loss.next_number();
-        self.loss.on_sent(Sent { number, at: now, bytes: counts, from, to, kind });
+        self.loss.on_sent(Sent { number, at: now, bytes: counts, from, to, kind, has_window });
         self.counted.packets_sent += 1;
         if kind == Kind::Settled {
             return;
@@ -271,7 +279,15 @@ impl Pipe {
         }
         // Losing a probe that is too long says nothing about congestion, so it counts 0 bytes.
         let kind = Kind::Probe(probe);
-        self.loss.on_sent(Sent { number, at: self.now, bytes: 0, from: 0, to: 0, kind });
+        self.loss.on_sent(Sent {
+            number,
+            at: self.now,
+            bytes: 0,
+            from: 0,
+            to: 0,
+            kind,
+            has_window: false,
+        });
         self.counted.packets_sent += 1;
         out.len() - begin
     }

@@ -203,9 +203,10 @@ async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
     let mut records = seal.map(Records::new);
     if let Some(records) = &mut records {
         stream.read_exact(&mut records.room()[..Records::EMPTY]).await?;
-        let mut is_empty = true;
-        let opened = records.open(Records::EMPTY, |plain| is_empty &= plain.is_empty());
-        if opened.is_err() || !is_empty {
+        let mut lengths = Vec::new();
+        let opened = records.open(Records::EMPTY, |plain| lengths.push(plain.len()));
+        // The head of a longer record would prove nothing.
+        if opened.is_err() || lengths != [0] {
             return Err(Failed::KeyMismatch);
         }
     }
@@ -382,6 +383,29 @@ mod tests {
                 let _ = stranger.read_to_end(&mut answer).await;
                 assert_eq!(answer.len(), if is_version { answer_bytes } else { 0 });
             }
+        }
+    }
+
+    #[test]
+    fn a_recorded_dial_that_is_sent_again_without_a_proof_is_refused() {
+        run(replay());
+    }
+
+    async fn replay() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to = listener.local_addr().unwrap();
+        let config = config((key(1), None));
+        let (_, noise) = Begun::new(config.secrets().unwrap(), STREAMS, 7).unwrap();
+        // The head of a record that never arrives whole.
+        for length in [17_u8, 100] {
+            let mut stranger = TcpStream::connect(to).await.unwrap();
+            let mut bytes = message(SHARED, 1, Cipher::ChaCha, 7, Some(&noise));
+            bytes.push(length);
+            bytes.resize(bytes.len() + Records::EMPTY - 1, 0);
+            stranger.write_all(&bytes).await.unwrap();
+            let (stream, _) = listener.accept().await.unwrap();
+            let failed = accept(stream, &config).await.unwrap_err();
+            assert!(matches!(failed, Failed::KeyMismatch), "{failed}");
         }
     }
 
