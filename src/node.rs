@@ -392,8 +392,10 @@ impl Node {
         Error::new(ErrorKind::NoService, text)
     }
 
-    /// Ends the node when both directions of its streams have ended, or after the time of [`NodeBuilder::drain`].
-    /// Meanwhile it accepts and opens no streams. When this returns, another node may use its address.
+    /// Ends the node when both directions of its streams have ended and what was written has left this process, or after the
+    /// time of [`NodeBuilder::drain`]. Over UDP the peer has acknowledged it then; over TCP and libfabric the system has it, and the
+    /// connections are closed within another second. Meanwhile peers open no streams to the node. When this returns, another node
+    /// may use its address.
     pub async fn shutdown(self) {
         let shared = &self.0.shared;
         shared.leave();
