@@ -168,14 +168,14 @@ impl Endpoint {
         }
         let mut has_any = self.network.as_mut().is_some_and(Network::drive);
         if !self.state.bindings.is_full(domain.out) {
-            let mut ended = None;
+            let mut ended = Vec::new();
             for (key, pair) in &mut self.pairs {
                 match self.state.receive(pair, domain) {
                     Ok(handled) => has_any |= handled,
-                    Err(_) => ended = Some(key),
+                    Err(_) => ended.push(key),
                 }
             }
-            if let Some(key) = ended {
+            for key in ended {
                 self.end_pair(key, domain);
             }
         }
@@ -290,7 +290,12 @@ impl Endpoint {
                 self.connect(peer, domain);
             }
             let Link::Open(key) = self.state.peers[peer].link else {
-                self.state.peers[peer].is_listed = false;
+                // The system had no room for the connection.
+                let is_waiting = self.state.peers[peer].link == Link::Unconnected;
+                self.state.peers[peer].is_listed = is_waiting;
+                if is_waiting {
+                    self.state.busy.push(peer);
+                }
                 continue;
             };
             has_any |= self.state.flush(peer, &mut self.pairs[key].rings, domain);

@@ -153,7 +153,13 @@ impl<H: Host> Contexts<H> {
                 self.save(stop).await?;
                 self.start(run).await?;
             }
-            Step::Channels(Action::Cut(job)) => done.contexts = self.cut(*job).await?,
+            Step::Channels(Action::Cut(job)) => match self.cut(*job).await {
+                // Only this job has damaged its memory.
+                Err(ControlError::Saved(why)) => {
+                    done.outcome.failed.push((*job, self.host.node().0, why.to_owned()));
+                }
+                contexts => done.contexts = contexts?,
+            },
             _ => {}
         }
         Ok(done)

@@ -19,7 +19,7 @@ mod module;
 mod recovery;
 mod wire;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::frame::Frame;
@@ -118,6 +118,8 @@ pub struct Installer {
     change: Option<Change>,
     /// The outcomes of the last 64 changes; true if committed.
     ended: BTreeMap<ChangeId, bool>,
+    /// Their numbers, the oldest first.
+    ended_order: VecDeque<ChangeId>,
     serial: u32,
     /// Modules that are being fetched.
     fetching: BTreeMap<ExtensionId, Fetch>,
@@ -145,6 +147,7 @@ impl Installer {
             gone: BTreeSet::new(),
             change: None,
             ended: BTreeMap::new(),
+            ended_order: VecDeque::new(),
             serial: 0,
             fetching: BTreeMap::new(),
             sending: BTreeMap::new(),

@@ -224,7 +224,7 @@ impl Memory {
         let access = match command.opcode {
             READ if length <= capability.length && length > 0 => {
                 if length as usize > INLINE {
-                    pending.incoming = Some(Incoming::new(command.region));
+                    pending.incoming = Some(Incoming::new(command.region, None));
                 }
                 Access::Read
             }
@@ -375,6 +375,13 @@ impl Memory {
         let number = frame.header.sequence;
         if frame.header.flags & bulk::OF_READ == 0 {
             let incoming = self.arriving.get_mut(&(from, number))?;
+            let capability = incoming.capability();
+            if capability.is_some_and(|it| self.table.check(&it, CapabilityRights::WRITE).is_err())
+            {
+                self.arriving.remove(&(from, number));
+                self.deny(nic, from, number, Status::Region);
+                return Some(());
+            }
             incoming.take(nic, &mut self.words, frame)?;
             if incoming.is_whole() {
                 self.end_arriving(nic, from, number);

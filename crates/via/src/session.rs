@@ -76,6 +76,8 @@ pub struct SharedState {
     /// The number of the next session.
     next: AtomicU64,
     is_closed: AtomicBool,
+    /// True if a message of gossip was written since the driver last moved datagrams.
+    has_gossip: AtomicBool,
     /// The tasks that move the bytes of sessions over TCP and libfabric; notified when one has ended.
     movers: AtomicUsize,
     mover_ended: Notify,

@@ -161,7 +161,7 @@ impl Bridge {
     fn watch(&mut self, key: usize) {
         let link = &mut self.links[key];
         let rings = link.rings.as_ref();
-        link.has_left =
+        link.has_left |=
             rings.is_some_and(|rings| self.wakes.get_ref().add(key as u64, rings).is_err());
     }
 

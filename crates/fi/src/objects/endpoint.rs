@@ -114,8 +114,10 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
         if let Some(vector) = endpoint.vector.and_then(|key| core.vectors.get_mut(key)) {
             vector.endpoints.retain(|key| *key != endpoint.key);
         }
-        core.endpoints.try_remove(endpoint.key);
+        let removed = core.endpoints.try_remove(endpoint.key);
         drop(core);
+        // It may wait for peers on other hosts.
+        drop(removed);
         0
     })
 }

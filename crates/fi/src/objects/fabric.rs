@@ -94,6 +94,15 @@ unsafe extern "C" fn trywait(_: *mut FidFabric, fids: *mut *mut Fid, count: c_in
                 return -EAGAIN;
             }
         }
+        // What the check of one queue has received may be another's.
+        for at in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: as above.
+            let (fid, class) = unsafe { (*fids.add(at), (**fids.add(at)).class) };
+            // SAFETY: as above.
+            if class == CLASS_CQ && unsafe { queue::has_entries(fid.cast()) } {
+                return -EAGAIN;
+            }
+        }
         0
     })
 }

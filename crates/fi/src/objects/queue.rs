@@ -260,6 +260,17 @@ pub(super) unsafe fn may_wait(queue: *mut FidCq) -> bool {
     is_empty && core.park()
 }
 
+/// Returns whether the queue has an entry.
+///
+/// # Safety
+/// The queue is the caller's.
+pub(super) unsafe fn has_entries(queue: *mut FidCq) -> bool {
+    // SAFETY: promised by the caller.
+    let queue = unsafe { &*queue.cast::<QueueObject>() };
+    let core = queue.shared.lock();
+    core.completions.queues.get(queue.key).is_some_and(|queue| !queue.entries.is_empty())
+}
+
 unsafe extern "C" fn strerror(
     _: *mut FidCq,
     error: c_int,

@@ -155,7 +155,8 @@ impl Receiver {
         let tail = word(memory, self.place.head + TAIL);
         fence(Ordering::Acquire);
         let unread = tail.checked_sub(self.consumed).ok_or(Damaged)?;
-        if unread > self.place.bytes || !tail.is_multiple_of(WORD as u64) {
+        let is_aligned = (tail | self.consumed).is_multiple_of(WORD as u64);
+        if unread > self.place.bytes || !is_aligned {
             return Err(Damaged);
         }
         self.tail = tail;
@@ -168,13 +169,13 @@ impl Receiver {
         let (length, from) = (head as u32, Rank((head >> 32) as u16));
         let to_end = self.place.to_end(position);
         if length == SKIPPED {
-            let begin = position + to_end;
+            let begin = position.checked_add(to_end).ok_or(Damaged)?;
             if begin >= self.tail || to_end == self.place.bytes {
                 return Err(Damaged);
             }
             return self.found(memory, longest, begin);
         }
-        let next = position + message_bytes(length as usize) as u64;
+        let next = position.checked_add(message_bytes(length as usize) as u64).ok_or(Damaged)?;
         if length > longest || next > self.tail || next - position > to_end {
             return Err(Damaged);
         }

@@ -34,8 +34,15 @@ pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<
         send_records.push((record, taken));
     }
     let mut receive_records = Vec::new();
+    // The process may have written any count and any length.
+    if state.received.checked_sub(consumed)? > u64::from(geometry.receive.messages) {
+        return None;
+    }
     for number in consumed..state.received {
         let record = memory.record(geometry.receive_record(number))?;
+        if record.length > geometry.message {
+            return None;
+        }
         add(&mut image, geometry.receive_byte(record.position), record.length as usize)?;
         receive_records.push(record);
     }

@@ -42,6 +42,11 @@ impl Unfinished {
         let is_new = !folder.exists();
         let made = fs::create_dir_all(&folder);
         made.map_err(|error| format!("{}: {error}", folder.display()))?;
+        // What is removed if the checkpoint fails must be its own.
+        let mut places = (0..ranks).map(|rank| criu::of_rank(&folder, rank));
+        if let Some(taken) = places.find(|place| place.exists()) {
+            return Err(format!("{}: it exists; name another folder", taken.display()));
+        }
         Ok(Self { folder, ranks, is_new })
     }
 }
@@ -200,4 +205,25 @@ pub(super) fn read(folder: &Path) -> Result<Manifest, String> {
         return Err(format!("{}: it has no images of processes", folder.display()));
     }
     Ok(manifest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: a checkpoint that failed removed the folders of ranks that were there before.
+    #[test]
+    fn a_failed_checkpoint_removes_nothing_that_was_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = criu::of_rank(folder.path(), 1);
+        fs::create_dir(&kept).unwrap();
+        let refused = Unfinished::create(folder.path().into(), 2).err().unwrap();
+        assert!(refused.contains("rank-1: it exists"), "{refused}");
+        assert!(kept.exists());
+        fs::remove_dir(&kept).unwrap();
+        let begun = Unfinished::create(folder.path().into(), 2).unwrap();
+        fs::create_dir(&kept).unwrap();
+        drop(begun);
+        assert!(!kept.exists() && folder.path().exists());
+    }
 }

@@ -292,14 +292,14 @@ impl EventLoop {
     }
 
     fn reply(&mut self, client: ClientId, reply: &Reply) {
+        if let Reply::Over(over) = reply {
+            // Also if the client has left: its connection stays open as long as a stream has its sender.
+            drop(self.streams.remove(&over.job));
+        }
         let Some(to) = self.clients.get(&client) else { return };
-        match reply {
-            Reply::Accepted(job) => {
-                let to = to.clone();
-                let _ = self.streams_of(*job).client.send_replace(Some(to));
-            }
-            Reply::Over(over) => drop(self.streams.remove(&over.job)),
-            _ => {}
+        if let Reply::Accepted(job) = reply {
+            let to = to.clone();
+            let _ = self.streams_of(*job).client.send_replace(Some(to));
         }
         if let Some(to) = self.clients.get(&client) {
             post(to, Frame::message(reply));

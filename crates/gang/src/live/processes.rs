@@ -183,9 +183,12 @@ impl Processes {
             if self.adopted.get(job).is_some_and(|cgroup| cgroup.freeze().is_ok()) {
                 waits.adopted.push(*job);
             }
-            match (self.cgroups.get(job), self.holds.get_mut(job)) {
+            if let Some(hold) = self.holds.get_mut(job) {
+                hold.runs = false;
+            }
+            match (self.cgroups.get(job), self.holds.get(job)) {
                 // The hold keeps the group frozen.
-                (Some(_), Some(hold)) => hold.runs = false,
+                (Some(_), Some(_)) => {}
                 (Some(cgroup), None) if cgroup.freeze().is_ok() => waits.cgroups.push(*job),
                 // If a job's control group can't be frozen, the job is stopped by signals.
                 _ => waits.members.extend(self.of_job(*job)),

@@ -280,6 +280,7 @@ impl Agent {
         let Some(Local { held, is_dropped, .. }) = self.jobs.get_mut(&job) else { return true };
         match event {
             RankEvent::Ended(end) => held.ends.push((rank, *end)),
+            RankEvent::Able if held.able.contains(&rank) => {}
             RankEvent::Able => held.able.push(rank),
             RankEvent::Left => held.able.retain(|able| *able != rank),
             RankEvent::BarrierIn(pairs) => held.inside.push((rank, pairs.clone())),

@@ -157,9 +157,11 @@ impl Installer {
     }
 
     pub(super) fn end(&mut self, id: ChangeId, committed: bool) {
-        self.ended.insert(id, committed);
-        while self.ended.len() > 64 {
-            self.ended.pop_first();
+        if self.ended.insert(id, committed).is_none() {
+            self.ended_order.push_back(id);
+        }
+        while self.ended_order.len() > 64 {
+            self.ended_order.pop_front().map(|oldest| self.ended.remove(&oldest));
         }
     }
 }

@@ -78,6 +78,8 @@ pub(super) struct Incoming {
     chunk: u32,
     has: Vec<bool>,
     lacks: usize,
+    /// The right to write, at the memory's owner: it may be revoked before all frames have arrived.
+    capability: Option<Capability>,
     /// True once the sender has reported that all frames were sent.
     all_sent: bool,
     /// Ticks since the last new frame or request.
@@ -87,9 +89,10 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) const fn new(region: RegionRef) -> Self {
+    pub(super) const fn new(region: RegionRef, capability: Option<Capability>) -> Self {
         Self {
             region,
+            capability,
             chunk: 0,
             has: Vec::new(),
             lacks: 1,
@@ -101,6 +104,10 @@ impl Incoming {
 
     pub(super) const fn port(&self) -> PortId {
         self.region.port
+    }
+
+    pub(super) const fn capability(&self) -> Option<Capability> {
+        self.capability
     }
 
     pub(super) const fn is_whole(&self) -> bool {

@@ -47,7 +47,7 @@ impl Memory {
                     self.deny(nic, from, number, Status::Refused);
                     return;
                 }
-                self.arriving.insert((from, number), Incoming::new(region));
+                self.arriving.insert((from, number), Incoming::new(region, Some(capability)));
                 return;
             }
             Access::Write | Access::Swap | Access::Add
@@ -70,7 +70,7 @@ impl Memory {
         }
     }
 
-    fn deny(&mut self, nic: &mut Context<'_>, to: NodeId, number: u32, status: Status) {
+    pub(super) fn deny(&mut self, nic: &mut Context<'_>, to: NodeId, number: u32, status: Status) {
         self.counters.denied += 1;
         self.answer(nic, to, number, status, &[]);
     }

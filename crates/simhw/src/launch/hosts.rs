@@ -120,7 +120,7 @@ pub(super) fn counts(list: &str) -> Option<Vec<usize>> {
             None => (word, 1),
         };
         let count: usize = count.parse().ok()?;
-        if count > MAX_RANKS || counts.len() + times > MAX_RANKS {
+        if count > MAX_RANKS || times > MAX_RANKS - counts.len() {
             return None;
         }
         counts.extend(std::iter::repeat_n(count, times));

@@ -205,7 +205,7 @@ fn slurm_lists_are_expanded() {
         assert_eq!(list(wrong), None, "{wrong}");
     }
     assert_eq!(hosts::counts("2(x3),1"), Some(vec![2, 2, 2, 1]));
-    for wrong in ["", "x", "2(x", "2(x3", "2(y3)", "1(x99999999)"] {
+    for wrong in ["", "x", "2(x", "2(x3", "2(y3)", "1(x99999999)", "1,1(x18446744073709551615)"] {
         assert_eq!(hosts::counts(wrong), None, "{wrong}");
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 
 use crate::host::OpenError;
@@ -134,8 +135,14 @@ pub(super) fn ask(socket: &Socket, request: Request) -> io::Result<(Answer, Vec<
     socket.send(&request.emit(), &[])?;
     let mut polled = [PollFd::new(socket, PollFlags::IN)];
     let timeout = Timespec::try_from(TIMEOUT).expect("seconds");
-    if poll(&mut polled, Some(&timeout))? == 0 {
-        return Err(io::ErrorKind::TimedOut.into());
+    loop {
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => break,
+            // A signal's handler has run: the answer is still to come.
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     let (words, descriptors) =
         socket.receive()?.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted))?;

@@ -476,7 +476,8 @@ impl Driver {
     ) -> Poll<()> {
         self.shared.driver.register(context.waker());
         let is_dirty = self.shared.dirty().as_ref().is_some_and(|dirty| !dirty.is_empty());
-        if is_dirty || self.shared.is_closed.load(Ordering::Acquire) {
+        let has_gossip = self.shared.has_gossip.swap(false, Ordering::Acquire);
+        if is_dirty || has_gossip || self.shared.is_closed.load(Ordering::Acquire) {
             return Poll::Ready(());
         }
         if !is_polled && self.poll_socket(context, handler) {

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use super::byte_pipe::Pipes;
@@ -43,6 +44,8 @@ impl Gossip {
     /// [`MAX_MESSAGE`](crate::wire::gossip::MAX_MESSAGE).
     pub fn send(&self, to: SocketAddr, message: &[u8]) -> bool {
         let is_sent = self.with(|gossip, now| gossip.send(now, to, message));
+        // A driver that is about to wait checks this after it has registered its waker.
+        self.shared.has_gossip.store(true, Ordering::Release);
         self.shared.driver.wake();
         is_sent == Some(true)
     }

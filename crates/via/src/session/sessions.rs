@@ -60,6 +60,7 @@ impl Sessions {
             tcp,
             next: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
+            has_gossip: AtomicBool::new(false),
             movers: AtomicUsize::new(0),
             mover_ended: Notify::new(),
         });

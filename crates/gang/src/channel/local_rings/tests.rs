@@ -63,6 +63,19 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Regression: a daemon that looked for unreceived messages from such a count read beyond the memory, or without an end.
+#[test]
+fn counts_that_no_receiver_writes_are_damage() {
+    let rings = rings(&[0, 0]);
+    let place = rings.layout.pair(Rank(2), Rank(2));
+    for (consumed, tail) in [(place.bytes - 1, place.bytes), (u64::MAX - 15, u64::MAX - 7)] {
+        set_word(&rings.memory, place.head + CONSUMED, consumed);
+        set_word(&rings.memory, place.head + TAIL, tail);
+        set_word(&rings.memory, place.byte(consumed & !7), header(8, Rank(2)));
+        assert!(rings.unreceived(Rank(2)).is_err(), "{consumed}");
+    }
+}
+
 proptest! {
     #[test]
     fn rings_are_queues_that_outlive_their_processes(ops in proptest::collection::vec(op(), 0..800)) {
