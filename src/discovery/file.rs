@@ -2,8 +2,6 @@
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Discovery, DiscoveryError, Place};
 
@@ -16,36 +14,20 @@ const MOST: u64 = 1 << 20;
 ///
 /// Replace the file by renaming another one over it: a search may otherwise read a half-written file.
 #[derive(Clone, Debug)]
-pub struct File {
-    path: PathBuf,
-    /// True while a thread reads the file.
-    is_read: Arc<AtomicBool>,
-}
+pub struct File(PathBuf);
 
 impl File {
     /// Creates a discovery that returns the places in this file.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), is_read: Arc::default() }
+        Self(path.into())
     }
 }
 
 impl Discovery for File {
     async fn places(&self) -> Result<Vec<Place>, DiscoveryError> {
-        // The file may be on a slow or a network file system: only one thread may wait for it.
-        if self.is_read.swap(true, Ordering::Acquire) {
-            let text = format!(
-                "{}: the last read has not ended; check its file system",
-                self.path.display()
-            );
-            return Err(text.into());
-        }
-        let Self { path, is_read } = self.clone();
-        let reading = tokio::task::spawn_blocking(move || {
-            let found = read(&path);
-            is_read.store(false, Ordering::Release);
-            found
-        });
-        reading.await?
+        let path = self.0.clone();
+        // The file may be on a slow or a network file system.
+        tokio::task::spawn_blocking(move || read(&path)).await?
     }
 }
 
