@@ -294,11 +294,10 @@ impl Members {
         }
     }
 
-    /// Records whether the peer of a link is slow: it did not answer in time.
-    pub(crate) fn handle_answer(&mut self, number: u64, is_slow: bool) {
-        if let Some(link) = self.links.get_mut(&number) {
-            link.is_slow = is_slow;
-        }
+    /// Records whether the peer of a link is slow: it did not answer in time. Returns whether that has changed.
+    pub(crate) fn handle_answer(&mut self, number: u64, is_slow: bool) -> bool {
+        let link = self.links.get_mut(&number);
+        link.is_some_and(|link| std::mem::replace(&mut link.is_slow, is_slow) != is_slow)
     }
 
     /// Handles a peer that accepts and opens no more streams.

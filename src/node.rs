@@ -244,16 +244,13 @@ impl Node {
         let mut opening = Box::pin(opening);
         let opened = tokio::time::timeout(ANSWER_WITHIN, &mut opening).await;
         let is_slow = opened.is_err();
-        if is_slow || chosen.choice.rank.0 {
-            self.0.shared.on_answer(chosen, is_slow);
-        }
-        if is_slow {
-            // Its late answer shows that it is no longer slow. The task ends with the session.
+        let may_change = is_slow || chosen.choice.rank.0;
+        if may_change && self.0.shared.on_answer(chosen, is_slow) && is_slow {
+            // Any late answer shows that it is no longer slow; one stream waits for it. The task ends with the session.
             let (shared, chosen) = (Arc::clone(&self.0.shared), chosen.clone());
             tokio::spawn(async move {
-                if opening.await.is_some() {
-                    shared.on_answer(&chosen, false);
-                }
+                drop(opening.await);
+                shared.on_answer(&chosen, false);
             });
         }
         opened.ok().flatten()

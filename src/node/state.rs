@@ -269,10 +269,10 @@ impl Shared {
         self.state().members.peers().map(|(id, ..)| id).collect()
     }
 
-    /// Records whether a peer is slow: it did not answer in time.
-    pub(super) fn on_answer(&self, candidate: &Candidate, is_slow: bool) {
+    /// Records whether a peer is slow: it did not answer in time. Returns whether that has changed.
+    pub(super) fn on_answer(&self, candidate: &Candidate, is_slow: bool) -> bool {
         let link = candidate.session.number();
-        self.state().members.handle_answer(link, is_slow);
+        self.state().members.handle_answer(link, is_slow)
     }
 
     /// Performs all timed work, until the node ends.
