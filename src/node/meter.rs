@@ -6,8 +6,6 @@
 mod losses;
 mod named;
 #[cfg(test)]
-mod spans;
-#[cfg(test)]
 mod tests;
 mod watched;
 

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::Node;
+use midplane::Node;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::service_fn;
 use tracing::field::{Field, Visit};
@@ -133,7 +133,7 @@ async fn a_subscriber_sees_nodes_connects_streams_messages_and_calls() {
     assert_eq!(seen.of("request", &[("service", "double")]).len(), 1);
     assert_eq!(seen.of("call", &[("service", "double"), ("peer", "client")]).len(), 1);
 
-    let table: BTreeMap<_, BTreeSet<_>> = include_str!("../../../docs/metrics.md")
+    let table: BTreeMap<_, BTreeSet<_>> = include_str!("../docs/metrics.md")
         .split("## Spans")
         .nth(1)
         .unwrap()
