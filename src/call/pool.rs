@@ -1,6 +1,7 @@
 //! The streams of a client: idle ones for the next calls, and the number of calls to each peer.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -26,6 +27,8 @@ pub(super) type Pipe = BufReader<Stream>;
 pub(super) struct Pool {
     /// The streams of each session, by the session's number.
     sessions: Mutex<BTreeMap<u64, SessionStreams>>,
+    /// True once this node leaves: no stream is kept any longer.
+    is_closed: AtomicBool,
 }
 
 /// The streams of one session.
@@ -34,6 +37,8 @@ struct SessionStreams {
     idle: Vec<(Pipe, Instant)>,
     /// Calls in progress.
     busy: usize,
+    /// True if the peer leaves: no stream is kept any longer.
+    is_ended: bool,
 }
 
 /// A call's share of a session. Dropping it ends the call.
@@ -56,11 +61,13 @@ impl Drop for Lease {
 }
 
 impl Lease {
-    /// Keeps a stream for the next call. All bytes of the answer were read, so the stream is empty.
+    /// Keeps a stream for the next call, unless this node or the peer leaves. All bytes of the answer were read, so the
+    /// stream is empty.
     pub(super) fn keep(&self, pipe: Pipe) {
         let mut sessions = self.pool.sessions();
         let streams = sessions.entry(self.session).or_default();
-        if streams.idle.len() < MAX_IDLE {
+        let is_kept = !(streams.is_ended || self.pool.is_closed.load(Ordering::Relaxed));
+        if is_kept && streams.idle.len() < MAX_IDLE {
             streams.idle.push((pipe, Instant::now()));
         } else {
             drop(sessions);
@@ -119,6 +126,7 @@ impl Pool {
         let mut sessions = self.sessions();
         for (session, streams) in sessions.iter_mut() {
             let is_kept = is_kept(*session);
+            streams.is_ended = !is_kept;
             let is_due = |(_, since): &mut (Pipe, Instant)| !is_kept || since.elapsed() >= IDLE;
             ended.extend(streams.idle.extract_if(.., is_due));
         }
@@ -138,6 +146,7 @@ pub(super) async fn keep(pool: Weak<Pool>, service: String, mut peers: Peers) {
             let Some(pool) = pool.upgrade() else { return };
             let offering = peers.offering(&service);
             let is_leaving = peers.is_leaving();
+            pool.is_closed.store(is_leaving, Ordering::Relaxed);
             pool.prune(|session| {
                 !is_leaving && offering.iter().any(|one| one.session.number() == session)
             });

@@ -42,7 +42,7 @@ pub(super) struct Shared {
     start: Instant,
     /// Returns whether an update's bytes are a key and a value of the map's types.
     is_typed: fn(&Update) -> bool,
-    /// Peers with a sending task, each with whether a batch is in flight.
+    /// Peers with a sending task, each with whether its stream is being opened or a batch is in flight.
     sending: Mutex<BTreeMap<u64, bool>>,
 }
 
@@ -93,8 +93,10 @@ impl Shared {
     async fn flushed(&self) {
         loop {
             let changed = self.changed.notified();
+            // In this order: a sender marks its batch as under way before it takes the entries.
+            let is_behind = self.read(Replica::is_behind);
             let is_under_way = locked(&self.sending).values().any(|is_under_way| *is_under_way);
-            if !is_under_way && !self.read(Replica::is_behind) {
+            if !is_under_way && !is_behind {
                 return;
             }
             changed.await;
@@ -162,7 +164,7 @@ async fn connect(peers: &Peers, service: &str, shared: &Arc<Shared>) {
         for candidate in peers.offering(service) {
             let is_new = !locked(&shared.sending).contains_key(&candidate.peer);
             if is_new {
-                locked(&shared.sending).insert(candidate.peer, false);
+                locked(&shared.sending).insert(candidate.peer, true);
                 tasks.spawn(send(candidate, peers.clone(), service.to_owned(), Arc::clone(shared)));
             }
         }
@@ -179,8 +181,10 @@ struct Sending {
 
 impl Drop for Sending {
     fn drop(&mut self) {
+        // In this order: the next task of this peer starts once the peer is removed, and joins it anew.
+        locked(&self.shared.replica).leave(Observer::Peer(self.peer));
         locked(&self.shared.sending).remove(&self.peer);
-        self.shared.with(|replica, _| replica.leave(Observer::Peer(self.peer)));
+        self.shared.changed.notify_waiters();
     }
 }
 
@@ -189,6 +193,7 @@ async fn send(candidate: Candidate, peers: Peers, service: String, shared: Arc<S
     let observer = Observer::Peer(candidate.peer);
     let Some(stream) = peers.open(&candidate, &service).await else { return };
     locked(&sending.shared.replica).join(observer, true);
+    sending.shared.set_under_way(candidate.peer, false);
     if let Err(error) = send_batches(stream, candidate.peer, &sending.shared).await {
         tracing::debug!(service, peer = candidate.peer, %error, "a member of a map is gone");
     }

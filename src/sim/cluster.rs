@@ -193,6 +193,9 @@ impl Cluster {
                 self.world.crash(node);
                 self.world.restart(node);
                 let (host, spec) = (self.world.host(node), &self.specs[node.index()]);
+                if spec.is_client {
+                    self.shared.ends().waiting.insert(node);
+                }
                 boot(&host, &self.hosts, spec, &self.nodes, &self.shared);
             }
             Action::Partition(a, b) => self.world.cut(a, b),

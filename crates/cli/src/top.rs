@@ -19,11 +19,14 @@ use midplane_kit::processes;
 use midplane_kit::report::{self, Failure};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::gang::listing::Job;
 use board::{Board, Reading};
 use screen::View;
+
+/// Time that the gang daemon gets to list its jobs.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -129,13 +132,17 @@ struct Reader {
 
 impl Reader {
     async fn read(&self) -> Reading {
-        Reading { nodes: self.node.top().await, jobs: self.jobs().await }
+        let (nodes, jobs) = tokio::join!(self.node.top(), self.jobs());
+        Reading { nodes, jobs }
     }
 
     /// Lists the jobs of the gang daemon; `None` without `--gang`.
     async fn jobs(&self) -> Option<Result<Vec<Job>, String>> {
         let socket = self.gang.as_ref()?;
-        Some(match ask(socket, &Request::List).await {
+        let Ok(reply) = timeout(PATIENCE, ask(socket, &Request::List)).await else {
+            return Some(Err(format!("the gang daemon does not answer within {PATIENCE:?}")));
+        };
+        Some(match reply {
             Ok(Reply::Listing(listing)) => Ok(listing.jobs.iter().map(Into::into).collect()),
             Ok(_) => {
                 Err("the gang daemon sent an unexpected reply: run the same version on both sides"
@@ -181,7 +188,11 @@ impl Drop for Terminal {
 async fn watch(reader: Reader, period: Duration) -> Result<(), Failure> {
     let mut ended = std::pin::pin!(processes::until_asked(None));
     let (mut readings, mut events) = (readings(reader, period), events());
-    let mut terminal = Terminal(ratatui::try_init().map_err(Failure::of_run)?);
+    let mut terminal = Terminal(ratatui::try_init().map_err(|error| {
+        // It may have failed in raw mode.
+        ratatui::restore();
+        Failure::of_run(error)
+    })?);
     let (mut board, mut view) = (Board::default(), View::default());
     loop {
         let drawn = terminal.0.draw(|frame| screen::draw(frame, &board, &view, period));

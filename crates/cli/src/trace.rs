@@ -67,7 +67,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Serialize)]
 struct Document<'a> {
     scenario: &'a Path,
-    seed: Option<u64>,
+    seed: u64,
     out: &'a Path,
     virtual_us: u64,
     events: u64,
@@ -90,7 +90,8 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let recorder = Recorder::create(Some(&pcapng), Some(&perfetto), &scenario.topology);
     let recorder = recorder.map_err(|error| Failure::of_run(format!("--out {error}")))?;
     let picture = Arc::new(Mutex::new(Picture::new(&scenario.topology)));
-    let mut world = world(&scenario, arguments.seed.unwrap_or(scenario.seed));
+    let seed = arguments.seed.unwrap_or(scenario.seed);
+    let mut world = world(&scenario, seed);
     let (sink, drawn) = (recorder.clone(), Arc::clone(&picture));
     world.observe(move |record| {
         drawn.lock().expect("nothing panics while it holds this lock").record(record);
@@ -100,7 +101,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
     recorder.finish().map_err(failed)?;
     let picture = picture.lock().expect("nothing panics while it holds this lock").svg();
     std::fs::write(svg, picture).map_err(failed)?;
-    print_document(arguments.json, &document(&world, arguments), text_of);
+    print_document(arguments.json, &document(&world, arguments, seed), text_of);
     Ok(0)
 }
 
@@ -110,11 +111,11 @@ fn file(out: &Path, extension: &str) -> PathBuf {
     name.into()
 }
 
-fn document<'a>(world: &World<Unit>, arguments: &'a Arguments) -> Document<'a> {
+fn document<'a>(world: &World<Unit>, arguments: &'a Arguments, seed: u64) -> Document<'a> {
     let traffic = world.traffic();
     Document {
         scenario: &arguments.scenario,
-        seed: arguments.seed,
+        seed,
         out: &arguments.out,
         virtual_us: world.now().as_nanos() / 1_000,
         events: world.events(),

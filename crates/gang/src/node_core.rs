@@ -206,7 +206,9 @@ impl NodeCore {
         self.beat(now);
         self.lose_silent(now);
         if self.stop_until().is_some_and(|until| until <= now) {
-            self.agent.give_up_stop();
+            for ((job, rank), why) in self.agent.give_up_stop() {
+                self.up(now, Up::Rank { job, rank, event: RankEvent::Failed { why } });
+            }
         }
         self.settle(now);
     }
@@ -330,7 +332,7 @@ impl NodeCore {
             match out {
                 Out::Everywhere(down) => self.everywhere(now, down),
                 Out::Effect(effect) => self.effects.push_back(effect),
-                Out::Chunk(host, member, chunk) => self.forward_chunk(host, member, chunk),
+                Out::Chunk(host, member, chunk) => self.forward_chunk(now, host, member, chunk),
             }
         }
         if let Some(manager) = &mut self.manager {
@@ -360,7 +362,7 @@ impl NodeCore {
                 manager.arrived(job);
             }
             Up::Arrived { .. } => {}
-            Up::Report { .. } | Up::Present => {}
+            Up::Report { .. } | Up::Present | Up::HasChunk => {}
         }
     }
 
@@ -387,9 +389,10 @@ impl NodeCore {
     }
 
     /// Forwards a chunk to the host where its rank will be launched.
-    fn forward_chunk(&mut self, host: u16, (job, rank): Member, chunk: StateChunk) {
+    fn forward_chunk(&mut self, now: Instant, host: u16, (job, rank): Member, chunk: StateChunk) {
         if host == self.config.host {
             self.agent.add_chunk(job, rank, &chunk);
+            self.up(now, Up::HasChunk);
         } else if let Some(child) = self.child_above(host) {
             self.send_child(child, Down::Chunk { host, job, rank, chunk });
         }

@@ -1,8 +1,9 @@
 //! Processes that a program starts on this host.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::report::Failure;
@@ -135,7 +136,9 @@ pub struct Peer {
     process: Child,
     /// Pipe to the child's standard input: the child exits when it closes.
     stdin: Option<ChildStdin>,
-    /// Text read from the child's standard error.
+    /// Reads the child's standard error to its end, and returns the last line.
+    errors: Option<JoinHandle<String>>,
+    /// The last line of the child's standard error, once it has exited.
     complaint: String,
 }
 
@@ -174,7 +177,8 @@ impl Peer {
         let list: String = peers.iter().map(|peer| format!("{peer}\n")).collect();
         // A child that has exited reports the reason itself.
         let _ = stdin.write_all(format!("{list}\n").as_bytes());
-        Ok(Self { process, stdin: Some(stdin), complaint: String::new() })
+        let errors = process.stderr.take().map(|pipe| thread::spawn(move || last_line(pipe)));
+        Ok(Self { process, stdin: Some(stdin), errors, complaint: String::new() })
     }
 
     /// Closes the child's standard input, so that it exits.
@@ -192,11 +196,11 @@ impl Peer {
     /// Returns the child's error, if it has exited.
     pub fn complaint(&mut self) -> Option<String> {
         let ended = self.process.try_wait().ok().flatten()?;
-        if let Some(mut pipe) = self.process.stderr.take() {
-            let _ = pipe.read_to_string(&mut self.complaint);
+        if let Some(errors) = self.errors.take() {
+            self.complaint = errors.join().unwrap_or_default();
         }
-        let line = self.complaint.lines().last();
-        let line = line.map(|line| line.trim_start_matches("error: ").to_owned());
+        let line = (!self.complaint.is_empty())
+            .then(|| self.complaint.trim_start_matches("error: ").to_owned());
         line.or_else(|| (!ended.success()).then(|| "it was ended".to_owned()))
     }
 
@@ -243,6 +247,12 @@ impl Peer {
         }
         Err(self.complaint().unwrap_or_else(|| "a process of this run was ended".into()))
     }
+}
+
+/// Reads lines until the end; returns the last.
+fn last_line(from: impl Read) -> String {
+    let lines = BufReader::new(from).split(b'\n').map_while(Result::ok);
+    lines.last().map(|line| String::from_utf8_lossy(&line).into_owned()).unwrap_or_default()
 }
 
 impl Drop for Peer {

@@ -52,6 +52,8 @@ pub fn finish(ended: Result<u8, Failure>) -> ExitCode {
 
 /// Prints one line with the error, and returns the exit code.
 pub fn fail(what: &str, code: u8) -> ExitCode {
+    // The text may have names that a peer chose: a terminal does not carry out what is in them.
+    let what: String = what.chars().filter(|it| !it.is_control() || *it == '\n').collect();
     // A closed stream cannot report an error.
     let _ = writeln!(std::io::stderr(), "error: {what}");
     ExitCode::from(code)

@@ -120,7 +120,8 @@ pub struct Installer {
     ended: BTreeMap<ChangeId, bool>,
     /// Their numbers, the oldest first.
     ended_order: VecDeque<ChangeId>,
-    serial: u32,
+    /// Changes that this node has begun.
+    changes: u16,
     /// Modules that are being fetched.
     fetching: BTreeMap<ExtensionId, Fetch>,
     /// Modules that members fetch from here, with the bytes of each that were queued.
@@ -148,7 +149,7 @@ impl Installer {
             change: None,
             ended: BTreeMap::new(),
             ended_order: VecDeque::new(),
-            serial: 0,
+            changes: 0,
             fetching: BTreeMap::new(),
             sending: BTreeMap::new(),
             counters: InstallCounters::default(),
@@ -221,9 +222,9 @@ impl Installer {
         if let Some(module) = module {
             self.modules.insert(content, module);
         }
-        self.serial += 1;
+        self.changes = self.changes.wrapping_add(1);
         let offer = Offer {
-            id: ChangeId { coordinator: nic.node(), serial: self.serial },
+            id: ChangeId::new(nic.node(), nic.incarnation(), self.changes),
             number,
             epoch: runs.map_or(Epoch(1), |version| version.epoch.next()),
             hash: content,
@@ -336,6 +337,8 @@ impl Installer {
         }
         let mut change = Change::new(offer, self.rank, &self.members);
         change.parent = Some(from);
+        let coordinator = nic.peer_incarnation(id.coordinator);
+        change.lost_coordinator = coordinator.is_some_and(|now| !id.is_of(now));
         self.change = Some(change);
         self.spread(nic);
         if offer.length == 0 || self.modules.contains_key(&offer.hash) {
@@ -429,8 +432,12 @@ impl Extension for Installer {
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         match event {
-            PeerEvent::Up(node, _) => {
+            PeerEvent::Up(node, incarnation) => {
                 self.gone.remove(&node);
+                let id = self.change.as_ref().map(|change| change.offer.id);
+                if id.is_some_and(|id| id.coordinator == node && !id.is_of(incarnation)) {
+                    self.on_lost(nic, node);
+                }
                 if self.rank_of(node).is_some() {
                     // Either side may have missed a version.
                     self.on_what(nic, node);
@@ -443,6 +450,7 @@ impl Extension for Installer {
                 self.on_lost(nic, node);
             }
             PeerEvent::Restarted(node, _) => {
+                self.gone.remove(&node);
                 self.on_fetch_lost(nic, node);
                 self.on_lost(nic, node);
                 if self.rank_of(node).is_some() {
@@ -454,9 +462,10 @@ impl Extension for Installer {
 
     fn on_unit(&mut self, nic: &mut Context<'_>, event: &UnitEvent) {
         match event {
-            UnitEvent::Trapped(number) | UnitEvent::NotReplaced(number, ..) => {
+            UnitEvent::Trapped(number) => {
                 self.on_failure(nic, *number);
             }
+            UnitEvent::NotReplaced(number, epoch, _) => self.on_not_replaced(nic, *number, *epoch),
             UnitEvent::Replaced(..) | UnitEvent::Withdrawn(_) => {}
         }
     }

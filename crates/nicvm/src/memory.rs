@@ -224,7 +224,7 @@ impl Memory {
         let access = match command.opcode {
             READ if length <= capability.length && length > 0 => {
                 if length as usize > INLINE {
-                    pending.incoming = Some(Incoming::new(command.region, None));
+                    pending.incoming = Some(Incoming::new(command.region, None, pending.since));
                 }
                 Access::Read
             }
@@ -263,10 +263,15 @@ impl Memory {
             outgoing.send_all(nic, owner, number);
             let _ = nic.send_control(owner, &Message::Sent { number }.emit());
         }
-        if self.pending.is_empty() {
+        self.start_sweeping(nic);
+        self.pending.insert(number, pending);
+    }
+
+    /// Starts the checks for accesses that take too long. The caller then adds one.
+    fn start_sweeping(&self, nic: &mut Context<'_>) {
+        if self.pending.is_empty() && self.arriving.is_empty() {
             nic.set_timeout(SWEEP, Service::Coarse, SWEEP_EVERY);
         }
-        self.pending.insert(number, pending);
     }
 
     /// Carries out a large access to this node's own memory, by a copy.
@@ -431,17 +436,16 @@ impl Extension for Memory {
             return;
         }
         let now = nic.now();
-        let late = |pending: &PendingAccess| {
-            let bytes = u64::from(pending.command.region.length);
-            now >= pending.since + ANSWER_TIMEOUT + Duration::from_micros(bytes)
-        };
+        self.arriving.retain(|_, incoming| !incoming.is_late(now));
+        let late =
+            |pending: &PendingAccess| now >= pending.since + patience(pending.command.region);
         let late =
             self.pending.iter().filter(|(_, pending)| late(pending)).map(|(number, _)| *number);
         let late: Vec<u32> = late.collect();
         for number in late {
             self.end(nic, number, Status::PeerLost, 0);
         }
-        if !self.pending.is_empty() {
+        if !(self.pending.is_empty() && self.arriving.is_empty()) {
             nic.set_timeout(SWEEP, Service::Coarse, SWEEP_EVERY);
         }
     }
@@ -473,6 +477,11 @@ impl Extension for Memory {
             nic.refuse(&command, Status::Cancelled);
         }
     }
+}
+
+/// Returns the time in which an access to as many bytes as the region has is to end.
+fn patience(region: RegionRef) -> Duration {
+    ANSWER_TIMEOUT + Duration::from_micros(region.length.into())
 }
 
 fn done(command: &Command, length: u32) -> Completion {

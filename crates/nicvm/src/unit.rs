@@ -390,6 +390,10 @@ impl Unit {
 
     /// Notifies every extension of a peer's event.
     fn notify(&mut self, hw: &mut dyn Hardware, event: PeerEvent) {
+        if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event {
+            // Its messages for a version that does not run yet would arrive after this event.
+            self.parked.retain(|parked| parked.from != node);
+        }
         for number in self.numbers() {
             let _ = self
                 .run(hw, number, Handler::Other, |extension, nic| extension.on_peer(nic, event));

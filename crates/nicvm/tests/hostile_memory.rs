@@ -137,3 +137,24 @@ fn words_that_a_peer_changes_faster_than_they_reach_memory_are_bounded() {
     }
     assert_eq!((counters(&harness).served, counters(&harness).denied), (2 * u64::from(most), 100));
 }
+
+/// A requester ends a write that takes too long, and no longer sends its frames. The owner forgets it then as well.
+#[test]
+fn a_large_write_that_its_requester_has_ended_is_forgotten() {
+    let (mut harness, capability) = harness();
+    let mut peer = Peer::new(PEER);
+    announce(&mut harness, &mut peer, &capability, 7);
+    let sent = [&[SENT][..], &7_u32.to_le_bytes()].concat();
+    peer.send(&mut harness, TO, &sent);
+    for _ in 0..40 {
+        harness.pass(50_000_000);
+        assert_eq!(arriving(&harness), 1);
+        // The peer lives.
+        peer.send(&mut harness, TO, &sent);
+    }
+    for _ in 0..20 {
+        harness.pass(50_000_000);
+        peer.send(&mut harness, TO, &sent);
+    }
+    assert_eq!(arriving(&harness), 0);
+}

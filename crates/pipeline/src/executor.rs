@@ -129,7 +129,10 @@ impl<R: AsyncRead + Unpin> Stream for Cut<R> {
                     this.wanted = Some(filled);
                     return Poll::Pending;
                 }
-                Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Poll::Ready(Err(error)) => {
+                    this.wanted = Some(filled);
+                    return Poll::Ready(Some(Err(error)));
+                }
                 Poll::Ready(Ok(())) if rest.filled().is_empty() => {
                     return Poll::Ready(Some(Err(too_short(filled, this.buffer.len()))));
                 }

@@ -198,6 +198,9 @@ impl Planner {
     /// equal. Zero bytes have none. If the chain's costs are too uncertain for ramps
     /// ([`Stage::with_error`](crate::Stage::with_error)), the planner requests none.
     ///
+    /// Where an mtu needs more fragments than `max_fragments` or [`MAX_FRAGMENTS`] allows, the mtu
+    /// wins.
+    ///
     /// Takes nanoseconds and does not allocate. A message above [`MAX_BYTES`] uses that class.
     pub fn plan(&mut self, bytes: u64) -> Pieces<'_> {
         let class = class_of(bytes);
@@ -214,7 +217,7 @@ impl Planner {
     }
 
     fn equal(&self, bytes: f64) -> usize {
-        let fewest = ((bytes / self.mtu).ceil() as usize).clamp(1, MAX_FRAGMENTS);
+        let fewest = ((bytes / self.mtu).ceil() as usize).max(1);
         let most = ((bytes / self.min) as usize).min(self.most).max(fewest);
         self.signature.count(bytes, fewest, most)
     }

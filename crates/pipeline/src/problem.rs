@@ -103,8 +103,13 @@ impl Plan {
     pub fn whole_bytes(&self) -> Vec<u64> {
         let mut cuts = Vec::with_capacity(self.fragments.len());
         let (mut at, mut before) = (0.0, 0_u64);
+        // The sum of many sizes needs Kahan's compensation to be exact to a byte.
+        let mut lost = 0.0;
         for size in &self.fragments {
-            at += size;
+            let more = size - lost;
+            let next = at + more;
+            lost = (next - at) - more;
+            at = next;
             let border = at.round() as u64;
             if border > before {
                 cuts.push(border - before);

@@ -112,6 +112,35 @@ fn communicators_made_at_the_same_time_share_no_messages() {
     });
 }
 
+/// Two communicators of the same processes may be copied in another order by each process.
+#[test]
+fn communicators_made_of_different_ones_at_the_same_time_share_no_messages() {
+    on_each_rank(|world| {
+        let (one, other) = block_on(async {
+            (world.duplicate().await.unwrap(), world.duplicate().await.unwrap())
+        });
+        let copies = async {
+            if world.rank().0 == 0 {
+                let (first, second) = (one.duplicate(), other.duplicate());
+                futures_util::future::join(first, second).await
+            } else {
+                let (second, first) = (other.duplicate(), one.duplicate());
+                futures_util::future::join(first, second).await
+            }
+        };
+        let (first, second) = block_on(copies);
+        let (first, second) = (first.unwrap(), second.unwrap());
+        let next = Rank((world.rank().0 + 1) % RANKS);
+        block_on(async {
+            first.send(next, Tag(0), &b"first"[..]).await.unwrap();
+            second.send(next, Tag(0), &b"second"[..]).await.unwrap();
+            assert_eq!(second.receive(None, None).await.unwrap().bytes, b"second");
+            assert_eq!(first.receive(None, None).await.unwrap().bytes, b"first");
+            world.barrier().await.unwrap();
+        });
+    });
+}
+
 #[test]
 fn an_operation_dropped_before_its_first_poll_abandons_its_communicator() {
     let polled = Arc::new(AtomicUsize::new(0));

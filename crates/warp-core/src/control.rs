@@ -342,9 +342,10 @@ impl Controller {
         self.valid_until = (!is_over).then(|| now.plus_nanos(step));
     }
 
-    /// Discards the estimate of the path: the rate is the floor until the next feedback.
+    /// Discards the estimate of the path: the rate is the floor until the next feedback, whatever its number.
     pub const fn forget(&mut self) {
         self.is_valid = false;
+        self.newest = None;
         self.rate = self.config.floor;
         self.valid_until = None;
     }

@@ -261,7 +261,7 @@ impl Extension for Warp {
 
     fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
         self.receiver.on_port_closed(nic, port);
-        self.paths.iter_mut().for_each(|path| path.on_port_closed(port));
+        self.paths.iter_mut().for_each(|path| path.on_port_closed(nic.now(), port));
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {

@@ -27,6 +27,8 @@ use super::{builtin, server};
 
 /// Longest wait for the names of peers to resolve.
 const RESOLVE: Duration = Duration::from_secs(5);
+/// Interval at which exits of nodes are checked.
+const CHECK_EVERY: Duration = Duration::from_millis(200);
 /// Port of the first of several nodes on this host, if it and the next ones are free.
 const FIRST_PORT: u16 = 24_700;
 
@@ -196,7 +198,7 @@ pub(crate) fn node(arguments: &Node) -> Result<u8, Failure> {
         let config = UdpConfig::new(NodeId(place.rank), peers);
         let nic = UdpNic::start(config, unit).map_err(Failure::of_run)?;
         let ended = tokio::select! {
-            served = server::serve(listener, nic.host()) => served.map_err(Failure::of_run),
+            never = server::serve(listener, nic.host()) => match never {},
             () = until_asked(None) => Ok(()),
         };
         nic.shutdown().await;
@@ -226,10 +228,24 @@ fn several(nodes: u16) -> Result<u8, Failure> {
     for (rank, address) in addresses.iter().enumerate() {
         report::print(&format!("node {rank} at {address}\n"));
     }
-    processes::run(async {
-        until_asked(None).await;
-        Ok(())
-    })?;
+    let ended = processes::run(async {
+        tokio::select! {
+            () = until_asked(None) => Ok(()),
+            why = first_end(&mut nodes) => Err(Failure::of_run(why)),
+        }
+    });
     nodes.iter_mut().for_each(Peer::close);
-    Ok(0)
+    ended.map(|()| 0)
+}
+
+/// Waits until a node has ended; returns which, and why.
+async fn first_end(nodes: &mut [Peer]) -> String {
+    loop {
+        for (rank, node) in nodes.iter_mut().enumerate() {
+            if let Some(why) = node.complaint() {
+                return format!("node {rank}: {why}");
+            }
+        }
+        tokio::time::sleep(CHECK_EVERY).await;
+    }
 }

@@ -1,6 +1,8 @@
 //! Accepts a node's orders over TCP, at its NIC's UDP address.
 
+use std::convert::Infallible;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use midplane::nicvm::install::{self, Listed, MAX_MODULE, QUARANTINE, ROLL_BACK, Refusal};
@@ -10,7 +12,8 @@ use midplane::simhw::nic::LiveHost;
 use midplane::simhw::port::{Command, Completion, Port, Status};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::timeout;
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
 
 use crate::nic::builtin;
 use crate::nic::orders::{Answer, Installed, MAX_LINE, Order};
@@ -18,17 +21,26 @@ use crate::nic::orders::{Answer, Installed, MAX_LINE, Order};
 /// Timeout of the read of an order, and of its execution.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Carries out the order of each connection, until accepting fails.
-///
-/// # Errors
-/// The listener's.
-pub(crate) async fn serve(listener: TcpListener, host: LiveHost) -> io::Result<()> {
+/// Most connections at a time; further ones wait.
+const CONNECTIONS: usize = 64;
+/// Pause after a failed `accept`.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Carries out the order of each connection, for ever.
+pub(crate) async fn serve(listener: TcpListener, host: LiveHost) -> Infallible {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
-        let (stream, _) = listener.accept().await?;
+        let place = Arc::clone(&places).acquire_owned().await;
+        let Ok((stream, _)) = listener.accept().await else {
+            // The system lacks descriptors for a while, or the client has disconnected.
+            sleep(RETRY_INTERVAL).await;
+            continue;
+        };
         let host = host.clone();
         tokio::spawn(async move {
             // A client that disconnects, or sends no order, disturbs no other.
             let _ = timeout(3 * TIMEOUT, handle_connection(stream, host)).await;
+            drop(place);
         });
     }
 }

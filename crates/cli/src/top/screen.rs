@@ -218,6 +218,8 @@ fn summary(row: &board::Row, report: &Report) -> String {
     if let Some(error) = &row.error {
         text += &format!("; {error}");
     }
+    // The peer chose the names: a terminal does not carry out what is in them.
+    text.retain(|character| !character.is_control());
     text
 }
 

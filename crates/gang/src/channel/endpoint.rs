@@ -175,11 +175,7 @@ impl Endpoint {
     ) {
         if frame.epoch != self.epoch || self.phase == Phase::Empty {
             shared.counters.stale += 1;
-            let early = frame.epoch.is_newer_than(self.epoch) || self.phase == Phase::Empty;
-            if early {
-                self.refuse_early(shared, frame);
-            }
-            return;
+            return self.refuse_other(shared, frame);
         }
         match frame.body {
             Body::Message { round, sequence, taken } => {

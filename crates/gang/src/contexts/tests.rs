@@ -101,3 +101,36 @@ fn the_end_of_a_past_neither_repeats_nor_drops_a_message() {
     };
     world.block_on(NodeId(0), task).expect("it ends");
 }
+
+/// After the loss of a root, a host may resume a job in the next epoch while another has not suspended it yet.
+#[test]
+fn a_job_is_suspended_although_another_host_has_resumed_it_already() {
+    let mut world = world();
+    let hosts = [0, 1].map(|node| world.host(NodeId(node)));
+    let task = async move {
+        let mut contexts = start(&hosts, Vec::new()).await;
+        let pause = |time| hosts[0].sleep_until(hosts[0].now() + time);
+        let freeze = Step::Channels(Action::Freeze(vec![JOB]));
+        let run = |epoch| Step::Channels(Action::run(vec![(JOB, Epoch(epoch))]));
+        contexts[1].carry_out(&freeze).await.unwrap();
+        contexts[1].carry_out(&run(2)).await.unwrap();
+        let mut sender = attach(&contexts[0], 0).await;
+        sender.try_send(Rank(2), &[1]).unwrap();
+        pause(Duration::from_millis(1)).await;
+        tokio::select! {
+            done = contexts[0].carry_out(&freeze) => drop(done.unwrap()),
+            () = pause(Duration::from_secs(1)) => panic!("host 0 does not become quiescent"),
+        }
+        contexts[1].carry_out(&freeze).await.unwrap();
+        for contexts in &mut contexts {
+            contexts.carry_out(&run(3)).await.unwrap();
+        }
+        sender.try_send(Rank(2), &[2]).unwrap();
+        pause(Duration::from_millis(10)).await;
+        let mut receiver = attach(&contexts[1], 2).await;
+        let received = std::iter::from_fn(|| receiver.try_receive());
+        let received: Vec<_> = received.map(|(from, bytes)| (from.0, bytes[0])).collect();
+        assert_eq!(received, [(0, 1), (0, 2)]);
+    };
+    world.block_on(NodeId(0), task).expect("it ends");
+}

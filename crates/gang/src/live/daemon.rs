@@ -55,6 +55,10 @@ pub use socket::{SYSTEM_SOCKET, default_socket, find_socket};
 
 /// Interval between two deadlock checks of a job. Each check suspends the job for about a millisecond.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
+/// A daemon that wakes up this much later than it had to was paused.
+const PAUSED: Duration = Duration::from_millis(200);
+/// Time in which a daemon that was paused receives what has arrived meanwhile, before its timeouts count.
+const CATCH_UP: Duration = Duration::from_millis(20);
 /// Most time that ranks get to exit after they are killed, when the daemon ends.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
@@ -288,9 +292,17 @@ async fn run(
     mut signals: Signals,
     mut happens: mpsc::UnboundedReceiver<Event>,
 ) {
+    let mut due = None;
     loop {
-        let wait = event_loop.turn();
-        let wait = wait.map(|at| at.since(now()));
+        if due.is_some_and(|due| now() > due + PAUSED) {
+            // This process was paused. Others are not silent; their messages are still in the sockets.
+            sleep(CATCH_UP).await;
+        }
+        while let Ok(event) = happens.try_recv() {
+            event_loop.handle(event);
+        }
+        due = event_loop.turn();
+        let wait = due.map(|at| at.since(now()));
         tokio::select! {
             biased;
             _ = signals.terminate.recv() => break,

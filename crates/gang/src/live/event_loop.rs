@@ -180,6 +180,11 @@ impl EventLoop {
     fn request(&mut self, caller: Caller, mut request: Request, reply: mpsc::Sender<Frame>) {
         if let Request::Run { program, .. } = &mut request {
             let name = format!("{}=gang-{}-{}", pmi::NAME, std::process::id(), now().as_nanos());
+            // A job may start jobs.
+            let is_name = |it: &Vec<u8>| {
+                it.strip_prefix(pmi::NAME.as_bytes()).is_some_and(|rest| rest.starts_with(b"="))
+            };
+            program.environment.retain(|it| !is_name(it));
             program.environment.push(name.into_bytes());
         }
         self.clients.insert(caller.client, reply);
@@ -194,14 +199,11 @@ impl EventLoop {
 
     /// Carries out all that can be done now. Returns when to call this again if no event comes before.
     pub(super) fn turn(&mut self) -> Option<Instant> {
+        // What has happened comes before timeouts.
+        self.hear_processes();
         self.core.handle_timeout(now());
         loop {
-            for (job, rank, event) in self.processes.ended() {
-                self.core.handle(now(), Input::Rank(job, rank, event));
-            }
-            if let Some((step, outcome)) = self.processes.poll_done() {
-                self.core.handle(now(), Input::StepDone(step, Ok(outcome.into())));
-            }
+            self.hear_processes();
             if let (Some(durable), Some(record)) =
                 (self.core.poll_record(), &mut self.changes.record)
             {
@@ -214,12 +216,23 @@ impl EventLoop {
             self.carry_out(effect);
         }
         let root = self.core.root();
+        self.streams.retain(|job, _| root.is_some_and(|root| root.has(*job)));
         self.collections.retain(
             |job| root.is_some_and(|root| root.collects(job)),
             |job| root.is_some_and(|root| root.has(job)),
         );
         let check = self.processes.is_polling().then(|| now() + CHECK_AGAIN);
         self.core.poll_timeout().into_iter().chain(check).min()
+    }
+
+    /// Passes ends of processes, and the end of the step under way, to the core.
+    fn hear_processes(&mut self) {
+        for (job, rank, event) in self.processes.ended() {
+            self.core.handle(now(), Input::Rank(job, rank, event));
+        }
+        if let Some((step, outcome)) = self.processes.poll_done() {
+            self.core.handle(now(), Input::StepDone(step, Ok(outcome.into())));
+        }
     }
 
     fn send(&self, transmit: Transmit) {

@@ -29,6 +29,10 @@ pub struct Process {
     pid: Pid,
     handle: OwnedFd,
     state: State,
+    /// True from [`Process::stop`] to [`Process::resume`].
+    is_suspended: bool,
+    /// True from [`Process::halt`] to [`Process::let_go`].
+    is_halted: bool,
     /// The process's own nice value while its priority is raised.
     own_nice: Option<i32>,
 }
@@ -44,8 +48,13 @@ impl Process {
     pub fn start(command: &mut Command) -> std::io::Result<(Self, Child)> {
         let child = command.spawn()?;
         let pid = Pid::from_child(&child);
+        Ok((Self::of(pid)?, child))
+    }
+
+    fn of(pid: Pid) -> std::io::Result<Self> {
         let handle = pidfd_open(pid, PidfdFlags::empty())?;
-        Ok((Self { pid, handle, state: State::Runs, own_nice: None }, child))
+        let (state, is_suspended, is_halted) = (State::Runs, false, false);
+        Ok(Self { pid, handle, state, is_suspended, is_halted, own_nice: None })
     }
 
     /// Takes charge of a child of this process that another program (CRIU) has started.
@@ -55,8 +64,7 @@ impl Process {
     pub(crate) fn adopt(pid: Pid) -> std::io::Result<Self> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let _ = waitid(WaitId::Pid(pid), options)?;
-        let handle = pidfd_open(pid, PidfdFlags::empty())?;
-        Ok(Self { pid, handle, state: State::Runs, own_nice: None })
+        Self::of(pid)
     }
 
     /// Reaps the child with this process ID, if it has exited.
@@ -105,16 +113,43 @@ impl Process {
 
     /// Orders the process to stop. [`Process::is_still`] returns whether it has.
     pub fn stop(&mut self) {
-        if self.state == State::Runs {
+        self.is_suspended = true;
+        self.order_to_stop();
+    }
+
+    fn order_to_stop(&mut self) {
+        if !matches!(self.state, State::Ended(_)) {
+            // A process that has stopped may have been continued since by any other process.
             self.state = State::Stopping;
             self.signal(Signal::STOP);
         }
     }
 
-    /// Lets the process resume.
+    /// Lets the process resume, unless it is halted.
     pub fn resume(&mut self) {
+        self.is_suspended = false;
         if matches!(self.state, State::Stopping | State::Stopped) {
             self.state = State::Runs;
+            if !self.is_halted {
+                self.signal(Signal::CONT);
+            }
+        }
+    }
+
+    /// Stops the process until [`Process::let_go`], whether it is suspended or not.
+    pub(crate) fn halt(&mut self) {
+        self.is_halted = true;
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets the process continue, at once or when it is next resumed.
+    pub(crate) fn let_go(&mut self) {
+        self.is_halted = false;
+        if !self.is_suspended {
+            self.state = match self.state {
+                State::Ended(end) => State::Ended(end),
+                _ => State::Runs,
+            };
             self.signal(Signal::CONT);
         }
     }

@@ -6,14 +6,17 @@ mod launching;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use midplane_simhw::nicd::Admitted;
+use midplane_simhw::time::Instant;
 use rustix::process::Signal;
 use rustix::termios::{Winsize, tcsetwinsize};
 use rustix::thread::{Timespec, nanosleep};
 use tokio::sync::mpsc;
 
 use super::channels::ProcessGroups;
+use super::clock;
 use super::criu::SharedFiles;
 use super::event::{Event, Pass};
 use super::exec_shim::{Leftover, Reaper};
@@ -39,6 +42,11 @@ const HURRY: usize = 3;
 /// long.
 const FIRST_CHECK: i64 = 20_000;
 const LAST_CHECK: i64 = 100_000;
+
+/// Time after which a control group counts as frozen although the kernel does not report it. A thread in an
+/// uninterruptible wait, such as for a file server that does not answer, is reported only after the wait; it freezes
+/// before its next instruction.
+const FREEZE_PATIENCE: Duration = Duration::from_millis(500);
 
 const KILLED: End = End::Killed(Signal::KILL.as_raw());
 
@@ -82,13 +90,16 @@ struct Waits {
     cgroups: Vec<JobId>,
     adopted: Vec<JobId>,
     is_kill: bool,
+    /// When groups that are not reported as frozen count as frozen.
+    frozen_at: Instant,
     outcome: Outcome,
 }
 
 impl Waits {
     fn new(step: u64, members: Vec<Member>, is_kill: bool) -> Self {
         let (groups, cgroups, adopted) = (Vec::new(), Vec::new(), Vec::new());
-        Self { step, members, groups, cgroups, adopted, is_kill, outcome: Outcome::default() }
+        let (frozen_at, outcome) = (clock::now() + FREEZE_PATIENCE, Outcome::default());
+        Self { step, members, groups, cgroups, adopted, is_kill, frozen_at, outcome }
     }
 }
 
@@ -322,7 +333,9 @@ impl Processes {
             [(&mut waits.cgroups, &self.cgroups), (&mut waits.adopted, &self.adopted)]
         {
             while let Some(job) = jobs.last() {
-                if cgroups.get(job).is_some_and(|cgroup| !cgroup.is_frozen()) {
+                if cgroups.get(job).is_some_and(|cgroup| !cgroup.is_frozen())
+                    && clock::now() < waits.frozen_at
+                {
                     return false;
                 }
                 jobs.pop();
@@ -397,7 +410,7 @@ impl Processes {
                 let cgroup = self.cgroups.get(job).filter(|_| end == KILLED);
                 if let Some(cgroup) = cgroup.filter(|cgroup| cgroup.has_run_out()) {
                     let why = want_of_memory(cgroup.memory_limit());
-                    ended.push((*job, *rank, RankEvent::OutOfMemory { why }));
+                    ended.push((*job, *rank, RankEvent::Failed { why }));
                 }
                 ended.push((*job, *rank, RankEvent::Ended(end)));
             }
@@ -408,16 +421,14 @@ impl Processes {
         ended
     }
 
-    /// Sends a signal to all ranks of a job on this host.
-    pub(super) fn signal(&self, job: JobId, signal: i32) {
+    /// Sends a signal to all ranks of a job on this host. After SIGSTOP, the job's slices pass unused until SIGCONT.
+    pub(super) fn signal(&mut self, job: JobId, signal: i32) {
         let Some(signal) = Signal::from_named_raw(signal) else { return };
-        let has_cell = self.cgroups.contains_key(&job);
-        for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
-            // Without a control group, SIGCONT would resume a suspended rank. It is dropped, since the job's next
-            // slice resumes the rank.
-            let waits = signal == Signal::CONT && !has_cell && held.process.is_stopped();
-            if !waits {
-                held.process.signal(signal);
+        for (_, held) in self.members.range_mut((job, 0)..=(job, u16::MAX)) {
+            match signal {
+                Signal::STOP => held.process.halt(),
+                Signal::CONT => held.process.let_go(),
+                signal => held.process.signal(signal),
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The file in which a daemon keeps its votes and the jobs across restarts.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -61,7 +61,10 @@ impl Record {
         let bytes = wire::encode_long(&(&self.owner, durable)).map_err(io::Error::other)?;
         let next = self.path.with_extension("record.new");
         write_anew(&next, &bytes)?;
-        std::fs::rename(&next, &self.path)
+        std::fs::rename(&next, &self.path)?;
+        // Only then does the new name survive a loss of power.
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or_else(|| Path::new(".")))?.sync_all()
     }
 }
 

@@ -188,7 +188,7 @@ async fn hear(
             ABLE => said(RankEvent::Able),
             LEFT => said(RankEvent::Left),
             STATE => {
-                let mut left = receiver.read_u64_le().await?;
+                let (mut at, mut left) = (0, receiver.read_u64_le().await?);
                 if left > LONGEST_STATE as u64 {
                     return Err(ErrorKind::InvalidData.into());
                 }
@@ -197,10 +197,12 @@ async fn hear(
                 while !is_last {
                     let mut bytes = vec![0; left.min(CHUNK_BYTES as u64) as usize];
                     receiver.read_exact(&mut bytes).await?;
-                    left -= bytes.len() as u64;
+                    let length = bytes.len() as u64;
+                    left -= length;
                     is_last = left == 0;
                     let (kind, bytes) = (ChunkKind::State, bytes.into());
-                    said(RankEvent::Chunk(StateChunk { kind, bytes, is_last }));
+                    said(RankEvent::Chunk(StateChunk { kind, at, bytes, is_last }));
+                    at += length;
                 }
             }
             _ => return Err(ErrorKind::InvalidData.into()),

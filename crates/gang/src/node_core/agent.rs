@@ -6,12 +6,12 @@ use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
 use super::NodeConfig;
-use super::message::{Held, Inventory, Pairs, Program, RankEvent};
+use super::message::{Held, Inventory, Member, Pairs, Program, RankEvent};
 use super::order::{Action, Launch, Outcome, Step, StepOutcome, steps_of};
 use super::size::Size;
 use super::state_chunk::{RankState, StateChunk};
 use crate::context::ChannelContext;
-use crate::names::{Epoch, JobId};
+use crate::names::{ChannelAddress, Epoch, JobId};
 
 /// The step that the shell is carrying out.
 #[derive(Debug)]
@@ -55,6 +55,8 @@ struct Local {
     woken: bool,
     /// Bytes of memory that the job's ranks on this node claim.
     claim: u64,
+    /// The job's first rank on this node.
+    rank: u16,
     /// Report for a root that takes over.
     held: Held,
 }
@@ -103,7 +105,7 @@ impl Agent {
 
     /// Adds a chunk of the state of a rank that will be launched here.
     pub(super) fn add_chunk(&mut self, job: JobId, rank: u16, chunk: &StateChunk) {
-        self.states.entry((job, rank)).or_default().add(chunk);
+        self.states.entry((job, rank)).or_default().add(chunk, true);
     }
 
     /// Begins this node's part of an order.
@@ -188,10 +190,9 @@ impl Agent {
         let later = self.states.split_off(&(JobId(job.0.saturating_add(1)), 0));
         let mut own = std::mem::replace(&mut self.states, later).split_off(&(job, 0));
         let places = self.config.cluster.places(&launch);
-        let ranks = places.iter().filter(|place| place.node.0 == self.config.host).count();
-        if ranks == 0 {
-            return Vec::new();
-        }
+        let is_here = |place: &ChannelAddress| place.node.0 == self.config.host;
+        let Some(rank) = places.iter().position(is_here) else { return Vec::new() };
+        let (rank, ranks) = (rank as u16, places.iter().filter(|place| is_here(place)).count());
         let claim = match self.claim(&launch.program, ranks as u64) {
             Ok(claim) => claim,
             Err(why) => {
@@ -200,7 +201,7 @@ impl Agent {
             }
         };
         let (woken, held) = (launch.program.woken, Held { job, ..Held::default() });
-        self.jobs.insert(job, Local { woken, claim, held, ..Local::default() });
+        self.jobs.insert(job, Local { woken, claim, rank, held, ..Local::default() });
         let context = |state: &RankState| wire::decode_long(state.context()?).ok();
         let contexts = own.iter().filter_map(|((_, rank), of)| Some((*rank, context(of)?)));
         let open = Step::Open(launch.clone(), contexts.collect());
@@ -261,7 +262,8 @@ impl Agent {
             step.began = now;
         }
         let held = |local: &Local| Held { is_broken: local.is_moving, ..local.held.clone() };
-        Inventory { host: self.config.host, jobs: self.jobs.values().map(held).collect() }
+        let wanted = self.jobs.values().filter(|local| !local.is_dropped);
+        Inventory { host: self.config.host, jobs: wanted.map(held).collect() }
     }
 
     /// Resumes jobs that the lost root has suspended, in a new epoch.
@@ -287,7 +289,7 @@ impl Agent {
             RankEvent::Aborted { code, message } => {
                 held.aborted.get_or_insert_with(|| (rank, *code, message.clone()));
             }
-            RankEvent::Chunk(_) | RankEvent::OutOfMemory { .. } => {}
+            RankEvent::Chunk(_) | RankEvent::Failed { .. } => {}
         }
         !*is_dropped
     }
@@ -353,15 +355,20 @@ impl Agent {
         self.under_way.as_ref().filter(|_| !self.is_orphan).filter(is_stop).map(|step| step.began)
     }
 
-    /// Ends jobs whose channels don't become quiescent in time, and reports them as failed.
-    pub(super) fn give_up_stop(&mut self) {
+    /// Ends jobs whose channels don't become quiescent in time, and reports them as failed. Returns them, each with a
+    /// rank and the reason, for the root, which may hear of the ends of their ranks before the report.
+    pub(super) fn give_up_stop(&mut self) -> Vec<(Member, String)> {
         let action = self.under_way.as_ref().and_then(|step| step.action.as_ref());
         let jobs: Vec<JobId> = action.into_iter().flat_map(Action::jobs).collect();
-        for job in jobs.into_iter().filter(|job| self.jobs.contains_key(job)).collect::<Vec<_>>() {
+        let mut failed = Vec::new();
+        for job in jobs {
+            let Some(rank) = self.jobs.get(&job).map(|local| local.rank) else { continue };
             self.abandon(job);
             let why = "its channels do not become quiescent".to_owned();
+            failed.push(((job, rank), why.clone()));
             self.outcome.failed.push((job, self.config.host, why));
         }
+        failed
     }
 
     /// Returns the next step and its number; `None` while a step is in progress.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use midplane_simhw::time::Instant;
 
 use super::election::Turn;
-use super::message::{Down, Up};
+use super::message::{Down, RankEvent, Up};
 use super::{Effect, NodeCore, Peer, Transmit};
 
 /// A connected child.
@@ -73,7 +73,12 @@ impl NodeCore {
                 hosts.retain(|other| child.hosts.remove(other));
                 self.order_began = now;
             }
-            Up::Rank { job, rank, .. } => {
+            // Reports and orders wait behind chunks, so the children get their full time again.
+            Up::HasChunk => self.order_began = now,
+            Up::Rank { job, rank, event } => {
+                if matches!(event, RankEvent::Chunk(_)) {
+                    self.order_began = now;
+                }
                 let its = self.manager.as_ref().and_then(|root| root.host_of(*job, *rank));
                 if its.is_some_and(|its| !tree.is_within(its, host)) {
                     return;
@@ -123,7 +128,9 @@ impl NodeCore {
             | Down::Abandon(_)
             | Down::Drop { .. } => self.everywhere(now, down),
             Down::Change(position, change) => self.take_change(now, position, change),
-            Down::Chunk { host, job, rank, chunk } => self.forward_chunk(host, (job, rank), chunk),
+            Down::Chunk { host, job, rank, chunk } => {
+                self.forward_chunk(now, host, (job, rank), chunk);
+            }
             Down::Cut => self.lose_parent(now),
             Down::Present | Down::Welcome { .. } => {}
         }

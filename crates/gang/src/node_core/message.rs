@@ -193,6 +193,8 @@ pub(crate) enum Up {
     Arrived { host: u16, job: JobId },
     /// A sign of life of the sender.
     Present,
+    /// A host has received a chunk of the state that a rank starts from. Orders arrive there after such chunks.
+    HasChunk,
 }
 
 /// Changes of a rank's state.
@@ -210,8 +212,8 @@ pub(crate) enum RankEvent {
     BarrierIn(Pairs),
     /// The rank ends its job, and exits with this code.
     Aborted { code: i32, message: String },
-    /// The kernel has killed processes of the rank's job on its host for lack of memory.
-    OutOfMemory { why: String },
+    /// The rank's job can't continue on the rank's host, which may have killed its processes there.
+    Failed { why: String },
 }
 
 /// Requests of clients.

@@ -31,9 +31,7 @@ impl NodeCore {
             };
             return Some(Reply::Refused(why));
         };
-        if let Some(job) = named_job(&request)
-            && let Some(why) = manager.refusal_of(&caller.user, job)
-        {
+        if let Some(why) = refusal(manager, &caller, &request) {
             return Some(Reply::Refused(why));
         }
         let client = caller.client;
@@ -79,6 +77,16 @@ impl NodeCore {
         }
         None
     }
+}
+
+/// Returns why a client may not request this, if it may not.
+fn refusal(manager: &JobManager, caller: &Caller, request: &Request) -> Option<String> {
+    if let Some(job) = named_job(request) {
+        return manager.refusal_of(&caller.user, job);
+    }
+    let begins = matches!(request, Request::Run { .. } | Request::Restore { .. });
+    let job = manager.job_of(caller.client).filter(|_| begins)?;
+    Some(format!("this connection has job {job} already: open one for each job"))
 }
 
 /// Returns the job that a request names, if any.

@@ -22,6 +22,8 @@ pub(crate) enum ChunkKind {
 pub(crate) struct StateChunk {
     /// Kind of the data to which the chunk belongs.
     pub(crate) kind: ChunkKind,
+    /// Number of bytes in the earlier chunks.
+    pub(crate) at: u64,
     /// Bytes that follow those of the earlier chunks.
     pub(crate) bytes: Bytes,
     /// True for the last chunk.
@@ -32,15 +34,17 @@ pub(crate) struct StateChunk {
 pub(crate) fn split(kind: ChunkKind, bytes: Bytes) -> impl Iterator<Item = StateChunk> {
     let count = bytes.len().div_ceil(CHUNK_BYTES).max(1);
     (0..count).map(move |number| {
-        let end = bytes.len().min((number + 1) * CHUNK_BYTES);
-        let bytes = bytes.slice(number * CHUNK_BYTES..end);
-        StateChunk { kind, bytes, is_last: number + 1 == count }
+        let at = number * CHUNK_BYTES;
+        let bytes = bytes.slice(at..bytes.len().min(at + CHUNK_BYTES));
+        StateChunk { kind, at: at as u64, bytes, is_last: number + 1 == count }
     })
 }
 
 #[derive(Clone, Debug, Default)]
 struct Assembly {
     bytes: Vec<u8>,
+    /// Bytes of all chunks, also of those that were dropped.
+    length: u64,
     is_complete: bool,
 }
 
@@ -52,18 +56,29 @@ pub(crate) struct RankState {
 }
 
 impl RankState {
-    /// Appends a chunk. Returns false, and drops the chunk, if its state or context is complete or would be too long.
-    pub(crate) fn add(&mut self, chunk: &StateChunk) -> bool {
+    /// Appends a chunk, or only counts it if `keep` is false. Returns false, and drops the chunk, if its state or context
+    /// is complete or would be too long, or if chunks before it are missing.
+    pub(crate) fn add(&mut self, chunk: &StateChunk, keep: bool) -> bool {
         let assembly = match chunk.kind {
             ChunkKind::State => &mut self.state,
             ChunkKind::Context => &mut self.context,
         };
-        if assembly.is_complete || assembly.bytes.len() + chunk.bytes.len() > LONGEST_STATE {
+        let length = assembly.length + chunk.bytes.len() as u64;
+        if assembly.is_complete || chunk.at != assembly.length || length > LONGEST_STATE as u64 {
             return false;
         }
-        assembly.bytes.extend_from_slice(&chunk.bytes);
-        assembly.is_complete = chunk.is_last;
+        if keep {
+            assembly.bytes.extend_from_slice(&chunk.bytes);
+        }
+        (assembly.length, assembly.is_complete) = (length, chunk.is_last);
         true
+    }
+
+    /// Returns whether chunks before this one are missing: their sender has sent them to an earlier root.
+    pub(crate) const fn lacks_before(&self, chunk: &StateChunk) -> bool {
+        matches!(chunk.kind, ChunkKind::State)
+            && !self.state.is_complete
+            && chunk.at > self.state.length
     }
 
     /// Drops the bytes, but keeps what is complete.
@@ -102,11 +117,11 @@ mod tests {
             let mut state = RankState::default();
             for chunk in split(ChunkKind::State, bytes.clone().into()) {
                 assert!(!state.has_state() && chunk.bytes.len() <= CHUNK_BYTES);
-                assert!(state.add(&chunk));
+                assert!(!state.lacks_before(&chunk) && state.add(&chunk, true));
             }
-            let (kind, bytes_more) = (ChunkKind::State, Bytes::new());
-            let more = StateChunk { kind, bytes: bytes_more, is_last: true };
-            assert!(!state.add(&more) && state.context().is_none());
+            let (kind, at) = (ChunkKind::State, length as u64);
+            let more = StateChunk { kind, at, bytes: Bytes::new(), is_last: true };
+            assert!(!state.add(&more, true) && state.context().is_none());
             assert_eq!(state.take_state(), Some(bytes));
             assert_eq!(state.take_state(), None);
         }

@@ -81,7 +81,7 @@ impl Installer {
     pub(super) fn commit(&mut self, nic: &mut Context<'_>) {
         let Some(change) = &mut self.change else { return };
         let Some(extension) = change.ready.take() else { return };
-        let offer = change.offer;
+        let (offer, lost_coordinator) = (change.offer, change.lost_coordinator);
         change.phase = Phase::Committed;
         change.waiting = change.children.iter().copied().collect();
         for child in change.children.clone() {
@@ -90,6 +90,11 @@ impl Installer {
         self.end(offer.id, true);
         self.run(nic, offer.number, offer.epoch, offer.hash, offer.policy, extension);
         self.counters.committed += 1;
+        let coordinator = offer.id.coordinator;
+        if lost_coordinator && !self.gone.contains(&coordinator) {
+            // It has restarted, and may have caught up with the former version meanwhile.
+            self.on_what(nic, coordinator);
+        }
         self.report_done(nic);
     }
 
@@ -141,7 +146,9 @@ impl Installer {
     pub(super) fn abort(&mut self, nic: &mut Context<'_>, who: NodeId, refusal: Refusal) {
         let Some(change) = self.change.take() else { return };
         let id = change.offer.id;
-        if refusal == Refusal::Lost && who != nic.node() {
+        // A coordinator whose loss this member has noticed is among those that are down, or has restarted.
+        let is_known = change.lost_coordinator && who == id.coordinator;
+        if refusal == Refusal::Lost && who != nic.node() && !is_known {
             // The member is down, so the next change excludes it.
             self.gone.insert(who);
         }

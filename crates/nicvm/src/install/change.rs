@@ -27,6 +27,8 @@ pub(super) struct Change {
     pub(super) offer: Offer,
     pub(super) phase: Phase,
     pub(super) parent: Option<NodeId>,
+    /// True once the coordinator was lost: it is down, or has restarted and does not know this change.
+    pub(super) lost_coordinator: bool,
     /// The member that ends the change after the coordinator's death.
     pub(super) leader: Option<NodeId>,
     pub(super) children: Vec<NodeId>,
@@ -47,6 +49,7 @@ impl Change {
             offer,
             phase: Phase::Preparing,
             parent: None,
+            lost_coordinator: false,
             leader: None,
             children: Vec::new(),
             waiting: BTreeSet::new(),

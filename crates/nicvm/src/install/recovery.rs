@@ -7,21 +7,41 @@ use midplane_simhw::id::{ExtensionId, NodeId};
 use super::change::Phase;
 use super::wire::{self, ChangeId, Message};
 use super::{
-    BACK_OFF, Context, Installer, Policy, RESTARTS, Refusal, STALLED_AFTER, Service, TimeoutId,
-    WATCH,
+    BACK_OFF, Context, Epoch, Installer, Policy, RESTARTS, Refusal, STALLED_AFTER, Service,
+    TimeoutId, Version, WATCH,
 };
 
 impl Installer {
-    /// Handles an extension's failure on this node: notifies the cluster, and follows its policy.
-    pub(super) fn on_failure(&mut self, nic: &mut Context<'_>, number: ExtensionId) {
-        let Some(version) = self.versions.get_mut(&number) else { return };
+    /// Handles an extension's failure on this node: notifies the cluster, and follows its policy. Returns whether the
+    /// policy replaces the version that has failed.
+    pub(super) fn on_failure(&mut self, nic: &mut Context<'_>, number: ExtensionId) -> bool {
+        let Some(version) = self.versions.get_mut(&number) else { return false };
         version.is_down = true;
-        let (epoch, policy, restarts) = (version.epoch, version.policy, version.restarts);
+        let Version { epoch, policy, restarts, former, .. } = *version;
         self.send_to_all(nic, &Message::Failed { number, epoch });
         self.on_report(nic, nic.node(), number, epoch);
-        if policy == Policy::Restart && restarts < RESTARTS {
-            let after = BACK_OFF * (1 << restarts);
-            nic.set_timeout(TimeoutId(number.0.into()), Service::Coarse, after);
+        match policy {
+            Policy::Restart if restarts < RESTARTS => {
+                let after = BACK_OFF * (1 << restarts);
+                nic.set_timeout(TimeoutId(number.0.into()), Service::Coarse, after);
+                true
+            }
+            Policy::RollBack => former.is_some(),
+            _ => false,
+        }
+    }
+
+    /// Handles a version that did not start here while it runs on other nodes. If no policy replaces it, takes down the
+    /// former version, which still runs here: two versions of an extension don't run side by side.
+    pub(super) fn on_not_replaced(
+        &mut self,
+        nic: &mut Context<'_>,
+        number: ExtensionId,
+        epoch: Epoch,
+    ) {
+        let is_current = self.versions.get(&number).is_some_and(|version| version.epoch == epoch);
+        if is_current && !self.on_failure(nic, number) {
+            nic.withdraw(number);
         }
     }
 
@@ -59,7 +79,7 @@ impl Installer {
     /// Handles the loss of a member: stops waiting for its answers.
     pub(super) fn on_lost(&mut self, nic: &mut Context<'_>, node: NodeId) {
         let Some(change) = &mut self.change else { return };
-        let is_coordinator = change.offer.id.coordinator == node;
+        change.lost_coordinator |= change.offer.id.coordinator == node;
         match change.phase {
             Phase::Committed => {
                 // The member catches up when it comes back.
@@ -71,7 +91,9 @@ impl Installer {
                 change.waiting.remove(&node);
                 self.decide(nic);
             }
-            Phase::Preparing | Phase::Voted if is_coordinator || change.parent == Some(node) => {
+            Phase::Preparing | Phase::Voted
+                if change.lost_coordinator || change.parent == Some(node) =>
+            {
                 self.recover(nic);
             }
             Phase::Preparing | Phase::Voted => {
@@ -82,18 +104,18 @@ impl Installer {
         }
     }
 
-    /// Handles the loss of the coordinator or the parent. If the coordinator is down, the living member of the lowest
-    /// rank determines the outcome.
+    /// Handles the loss of the coordinator or the parent. If the coordinator is down, or has restarted and so does not
+    /// know the change, the living member of the lowest rank determines the outcome.
     pub(super) fn recover(&mut self, nic: &mut Context<'_>) {
         let Some(change) = &self.change else { return };
         let (id, takes_part) = (change.offer.id, change.takes_part(&self.members));
-        if !self.gone.contains(&id.coordinator) {
+        if !change.lost_coordinator && !self.gone.contains(&id.coordinator) {
             // The coordinator is alive, and decides; only the path to it is lost.
             self.send(nic, id.coordinator, &Message::Query { id });
             return;
         }
-        let living: Vec<NodeId> =
-            takes_part.into_iter().filter(|member| !self.gone.contains(member)).collect();
+        let is_living = |member: &NodeId| *member != id.coordinator && !self.gone.contains(member);
+        let living: Vec<NodeId> = takes_part.into_iter().filter(is_living).collect();
         let others: Vec<NodeId> =
             living.iter().copied().filter(|member| *member != nic.node()).collect();
         if living.first() == Some(&nic.node()) {
@@ -123,7 +145,9 @@ impl Installer {
         let Some(change) = self.of(id) else { return };
         if change.phase != Phase::Recovering {
             // An answer of the coordinator itself, or of a member that knows the outcome.
+            let restarted = change.lost_coordinator && from == id.coordinator;
             match knows {
+                _ if restarted => {}
                 wire::COMMITTED => self.commit(nic),
                 wire::ABORTED if change.phase != Phase::Committed => {
                     // The sender is alive; so the coordinator is too, if it is the sender.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use midplane_simhw::id::{ExtensionId, NodeId};
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId};
 
 use super::Policy;
 use crate::control::MAX_MESSAGE;
@@ -38,8 +38,20 @@ impl fmt::Debug for Hash {
 pub(crate) struct ChangeId {
     /// The coordinating node.
     pub coordinator: NodeId,
-    /// Its number at the coordinator.
+    /// The lower half of the coordinator's incarnation, and the change's number in it.
     pub serial: u32,
+}
+
+impl ChangeId {
+    /// Returns the name of change `number` of a coordinator's incarnation.
+    pub(super) const fn new(coordinator: NodeId, incarnation: Incarnation, number: u16) -> Self {
+        Self { coordinator, serial: incarnation.0 << 16 | number as u32 }
+    }
+
+    /// Returns whether the coordinator began this change in this incarnation.
+    pub(super) const fn is_of(self, incarnation: Incarnation) -> bool {
+        self.serial >> 16 == incarnation.0 & 0xFFFF
+    }
 }
 
 /// The version that a change is to install.

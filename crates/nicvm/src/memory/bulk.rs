@@ -4,10 +4,11 @@ use midplane_simhw::frame::{Frame, HEADER_BYTES};
 use midplane_simhw::hardware::Source;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::region::RegionRef;
+use midplane_simhw::time::Instant;
 
 use super::wire::{Access, Message};
 use super::words::RecentWords;
-use super::{Capability, Context, INLINE, Memory, RETRY, RETRY_AFTER, Service};
+use super::{Capability, Context, INLINE, Memory, RETRY, RETRY_AFTER, Service, patience};
 use crate::transmit::Packet;
 
 /// Flag of the frames of reads, which travel to the requester.
@@ -24,6 +25,9 @@ const MAX_TICKS: u32 = 128;
 
 /// Most runs of missing frames of an access that are requested at once, by a control message each.
 const MAX_RUNS: usize = 16;
+
+/// Frames, from the first missing one on, among which missing frames are searched at once.
+const MAX_SEARCHED: usize = 1 << 16;
 
 /// Returns the bytes of the frames that this NIC sends.
 fn chunk(nic: &Context<'_>) -> u32 {
@@ -77,7 +81,10 @@ pub(super) struct Incoming {
     /// Bytes of a frame; 0 until one has arrived.
     chunk: u32,
     has: Vec<bool>,
+    /// Index of a frame before which none is missing.
+    whole_before: usize,
     lacks: usize,
+    since: Instant,
     /// The right to write, at the memory's owner: it may be revoked before all frames have arrived.
     capability: Option<Capability>,
     /// True once the sender has reported that all frames were sent.
@@ -89,13 +96,19 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) const fn new(region: RegionRef, capability: Option<Capability>) -> Self {
+    pub(super) const fn new(
+        region: RegionRef,
+        capability: Option<Capability>,
+        now: Instant,
+    ) -> Self {
         Self {
             region,
             capability,
             chunk: 0,
             has: Vec::new(),
+            whole_before: 0,
             lacks: 1,
+            since: now,
             all_sent: false,
             quiet: 0,
             request_after: 1,
@@ -108,6 +121,13 @@ impl Incoming {
 
     pub(super) const fn capability(&self) -> Option<Capability> {
         self.capability
+    }
+
+    /// Returns whether the requester of this write has ended it by now as [`Status::PeerLost`].
+    ///
+    /// [`Status::PeerLost`]: midplane_simhw::port::Status::PeerLost
+    pub(super) fn is_late(&self, now: Instant) -> bool {
+        now >= self.since + patience(self.region)
     }
 
     pub(super) const fn is_whole(&self) -> bool {
@@ -168,12 +188,17 @@ impl Incoming {
     }
 
     /// Returns the first runs of missing frames, at most [`MAX_RUNS`]: the index and the length of each.
-    fn lacking(&self) -> Vec<(u32, u32)> {
+    fn lacking(&mut self) -> Vec<(u32, u32)> {
         if self.chunk == 0 {
             return vec![(0, u32::MAX)];
         }
-        let runs = self.has.chunk_by(|one, next| one == next);
-        let runs = runs.scan(0, |at, run| {
+        let from = self.whole_before;
+        let first =
+            self.has[from..].iter().position(|has| !has).map_or(self.has.len(), |at| from + at);
+        self.whole_before = first;
+        let end = self.has.len().min(first + MAX_SEARCHED);
+        let runs = self.has[first..end].chunk_by(|one, next| one == next);
+        let runs = runs.scan(first, |at, run| {
             let first = *at;
             *at += run.len();
             Some((first as u32, run))

@@ -47,7 +47,9 @@ impl Memory {
                     self.deny(nic, from, number, Status::Refused);
                     return;
                 }
-                self.arriving.insert((from, number), Incoming::new(region, Some(capability)));
+                self.start_sweeping(nic);
+                let incoming = Incoming::new(region, Some(capability), nic.now());
+                self.arriving.insert((from, number), incoming);
                 return;
             }
             Access::Write | Access::Swap | Access::Add

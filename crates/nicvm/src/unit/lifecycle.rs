@@ -11,7 +11,7 @@ use midplane_simhw::hardware::Hardware;
 use midplane_simhw::id::{ExtensionId, NodeId};
 use midplane_simhw::time::Instant;
 
-use super::slot::{self, Former, Handler, PARKED, Parked, Slot};
+use super::slot::{self, Former, Handler, PARKED, PARKED_FOR, Parked, Slot};
 use super::{Address, Body, Epoch, Extension, InitError, Unit, UnitEvent};
 use crate::context::{Change, Context, Effect, LocalEffect};
 use crate::heap::{self, Heap};
@@ -76,16 +76,17 @@ impl Unit {
         body: &Body,
     ) {
         let number = to.extension;
-        let slot = self.slots.get_mut(number.index()).and_then(Option::as_mut);
-        let runs = slot.as_ref().map_or(Epoch::FIRST, |slot| slot.epoch);
+        let slot = self.slots.get(number.index()).and_then(Option::as_ref);
+        let runs = slot.map_or(Epoch::FIRST, |slot| slot.epoch);
         if to.epoch == runs {
             // If no extension has the number, `run` counts the message.
             let _ = self.run(hw, number, Handler::Control, |extension, nic| {
                 extension.on_control(nic, from, body);
             });
-        } else if to.epoch.is_newer_than(runs) && self.parked.len() < PARKED {
-            self.parked.push_back(Parked { number, epoch: to.epoch, from, body: *body });
-        } else if let Some(slot) = slot
+        } else if to.epoch.is_newer_than(runs) && self.has_room_to_park(hw.now()) {
+            let (epoch, body, since) = (to.epoch, *body, hw.now());
+            self.parked.push_back(Parked { number, epoch, from, body, since });
+        } else if let Some(Some(slot)) = self.slots.get_mut(number.index())
             && let Some(former) = slot.former.take_if(|former| former.epoch == to.epoch)
         {
             self.call_former(hw, number, former, |extension, nic| {
@@ -94,6 +95,15 @@ impl Unit {
         } else {
             self.counters.other_versions += 1;
         }
+    }
+
+    /// Drops messages that have waited too long for a version. Returns whether one more may wait.
+    fn has_room_to_park(&mut self, now: Instant) -> bool {
+        while self.parked.front().is_some_and(|parked| parked.since + PARKED_FOR <= now) {
+            self.parked.pop_front();
+            self.counters.other_versions += 1;
+        }
+        self.parked.len() < PARKED
     }
 
     /// Calls a handler of a replaced version, and keeps that version unless the handler panics. Effects on timeouts and

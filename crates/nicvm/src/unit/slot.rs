@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use midplane_simhw::id::{ExtensionId, NodeId};
 use midplane_simhw::port::Command;
@@ -13,6 +14,9 @@ use crate::heap::Heap;
 
 /// Control messages that may wait for a version that does not run yet, counted over all extensions.
 pub(crate) const PARKED: usize = 8_192;
+
+/// Time for which they wait: longer than any change of an extension takes.
+pub(crate) const PARKED_FOR: Duration = Duration::from_secs(30);
 
 /// Counts the handler calls of one extension, by kind.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -91,6 +95,7 @@ pub(super) struct Parked {
     pub(super) epoch: Epoch,
     pub(super) from: NodeId,
     pub(super) body: Body,
+    pub(super) since: Instant,
 }
 
 /// Takes out the messages parked for this version or an earlier one, in order.

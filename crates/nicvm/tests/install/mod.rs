@@ -225,12 +225,12 @@ fn eight_kibibytes_are_on_64_nodes_within_five_milliseconds() {
     }
 }
 
-/// Kills the coordinator of a change while it is under way. In the end, all living members run the same version, and no
-/// command waits.
-fn survive_a_dead_coordinator(
+/// Kills the coordinator of a change while it is under way; it stays away, or restarts `back_after` it was killed. In
+/// the end, all living members run the same version, and no command waits.
+fn survive_a_coordinator(
     nodes: u16,
     coordinator: u16,
-    dies_after: u64,
+    (dies_after, back_after): (u64, Option<u64>),
     loss: u32,
     seed: u64,
 ) -> Result<(), TestCaseError> {
@@ -251,10 +251,15 @@ fn survive_a_dead_coordinator(
     });
     cluster.pass(Duration::from_micros(dies_after));
     cluster.world.crash(NodeId(coordinator));
+    if let Some(after) = back_after {
+        cluster.pass(Duration::from_micros(after));
+        cluster.world.restart(NodeId(coordinator));
+    }
     cluster.pass(Duration::from_secs(6));
     let versions = cluster.versions();
     prop_assert!(versions.iter().all(|version| *version == versions[0]), "{:?}", versions);
-    for node in (0..nodes).filter(|node| *node != coordinator).map(NodeId) {
+    let lives = |node: &u16| back_after.is_some() || *node != coordinator;
+    for node in (0..nodes).filter(lives).map(NodeId) {
         let unit = cluster.world.firmware(node);
         prop_assert!(!unit.extension::<Installer>(INSTALLER).unwrap().is_changing());
     }
@@ -267,7 +272,9 @@ fn survive_a_dead_coordinator(
         done = cluster.install(next, b"C", Policy::Deactivate);
     }
     prop_assert_eq!(done.status, Status::Done);
-    cluster.world.restart(NodeId(coordinator));
+    if back_after.is_none() {
+        cluster.world.restart(NodeId(coordinator));
+    }
     cluster.pass(Duration::from_secs(3));
     let versions = cluster.versions();
     prop_assert_eq!(versions.len(), usize::from(nodes));
@@ -277,18 +284,24 @@ fn survive_a_dead_coordinator(
 
 #[test]
 fn a_member_that_had_committed_answers_the_leader() {
-    survive_a_dead_coordinator(6, 4, 84, 1, 4_015_381_075_622_377_067).unwrap();
-    survive_a_dead_coordinator(5, 0, 99, 1, 2_380_369_190_438_835_559).unwrap();
+    survive_a_coordinator(6, 4, (84, None), 1, 4_015_381_075_622_377_067).unwrap();
+    survive_a_coordinator(5, 0, (99, None), 1, 2_380_369_190_438_835_559).unwrap();
 }
 
 #[test]
 fn the_leader_after_a_dead_coordinator_is_not_taken_for_dead() {
-    survive_a_dead_coordinator(5, 3, 1, 1, 14_052_490_146_454_952_751).unwrap();
+    survive_a_coordinator(5, 3, (1, None), 1, 14_052_490_146_454_952_751).unwrap();
 }
 
 #[test]
 fn the_leader_may_be_a_child_of_a_member_that_it_waits_for() {
-    survive_a_dead_coordinator(8, 4, 105, 3, 6_755_428_864_084_272_578).unwrap();
+    survive_a_coordinator(8, 4, (105, None), 3, 6_755_428_864_084_272_578).unwrap();
+}
+
+#[test]
+fn a_coordinator_that_has_caught_up_with_the_former_version_runs_the_next() {
+    let times = (41, Some(2_961));
+    survive_a_coordinator(5, 0, times, 2, 2_245_846_476_806_353_929).unwrap();
 }
 
 proptest! {
@@ -303,6 +316,19 @@ proptest! {
         loss in 0..4_u32,
         seed: u64,
     ) {
-        survive_a_dead_coordinator(nodes, coordinator, dies_after, loss, seed)?;
+        survive_a_coordinator(nodes, coordinator, (dies_after, None), loss, seed)?;
+    }
+
+    /// The coordinator may restart at any point, before the others take it for dead.
+    #[test]
+    fn a_coordinator_that_restarts_leaves_no_two_versions(
+        nodes in 3..9_u16,
+        coordinator in 0..9_u16,
+        dies_after in prop_oneof![1..4_000_u64, 1..200_u64],
+        back_after in 1..100_000_u64,
+        loss in 0..4_u32,
+        seed: u64,
+    ) {
+        survive_a_coordinator(nodes, coordinator, (dies_after, Some(back_after)), loss, seed)?;
     }
 }

@@ -113,7 +113,10 @@ pub struct Process {
     engine: Engine,
     /// Size of the attached buffer in bytes.
     buffer: usize,
+    /// The number that this process proposes for the next communicator. It proposes each number that has its remainder
+    /// modulo `processes`, so no two proposals are equal.
     pub(super) next_number: u32,
+    pub(super) processes: u32,
 }
 
 impl Process {
@@ -127,7 +130,8 @@ impl Process {
         engine.add_processes(&world)?;
         let group = Arc::new(Group::new(world));
         let scope = CommHandle::new(group, own, 0).ok_or(InitError::Unknown(own))?;
-        Ok((Self { engine, buffer: 0, next_number: 1 }, scope))
+        let next_number = processes.saturating_add(own.0);
+        Ok((Self { engine, buffer: 0, next_number, processes }, scope))
     }
 
     /// Returns the engine that moves its requests.

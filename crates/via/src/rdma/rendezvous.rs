@@ -185,10 +185,12 @@ impl RendezvousBuffers {
         }
     }
 
-    /// Handles the name of the other side's memory for one of this side's messages.
+    /// Handles the name of the other side's memory for one of this side's messages. Without memory to send from, this
+    /// side sends in parts.
     pub(super) fn on_named(&mut self, receive: u64, name: [u8; NAME_BYTES], bytes: usize) {
         let memory = RemoteMemory::from_bytes(name);
-        if self.named.len() < MAX_PLACES && memory.len() as usize >= bytes {
+        let has_memory = self.registration != Registration::Copied;
+        if has_memory && self.named.len() < MAX_PLACES && memory.len() as usize >= bytes {
             self.named.insert(receive, memory);
         }
     }

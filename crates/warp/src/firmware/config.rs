@@ -63,10 +63,10 @@ impl WarpConfig {
     }
 
     /// Sets the time that a group of stamps covers, by the sender's clock; a quarter of the target
-    /// queue's delay unless set.
+    /// queue's delay unless set; at least 1 us.
     #[must_use]
-    pub const fn span(mut self, span: Duration) -> Self {
-        self.span = span;
+    pub fn span(mut self, span: Duration) -> Self {
+        self.span = span.max(Duration::from_micros(1));
         self
     }
 

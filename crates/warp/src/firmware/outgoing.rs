@@ -309,8 +309,12 @@ impl Path {
     }
 
     /// Discards the messages of a closed port, whose memory is no longer registered.
-    pub(super) fn on_port_closed(&mut self, port: PortId) {
+    pub(super) fn on_port_closed(&mut self, now: Instant, port: PortId) {
         self.users.remove(&port);
+        if self.users.is_empty() && std::mem::take(&mut self.is_paused) {
+            self.law.resume(now, Duration::ZERO);
+            self.is_anew = true;
+        }
         self.queue.retain(|message| message.owner() != port);
         self.unreported.retain(|(command, _)| command.region.port != port);
         if let Some(waiting) = self.waiting.as_mut().filter(|it| it.message.owner() == port) {

@@ -21,7 +21,9 @@ pub(super) fn stamp_of(header: &Header, newest: &mut (u64, u64), now: Instant) -
         let ahead = part.wrapping_sub(last as u32).cast_signed();
         last.saturating_add_signed(ahead.into())
     };
-    let stamp = (whole(sequence, header.sequence), whole(near, header.acknowledgement));
+    let sequence_of_first = u64::from(header.sequence);
+    let number = if ticks == 0 { sequence_of_first } else { whole(sequence, header.sequence) };
+    let stamp = (number, whole(near, header.acknowledgement));
     if stamp.0 >= sequence {
         *newest = (stamp.0, stamp.1.max(1));
     }

@@ -71,6 +71,8 @@ const ROOM: TimeoutId = TimeoutId(1);
 const CALL: TimeoutId = TimeoutId(2);
 /// Attempts per feedback delay at a gate that was shut.
 const TRIES: u32 = 8;
+/// Shortest time between two attempts.
+const SHORTEST: Duration = Duration::from_micros(10);
 /// First byte of a control message: marks the last part of an update, or an earlier part.
 const LAST: u8 = 1;
 const MORE: u8 = 0;
@@ -216,8 +218,8 @@ impl Mermera {
             }
         }
         if is_full {
-            let again = self.config.delay / TRIES;
-            nic.set_timeout(ROOM, Service::Exact, again.max(Duration::from_micros(10)));
+            let again = (self.config.delay / TRIES).max(SHORTEST);
+            nic.set_timeout(ROOM, Service::Exact, again);
         }
     }
 
@@ -248,7 +250,7 @@ impl Mermera {
         self.config.gates = gates;
         if is_shut {
             self.skipped += 1;
-            self.try_at = Some(now + self.config.delay / TRIES);
+            self.try_at = Some(now + (self.config.delay / TRIES).max(SHORTEST));
         }
     }
 

@@ -4,9 +4,14 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Signal, getpid, kill_process};
+use rustix::thread::{Timespec, nanosleep};
 
 /// Option that has a daemon end when its standard input does.
 pub(crate) const END_WITH_INPUT: &str = "--end-with-input";
+
+/// Checks of whether the other daemons have ended, and the pause before each: 10 s in all.
+const CHECKS: u32 = 200;
+const CHECK_AFTER: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Daemons of other hosts. They end when their standard input does: at the latest with this process.
 #[derive(Debug)]
@@ -24,7 +29,9 @@ fn command_line(host: usize, slots: u16) -> Result<String, String> {
     let folder = std::env::current_dir().map_err(|error| error.to_string())?;
     let (itself, folder) = (text(&itself)?, text(&folder)?);
     let mut words = vec![itself];
-    let mut own = std::env::args().skip(1);
+    let own: Result<Vec<String>, _> =
+        std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect();
+    let mut own = own.map_err(|word| format!("{word:?} is not UTF-8"))?.into_iter();
     while let Some(word) = own.next() {
         let name = word.split('=').next().unwrap_or_default();
         let has_value = !word.contains('=');
@@ -73,7 +80,13 @@ impl Drop for Spread {
         for child in &mut self.0 {
             drop(child.stdin.take());
         }
+        let mut checks = 0..CHECKS;
         for child in &mut self.0 {
+            while matches!(child.try_wait(), Ok(None)) && checks.next().is_some() {
+                let _ = nanosleep(&CHECK_AFTER);
+            }
+            // A host that can't be reached ends its daemon when it notices that.
+            let _ = child.kill();
             let _ = child.wait();
         }
     }

@@ -68,16 +68,23 @@ impl Endpoint {
         }
     }
 
-    /// Refuses a frame because this rank has not started in the frame's epoch.
-    pub(super) fn refuse_early(&mut self, shared: &mut Shared<'_, '_>, frame: &PmFrame) {
+    /// Refuses a frame because this rank has not started in the frame's epoch, or no longer runs in it. After the loss of
+    /// a root, hosts may resume a job one after another: a sender in the earlier epoch must become steady as well.
+    pub(super) fn refuse_other(&mut self, shared: &mut Shared<'_, '_>, frame: &PmFrame) {
         let (round, seen) = match frame.body {
             Body::Message { round, sequence, .. } => (round, sequence.wrapping_add(1)),
             Body::Fence { round, sequence } => (round, sequence),
             Body::Answer(_) => return,
         };
         shared.counters.refused += 1;
-        self.early.insert(frame.from, (frame.epoch, round));
-        let answer = Answer { round, expected: None, seen, refused: true };
+        let is_over = self.phase != Phase::Empty && self.epoch.is_newer_than(frame.epoch);
+        if !is_over {
+            self.early.insert(frame.from, (frame.epoch, round));
+        }
+        // Messages are numbered across epochs.
+        let known = self.peers.get(&frame.from).filter(|_| is_over);
+        let expected = known.map(|peer| peer.into.expected());
+        let answer = Answer { round, expected, seen, refused: true };
         let body = Body::Answer(answer);
         let away = PmFrame { from: frame.to, to: frame.from, body, ..*frame };
         let _ = self.deliver(shared, away, None);

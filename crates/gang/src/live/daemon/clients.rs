@@ -21,6 +21,8 @@ use crate::node_core::user::{Caller, User};
 
 /// Pause after a failed `accept`.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Pause after a signal or a change of a terminal's size, so that no client floods the daemons with them.
+const BETWEEN_SIGNALS: Duration = Duration::from_millis(1);
 /// Most connections of one foreign user at a time. A command that follows a job has two.
 const MOST: usize = 256;
 /// Number of the next client's connection.
@@ -134,7 +136,17 @@ async fn requests(
             Request::Feed(job) => {
                 feed((caller.user.clone(), job), &mut receiver, &reply, events).await;
             }
-            request => drop(events.send(Event::Request(caller.clone(), request, reply.clone()))),
+            request => {
+                let is_answered = !matches!(request, Request::Signal(_) | Request::Resize(_));
+                if is_answered {
+                    // A client that reads no replies is not heard further.
+                    drop(reply.reserve().await);
+                }
+                let _ = events.send(Event::Request(caller.clone(), request, reply.clone()));
+                if !is_answered {
+                    sleep(BETWEEN_SIGNALS).await;
+                }
+            }
         }
     }
     false

@@ -44,7 +44,7 @@ impl Checks {
             chunk.kind == ChunkKind::Context && self.ordered.front() == Some(&Purpose::Check);
         if is_its {
             // If a context is too long, it is missing, and the check detects nothing.
-            self.contexts.entry(rank).or_default().add(chunk);
+            self.contexts.entry(rank).or_default().add(chunk, true);
         }
         is_its
     }

@@ -18,7 +18,7 @@ impl JobManager {
             RankEvent::Chunk(chunk) => self.add_chunk(now, job, rank, &chunk),
             RankEvent::BarrierIn(pairs) => self.barrier_in(now, job, rank, pairs),
             RankEvent::Aborted { code, message } => self.abort(now, job, rank, (code, &message)),
-            RankEvent::OutOfMemory { why } => self.out_of_memory(now, job, rank, &why),
+            RankEvent::Failed { why } => self.rank_failed(now, job, rank, &why),
         }
     }
 
@@ -57,8 +57,8 @@ impl JobManager {
         }
     }
 
-    /// Ends a job because the kernel has killed some of its processes for lack of memory.
-    fn out_of_memory(&mut self, now: Instant, job: JobId, rank: u16, why: &str) {
+    /// Ends a job because it can't continue on a host.
+    fn rank_failed(&mut self, now: Instant, job: JobId, rank: u16, why: &str) {
         if self.takeover.is_none()
             && let Some(host) = self.host_of(job, rank)
         {

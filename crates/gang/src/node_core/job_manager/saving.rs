@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bytes::Bytes;
 use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
@@ -233,9 +232,11 @@ impl JobManager {
             ));
             self.replies.extend(refused.map(|(client, reply)| (self.recorded, client, reply)));
         }
-        let empty = || StateChunk { bytes: Bytes::new(), ..chunk.clone() };
-        let chunk = if it.saves.is_void { &empty() } else { chunk };
-        if !it.saves.states.entry(rank).or_default().add(chunk) {
+        let (keep, state) = (!it.saves.is_void, it.saves.states.entry(rank).or_default());
+        if state.lacks_before(chunk) {
+            return self.refuse_remainder(job, rank, chunk.is_last);
+        }
+        if !state.add(chunk, keep) {
             let why = format!("rank {rank} handed over another state than it was asked for");
             return self.end(now, job, Some(why));
         }
@@ -257,6 +258,20 @@ impl JobManager {
         it.saves.interfaces = None;
         it.checks.ordered.push_back(Purpose::Save);
         self.scheduler_core.cut(job);
+    }
+
+    /// Handles a chunk whose earlier ones have arrived before the state was requested, or at an earlier root. The state
+    /// is not whole, so the checkpoint fails; once the rank has sent all of it, blocked ranks continue.
+    fn refuse_remainder(&mut self, job: JobId, rank: u16, is_last: bool) {
+        let Some(it) = self.jobs.get_mut(&job) else { return };
+        let refused = it.saves.void(format!(
+            "job {job}: rank {rank} had begun to hand over its state before it was asked; try again"
+        ));
+        self.replies.extend(refused.map(|(client, reply)| (self.recorded, client, reply)));
+        if is_last {
+            it.saves.renew();
+            self.let_go(job);
+        }
     }
 
     /// Creates the checkpoint of a job that was cut. Returns `None` if there is nothing to write; the ranks then

@@ -46,10 +46,16 @@ impl Turn {
         let (Some(nics), Some(place)) = (&communicator.nics, self.place) else {
             return Ok(None);
         };
+        let is_abandoned = || communicator.abandoned.load(Ordering::Relaxed);
         communicator
-            .meanwhile(|context| match communicator.abandoned.load(Ordering::Relaxed) {
-                true => Poll::Ready(Err(MessageError::Abandoned)),
-                false => nics.poll_turn(place, context).map(Ok),
+            .meanwhile(|context| {
+                // Registered before the check, so that no abandonment is missed.
+                let turn = nics.poll_turn(place, context);
+                if is_abandoned() {
+                    Poll::Ready(Err(MessageError::Abandoned))
+                } else {
+                    turn.map(Ok)
+                }
             })
             .await?;
         Ok(Some(Arc::clone(nics)))

@@ -7,6 +7,7 @@ use bytes::{Buf, Bytes};
 use super::costs::{HOST, Spreading};
 use super::{MessageError, Turn, all};
 use crate::message::communicator::Pending;
+use crate::message::transport::StartError;
 use crate::message::typed::{Plain, values_of};
 
 /// Most bytes of a block that is sent together with the lengths of all blocks. Each process sends a longer block
@@ -33,7 +34,10 @@ impl Turn {
         let parent = (place != 0).then(|| (place - bit + root) % size);
         let first = match parent {
             Some(parent) => self.receive(parent)?.await?.bytes.into(),
-            None => first_message(size, &bytes),
+            None => {
+                check_length(&bytes)?;
+                first_message(size, &bytes)
+            }
         };
         let (length, rest) = split_length(first.clone()).ok_or_else(|| odd(0))?;
         if HOST.broadcast(size, length) == Spreading::Tree {
@@ -147,6 +151,7 @@ impl Turn {
     /// ceil(log2 n) steps, then the long blocks directly.
     pub(super) async fn gather_all(&self, bytes: Bytes) -> Result<Vec<Bytes>, MessageError> {
         let (size, rank) = (self.size(), self.rank());
+        check_length(&bytes)?;
         // The blocks of this rank and those after it, cyclically: the length, and the bytes of a short one.
         let mut blocks = vec![(bytes.len(), Some(bytes.clone()).filter(|b| b.len() <= INLINE))];
         let mut distance = 1;
@@ -194,6 +199,15 @@ async fn finish(
 fn first_message(size: u32, bytes: &Bytes) -> Bytes {
     let whole = HOST.broadcast(size, bytes.len()) == Spreading::Tree;
     pack(&[(bytes.len(), whole.then(|| bytes.clone()))])
+}
+
+/// Checks that a length fits into the four bytes in which it travels.
+///
+/// # Errors
+/// [`StartError::TooLong`].
+fn check_length(bytes: &Bytes) -> Result<(), MessageError> {
+    let (length, most) = (bytes.len(), u32::MAX as usize);
+    if length > most { Err(StartError::TooLong { length, most }.into()) } else { Ok(()) }
 }
 
 fn split_length(mut bytes: Bytes) -> Option<(usize, Bytes)> {

@@ -1,7 +1,8 @@
 //! New communicators from old ones: duplicated, split, created for some of the processes.
 //!
-//! All processes of the old communicator take part, as in any collective operation. Each proposes its next unused
-//! number; the highest proposal is unused in all processes. Numbers are not reused.
+//! All processes of the old communicator take part, as in any collective operation. Each proposes a number; the highest
+//! proposal wins. No two proposals in the world are equal, so communicators that are made at once, of overlapping groups
+//! and in any order, have different numbers. Numbers are not reused.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -153,8 +154,7 @@ impl Communicator {
         Ok(self.sibling(scope))
     }
 
-    /// Returns a number that no process here has used, and each process's proposal. The call claims the number
-    /// that this process proposes, so calls that run at once end with different numbers.
+    /// Returns a number that no other communicator in the world has, and each process's proposal.
     fn propose(
         &self,
         color: Option<u128>,
@@ -162,7 +162,7 @@ impl Communicator {
     ) -> impl Future<Output = Result<(u32, Vec<SplitProposal>), MessageError>> + use<> {
         let number = self.claim_number();
         let own = SplitProposal::new(number, color, key);
-        let (turn, old) = (Turn::queued(self), self.clone());
+        let turn = Turn::queued(self);
         async move {
             let proposals = turn?.all_gather(Bytes::copy_from_slice(own.as_bytes())).await?;
             let proposals: Result<Vec<_>, _> =
@@ -170,26 +170,16 @@ impl Communicator {
             let proposals = proposals?;
             let number =
                 proposals.iter().map(|proposal| proposal.number.get()).max().unwrap_or(number);
-            old.use_number(number)?;
             Ok((number, proposals))
         }
     }
 
-    /// Claims a number that this process has not used.
+    /// Returns a number that no process has proposed.
     pub(super) fn claim_number(&self) -> u32 {
         self.with(|process| {
             let number = process.next_number;
-            process.next_number = number.saturating_add(1);
+            process.next_number = number.saturating_add(process.processes);
             number
         })
-    }
-
-    /// Marks the number that all processes have agreed on as used.
-    pub(super) fn use_number(&self, number: u32) -> Result<(), MessageError> {
-        if number > CommHandle::MAX_NUMBER {
-            return Err(MessageError::NoContext);
-        }
-        self.with(|process| process.next_number = process.next_number.max(number + 1));
-        Ok(())
     }
 }

@@ -101,7 +101,6 @@ impl Communicator {
         let (agreed, old) = (self.consensus(0, self.claim_number()), self.clone());
         async move {
             let Proposal { number, lost, .. } = agreed.await?;
-            old.use_number(number)?;
             let (own, group) = (old.rank(), old.scope.group());
             if lost[own.0 as usize] {
                 return Err(Failure::PeerLost(group.peer(own)?).into());

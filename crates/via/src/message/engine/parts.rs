@@ -9,7 +9,7 @@ use super::peer::Stream;
 use crate::memory::Segment;
 use crate::message::carrier::{Carrier as _, Posted, Refusal};
 use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
-use crate::message::request::{Request, State};
+use crate::message::request::{Failure, Request, State};
 
 impl Core {
     /// Sends a message from registered memory. A short one is copied and sent whole.
@@ -84,6 +84,11 @@ impl Core {
         if posted == Err(Refusal::Full) {
             self.link_mut(peer).expect("links are never removed").streams.push_front(stream);
             return false;
+        }
+        if posted == Err(Refusal::Lost) {
+            self.link_mut(peer).expect("links are never removed").refused = true;
+            self.complete(stream.send, status, Err(Failure::PeerLost(peer)));
+            return true;
         }
         stream.sent = end;
         if posted == Ok(Posted::InUse) {

@@ -143,6 +143,7 @@ impl<T: Number> Part<T> {
             Served::Answer(values) => self.answer(from, request.reply, GRANTED, &values)?,
             Served::Refused => {
                 self.refused.insert(from.0);
+                self.locks.forget(|rank| rank == from.0);
                 self.answer(from, request.reply, REFUSED, &[])?;
             }
         }

@@ -88,15 +88,20 @@ impl Link {
     ) -> Result<(), Refusal> {
         self.await_credit(nic, envelope)?;
         let Some((memory, to)) = self.rendezvous.load(nic, envelope.to, payload) else {
-            // Memory becomes free when a send completes; if none is under way, it never does.
+            // Memory becomes free when a send completes. If none is under way, it never does: then the message goes in
+            // parts.
             if self.sending.is_empty() {
-                return Err(Refusal::Lost);
+                self.rendezvous.on_written(envelope.to);
+            } else {
+                self.starved = Some(self.sending.len());
             }
-            self.starved = Some(self.sending.len());
             return self.refuse();
         };
         let segment = memory.segment(0, payload.len()).expect("it is as long");
-        self.write(nic, segment, to, Held::Pooled(memory))?;
+        if let Err(refusal) = self.write(nic, segment, to, Held::Pooled(memory.clone())) {
+            self.rendezvous.unload(memory);
+            return Err(refusal);
+        }
         self.rendezvous.on_written(envelope.to);
         self.post_packet(nic, envelope, &[])
     }

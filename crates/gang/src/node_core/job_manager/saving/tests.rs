@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::*;
 use crate::channel::geometry::Geometry;
 use crate::node_core::job_manager::RootConfig;
@@ -89,9 +91,9 @@ impl Scene {
     /// Has a rank send its state, in two parts. Returns whether all ranks may continue.
     fn hand_over(&mut self, rank: u16) -> bool {
         let (kind, bytes) = (ChunkKind::State, Bytes::from_static(b"x"));
-        let chunk = |is_last| StateChunk { kind, bytes: bytes.clone(), is_last };
-        assert!(!self.add_chunk(rank, &chunk(false)));
-        self.add_chunk(rank, &chunk(true))
+        let chunk = |at, is_last| StateChunk { kind, at, bytes: bytes.clone(), is_last };
+        assert!(!self.add_chunk(rank, &chunk(0, false)));
+        self.add_chunk(rank, &chunk(1, true))
     }
 
     /// Ends a rank. Returns whether all other ranks may continue.
@@ -188,14 +190,31 @@ fn states_that_are_more_than_there_is_memory_for_are_refused_and_dropped_and_all
     assert_eq!(scene.root.jobs[&scene.job].saves.held(), 4);
     assert!(scene.replies().is_empty());
     let (kind, is_last) = (ChunkKind::State, false);
-    let chunk = StateChunk { kind, bytes: Bytes::from_static(b"xx"), is_last };
+    let chunk = StateChunk { kind, at: 0, bytes: Bytes::from_static(b"xx"), is_last };
     assert!(!scene.add_chunk(2, &chunk));
     scene.is_refused("more than the 5 bytes");
     assert_eq!(scene.root.jobs[&scene.job].saves.held(), 0);
     assert!(scene.save().is_err(), "they are still at it");
-    let chunk = StateChunk { is_last: true, ..chunk };
+    let chunk = StateChunk { at: 2, is_last: true, ..chunk };
     assert!(scene.add_chunk(2, &chunk), "all have stopped, and go on");
     assert_eq!(scene.save(), Ok(true), "and it may be asked again");
+}
+
+/// A rank may begin to send its state before a root asks for it, or while an earlier root does.
+#[test]
+fn a_state_whose_beginning_did_not_arrive_here_is_not_saved() {
+    let mut scene = Scene::new();
+    let (kind, bytes) = (ChunkKind::State, Bytes::from_static(b"x"));
+    let chunk = |at, is_last| StateChunk { kind, at, bytes: bytes.clone(), is_last };
+    assert!(!scene.add_chunk(0, &chunk(0, false)), "it was not asked for");
+    assert_eq!(scene.save(), Ok(true));
+    assert!(!scene.hand_over(1));
+    assert!(!scene.add_chunk(0, &chunk(1, false)));
+    scene.is_refused("try again");
+    assert!(scene.save().is_err(), "rank 0 still sends");
+    assert!(scene.add_chunk(0, &chunk(2, true)), "all go on");
+    stand_still(&mut scene);
+    assert!(scene.root.cut(scene.job, Epoch(1)).is_some());
 }
 
 /// Has all ranks send their states and empty channel contexts.
@@ -207,7 +226,7 @@ fn stand_still(scene: &mut Scene) {
     for rank in 0..RANKS {
         let fresh = crate::context::ChannelContext::fresh(crate::names::Rank(rank), Geometry::PM);
         let bytes = Bytes::from(wire::encode_long(&fresh).unwrap());
-        let chunk = StateChunk { kind: ChunkKind::Context, bytes, is_last: true };
+        let chunk = StateChunk { kind: ChunkKind::Context, at: 0, bytes, is_last: true };
         assert!(!scene.add_chunk(rank, &chunk));
     }
 }
