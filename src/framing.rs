@@ -1,11 +1,18 @@
 //! Reads and writes frames on streams: bounded, and in as few calls as the stream allows.
 
 use std::io::{self, IoSlice};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Most bytes for which memory is reserved before they arrive.
-const RESERVED: usize = 64 * 1024;
+pub(crate) const RESERVED: usize = 64 * 1024;
+
+/// Returns the time in which a peer sends or takes the rest of a frame of `length` bytes: 30 s, and 16 us for each byte,
+/// as over a line of 500 kb/s.
+pub(crate) const fn rest_within(length: usize) -> Duration {
+    Duration::from_micros(30_000_000 + 16 * length as u64)
+}
 
 /// Writes the parts of a frame from byte `written` on.
 ///

@@ -27,7 +27,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tracing::Instrument;
 
 use crate::error::{Error, ErrorKind};
-use crate::framing::{read_body, write_parts, write_some};
+use crate::framing::{read_body, rest_within, write_parts, write_some};
 use crate::node::links::Peers;
 use crate::node::mailbox::{Outgoing, Received};
 use crate::node::{Listener, Node, PeerName};
@@ -46,7 +46,7 @@ const SERVICE: &str = "midplane:messages";
 const MAGIC: &[u8; 8] = b"midmsg 1";
 /// Most streams of one peer that may wait until its former one has ended.
 const MAX_STREAMS: usize = 4;
-/// Limit of the time from the first to the last byte of a message: 30 s.
+/// Limit of the time in which the first bytes of a stream arrive: 30 s.
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
 /// The receiver of a message: a node's name, or the exact node of a [`PeerName`].
@@ -292,7 +292,7 @@ impl Sender {
             let own = Arc::clone(&self.room).acquire_many_owned(share).await.map_err(closed)?;
             let shared = Arc::clone(all).acquire_many_owned(share).await.map_err(closed)?;
             let body = read_body(&mut stream, length);
-            let bytes = tokio::time::timeout(REST_WITHIN, body).await??.into();
+            let bytes = tokio::time::timeout(rest_within(length), body).await??.into();
             let received = Received { from: from.clone(), bytes, _room: [own, shared] };
             if outbox.send(received).is_err() {
                 return Ok(());

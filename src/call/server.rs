@@ -1,6 +1,6 @@
 //! Serves calls: one task accepts streams, and one task for each stream handles its calls in turn.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::AsyncBufReadExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use tower_service::Service;
 use tracing::Instrument;
 
@@ -22,7 +22,7 @@ use super::context::{Context, Trace};
 use super::frame::{AnswerHeader, RequestHeader, Status};
 use super::pool::{Pipe, pipe};
 use crate::error::Error;
-use crate::framing::{read_body, write_parts};
+use crate::framing::{RESERVED, read_body, rest_within, write_parts};
 use crate::node::links::Kind;
 use crate::node::meter::{Role, Streams};
 use crate::node::{Listener, Node, PeerName};
@@ -31,8 +31,6 @@ use crate::node::{Listener, Node, PeerName};
 pub const MAX_STREAMS: usize = 4_096;
 /// Time after which an idle stream is dropped: 2 min. Clients drop theirs sooner.
 const IDLE: Duration = Duration::from_secs(120);
-/// Limit of the time in which a peer sends the rest of a request, or reads an answer: 30 s.
-const REST_WITHIN: Duration = Duration::from_secs(30);
 
 /// A service of calls; made by [`Node::serve`].
 ///
@@ -163,7 +161,7 @@ where
 async fn refuse(mut stream: Stream) {
     let head = AnswerHeader { status: Status::Busy, length: 0, limit: 0 }.emit();
     // A new stream has space for it; if not, the caller only sees the end of the stream.
-    let _ = timeout(REST_WITHIN, write_parts(&mut stream, &head, &[], 0)).await;
+    let _ = timeout(rest_within(0), write_parts(&mut stream, &head, &[], 0)).await;
 }
 
 /// The state that each stream's task needs.
@@ -199,19 +197,26 @@ where
             if is_over {
                 return Ok(());
             }
-            let header = timeout(REST_WITHIN, RequestHeader::read(&mut pipe)).await??;
+            let header = timeout(rest_within(0), RequestHeader::read(&mut pipe)).await??;
             let length = header.length as usize;
             if length > self.most {
                 let status = Status::RequestTooLarge;
                 return answer(&mut pipe, status, self.most, &[]).await;
             }
             let since = Instant::now();
-            let payload = timeout(REST_WITHIN, read_body(&mut pipe, length)).await??;
             let deadline = header.remaining.and_then(|time| since.checked_add(time));
-            let trace = header.trace;
-            let result = self.handle(&mut pipe, &payload, deadline, trace, peer).await?;
-            drop(payload);
-            let (status, limit, body) = match result {
+            // A long request takes memory only once it has its turn.
+            let turn = match length > RESERVED {
+                true => within(deadline, self.turn()).await,
+                false => Ok(None),
+            };
+            let turn = match turn {
+                Ok(turn) => turn,
+                Err(status) => return answer(&mut pipe, status, self.most, &[]).await,
+            };
+            let payload = timeout(rest_within(length), read_body(&mut pipe, length)).await??;
+            let call = Call { payload, turn, deadline, trace: header.trace };
+            let (status, limit, body) = match self.handle(&mut pipe, call, peer).await? {
                 Ok((_, body)) if body.len() > self.most => {
                     (Status::ResponseTooLarge, self.most, Vec::new())
                 }
@@ -223,21 +228,26 @@ where
         }
     }
 
+    /// Waits for a turn among the calls in progress; `None` if the service has ended.
+    fn turn(&self) -> impl Future<Output = Option<OwnedSemaphorePermit>> + use<S, Request> {
+        let room = Arc::clone(&self.room);
+        async move { room.acquire_owned().await.ok() }
+    }
+
     /// Runs a call until it ends, its deadline passes, or its stream ends, which is an error.
     async fn handle(
         &mut self,
         pipe: &mut Pipe,
-        payload: &[u8],
-        deadline: Option<Instant>,
-        trace: Trace,
+        Call { payload, turn, deadline, trace }: Call,
         peer: &PeerName,
     ) -> io::Result<Result<(Status, Vec<u8>), Status>> {
-        let Ok(request) = decode_value(payload) else { return Ok(Err(Status::Undecodable)) };
+        let Ok(request) = decode_value(&payload) else { return Ok(Err(Status::Undecodable)) };
+        drop(payload);
         let span = tracing::info_span!("call", service = &*self.name, %peer, traceparent = %trace);
         let context = Context::of_call(deadline, trace, peer.clone());
-        let room = Arc::clone(&self.room);
+        let next = self.turn();
         let called = async {
-            let _permit: Option<OwnedSemaphorePermit> = room.acquire_owned().await.ok();
+            let _turn = if turn.is_some() { turn } else { next.await };
             let service = &mut self.service;
             let result = match poll_fn(|task| service.poll_ready(task)).await {
                 Ok(()) => {
@@ -248,14 +258,7 @@ where
             };
             encode(&result)
         };
-        let called = async {
-            match deadline {
-                Some(at) => {
-                    tokio::time::timeout_at(at, called).await.unwrap_or(Err(Status::Deadline))
-                }
-                None => called.await,
-            }
-        };
+        let called = async { within(deadline, called).await.and_then(|result| result) };
         tokio::select! {
             biased;
             result = called.instrument(span) => Ok(result),
@@ -265,6 +268,23 @@ where
                 Err(error) => error,
             }),
         }
+    }
+}
+
+/// A call whose request has arrived.
+struct Call {
+    payload: Vec<u8>,
+    /// The call's turn among those in progress, if it has one already.
+    turn: Option<OwnedSemaphorePermit>,
+    deadline: Option<Instant>,
+    trace: Trace,
+}
+
+/// Completes `work`, unless the deadline passes before.
+async fn within<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Result<T, Status> {
+    match deadline {
+        Some(at) => timeout_at(at, work).await.map_err(|_| Status::Deadline),
+        None => Ok(work.await),
     }
 }
 
@@ -279,5 +299,5 @@ fn encode<R: Serialize, E: Serialize>(result: &Result<R, E>) -> Result<(Status, 
 async fn answer(pipe: &mut Pipe, status: Status, limit: usize, body: &[u8]) -> io::Result<()> {
     #[expect(clippy::cast_possible_truncation, reason = "both are bounded")]
     let head = AnswerHeader { status, length: body.len() as u32, limit: limit as u32 }.emit();
-    timeout(REST_WITHIN, write_parts(pipe, &head, body, 0)).await?
+    timeout(rest_within(body.len()), write_parts(pipe, &head, body, 0)).await?
 }

@@ -38,7 +38,8 @@ int midplane_finish(int stream);
 
 /* Closes a stream: ends the caller's side, then waits up to 10 s until the service has ended its side as well, discarding
  * the bytes that it still sends. Returns 0 if the service has ended its side: a service that does so only after it has read
- * everything thereby confirms that. The number is free in any case. */
+ * everything thereby confirms that. The number is free in any case. A receive of another thread then fails; a send of
+ * another thread is waited for. */
 int midplane_close(int stream);
 
 /* Returns the reason of this thread's last failure, in English: text that stays until the thread's next call. */

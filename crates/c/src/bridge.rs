@@ -11,6 +11,7 @@ use std::time::Duration;
 use midplane::{Node, Stream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf, split};
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::watch;
 
 /// Longest time for which a close waits for the service's end of the stream.
 const CLOSE: Duration = Duration::from_secs(10);
@@ -33,6 +34,8 @@ struct Bridge {
 struct Halves {
     receiver: Mutex<ReadHalf<Stream>>,
     sender: Mutex<WriteHalf<Stream>>,
+    /// Set by a close, which ends receives of other threads.
+    is_closing: watch::Sender<bool>,
 }
 
 static BRIDGE: Mutex<Option<Bridge>> = Mutex::new(None);
@@ -88,7 +91,8 @@ pub(crate) fn connect(service: &str) -> Result<i32, Failed> {
     };
     let stream = runtime.block_on(node.connect(service)).map_err(|error| error.to_string())?;
     let (receiver, sender) = split(stream);
-    let halves = Halves { receiver: Mutex::new(receiver), sender: Mutex::new(sender) };
+    let (receiver, sender) = (Mutex::new(receiver), Mutex::new(sender));
+    let halves = Halves { receiver, sender, is_closing: watch::Sender::new(false) };
     let mut bridge = bridge();
     let bridge = bridge.as_mut().expect("the node stays until the process ends");
     let number = bridge.next;
@@ -118,7 +122,18 @@ pub(crate) fn receive(number: i32, bytes: &mut [MaybeUninit<u8>]) -> Result<usiz
     let mut receiver = lock(&halves.receiver);
     let mut buffer = ReadBuf::uninit(bytes);
     let read = poll_fn(|context| Pin::new(&mut *receiver).poll_read(context, &mut buffer));
-    runtime.block_on(read).map_err(|error| failed("receive", &error))?;
+    let mut is_closing = halves.is_closing.subscribe();
+    runtime
+        .block_on(async {
+            tokio::select! {
+                biased;
+                done = read => done,
+                _ = is_closing.wait_for(|is_closing| *is_closing) => {
+                    Err(io::Error::new(io::ErrorKind::NotConnected, "another thread has closed it"))
+                }
+            }
+        })
+        .map_err(|error| failed("receive", &error))?;
     Ok(buffer.filled().len())
 }
 
@@ -135,6 +150,7 @@ pub(crate) fn close(number: i32) -> Result<(), Failed> {
     if let Some(bridge) = bridge().as_mut() {
         bridge.streams.remove(&number);
     }
+    halves.is_closing.send_replace(true);
     let (mut sender, mut receiver) = (lock(&halves.sender), lock(&halves.receiver));
     let ends = async {
         sender.shutdown().await?;

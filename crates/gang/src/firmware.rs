@@ -1,6 +1,6 @@
 //! The NIC extension: runs the contexts of one NIC, of which each channel has at most one active.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use midplane_nicvm::context::Context;
@@ -35,6 +35,8 @@ pub struct Gang {
     /// Index of each context, by channel, job and rank.
     by_name: BTreeMap<(ChannelId, JobId, Rank), usize>,
     arrivals: Arrivals,
+    /// Ports that the [port suspender](crate::port_suspender::PortSuspender) has suspended.
+    suspended: BTreeSet<PortId>,
     timeout_at: Option<midplane_simhw::time::Instant>,
 }
 
@@ -154,13 +156,19 @@ impl Gang {
             return Err(Status::Refused);
         }
         match command.opcode {
-            STOP_PORT => nic.suspend_port(port),
+            STOP_PORT => {
+                self.suspended.insert(port);
+                nic.suspend_port(port);
+            }
             WATCH_PORT if !nic.is_suspended(port) => return Err(Status::Invalid),
             WATCH_PORT => {
                 nic.watch_port(port);
                 self.arrivals.watch(port, command.args[1]);
             }
-            _ => nic.resume_port(port),
+            _ => {
+                self.suspended.remove(&port);
+                nic.resume_port(port);
+            }
         }
         Ok(0)
     }
@@ -300,11 +308,17 @@ impl Extension for Gang {
     }
 
     fn outstanding_commands(&mut self) -> Vec<Command> {
-        self.arrivals.waiting.take().into_iter().collect()
+        let held = self.contexts.iter_mut().flat_map(|(_, endpoint)| endpoint.take_held());
+        self.arrivals.waiting.take().into_iter().chain(held).collect()
     }
 
     fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
         self.arrivals.on_port_closed(port);
+        self.suspended.remove(&port);
+        if self.config.port_suspender == Some(port) {
+            // A suspended port can't be closed, and its daemon is gone.
+            std::mem::take(&mut self.suspended).into_iter().for_each(|port| nic.resume_port(port));
+        }
         let mut closed = Vec::new();
         for (at, endpoint) in &mut self.contexts {
             endpoint.on_port_closed(port);

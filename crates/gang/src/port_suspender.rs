@@ -7,7 +7,7 @@
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::PortId;
-use midplane_simhw::port::{Port, PortClosed, PortOptions, Status};
+use midplane_simhw::port::{Command, Port, PortClosed, PortOptions, Status};
 
 use crate::channel::command::{AWAIT_ARRIVAL, RESUME_PORT, STOP_PORT, WATCH_PORT};
 use crate::channel::gang;
@@ -23,6 +23,8 @@ pub const ARRIVAL_WATCHER: PortId = PortId(1_026);
 #[derive(Debug)]
 pub struct PortSuspender {
     port: Port,
+    /// The number of the last command, which is its cookie.
+    last: u64,
 }
 
 impl PortSuspender {
@@ -32,7 +34,7 @@ impl PortSuspender {
     /// [`ControlError::Open`] if the NIC has no free port, or another process has opened this port.
     pub fn open(host: &impl Host, number: PortId) -> Result<Self, ControlError> {
         let port = host.open_port_with(PortOptions::default().depth(4).number(number))?;
-        Ok(Self { port })
+        Ok(Self { port, last: 0 })
     }
 
     async fn ask(
@@ -41,10 +43,17 @@ impl PortSuspender {
         opcode: u8,
         (of, tag): (PortId, u64),
     ) -> Result<(), ControlError> {
-        self.port.submit(&gang(opcode, [of.0.into(), tag, 0]))?;
-        match self.port.completion().await.map_err(|PortClosed| PortClosed)?.status {
-            Status::Done => Ok(()),
-            status => Err(ControlError::Refused { what, status }),
+        self.last += 1;
+        let cookie = self.last;
+        self.port.submit(&Command { cookie, ..gang(opcode, [of.0.into(), tag, 0]) })?;
+        loop {
+            let done = self.port.completion().await.map_err(|PortClosed| PortClosed)?;
+            match done.status {
+                // The completion of a command whose future was dropped.
+                _ if done.cookie != cookie => {}
+                Status::Done => return Ok(()),
+                status => return Err(ControlError::Refused { what, status }),
+            }
         }
     }
 
@@ -55,7 +64,7 @@ impl PortSuspender {
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the next command would receive this one's completion.
+    /// If the future is dropped, the port may be suspended all the same.
     pub async fn suspend(&mut self, port: PortId) -> Result<(), ControlError> {
         self.ask("stop a port", STOP_PORT, (port, 0)).await
     }
@@ -71,7 +80,7 @@ impl PortSuspender {
     /// [`ControlError`]; `Refused` if the port is not suspended.
     ///
     /// # Cancel safety
-    /// None: the next command would receive this one's completion.
+    /// If the future is dropped, the port may be watched all the same.
     pub async fn watch(&mut self, port: PortId, tag: u64) -> Result<(), ControlError> {
         self.ask("watch a port", WATCH_PORT, (port, tag)).await
     }
@@ -82,7 +91,7 @@ impl PortSuspender {
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the next command would receive this one's completion.
+    /// If the future is dropped, the port may be resumed all the same.
     pub async fn resume(&mut self, port: PortId) -> Result<(), ControlError> {
         self.ask("resume a port", RESUME_PORT, (port, 0)).await
     }

@@ -67,6 +67,8 @@ const WATCH: TimeoutId = TimeoutId(u32::MAX);
 /// Bytes of a message's header: opcode, round, operation number.
 const HEAD: usize = 6;
 const ASK: u8 = 0;
+/// Number of operations, from the next one of this host on, of whose broadcasts frames are stored.
+const AHEAD: u32 = 32;
 /// Instructions charged for handling a message, without its effects.
 const STEP_INSTRUCTIONS: u64 = 10;
 
@@ -373,10 +375,15 @@ impl Extension for Collectives {
         }
     }
 
-    fn on_data(&mut self, nic: &mut Context<'_>, _: NodeId, frame: &Frame<'_>) {
+    fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         nic.charge(STEP_INSTRUCTIONS);
         let number = frame.header.sequence;
-        if !self.running.contains_key(&number) && self.next.wrapping_sub(number) as i32 > 0 {
+        // The parent sends frames of operations that are too far ahead again.
+        if !self.running.contains_key(&number) && number.wrapping_sub(self.next) >= AHEAD {
+            return;
+        }
+        if !broadcast::is_of_parent(&self.group, from, frame) {
+            self.counters.malformed += 1;
             return;
         }
         let kind = Kind::Broadcast(Broadcast::default());

@@ -20,7 +20,7 @@
 //!
 //! | a module may import from `nic` | meaning |
 //! |---|---|
-//! | `send_control(to, address, length)` | sends a control message |
+//! | `send_control(to, address, length)` | sends a control message, to at most 256 nodes in all |
 //! | `send_data(to, port, address, length)` | sends a data frame, up to [`MAILBOX_BYTES`] |
 //! | `set_timeout(number, coarse, nanoseconds: i64)` | sets a timeout |
 //! | `cancel_timeout(number)` | cancels a timeout |

@@ -121,6 +121,7 @@ impl Thread {
                 return;
             }
         }
+        self.nic.shared().ending.clear();
         nic.set_timeout(RESUME, Service::Exact, Duration::ZERO);
     }
 

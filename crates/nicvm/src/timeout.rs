@@ -25,10 +25,19 @@ pub enum Service {
 
 type Key = (ExtensionId, TimeoutId);
 
+/// When a timeout expires.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Due {
+    /// At an instant, by the exact service.
+    At(Instant),
+    /// With a tick of the coarse service's wheel.
+    With(u64),
+}
+
 /// The timeouts of one unit's extensions.
 #[derive(Debug)]
 pub(crate) struct Timeouts {
-    due: BTreeMap<Key, (Instant, Service)>,
+    due: BTreeMap<Key, Due>,
     exact: BTreeSet<(Instant, Key)>,
     wheel: Vec<Vec<(u64, Key)>>,
     /// Number of coarse timeouts that are set.
@@ -52,9 +61,9 @@ impl Default for Timeouts {
 impl Timeouts {
     pub(crate) fn set(&mut self, now: Instant, key: Key, service: Service, at: Instant) {
         self.cancel(key);
-        self.due.insert(key, (at, service));
         match service {
             Service::Exact => {
+                self.due.insert(key, Due::At(at));
                 self.exact.insert((at, key));
             }
             Service::Coarse => {
@@ -63,6 +72,7 @@ impl Timeouts {
                 }
                 self.coarse += 1;
                 let tick = at.as_nanos().div_ceil(COARSE_TICK_NS).max(self.ticks + 1);
+                self.due.insert(key, Due::With(tick));
                 self.wheel[tick as usize % SLOTS].push((tick, key));
             }
         }
@@ -70,11 +80,17 @@ impl Timeouts {
 
     pub(crate) fn cancel(&mut self, key: Key) {
         match self.due.remove(&key) {
-            Some((at, Service::Exact)) => {
+            Some(Due::At(at)) => {
                 self.exact.remove(&(at, key));
             }
-            // The wheel's entry becomes void; it is removed when its slot is processed.
-            Some((_, Service::Coarse)) => self.coarse -= 1,
+            Some(Due::With(tick)) => {
+                self.coarse -= 1;
+                let slot = &mut self.wheel[tick as usize % SLOTS];
+                // Most often it was set a short time ago.
+                if let Some(at) = slot.iter().rposition(|entry| *entry == (tick, key)) {
+                    slot.remove(at);
+                }
+            }
             None => {}
         }
     }
@@ -123,11 +139,7 @@ impl Timeouts {
                 if due > tick && !planted::is(Bug::LongTimeoutLost) {
                     return true;
                 }
-                // An entry is void if its timeout was cancelled or set anew.
-                let live = self.due.get(&key).is_some_and(|(at, service)| {
-                    *service == Service::Coarse && at.as_nanos().div_ceil(COARSE_TICK_NS) <= tick
-                });
-                if live {
+                if due <= tick {
                     self.due.remove(&key);
                     self.coarse -= 1;
                     expired.push(key);
@@ -195,6 +207,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A module of a guest may set a timeout of the far future for ever.
+    #[test]
+    fn a_timeout_that_is_set_anew_takes_no_more_memory() {
+        let mut timeouts = Timeouts::default();
+        let key = (ExtensionId(1), TimeoutId(1));
+        let held = |timeouts: &Timeouts| timeouts.wheel.iter().map(Vec::len).sum::<usize>();
+        for _ in 0..1_000 {
+            timeouts.set(Instant::ZERO, key, Service::Coarse, Instant::FAR_FUTURE);
+        }
+        assert_eq!(held(&timeouts), 1);
+        timeouts.cancel(key);
+        assert_eq!(held(&timeouts), 0);
     }
 
     #[test]

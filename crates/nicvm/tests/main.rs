@@ -14,6 +14,7 @@ mod heaps;
 mod held;
 mod held_groups;
 mod hostile;
+mod hostile_collectives;
 mod hostile_memory;
 mod incast;
 mod install;

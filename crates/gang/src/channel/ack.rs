@@ -254,11 +254,12 @@ impl Outbound {
         }
     }
 
-    /// Returns when to call [`Outbound::on_timeout`], unless another event comes first.
-    pub(crate) fn next_timeout(&self, stopped: bool) -> Option<Instant> {
+    /// Returns when to call [`Outbound::on_timeout`], or to send again, which is possible from `pump_at` on, unless another
+    /// event comes first.
+    pub(crate) fn next_timeout(&self, stopped: bool, pump_at: Instant) -> Option<Instant> {
         let unsent = (self.cursor.wrapping_sub(self.acked) as usize) < self.waiting.len();
-        let resend =
-            (!stopped && unsent && self.resend_at > Instant::ZERO).then_some(self.resend_at);
+        let resend = (!stopped && unsent && self.resend_at > Instant::ZERO)
+            .then(|| self.resend_at.max(pump_at));
         match (self.deadline, resend) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),

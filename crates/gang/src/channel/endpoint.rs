@@ -239,7 +239,9 @@ impl Endpoint {
         // Messages that the process has sent, but not yet notified the NIC of, belong to the context.
         self.read_counts(shared);
         self.phase = Phase::Stopping;
-        self.stopper = Some(command);
+        if let Some(old) = self.stopper.replace(command) {
+            shared.complete(&old, Status::Cancelled, self.news());
+        }
         let owed: Vec<Rank> = self
             .peers
             .iter()
@@ -318,7 +320,9 @@ impl Endpoint {
         }
         let stopped = self.phase == Phase::Stopping;
         let peers = self.peers.values();
-        let instants = peers.flat_map(|peer| [peer.out.next_timeout(stopped), peer.answer_at]);
+        let pump_at = self.pump_at.unwrap_or(Instant::ZERO);
+        let instants =
+            peers.flat_map(|peer| [peer.out.next_timeout(stopped, pump_at), peer.answer_at]);
         instants.chain([self.pump_at]).flatten().min()
     }
 
@@ -329,9 +333,14 @@ impl Endpoint {
 
     /// Cancels the outstanding commands of the process and of the controller.
     pub(crate) fn end(&mut self, shared: &mut Shared<'_, '_>) {
-        for command in [self.waiter.take(), self.stopper.take()].into_iter().flatten() {
+        for command in self.take_held() {
             shared.complete(&command, Status::Cancelled, [0; 4]);
         }
+    }
+
+    /// Takes the outstanding commands of the process and of the controller.
+    pub(crate) fn take_held(&mut self) -> impl Iterator<Item = Command> + use<> {
+        [self.waiter.take(), self.stopper.take()].into_iter().flatten()
     }
 
     /// Removes a closed port from the context.

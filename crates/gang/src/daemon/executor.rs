@@ -171,8 +171,9 @@ impl<H: Host> Ports<H> {
     /// Suspends ports of a job whose processes are suspended.
     async fn suspend(&mut self, job: JobId, ports: Vec<PortId>) -> Result<(), ControlError> {
         for port in ports {
-            self.suspender()?.suspend(port).await?;
+            // Noted first: if this is dropped, the NIC may suspend the port all the same.
             self.suspended.entry(job).or_default().push(port);
+            self.suspender()?.suspend(port).await?;
         }
         Ok(())
     }

@@ -244,11 +244,11 @@ mod tests {
     #[test]
     fn a_process_without_a_group_of_its_own_gets_its_signals() {
         let (mut process, _) = Process::start(Command::new("sleep").arg("1000")).unwrap();
-        process.signal(Signal::INT);
+        process.signal(Signal::TERM);
         while process.end().is_none() {
             std::thread::yield_now();
         }
-        assert_eq!(process.end(), Some(End::Killed(Signal::INT.as_raw())));
+        assert_eq!(process.end(), Some(End::Killed(Signal::TERM.as_raw())));
     }
 
     #[test]

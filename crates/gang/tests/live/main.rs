@@ -84,6 +84,7 @@ const TESTS: &[choice::Scene] = &[
     ("a_job_s_streams_and_exit_code_are_its_client_s", scenes::streams_and_exit_code),
     ("a_job_that_can_t_start_is_refused_at_once", scenes::what_cannot_begin),
     ("a_rank_that_dies_ends_its_job_and_no_other", scenes::a_rank_dies),
+    ("a_halted_job_runs_in_no_slice", scenes::a_job_is_halted),
     ("nothing_outlives_a_daemon_that_is_killed", scenes::a_daemon_is_killed),
     ("a_daemon_that_follows_a_killed_one_at_once_answers", scenes::a_daemon_follows_at_once),
     ("nothing_outlives_a_client_that_is_killed", scenes::a_client_is_killed),

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::process::Stdio;
+use std::time::Duration;
 
 use midplane_gang::live::client::ask;
 use midplane_gang::live::daemon::probe_control_groups;
@@ -109,6 +110,42 @@ pub(crate) fn a_rank_dies() {
     };
     assert_eq!(said(other.wait_with_output().unwrap()).0, 137);
     assert_eq!(listing(&stage).jobs, []);
+}
+
+/// Tests that a job that was sent SIGSTOP does not run in its slices, until it is sent SIGCONT.
+pub(crate) fn a_job_is_halted() {
+    for (freezer, others) in [("signals", 1), ("signals", 0), ("auto", 1)] {
+        let stage = Stage::with(1, 1, 20, ("none", freezer));
+        let counts = "while :; do echo; done >> \"$0\"";
+        let path = stage.path().join("counts").display().to_string();
+        let length = || std::fs::metadata(stage.path().join("counts")).map_or(0, |it| it.len());
+        let mut client = stage.client(1, &["sh", "-c", counts, &path]).spawn().unwrap();
+        let others: Vec<_> =
+            (0..others).map(|_| stage.client(1, &["sleep", "1000"]).spawn().unwrap()).collect();
+        let grows = |what| {
+            let before = length();
+            wait_until(what, || length() > before);
+        };
+        grows("it runs");
+        let tell = |signal| ask_for(&stage, &Request::Kill { job: JobId(1), signal });
+        tell(Some(19));
+        wait_until("it is halted", || {
+            let before = length();
+            std::thread::park_timeout(Duration::from_millis(200));
+            length() == before
+        });
+        let before = length();
+        std::thread::park_timeout(Duration::from_millis(500));
+        assert_eq!(length(), before, "{freezer}: it runs in its slices");
+        tell(Some(18));
+        grows("it goes on");
+        tell(None);
+        assert_eq!(client.wait().unwrap().code(), Some(137));
+        for (other, job) in others.into_iter().zip(2..) {
+            ask_for(&stage, &Request::Kill { job: JobId(job), signal: None });
+            assert_eq!(said(other.wait_with_output().unwrap()).0, 137);
+        }
+    }
 }
 
 pub(crate) fn a_daemon_is_killed() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use midplane_simhw::frame::{Frame, HEADER_BYTES};
 use midplane_simhw::hardware::Source;
+use midplane_simhw::id::NodeId;
 use midplane_simhw::port::{Command, Status};
 use midplane_simhw::region::Payload;
 
@@ -40,6 +41,19 @@ pub(super) struct Broadcast {
     waiting: BTreeSet<u16>,
     is_known: bool,
     delivered: bool,
+}
+
+/// Returns the rank of this member's parent in the tree of frames from `root`; `None` for the root itself.
+fn parent(group: &Group, root: u16) -> Option<u16> {
+    let place = tree::place_of(group.rank, root, group.size());
+    Some(tree::rank_at(place.checked_sub(1)? / 2, root, group.size()))
+}
+
+/// Returns whether a frame comes from the member that sends this one its frames.
+pub(super) fn is_of_parent(group: &Group, from: NodeId, frame: &Frame<'_>) -> bool {
+    let root = frame.header.words[0] as u16;
+    let parent = (root < group.size()).then(|| parent(group, root)).flatten();
+    parent.is_some_and(|rank| group.members[usize::from(rank)] == from)
 }
 
 impl Broadcast {
@@ -161,9 +175,9 @@ impl Broadcast {
             self.send(nic, group, number, at, child, Some(frame.payload));
         }
         if self.lacks == 0 {
-            let parent = (tree::place_of(group.rank, root, group.size()) - 1) / 2;
-            let parent = tree::rank_at(parent, root, group.size());
-            group.send(nic, parent, (BROADCAST, DONE, number), &[]);
+            if let Some(parent) = parent(group, root) {
+                group.send(nic, parent, (BROADCAST, DONE, number), &[]);
+            }
             if !self.waiting.is_empty() {
                 nic.set_timeout(TimeoutId(number), Service::Exact, RETRY);
             }

@@ -61,6 +61,9 @@ impl Gather {
         round: u8,
         body: &[u8],
     ) -> Option<Progress> {
+        if group.size() > MOST {
+            return None;
+        }
         self.heard.resize(usize::from(group.size()) - 1, false);
         let heard = self.heard.get_mut(usize::from(round))?;
         if body.len() > SMALL || std::mem::replace(heard, true) {

@@ -71,6 +71,7 @@ impl SendWindow {
     pub(super) fn reset(&mut self) -> usize {
         let dropped = self.queue.len();
         self.queue.clear();
+        self.queue.shrink_to_fit();
         self.first = 0;
         self.begun = 0;
         dropped

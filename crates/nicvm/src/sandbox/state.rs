@@ -9,6 +9,7 @@ use midplane_simhw::time::Instant;
 
 use super::{Limits, MAILBOX_BYTES, Service, TimeoutId};
 use crate::control::MAX_MESSAGE;
+use crate::install::MAX_MEMBERS;
 
 /// One effect that a handler has asked for; its bytes lie in [`State`]'s own buffer.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +49,8 @@ pub(super) struct State {
     ending: Vec<Command>,
     closed: bool,
     timers: BTreeSet<TimeoutId>,
+    /// Nodes to which the module has sent messages. The unit has a queue for each.
+    peers: BTreeSet<NodeId>,
 }
 
 impl State {
@@ -65,6 +68,7 @@ impl State {
             ending: Vec::new(),
             closed: false,
             timers: BTreeSet::new(),
+            peers: BTreeSet::new(),
         }
     }
 
@@ -161,9 +165,12 @@ impl State {
 
     pub(super) fn send_control(&mut self, to: i32, bytes: &[u8]) -> i32 {
         let Ok(to) = u16::try_from(to) else { return -1 };
-        if bytes.len() > MAX_MESSAGE || !self.has_room() {
+        let is_new = !self.peers.contains(&NodeId(to));
+        let is_one_more = is_new && self.peers.len() >= MAX_MEMBERS;
+        if bytes.len() > MAX_MESSAGE || !self.has_room() || is_one_more {
             return -1;
         }
+        self.peers.insert(NodeId(to));
         let (start, length) = self.keep(bytes);
         self.ask(Effect::Control { to: NodeId(to), start, length })
     }
@@ -249,5 +256,18 @@ impl State {
     fn ask(&mut self, effect: Effect) -> i32 {
         self.effects.push(effect);
         0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_sends_to_a_bounded_number_of_nodes() {
+        let mut state = State::new(Limits::default().effects(1_000));
+        let sent = (0..400).filter(|node| state.send_control(*node, b"x") == 0).count();
+        assert_eq!(sent, MAX_MEMBERS);
+        assert_eq!(state.send_control(0, b"x"), 0);
     }
 }

@@ -57,6 +57,9 @@ fn cure_of(panic: &str) -> &'static str {
 ///
 /// Spawn it on a world whose firmware is [`DatagramNic`](super::DatagramNic), once for each host.
 ///
+/// # Panics
+/// If `mtu` is below 257: a datagram of 65,535 bytes has at most 255 fragments.
+///
 /// # Cancel safety
 /// Dropping the future ends the host's code at once, as a crash does.
 pub async fn run(
@@ -66,6 +69,7 @@ pub async fn run(
     start: impl FnOnce() -> Main + Send + 'static,
     on_end: impl FnOnce(Result<(), HostError>) + Send,
 ) {
+    assert!(mtu >= 257, "an interface sends datagrams of at least 257 bytes, not {mtu}");
     let kernel = Kernel::new(host.clone(), hosts, mtu);
     let ended = Arc::new(Mutex::new(None));
     let mut runtime = HostRuntime::new(&kernel);

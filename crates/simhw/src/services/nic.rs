@@ -139,7 +139,11 @@ impl HostNic {
             }
             return None;
         }
-        if slot >= SLOTS || completion.length as usize > self.slot_bytes {
+        if slot >= SLOTS {
+            return None;
+        }
+        if completion.length as usize > self.slot_bytes {
+            self.post_buffer(slot);
             return None;
         }
         let mut bytes = vec![0; completion.length as usize];

@@ -43,7 +43,7 @@ pub enum Arrival {
 pub(super) struct Inbox {
     arrived: VecDeque<Arrival>,
     bytes: usize,
-    receiver: Option<Waker>,
+    receivers: Vec<Waker>,
 }
 
 impl Inbox {
@@ -55,7 +55,7 @@ impl Inbox {
         }
         self.bytes += bytes;
         self.arrived.push_back(arrival);
-        wakes.extend(self.receiver.take());
+        wakes.append(&mut self.receivers);
         true
     }
 }
@@ -108,7 +108,7 @@ impl UdpSocket {
         self.kernel.mtu
     }
 
-    /// Takes the next arrival. If there is none, wakes the task once there is.
+    /// Takes the next arrival. If there is none, wakes the task once there is; every task that waits is woken.
     pub fn poll_receive(&self, context: &mut Context<'_>) -> Poll<Arrival> {
         let mut state = self.kernel.state();
         let inbox = state.sockets.get_mut(&self.address.port()).expect("a socket is bound");
@@ -118,9 +118,10 @@ impl UdpSocket {
                 Poll::Ready(arrival)
             }
             None => {
-                let replaced = inbox.receiver.replace(context.waker().clone());
-                drop(state);
-                drop(replaced);
+                let waker = context.waker();
+                if !inbox.receivers.iter().any(|waits| waits.will_wake(waker)) {
+                    inbox.receivers.push(waker.clone());
+                }
                 Poll::Pending
             }
         }

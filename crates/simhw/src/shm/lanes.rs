@@ -330,15 +330,29 @@ impl Lanes {
         let receiver = &mut peer.link.receiver;
         let (words, length) = words_of(receiver.words());
         let Some(extent) = receiver.extent(length) else {
-            // No correct process writes this length: no later frame of the peer can be trusted.
-            let node = peer.link.node;
-            self.disconnect(at);
-            return Some(News::Left(node));
+            return Some(News::Left(self.distrust(at)));
         };
         self.unreleased = Some((at, length));
         let Peer::Connected(peer) = &self.peers[at] else { return None };
         let payload = peer.link.receiver.payload(extent);
         Some(News::Frame { from: peer.link.node, words, payload })
+    }
+
+    /// Removes a peer that has written a length which no correct process writes: no later frame of it can be trusted.
+    /// Its successor, if there is one, takes its place. Returns the peer's node.
+    #[cold]
+    fn distrust(&mut self, at: usize) -> NodeId {
+        let Peer::Connected(peer) = self.disconnect(at) else {
+            unreachable!("it has sent a frame")
+        };
+        let node = peer.link.node;
+        if let Some(link) = peer.successor
+            && Self::admit(self.wakes.get_ref(), &mut self.peers[at], *link)
+        {
+            self.returned.push_back(node);
+            self.has_pending_events = true;
+        }
+        node
     }
 
     /// Releases the slot of the frame that the last poll returned.

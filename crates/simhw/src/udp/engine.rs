@@ -111,9 +111,13 @@ impl<F: Firmware> Engine<F> {
 
     /// Returns until when an ending NIC waits for keys or peers; `None` if it does not wait.
     pub(super) fn lingers(&mut self) -> Option<Instant> {
-        let waits = self.unit.nic.link.awaits_keys() || self.unit.stop().is_some();
-        let last = self.unit.stopping().unwrap_or(Instant::FAR_FUTURE);
-        waits.then(|| self.next_due().min(last))
+        // Keys are awaited as long as handshakes are repeated, also after the firmware has stopped waiting.
+        let last = match self.unit.stop() {
+            Some(until) => until,
+            None if self.unit.nic.link.awaits_keys() => Instant::FAR_FUTURE,
+            None => return None,
+        };
+        Some(self.next_due().min(last))
     }
 
     /// Sends what is staged; returns when the rest is due, if any is left.

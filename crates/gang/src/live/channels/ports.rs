@@ -118,8 +118,9 @@ impl Ports {
             if known.contains_key(&port) || !self.holders.hold(port, process) {
                 continue;
             }
-            self.hold.port_suspender.suspend(port).await?;
+            // Noted first: if this is dropped, the NIC may suspend the port all the same.
             known.insert(port, Whereabouts::There(None));
+            self.hold.port_suspender.suspend(port).await?;
         }
         if self.mode == Mode::Copy {
             for of in jobs {

@@ -1,0 +1,47 @@
+//! Nodes that are not this member's parent in a broadcast's tree neither make it take memory nor forge the bytes.
+
+use crate::harness::Harness;
+use midplane_nicvm::collective::{COLLECTIVES, Collectives};
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::frame::{Header, Kind};
+use midplane_simhw::id::{Incarnation, NodeId};
+
+/// The most bytes of a broadcast.
+const TOTAL: u64 = 1 << 20;
+
+/// Receives a frame of a broadcast from rank 0, which is node 0.
+fn frame(harness: &mut Harness, source: u16, number: u32) {
+    let header = Header {
+        kind: Kind::Data,
+        extension: COLLECTIVES,
+        source: NodeId(source),
+        destination: NodeId(1),
+        incarnation: Incarnation::FIRST,
+        sequence: number,
+        words: [4_096 << 16 | TOTAL << 32, 0],
+        ..Header::default()
+    };
+    harness.frame(header, &[5; 4_096]);
+}
+
+#[test]
+fn frames_of_broadcasts_count_only_from_the_parent_and_not_far_ahead() {
+    let mut unit = Unit::default();
+    unit.install(COLLECTIVES, Collectives::new((0..4).map(NodeId).collect())).unwrap();
+    let mut harness = Harness::new(unit);
+    let state = |harness: &Harness| {
+        let collectives = harness.unit.extension::<Collectives>(COLLECTIVES).unwrap();
+        (collectives.running(), collectives.counters().malformed)
+    };
+    // Another member, and a node that is none.
+    for source in [3, 9] {
+        for number in 0..100 {
+            frame(&mut harness, source, number);
+        }
+    }
+    assert_eq!(state(&harness), (0, 64));
+    for number in 0..100 {
+        frame(&mut harness, 0, number);
+    }
+    assert_eq!(state(&harness), (32, 64));
+}
