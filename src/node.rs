@@ -237,7 +237,7 @@ impl Node {
 
     /// Opens a stream to a candidate; `None` if it refuses, has ended, or does not answer in time, perhaps because it
     /// is suspended.
-    async fn open_at(&self, chosen: &Candidate, service: &str) -> Option<Stream> {
+    pub(crate) async fn open_at(&self, chosen: &Candidate, service: &str) -> Option<Stream> {
         let shared = Arc::clone(&self.0.shared);
         let (candidate, name) = (chosen.clone(), service.to_owned());
         let opening = async move { open(&shared, &candidate, &name).await };

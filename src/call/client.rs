@@ -296,7 +296,7 @@ impl Call {
             let leased = self.shared.pool.lease(&candidates, random);
             let (candidate, lease) = leased.expect("a candidate was found");
             let session = candidate.session.number();
-            let why = match self.attempt(service, candidate, &lease, until).await {
+            let why = match self.attempt(service, candidate, &lease).await {
                 Ok(answer) if answer.status == Status::Busy => CallError::Busy,
                 Ok(answer) => return Ok(answer),
                 Err(Lost::Undelivered) => {
@@ -322,7 +322,6 @@ impl Call {
         service: &str,
         candidate: &Candidate,
         lease: &Lease,
-        until: Instant,
     ) -> Result<Answer, Lost> {
         while let Some(pipe) = lease.take() {
             match self.exchange(pipe, lease).await {
@@ -331,7 +330,7 @@ impl Call {
                 done => return done,
             }
         }
-        let opened = self.shared.node.open(candidate, service, until).await;
+        let opened = self.shared.node.open_at(candidate, service).await;
         self.exchange(pool::pipe(opened.ok_or(Lost::Undelivered)?), lease).await
     }
 

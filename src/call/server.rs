@@ -120,6 +120,7 @@ impl Node {
             name: name.into(),
             served,
             room: Arc::clone(&room),
+            places: Arc::new(Semaphore::new(concurrency)),
             most: limits.max_message,
             of: PhantomData,
         };
@@ -170,7 +171,10 @@ struct Server<S, Request> {
     service: S,
     name: Arc<str>,
     served: Arc<Streams>,
+    /// Limits the calls in progress.
     room: Arc<Semaphore>,
+    /// Limits the long requests in memory whose calls are not in progress yet.
+    places: Arc<Semaphore>,
     most: usize,
     of: PhantomData<fn(Request)>,
 }
@@ -178,8 +182,9 @@ struct Server<S, Request> {
 impl<S: Clone, Request> Clone for Server<S, Request> {
     fn clone(&self) -> Self {
         let (name, served) = (Arc::clone(&self.name), Arc::clone(&self.served));
-        let (service, room) = (self.service.clone(), Arc::clone(&self.room));
-        Self { service, name, served, room, most: self.most, of: PhantomData }
+        let (room, places) = (Arc::clone(&self.room), Arc::clone(&self.places));
+        let (service, most) = (self.service.clone(), self.most);
+        Self { service, name, served, room, places, most, of: PhantomData }
     }
 }
 
@@ -205,17 +210,12 @@ where
             }
             let since = Instant::now();
             let deadline = header.remaining.and_then(|time| since.checked_add(time));
-            // A long request takes memory only once it has its turn.
-            let turn = match length > RESERVED {
-                true => within(deadline, self.turn()).await,
-                false => Ok(None),
-            };
-            let turn = match turn {
-                Ok(turn) => turn,
+            let read = read_payload(Arc::clone(&self.places), &mut pipe, length);
+            let (payload, place) = match within(deadline, read).await {
+                Ok(read) => read?,
                 Err(status) => return answer(&mut pipe, status, self.most, &[]).await,
             };
-            let payload = timeout(rest_within(length), read_body(&mut pipe, length)).await??;
-            let call = Call { payload, turn, deadline, trace: header.trace };
+            let call = Call { payload, place, deadline, trace: header.trace };
             let (status, limit, body) = match self.handle(&mut pipe, call, peer).await? {
                 Ok((_, body)) if body.len() > self.most => {
                     (Status::ResponseTooLarge, self.most, Vec::new())
@@ -228,26 +228,21 @@ where
         }
     }
 
-    /// Waits for a turn among the calls in progress; `None` if the service has ended.
-    fn turn(&self) -> impl Future<Output = Option<OwnedSemaphorePermit>> + use<S, Request> {
-        let room = Arc::clone(&self.room);
-        async move { room.acquire_owned().await.ok() }
-    }
-
     /// Runs a call until it ends, its deadline passes, or its stream ends, which is an error.
     async fn handle(
         &mut self,
         pipe: &mut Pipe,
-        Call { payload, turn, deadline, trace }: Call,
+        Call { payload, place, deadline, trace }: Call,
         peer: &PeerName,
     ) -> io::Result<Result<(Status, Vec<u8>), Status>> {
         let Ok(request) = decode_value(&payload) else { return Ok(Err(Status::Undecodable)) };
         drop(payload);
         let span = tracing::info_span!("call", service = &*self.name, %peer, traceparent = %trace);
         let context = Context::of_call(deadline, trace, peer.clone());
-        let next = self.turn();
+        let room = Arc::clone(&self.room);
         let called = async {
-            let _turn = if turn.is_some() { turn } else { next.await };
+            let _turn: Option<OwnedSemaphorePermit> = room.acquire_owned().await.ok();
+            drop(place);
             let service = &mut self.service;
             let result = match poll_fn(|task| service.poll_ready(task)).await {
                 Ok(()) => {
@@ -271,11 +266,25 @@ where
     }
 }
 
+/// Reads a request's payload. A long one waits for one of the places first, which it has until the call begins.
+async fn read_payload(
+    places: Arc<Semaphore>,
+    pipe: &mut Pipe,
+    length: usize,
+) -> io::Result<(Vec<u8>, Option<OwnedSemaphorePermit>)> {
+    let place = match length > RESERVED {
+        true => places.acquire_owned().await.ok(),
+        false => None,
+    };
+    let payload = timeout(rest_within(length), read_body(pipe, length)).await??;
+    Ok((payload, place))
+}
+
 /// A call whose request has arrived.
 struct Call {
     payload: Vec<u8>,
-    /// The call's turn among those in progress, if it has one already.
-    turn: Option<OwnedSemaphorePermit>,
+    /// The place of a long request in memory.
+    place: Option<OwnedSemaphorePermit>,
     deadline: Option<Instant>,
     trace: Trace,
 }

@@ -2,6 +2,10 @@
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::Mutex;
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::{Discovery, DiscoveryError, Place};
 
@@ -14,20 +18,33 @@ const MOST: u64 = 1 << 20;
 ///
 /// Replace the file by renaming another one over it: a search may otherwise read a half-written file.
 #[derive(Clone, Debug)]
-pub struct File(PathBuf);
+pub struct File {
+    path: PathBuf,
+    /// The read under way: a file system that does not answer blocks one thread, not one for each search.
+    reading: Arc<Mutex<Option<Reading>>>,
+}
+
+type Reading = JoinHandle<Result<Vec<Place>, DiscoveryError>>;
 
 impl File {
     /// Creates a discovery that returns the places in this file.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self(path.into())
+        Self { path: path.into(), reading: Arc::default() }
     }
 }
 
 impl Discovery for File {
     async fn places(&self) -> Result<Vec<Place>, DiscoveryError> {
-        let path = self.0.clone();
+        let mut reading = self.reading.lock().await;
+        if let Some(earlier) = reading.as_mut() {
+            // That of a search that did not wait for it.
+            let _ = earlier.await;
+        }
+        let path = self.path.clone();
         // The file may be on a slow or a network file system.
-        tokio::task::spawn_blocking(move || read(&path)).await?
+        let places = reading.insert(spawn_blocking(move || read(&path))).await;
+        *reading = None;
+        places?
     }
 }
 
@@ -60,6 +77,7 @@ fn read(path: &Path) -> Result<Vec<Place>, DiscoveryError> {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
+    use std::task::{Context, Waker};
 
     use proptest::prelude::*;
 
@@ -90,6 +108,22 @@ mod tests {
         for other in ["/", "/dev/null"] {
             assert!(read(Path::new(other)).unwrap_err().to_string().contains("no regular file"));
         }
+    }
+
+    /// Searches at once wait for each other, and none returns an earlier search's places.
+    #[tokio::test]
+    async fn searches_at_once_read_the_file_one_after_another() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "a:1").unwrap();
+        let discovery = File::new(file.path());
+        let (one, other) = tokio::join!(discovery.places(), discovery.places());
+        assert_eq!((one.unwrap().len(), other.unwrap().len()), (1, 1));
+        // Dropped while it reads.
+        let mut dropped = Box::pin(discovery.places());
+        assert!(dropped.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(dropped);
+        std::fs::write(file.path(), "a:1\nb:2").unwrap();
+        assert_eq!(discovery.places().await.unwrap().len(), 2);
     }
 
     proptest! {

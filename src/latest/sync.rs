@@ -93,10 +93,14 @@ impl Shared {
     async fn flushed(&self) {
         loop {
             let changed = self.changed.notified();
-            // In this order: a sender marks its batch as under way before it takes the entries.
-            let is_behind = self.read(Replica::is_behind);
-            let is_under_way = locked(&self.sending).values().any(|is_under_way| *is_under_way);
-            if !is_under_way && !is_behind {
+            // Both under one lock: a sender marks its batch as under way before it takes the entries, and joins the
+            // replica while it is marked.
+            let is_flushed = {
+                let sending = locked(&self.sending);
+                let is_under_way = sending.values().any(|is_under_way| *is_under_way);
+                !is_under_way && !self.read(Replica::is_behind)
+            };
+            if is_flushed {
                 return;
             }
             changed.await;

@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 mod attrition;
+mod calls;
 mod incast;
 mod quinn;
 mod system;

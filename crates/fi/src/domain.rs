@@ -24,6 +24,9 @@ const CONNECTIONS: u32 = 512;
 /// The longest time that a thread waits for one wake-up: another thread of the same domain may consume it.
 const MOST_WAIT: Duration = Duration::from_millis(50);
 
+/// Pause of a waiting thread while there is no space for what has arrived: 1 ms.
+const NO_SPACE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
 /// The state of a domain.
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -275,6 +278,12 @@ impl Shared {
                 return None;
             }
             if !core.park() {
+                // Without work, what has arrived has no space, such as in a full queue.
+                let has_no_space = core.idle > 1;
+                drop(core);
+                if has_no_space {
+                    let _ = poll(&mut [], Some(&NO_SPACE));
+                }
                 continue;
             }
             let Ok(descriptor) = core

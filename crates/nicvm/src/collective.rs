@@ -310,6 +310,11 @@ impl Collectives {
             self.on_late(nic, from, opcode, round, number);
             return Some(());
         }
+        let is_probe = opcode == BROADCAST && round == broadcast::PROBE;
+        if is_probe && !self.running.contains_key(&number) && self.is_far_ahead(number) {
+            // The parent asks again.
+            return Some(());
+        }
         let fresh = Running { opcode, kind: Kind::new(opcode)?, command: None, begun: false };
         let running = self.running.entry(number).or_insert(fresh);
         if running.opcode != opcode {
@@ -338,6 +343,11 @@ impl Collectives {
         };
         self.settle(nic, number, &progress);
         Some(())
+    }
+
+    /// Returns whether an operation has ended here, or is too far ahead for its broadcast's frames to be stored.
+    const fn is_far_ahead(&self, number: u32) -> bool {
+        number.wrapping_sub(self.next) >= AHEAD
     }
 
     /// Answers a member's probe about a broadcast that has ended here: this member needs nothing more.
@@ -379,7 +389,7 @@ impl Extension for Collectives {
         nic.charge(STEP_INSTRUCTIONS);
         let number = frame.header.sequence;
         // The parent sends frames of operations that are too far ahead again.
-        if !self.running.contains_key(&number) && number.wrapping_sub(self.next) >= AHEAD {
+        if !self.running.contains_key(&number) && self.is_far_ahead(number) {
             return;
         }
         if !broadcast::is_of_parent(&self.group, from, frame) {

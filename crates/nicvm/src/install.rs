@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::frame::Frame;
-use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 use sha2::{Digest, Sha256};
 
@@ -338,14 +338,22 @@ impl Installer {
         let mut change = Change::new(offer, self.rank, &self.members);
         change.parent = Some(from);
         let coordinator = nic.peer_incarnation(id.coordinator);
-        change.lost_coordinator = coordinator.is_some_and(|now| !id.is_of(now));
+        change.lost_coordinator = coordinator.is_some_and(|now| id.is_before(now));
         self.change = Some(change);
         self.spread(nic);
-        if offer.length == 0 || self.modules.contains_key(&offer.hash) {
+        let is_late = !self.is_news(offer.number, offer.epoch);
+        if is_late || offer.length == 0 || self.modules.contains_key(&offer.hash) {
             self.prepare(nic);
         } else {
             self.ask_for_module(nic);
         }
+    }
+
+    /// Returns whether the change under way is of an incarnation of its coordinator `node` before this one; `None` if
+    /// `node` does not coordinate it.
+    fn is_of_former(&self, node: NodeId, incarnation: Incarnation) -> Option<bool> {
+        let id = self.change.as_ref()?.offer.id;
+        (id.coordinator == node).then(|| id.is_before(incarnation))
     }
 
     /// Takes down the version that runs under a number here.
@@ -434,8 +442,7 @@ impl Extension for Installer {
         match event {
             PeerEvent::Up(node, incarnation) => {
                 self.gone.remove(&node);
-                let id = self.change.as_ref().map(|change| change.offer.id);
-                if id.is_some_and(|id| id.coordinator == node && !id.is_of(incarnation)) {
+                if self.is_of_former(node, incarnation) == Some(true) {
                     self.on_lost(nic, node);
                 }
                 if self.rank_of(node).is_some() {
@@ -449,10 +456,13 @@ impl Extension for Installer {
                 self.on_fetch_lost(nic, node);
                 self.on_lost(nic, node);
             }
-            PeerEvent::Restarted(node, _) => {
+            PeerEvent::Restarted(node, incarnation) => {
                 self.gone.remove(&node);
                 self.on_fetch_lost(nic, node);
-                self.on_lost(nic, node);
+                // The offer of a coordinator may arrive before the report of its restart.
+                if self.is_of_former(node, incarnation) != Some(false) {
+                    self.on_lost(nic, node);
+                }
                 if self.rank_of(node).is_some() {
                     self.on_what(nic, node);
                 }

@@ -19,7 +19,7 @@ const SLOTS: usize = 256;
 pub enum Service {
     /// Expires at the instant: an ordered set, logarithmic in its size.
     Exact,
-    /// Expires within [`COARSE_TICK_NS`] after the instant: a wheel, constant time whatever its size.
+    /// Expires within [`COARSE_TICK_NS`] after the instant: a wheel of 256 slots; setting and cancelling search one slot.
     Coarse,
 }
 

@@ -30,7 +30,7 @@ const WINDOW: usize = 1 << 20;
 /// Most received and most outgoing frames at once: 4 MiB and 2 MiB.
 const RECEIVES: usize = 128;
 const SENDS: usize = 64;
-/// Most frames in flight to one peer: a peer that accepts none leaves half of the slots to the others.
+/// Most frames in flight to one peer.
 const SENDS_TO_ONE: usize = SENDS / 2;
 /// Most streams of an endpoint, and most that wait to be accepted.
 const MOST: usize = 4_096;
@@ -286,7 +286,10 @@ impl State {
 
     /// Sends a frame; [`WouldBlock`](io::ErrorKind::WouldBlock) if there is no space for it.
     fn send(&mut self, to: PeerId, frame: Frame, payload: &[u8]) -> io::Result<()> {
-        if self.endpoint.outstanding(to) >= SENDS_TO_ONE {
+        // A peer that accepts nothing leaves half of the free slots to the others, and so on: several such peers stop no
+        // other.
+        let most = SENDS_TO_ONE.min(self.endpoint.room());
+        if self.endpoint.outstanding(to) >= most {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let sent = self.endpoint.send(to, &[&frame.emit(), payload]);

@@ -198,8 +198,7 @@ impl Planner {
     /// equal. Zero bytes have none. If the chain's costs are too uncertain for ramps
     /// ([`Stage::with_error`](crate::Stage::with_error)), the planner requests none.
     ///
-    /// Where an mtu needs more fragments than `max_fragments` or [`MAX_FRAGMENTS`] allows, the mtu
-    /// wins.
+    /// The mtu wins where it needs more fragments than `max_fragments` or [`MAX_FRAGMENTS`] allows.
     ///
     /// Takes nanoseconds and does not allocate. A message above [`MAX_BYTES`] uses that class.
     pub fn plan(&mut self, bytes: u64) -> Pieces<'_> {

@@ -77,6 +77,7 @@ impl Shared {
 
     /// Works until there is no work left, unless the application has polled since the last turn.
     fn turn(&self, polls: &mut u64) -> Option<Rest> {
+        let mut was_idle = false;
         loop {
             let mut core = self.lock();
             core.driver.as_mut()?.is_parked = false;
@@ -86,12 +87,17 @@ impl Shared {
             }
             let has_any = core.advance();
             if has_any {
+                was_idle = false;
                 continue;
             }
             if core.park_endpoints() {
                 core.driver.as_mut()?.is_parked = true;
                 core.is_driven = true;
                 return Some(Rest::Parked);
+            }
+            // What has arrived has no space, such as in a full queue.
+            if std::mem::replace(&mut was_idle, true) {
+                return Some(Rest::Polled);
             }
         }
     }

@@ -298,7 +298,8 @@ async fn run(
             // This process was paused. Others are not silent; their messages are still in the sockets.
             sleep(CATCH_UP).await;
         }
-        while let Ok(event) = happens.try_recv() {
+        for _ in 0..happens.len() {
+            let Ok(event) = happens.try_recv() else { break };
             event_loop.handle(event);
         }
         due = event_loop.turn();

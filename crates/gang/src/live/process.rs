@@ -29,7 +29,7 @@ pub struct Process {
     pid: Pid,
     handle: OwnedFd,
     state: State,
-    /// True from [`Process::stop`] to [`Process::resume`].
+    /// True from [`Process::start`], whose program stops by itself, and from [`Process::stop`] to [`Process::resume`].
     is_suspended: bool,
     /// True from [`Process::halt`] to [`Process::let_go`].
     is_halted: bool,
@@ -48,7 +48,7 @@ impl Process {
     pub fn start(command: &mut Command) -> std::io::Result<(Self, Child)> {
         let child = command.spawn()?;
         let pid = Pid::from_child(&child);
-        Ok((Self::of(pid)?, child))
+        Ok((Self { is_suspended: true, ..Self::of(pid)? }, child))
     }
 
     fn of(pid: Pid) -> std::io::Result<Self> {
@@ -140,6 +140,11 @@ impl Process {
     pub(crate) fn halt(&mut self) {
         self.is_halted = true;
         self.signal(Signal::STOP);
+    }
+
+    /// Returns whether the process is halted.
+    pub(crate) const fn is_halted(&self) -> bool {
+        self.is_halted
     }
 
     /// Lets the process continue, at once or when it is next resumed.

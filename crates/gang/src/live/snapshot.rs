@@ -16,10 +16,12 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 
 use super::rank::inherited;
 use crate::node_core::message::{RankEvent, Word};
@@ -27,6 +29,9 @@ use crate::node_core::state_chunk::{CHUNK_BYTES, ChunkKind, LONGEST_STATE, State
 
 /// Environment variable with the descriptor of a rank's end of the stream.
 pub(crate) const SNAPSHOTS: &str = "GANG_SNAPSHOTS";
+
+/// Pause after a message of a rank, so that none floods the daemons with them.
+const BETWEEN: Duration = Duration::from_millis(1);
 
 const FRESH: u8 = b'F';
 const RESTORED: u8 = b'R';
@@ -185,8 +190,14 @@ async fn hear(
 ) -> io::Result<()> {
     loop {
         match receiver.read_u8().await? {
-            ABLE => said(RankEvent::Able),
-            LEFT => said(RankEvent::Left),
+            ABLE => {
+                said(RankEvent::Able);
+                sleep(BETWEEN).await;
+            }
+            LEFT => {
+                said(RankEvent::Left);
+                sleep(BETWEEN).await;
+            }
             STATE => {
                 let (mut at, mut left) = (0, receiver.read_u64_le().await?);
                 if left > LONGEST_STATE as u64 {
@@ -204,6 +215,7 @@ async fn hear(
                     said(RankEvent::Chunk(StateChunk { kind, at, bytes, is_last }));
                     at += length;
                 }
+                sleep(BETWEEN).await;
             }
             _ => return Err(ErrorKind::InvalidData.into()),
         }

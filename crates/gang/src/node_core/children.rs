@@ -76,7 +76,8 @@ impl NodeCore {
             // Reports and orders wait behind chunks, so the children get their full time again.
             Up::HasChunk => self.order_began = now,
             Up::Rank { job, rank, event } => {
-                if matches!(event, RankEvent::Chunk(_)) {
+                let is_chunk = matches!(event, RankEvent::Chunk(_));
+                if is_chunk && self.waits_for().any(|child| child == host) {
                     self.order_began = now;
                 }
                 let its = self.manager.as_ref().and_then(|root| root.host_of(*job, *rank));

@@ -67,7 +67,7 @@ pub(super) struct SendWindow {
 }
 
 impl SendWindow {
-    /// Drops all messages and returns how many. The next is number 0; the capacity stays.
+    /// Drops all messages and returns how many. The next is number 0.
     pub(super) fn reset(&mut self) -> usize {
         let dropped = self.queue.len();
         self.queue.clear();

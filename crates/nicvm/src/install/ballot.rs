@@ -112,8 +112,11 @@ impl Installer {
         let former = former.filter(|former| *former != content);
         let version = Version { epoch, hash: content, policy, former, is_down: false, restarts: 0 };
         self.versions.insert(number, version);
+        // The change under way may be another one than that of this version.
+        let offered = self.change.as_ref().map(|change| change.offer.hash);
         let kept = |hash: &Hash| {
-            self.versions.values().any(|v| v.hash == *hash || v.former == Some(*hash))
+            offered == Some(*hash)
+                || self.versions.values().any(|v| v.hash == *hash || v.former == Some(*hash))
         };
         let gone: Vec<Hash> = self.modules.keys().filter(|hash| !kept(hash)).copied().collect();
         for hash in gone {
@@ -158,6 +161,14 @@ impl Installer {
         }
         self.counters.aborted += 1;
         self.end(id, false);
+        if change.is_behind {
+            self.send_to_all(nic, &Message::What);
+        }
+        let number = change.offer.number;
+        if self.versions.get(&number).is_some_and(|version| version.is_down) {
+            // A rollback of a version that did not start here: the one before it must not run beside other nodes'.
+            nic.withdraw(number);
+        }
         if let Some(command) = change.command {
             refuse(nic, &command, who, refusal);
         }

@@ -57,8 +57,12 @@ impl Installer {
         (content, length): (Hash, u32),
         policy: Policy,
     ) {
-        let comes = self.change.as_ref().is_some_and(|change| change.offer.epoch == epoch);
-        if !self.is_news(number, epoch) || comes || length == 0 || length as usize > MAX_MODULE {
+        if !self.is_news(number, epoch) || length == 0 || length as usize > MAX_MODULE {
+            return;
+        }
+        if let Some(change) = self.change.as_mut().filter(|change| change.offer.epoch == epoch) {
+            // Most often the change brings it.
+            change.is_behind = true;
             return;
         }
         let former = None;
@@ -80,7 +84,7 @@ impl Installer {
     }
 
     /// Returns whether version `epoch` is newer than the one that runs under `number`.
-    fn is_news(&self, number: ExtensionId, epoch: Epoch) -> bool {
+    pub(super) fn is_news(&self, number: ExtensionId, epoch: Epoch) -> bool {
         self.versions.get(&number).is_none_or(|version| epoch.is_newer_than(version.epoch))
     }
 

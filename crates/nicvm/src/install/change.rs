@@ -27,6 +27,8 @@ pub(super) struct Change {
     pub(super) offer: Offer,
     pub(super) phase: Phase,
     pub(super) parent: Option<NodeId>,
+    /// True if a member runs a version of the epoch that this change would bring: another one, if the change is aborted.
+    pub(super) is_behind: bool,
     /// True once the coordinator was lost: it is down, or has restarted and does not know this change.
     pub(super) lost_coordinator: bool,
     /// The member that ends the change after the coordinator's death.
@@ -49,6 +51,7 @@ impl Change {
             offer,
             phase: Phase::Preparing,
             parent: None,
+            is_behind: false,
             lost_coordinator: false,
             leader: None,
             children: Vec::new(),

@@ -17,7 +17,7 @@ impl Installer {
     pub(super) fn on_failure(&mut self, nic: &mut Context<'_>, number: ExtensionId) -> bool {
         let Some(version) = self.versions.get_mut(&number) else { return false };
         version.is_down = true;
-        let Version { epoch, policy, restarts, former, .. } = *version;
+        let Version { epoch, policy, restarts, .. } = *version;
         self.send_to_all(nic, &Message::Failed { number, epoch });
         self.on_report(nic, nic.node(), number, epoch);
         match policy {
@@ -26,7 +26,10 @@ impl Installer {
                 nic.set_timeout(TimeoutId(number.0.into()), Service::Coarse, after);
                 true
             }
-            Policy::RollBack => former.is_some(),
+            // The rollback is refused while another change is under way.
+            Policy::RollBack => self.change.as_ref().is_some_and(|change| {
+                change.offer.number == number && change.offer.epoch.is_newer_than(epoch)
+            }),
             _ => false,
         }
     }

@@ -48,9 +48,9 @@ impl ChangeId {
         Self { coordinator, serial: incarnation.0 << 16 | number as u32 }
     }
 
-    /// Returns whether the coordinator began this change in this incarnation.
-    pub(super) const fn is_of(self, incarnation: Incarnation) -> bool {
-        self.serial >> 16 == incarnation.0 & 0xFFFF
+    /// Returns whether the coordinator began this change before this incarnation.
+    pub(super) const fn is_before(self, incarnation: Incarnation) -> bool {
+        (incarnation.0 as u16).wrapping_sub((self.serial >> 16) as u16).cast_signed() > 0
     }
 }
 

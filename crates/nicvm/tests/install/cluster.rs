@@ -83,6 +83,18 @@ impl Cluster {
         self.order(node, module.to_vec(), move |region| install::install(TALLY, policy, region, 1))
     }
 
+    /// Begins to install a module, and does not wait for the end.
+    pub(crate) fn begin(&mut self, node: u16, module: &[u8]) {
+        let (host, module) = (self.world.host(NodeId(node)), module.to_vec());
+        self.world.spawn(NodeId(node), async move {
+            let mut port = host.open_port().unwrap();
+            let region = port.register(module.len()).unwrap();
+            region.write(0, &module).unwrap();
+            port.submit(&install::install(TALLY, Policy::Deactivate, region.whole(), 1)).unwrap();
+            std::future::pending::<()>().await;
+        });
+    }
+
     pub(crate) fn about(&mut self, node: u16, opcode: u8) -> Completion {
         self.order(node, Vec::new(), move |_| install::about(opcode, TALLY, 1))
     }

@@ -241,19 +241,16 @@ fn survive_a_coordinator(
     let mut faults = Faults::NONE;
     faults.loss = f64::from(loss) / 100.0;
     cluster.world.set_faults(faults);
-    let host = cluster.world.host(NodeId(coordinator));
-    cluster.world.spawn(NodeId(coordinator), async move {
-        let mut port = host.open_port().unwrap();
-        let region = port.register(2_000).unwrap();
-        region.write(0, &[b'B'; 2_000]).unwrap();
-        port.submit(&install::install(TALLY, Policy::Deactivate, region.whole(), 1)).unwrap();
-        std::future::pending::<()>().await;
-    });
+    cluster.begin(coordinator, &[b'B'; 2_000]);
     cluster.pass(Duration::from_micros(dies_after));
     cluster.world.crash(NodeId(coordinator));
     if let Some(after) = back_after {
         cluster.pass(Duration::from_micros(after));
         cluster.world.restart(NodeId(coordinator));
+        if after % 2 == 1 {
+            // Its next change may begin before the others know of the restart.
+            cluster.begin(coordinator, b"D");
+        }
     }
     cluster.pass(Duration::from_secs(6));
     let versions = cluster.versions();
@@ -302,6 +299,12 @@ fn the_leader_may_be_a_child_of_a_member_that_it_waits_for() {
 fn a_coordinator_that_has_caught_up_with_the_former_version_runs_the_next() {
     let times = (41, Some(2_961));
     survive_a_coordinator(5, 0, times, 2, 2_245_846_476_806_353_929).unwrap();
+}
+
+#[test]
+fn a_member_whose_own_change_is_late_catches_up() {
+    survive_a_coordinator(6, 0, (65, Some(8_353)), 2, 4_648_770_984_821_811_345).unwrap();
+    survive_a_coordinator(6, 7, (84, Some(1_015)), 2, 15_837_807_189_144_037_167).unwrap();
 }
 
 proptest! {

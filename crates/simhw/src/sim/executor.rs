@@ -256,6 +256,8 @@ impl Wake for TaskWaker {
 struct Slot {
     node: NodeId,
     task: Option<Task>,
+    /// True if the task was dropped while it was ready: the slot is free once its turn has come.
+    is_killed: bool,
     waker: Arc<TaskWaker>,
     std_waker: Waker,
 }
@@ -285,7 +287,7 @@ impl Executor {
                     shared: Arc::clone(&self.shared),
                 });
                 let std_waker = Waker::from(Arc::clone(&waker));
-                self.slots.push(Slot { node, task: None, waker, std_waker });
+                self.slots.push(Slot { node, task: None, is_killed: false, waker, std_waker });
                 slot
             }
         };
@@ -324,7 +326,12 @@ impl Executor {
     pub(super) fn poll(&mut self, slot: u32) {
         let entry = &mut self.slots[slot as usize];
         entry.waker.queued.store(false, Ordering::Release);
-        let Some(task) = &mut entry.task else { return };
+        let Some(task) = &mut entry.task else {
+            if std::mem::take(&mut entry.is_killed) {
+                self.free.push(slot);
+            }
+            return;
+        };
         self.shared.running.store(slot, Ordering::Relaxed);
         self.shared.running_waker.store(entry.std_waker.data().addr(), Ordering::Relaxed);
         if task.as_mut().poll(&mut Context::from_waker(&entry.std_waker)).is_ready() {
@@ -349,14 +356,17 @@ impl Executor {
     pub(super) fn kill(&mut self, node: NodeId) {
         for (slot, entry) in (0_u32..).zip(&mut self.slots) {
             if entry.node == node && entry.task.take().is_some() {
-                self.free.push(slot);
+                entry.is_killed = entry.waker.queued.load(Ordering::Acquire);
+                if !entry.is_killed {
+                    self.free.push(slot);
+                }
             }
         }
     }
 
     /// Returns the number of tasks that have not ended.
     pub(super) fn tasks(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.iter().filter(|slot| slot.task.is_some()).count()
     }
 }
 

@@ -223,7 +223,7 @@ impl<F: Firmware> World<F> {
                 self.network.active_faults.fired.add(fault.kind());
             }
             Fault::SwitchReboot { switch } => {
-                self.network.flush(switch);
+                self.network.flush(&mut self.queue, self.now, switch);
                 self.network.active_faults.fired.add(fault.kind());
             }
             _ => self.change(fault, true),

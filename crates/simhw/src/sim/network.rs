@@ -342,16 +342,22 @@ impl Network {
             u64::from(wire.capacity) * u64::from(self.active_faults.buffer_percent(link)) / 100;
         output.set_buffer(capacity as u32);
         self.update_stop(queue, now, link);
+        if self.back_pressure.is_on() {
+            self.resume_links(queue, now);
+        }
     }
 
     /// Drops all pieces that wait in a switch's outputs.
-    pub(super) fn flush(&mut self, switch: SwitchId) {
+    pub(super) fn flush(&mut self, queue: &mut EventQueue, now: Instant, switch: SwitchId) {
         let mut pieces = Vec::new();
         for wire in self.wires.iter_mut().filter(|wire| wire.link.from == End::Switch(switch)) {
             pieces.extend(wire.output.iter_mut().flat_map(Output::flush));
         }
         for piece in pieces {
             self.drop_piece(piece.frame, DropCause::SwitchDown);
+        }
+        if self.back_pressure.is_on() {
+            self.resume_links(queue, now);
         }
     }
 

@@ -65,8 +65,8 @@ impl WarpConfig {
     /// Sets the time that a group of stamps covers, by the sender's clock; a quarter of the target
     /// queue's delay unless set; at least 1 us.
     #[must_use]
-    pub fn span(mut self, span: Duration) -> Self {
-        self.span = span.max(Duration::from_micros(1));
+    pub const fn span(mut self, span: Duration) -> Self {
+        self.span = if span.as_nanos() < 1_000 { Duration::from_micros(1) } else { span };
         self
     }
 

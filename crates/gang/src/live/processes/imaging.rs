@@ -261,7 +261,10 @@ impl Processes {
             let before = Leftover::group(held.process.pid());
             match (end, pid) {
                 (End::Exited(0), Some(pid)) => match Process::adopt(pid) {
-                    Ok(process) => {
+                    Ok(mut process) => {
+                        if held.process.is_halted() {
+                            process.halt();
+                        }
                         held.process = process;
                         self.reaper.release(&before);
                         self.reaper.hold(Leftover::group(pid));

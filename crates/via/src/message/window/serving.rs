@@ -132,7 +132,8 @@ impl<T: Number> Part<T> {
     fn serve(&mut self, from: Rank, bytes: &[u8]) -> Result<(), MessageError> {
         let Some((request, values)) = Request::parse(bytes) else {
             self.refused.insert(from.0);
-            return Ok(());
+            self.locks.forget(|rank| rank == from.0);
+            return self.grant();
         };
         let served = match self.refused.contains(&from.0) {
             true => Served::Refused,
