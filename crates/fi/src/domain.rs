@@ -267,6 +267,7 @@ impl Shared {
         mut done: impl FnMut(&mut Core) -> Option<T>,
     ) -> Option<T> {
         let until = timeout.map(|timeout| now() + timeout);
+        let mut refused = 0;
         loop {
             let mut core = self.lock();
             core.progress();
@@ -279,13 +280,15 @@ impl Shared {
             }
             if !core.park() {
                 // Without work, what has arrived has no space, such as in a full queue.
-                let has_no_space = core.idle > 1;
+                refused += 1;
+                let has_no_space = refused > 1 && core.idle > 1;
                 drop(core);
                 if has_no_space {
                     let _ = poll(&mut [], Some(&NO_SPACE));
                 }
                 continue;
             }
+            refused = 0;
             let Ok(descriptor) = core
                 .waiter
                 .as_ref()

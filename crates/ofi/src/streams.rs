@@ -286,8 +286,8 @@ impl State {
 
     /// Sends a frame; [`WouldBlock`](io::ErrorKind::WouldBlock) if there is no space for it.
     fn send(&mut self, to: PeerId, frame: Frame, payload: &[u8]) -> io::Result<()> {
-        // A peer that accepts nothing leaves half of the free slots to the others, and so on: several such peers stop no
-        // other.
+        // A peer that accepts nothing leaves half of the free slots to the others. The second leaves half of these, and so
+        // on: a few such peers stop no other.
         let most = SENDS_TO_ONE.min(self.endpoint.room());
         if self.endpoint.outstanding(to) >= most {
             return Err(io::ErrorKind::WouldBlock.into());

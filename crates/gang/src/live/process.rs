@@ -139,12 +139,18 @@ impl Process {
     /// Stops the process until [`Process::let_go`], whether it is suspended or not.
     pub(crate) fn halt(&mut self) {
         self.is_halted = true;
-        self.signal(Signal::STOP);
+        // A suspended process has stopped, or is about to.
+        if !self.is_suspended {
+            self.signal(Signal::STOP);
+        }
     }
 
-    /// Returns whether the process is halted.
-    pub(crate) const fn is_halted(&self) -> bool {
-        self.is_halted
+    /// Takes the place of the process that has restored this one.
+    pub(crate) fn replace(&mut self, former: &Self) {
+        (self.is_suspended, self.is_halted) = (former.is_suspended, former.is_halted);
+        if self.is_halted {
+            self.signal(Signal::STOP);
+        }
     }
 
     /// Lets the process continue, at once or when it is next resumed.

@@ -60,7 +60,9 @@ impl Installer {
         if !self.is_news(number, epoch) || length == 0 || length as usize > MAX_MODULE {
             return;
         }
-        if let Some(change) = self.change.as_mut().filter(|change| change.offer.epoch == epoch) {
+        let brings = (number, epoch);
+        let change = self.change.as_mut();
+        if let Some(change) = change.filter(|it| (it.offer.number, it.offer.epoch) == brings) {
             // Most often the change brings it.
             change.is_behind = true;
             return;

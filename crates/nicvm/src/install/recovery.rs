@@ -26,10 +26,14 @@ impl Installer {
                 nic.set_timeout(TimeoutId(number.0.into()), Service::Coarse, after);
                 true
             }
-            // The rollback is refused while another change is under way.
-            Policy::RollBack => self.change.as_ref().is_some_and(|change| {
-                change.offer.number == number && change.offer.epoch.is_newer_than(epoch)
-            }),
+            // The rollback is refused while another change is under way; a node alone has already carried it out.
+            Policy::RollBack => {
+                let under_way = self.change.as_ref().map(|change| &change.offer);
+                let under_way = under_way.filter(|offer| offer.number == number);
+                let runs = self.versions.get(&number).map(|version| version.epoch);
+                let mut next = under_way.map(|offer| offer.epoch).into_iter().chain(runs);
+                next.any(|next| next.is_newer_than(epoch))
+            }
             _ => false,
         }
     }

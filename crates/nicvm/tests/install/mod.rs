@@ -108,6 +108,25 @@ fn a_failure_is_reported_to_all_and_its_policy_carried_out() {
     }
 }
 
+/// The former version must not run on one node beside the next one on the others.
+#[test]
+fn a_version_that_does_not_start_on_a_node_leaves_no_former_one_there() {
+    let of_last = |nodes, policy| {
+        let mut cluster = Cluster::new(nodes, 1, false);
+        assert_eq!(cluster.install(0, b"A", policy).status, Status::Done);
+        assert_eq!(cluster.install(0, b"X", policy).status, Status::Done);
+        // Eight restarts take 2.6 s.
+        cluster.pass(Duration::from_secs(4));
+        cluster.versions().pop().unwrap()
+    };
+    assert_eq!(of_last(1, Policy::RollBack), Some(Epoch(3)));
+    for nodes in [1, 2, 4] {
+        assert_eq!(of_last(nodes, Policy::Deactivate), None);
+        assert_ne!(of_last(nodes, Policy::RollBack), Some(Epoch(1)));
+        assert_eq!(of_last(nodes, Policy::Restart), None, "it was tried eight times");
+    }
+}
+
 #[test]
 fn withdrawn_extensions_are_listed_as_down() {
     let mut cluster = Cluster::new(3, 1, false);

@@ -28,7 +28,7 @@ pub(crate) struct Seen {
 }
 
 /// An extension whose messages carry the label of their sender's module. The module's first byte is its label; a digit
-/// after it names a node that refuses it.
+/// after it names a node that refuses it. A module with the label X loads, and does not start on the last node.
 pub(crate) struct Tally {
     pub(crate) label: u8,
     pub(crate) nodes: u16,
@@ -43,6 +43,9 @@ impl Extension for Tally {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
         if self.chatty {
             nic.set_timeout(TimeoutId(0), Service::Exact, GAP);
+        }
+        if self.label == b'X' && nic.node().0 == self.nodes - 1 {
+            return Err(InitError::Refused { extension: nic.extension(), reason: "on purpose" });
         }
         Ok(())
     }

@@ -262,9 +262,7 @@ impl Processes {
             match (end, pid) {
                 (End::Exited(0), Some(pid)) => match Process::adopt(pid) {
                     Ok(mut process) => {
-                        if held.process.is_halted() {
-                            process.halt();
-                        }
+                        process.replace(&held.process);
                         held.process = process;
                         self.reaper.release(&before);
                         self.reaper.hold(Leftover::group(pid));
