@@ -120,13 +120,14 @@ pub(crate) fn a_job_is_halted() {
         let path = stage.path().join("counts").display().to_string();
         let length = || std::fs::metadata(stage.path().join("counts")).map_or(0, |it| it.len());
         let mut client = stage.client(1, &["sh", "-c", counts, &path]).spawn().unwrap();
-        let others: Vec<_> =
-            (0..others).map(|_| stage.client(1, &["sleep", "1000"]).spawn().unwrap()).collect();
         let grows = |what| {
             let before = length();
             wait_until(what, || length() > before);
         };
         grows("it runs");
+        let others: Vec<_> =
+            (0..others).map(|_| stage.client(1, &["sleep", "1000"]).spawn().unwrap()).collect();
+        wait_until("all are there", || listing(&stage).jobs.len() == 1 + others.len());
         let tell = |signal| ask_for(&stage, &Request::Kill { job: JobId(1), signal });
         tell(Some(19));
         wait_until("it is halted", || {
