@@ -438,7 +438,10 @@ impl SchedulerCore {
     /// Returns the order of the next phase of the switch in progress.
     fn next_phase(&mut self) -> (Step, Action) {
         let switch = self.switch.as_ref().expect("a switch is under way");
-        let (stop, started) = (switch.stopped.clone(), switch.started.clone());
+        let (stop, mut started) = (switch.stopped.clone(), switch.started.clone());
+        let is_ended = |job: &JobId| self.jobs.get(job).is_none_or(|record| record.ended.is_some());
+        // A job that has ended during the switch stays suspended. Its interfaces are not restored.
+        started.retain(|job| !is_ended(job));
         if self.phase == Step::Freeze
             && let Some(away) = self.migrations.begin(&started)
         {
@@ -457,7 +460,7 @@ impl SchedulerCore {
         }
         let mut run = Vec::new();
         for job in started {
-            if let Some(record) = self.jobs.get_mut(&job).filter(|record| record.ended.is_none()) {
+            if let Some(record) = self.jobs.get_mut(&job) {
                 record.epoch = record.epoch.next();
                 run.push((job, record.epoch));
             }

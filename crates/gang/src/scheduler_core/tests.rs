@@ -305,3 +305,40 @@ fn a_woken_job_that_ends_before_it_starts_returns_the_slice() {
     assert_eq!(scheduler_core.running(), [jobs[0]]);
     assert_eq!(scheduler_core.poll_timeout(), Some(began + Duration::from_millis(100)));
 }
+
+/// The hosts don't restore the interfaces of a job that ends after the first order of the switch that starts it.
+#[test]
+fn a_job_that_ends_before_its_interfaces_are_restored_stays_suspended() {
+    let config = SchedulerConfig {
+        slice: Duration::from_millis(100),
+        phases: Phases::Four,
+        preempt_when_alone: PreemptWhenAlone::Never,
+        early_wakeup: Duration::ZERO,
+    };
+    let mut scheduler_core =
+        SchedulerCore::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
+    let request = Request { nodes: 4, weight: 1 };
+    let [first, second] =
+        [1, 2].map(|_| scheduler_core.submit(request, 4, Default::default()).unwrap().job);
+    let mut nodes = Nodes::default();
+    let mut turn = |time, ended: Option<JobId>| {
+        let now = Instant::ZERO + Duration::from_millis(time);
+        let mut orders = Vec::new();
+        while let Some(action) = scheduler_core.poll_order(now) {
+            scheduler_core.handle_outcome(now, &nodes.carry_out(&action));
+            ended.into_iter().for_each(|job| scheduler_core.end(now, job));
+            orders.push(action);
+        }
+        orders
+    };
+    let restores =
+        |order: &Action| matches!(order, Action::Exchange { start, .. } if start.contains(&second));
+    turn(1, None);
+    turn(101, None);
+    assert!(
+        turn(201, None)
+            .iter()
+            .any(|order| matches!(order, Action::Run { run, .. } if run[0].0 == first))
+    );
+    assert!(!turn(301, Some(second)).iter().any(restores));
+}
