@@ -114,10 +114,6 @@ impl Process {
     /// Orders the process to stop. [`Process::is_still`] returns whether it has.
     pub fn stop(&mut self) {
         self.is_suspended = true;
-        self.order_to_stop();
-    }
-
-    fn order_to_stop(&mut self) {
         if !matches!(self.state, State::Ended(_)) {
             // A process that has stopped may have been continued since by any other process.
             self.state = State::Stopping;
