@@ -178,7 +178,9 @@ impl NodeCore {
                 self.at_root(|root| root.handle_streams_done(now, job, host));
             }
             Input::Fed(job) => self.at_root(|root| root.arrived(job)),
-            Input::Written(job, done) => self.at_root(|root| root.handle_written(now, job, done)),
+            Input::Written(job, client, done) => {
+                self.at_root(|root| root.handle_written(now, (job, client), done))
+            }
             Input::Dumped(host, job) => self.at_root(|root| root.handle_dumped(job, host)),
             Input::Read(read) => self.at_root(|root| root.restore(now, *read)),
             Input::Submit(client, job, program) => {

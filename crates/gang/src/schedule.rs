@@ -71,8 +71,17 @@ struct Round {
 }
 
 impl Round {
+    /// Adds a job behind those that wait, and before the one that has the present slice. A round ends although jobs are
+    /// added in each slice.
     fn push(&mut self, job: JobId, weight: u8) {
-        self.jobs.push((job, weight.max(1)));
+        let new = (job, weight.max(1));
+        match if self.passed > 0 { Some(self.at) } else { self.at.checked_sub(1) } {
+            Some(present) => {
+                self.jobs.insert(present, new);
+                self.at += 1;
+            }
+            None => self.jobs.push(new),
+        }
     }
 
     fn remove(&mut self, job: JobId) -> bool {
@@ -153,6 +162,27 @@ impl Policy for RoundRobin {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_jobs_that_arrive_in_each_slice_starve_no_job() {
+        let policies: [Box<dyn Policy>; 2] =
+            [Box::new(RoundRobin::new(4)), Box::new(QueueTree::new(4))];
+        for mut policy in policies {
+            let request = Request { nodes: 4, weight: 1 };
+            policy.admit(JobId(0), request).unwrap();
+            assert_eq!(policy.turn(), [JobId(0)]);
+            let mut turns = 0;
+            for job in 1..100 {
+                policy.admit(JobId(job), request).unwrap();
+                let runs = policy.turn();
+                match runs[..] {
+                    [JobId(0)] => turns += 1,
+                    _ => runs.iter().for_each(|job| policy.remove(*job)),
+                }
+            }
+            assert!(turns > 5, "{turns} slices of 99");
+        }
+    }
 
     #[test]
     fn jobs_take_turns_as_long_as_their_weights() {

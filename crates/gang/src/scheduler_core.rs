@@ -259,7 +259,10 @@ impl SchedulerCore {
             }
             (Step::Freeze, Some(switch)) => {
                 switch.freeze = took;
-                let stay = self.migrations.stopped(&switch.stopped, &outcome.interfaces);
+                let is_alive =
+                    |job: &&JobId| self.jobs.get(job).is_some_and(|record| record.ended.is_none());
+                let stopped: Vec<JobId> = switch.stopped.iter().filter(is_alive).copied().collect();
+                let stay = self.migrations.stopped(&stopped, &outcome.interfaces);
                 self.events.extend(stay.into_iter().map(|(job, why)| Event::Stayed(job, why)));
             }
             (Step::Save, Some(switch)) => switch.save = took,

@@ -187,8 +187,8 @@ fn requests_for_a_suspended_job_are_answered_early_and_others_keep_their_share()
             format!("{:?}, at most {:?}, others {share:.2} %", outcome.mean(), outcome.longest())
         });
         println!("a request every {pause:?}: woken {first}; in turn {second}");
-        // Wake-ups cost the other jobs only the switches.
-        assert!(woken.share > 0.98 * waiting.share, "{first}; {second}");
+        // Wake-ups cost the other jobs only the switches, two for each.
+        assert!(woken.share > 0.97 * waiting.share, "{first}; {second}");
         assert!(2 * woken.mean() < waiting.mean(), "{first}; {second}");
         // If requests arrive more often than the job's share allows, the job must wait.
         let is_within_share = pause_ms > 20;

@@ -80,9 +80,9 @@ impl Collections {
     /// Begins to collect the images of a job.
     pub(super) fn collect(&mut self, wanted: Collect) {
         let folder = PathBuf::from(OsString::from_vec(wanted.folder.clone()));
-        let (job, hosts) = (wanted.job, wanted.hosts.clone());
+        let (job, client, hosts) = (wanted.job, wanted.client, wanted.hosts.clone());
         match Unfinished::create(folder, wanted.ranks) {
-            Err(why) => drop(self.events.send(Event::Core(Input::Written(job, Err(why))))),
+            Err(why) => drop(self.events.send(Event::Core(Input::Written(job, client, Err(why))))),
             Ok(folder) => {
                 let collection = Collection {
                     wanted,
@@ -171,8 +171,9 @@ impl Collections {
         match received {
             Ok(parts) => it.parts.extend(parts),
             Err(why) => {
+                let client = it.wanted.client;
                 self.saved.remove(&job);
-                return drop(self.events.send(Event::Core(Input::Written(job, Err(why)))));
+                return drop(self.events.send(Event::Core(Input::Written(job, client, Err(why)))));
             }
         }
         it.incomplete.remove(&host);
@@ -185,11 +186,11 @@ impl Collections {
         let events = self.events.clone();
         priority::spawn(move || {
             let bytes = parts.iter().map(|part| part.bytes).sum();
-            let Collect { ranks, program, .. } = wanted;
+            let Collect { client, ranks, program, .. } = wanted;
             let ranks = ranks.into();
             let manifest = Manifest { format: IMAGES, job, epoch, ranks, program, parts };
             let written = manifest.write_to(&folder.folder).map_err(|error| error.to_string());
-            let _ = events.send(Event::Core(Input::Written(job, written.map(|()| bytes))));
+            let _ = events.send(Event::Core(Input::Written(job, client, written.map(|()| bytes))));
         });
     }
 }

@@ -111,6 +111,9 @@ impl Agent {
     /// Begins this node's part of an order.
     pub(super) fn begin(&mut self, number: u32, action: Action) {
         self.order = Some(number);
+        // Results of steps that were completed without a root are out of date.
+        self.outcome.interfaces.clear();
+        self.outcome.moved.clear();
         if self.is_joining {
             return;
         }
@@ -240,6 +243,8 @@ impl Agent {
         self.steps.clear();
         self.cut.clear();
         self.states.clear();
+        // The next root gives the numbers of these jobs to others.
+        self.jobs.values_mut().for_each(|local| local.is_dropped = true);
         if !self.jobs.is_empty() {
             let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
             self.add([Step::Kill(jobs.clone()), Step::Close(jobs)]);
@@ -338,9 +343,11 @@ impl Agent {
             Action::Freeze(jobs) | Action::Leave(jobs) => jobs.contains(&job),
             _ => false,
         };
+        // An order that waits for that may suspend the job next.
+        let is_clearing = self.is_clearing();
         let again = self.under_way.take_if(|step| step.action.as_ref().is_some_and(stops));
         let will_stop = |step: &Step| matches!(step, Step::Channels(action) if stops(action));
-        if again.is_some() || self.steps.iter().any(will_stop) {
+        if again.is_some() || is_clearing || self.steps.iter().any(will_stop) {
             let later = std::mem::take(&mut self.steps);
             self.add([Step::Kill(vec![job]), Step::Close(vec![job])]);
             let again = again.and_then(|step| step.action).map(Step::Channels);

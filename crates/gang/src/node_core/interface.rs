@@ -37,8 +37,8 @@ pub(crate) enum Input {
     StreamsDone(u16, JobId),
     /// Input has arrived for a job, on the root.
     Fed(JobId),
-    /// A checkpoint was written, with this many bytes of images in it; or the reason why it was not.
-    Written(JobId, Result<u64, String>),
+    /// A checkpoint for a client was written, with this many bytes of images in it; or the reason why it was not.
+    Written(JobId, ClientId, Result<u64, String>),
     /// A host has dumped its ranks of a job; see [`Effect::Collect`].
     Dumped(u16, JobId),
     /// A checkpoint was read for a client, or the reason why it was not.

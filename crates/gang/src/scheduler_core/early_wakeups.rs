@@ -63,13 +63,14 @@ impl EarlyWakeups {
     }
 
     /// Begins a slice of `jobs`: cancels their requests, and returns the slice's length. It is shortened by the time
-    /// that all of them have run ahead; `None` if that is the whole slice.
+    /// that all of them have run ahead. Returns `None`, and cancels nothing, if that is the whole slice.
     pub(super) fn begin_turn(&mut self, jobs: &[JobId]) -> Option<Duration> {
-        self.woken.retain(|job| !jobs.contains(job));
         if !self.advances.early_wakeup.is_zero() {
             self.rows.extend(jobs.iter().map(|job| (*job, jobs.to_vec())));
         }
-        self.advances.shorten(jobs)
+        let lasts = self.advances.shorten(jobs)?;
+        self.woken.retain(|job| !jobs.contains(job));
+        Some(lasts)
     }
 
     /// Removes a job that has ended. Returns whether it was the last job of the early wake-up in progress.
@@ -161,8 +162,11 @@ impl EarlyWakeups {
     /// run meanwhile, including the woken jobs.
     pub(super) fn end(&mut self, now: Instant, running: &[JobId]) -> Option<Change> {
         let EarlyWakeup { jobs, stopped, left, began } = self.under_way.take()?;
-        let took = began.map_or(Duration::ZERO, |began| now.since(began));
-        self.advances.note(running, took);
+        // Jobs that have ended repay nothing.
+        if !jobs.is_empty() {
+            let took = began.map_or(Duration::ZERO, |began| now.since(began));
+            self.advances.note(running, took);
+        }
         Some(Change { stop: jobs, start: stopped, lasts: left })
     }
 }
@@ -205,8 +209,8 @@ impl Advances {
 
     /// Records that jobs have run for this long in an early wake-up.
     fn note(&mut self, jobs: &[JobId], ran: Duration) {
-        self.lag += ran;
         let most = self.most();
+        self.lag = (self.lag + ran).min(most);
         for job in jobs {
             let ahead = self.by_job.entry(*job).or_default();
             *ahead = (*ahead + ran).min(most);
@@ -231,8 +235,9 @@ impl Advances {
         (paid < self.slice).then(|| self.slice - paid)
     }
 
-    /// Removes a job that has ended.
+    /// Removes a job that has ended. The time that it has not repaid delays no early wake-up of others.
     fn forget(&mut self, job: JobId) {
-        self.by_job.remove(&job);
+        let ahead = self.by_job.remove(&job).unwrap_or_default();
+        self.lag = self.lag.saturating_sub(ahead);
     }
 }

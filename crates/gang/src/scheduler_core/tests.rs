@@ -342,3 +342,22 @@ fn a_job_that_ends_before_its_interfaces_are_restored_stays_suspended() {
     );
     assert!(!turn(301, Some(second)).iter().any(restores));
 }
+
+/// A woken job that ends never repays its time, and others are woken all the same.
+#[test]
+fn jobs_that_end_when_they_are_woken_leave_early_wakeups_to_others() {
+    let [early, slice] = [10, 100].map(Duration::from_millis);
+    let mut wakeups = EarlyWakeups::new(early, slice);
+    let mut now = Instant::ZERO;
+    for job in (2..50).map(JobId) {
+        wakeups.wake(job);
+        let change = wakeups.begin(now, slice, &[JobId(1)], |_| Some(0..4)).expect("it is allowed");
+        assert_eq!(change.start, [job]);
+        wakeups.on_slice_start(now);
+        now += early;
+        assert!(wakeups.forget(job));
+        wakeups.end(now, &[]);
+        wakeups.on_slice_start(now);
+        now += early;
+    }
+}

@@ -9,13 +9,15 @@ use std::collections::BTreeSet;
 use super::saving::Wanted;
 use super::{Job, JobManager, Out, no_job};
 use crate::names::{Epoch, JobId};
-use crate::node_core::message::{Down, Saved, Word};
+use crate::node_core::message::{ClientId, Down, Saved, Word};
 use crate::node_core::user::User;
 
 /// The images that the root expects from the hosts of a job, for the checkpoint in a folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Collect {
     pub(crate) job: JobId,
+    /// The client who has requested the checkpoint.
+    pub(crate) client: ClientId,
     /// Distinguishes these images from those of an earlier request.
     pub(crate) epoch: Epoch,
     pub(crate) hosts: BTreeSet<u16>,
@@ -62,8 +64,9 @@ impl JobManager {
             (it.hosts.iter().copied().collect(), it.entry.ends.len() as u16);
         wanted.saved = Some(Saved { job, ranks, state_bytes: 0, messages: 0 });
         it.saves.images = Some(hosts.clone());
+        let client = wanted.caller.client;
         let (folder, program) = (wanted.folder.clone(), it.entry.launch.program.to_json()?);
-        Some(Collect { job, epoch, hosts, ranks, folder, program })
+        Some(Collect { job, client, epoch, hosts, ranks, folder, program })
     }
 
     /// Records that a host has dumped its ranks of a job. Once all hosts have, the ranks continue, unless the job is
@@ -83,7 +86,7 @@ impl JobManager {
     }
 
     /// Stops collecting images for a client. The client's job continues.
-    pub(super) fn give_up_images(&mut self, client: crate::node_core::ClientId) {
+    pub(super) fn give_up_images(&mut self, client: ClientId) {
         for (job, it) in &mut self.jobs {
             let is_its = |wanted: &Wanted| wanted.caller.client == client;
             if it.saves.images.is_some() && it.saves.wanted.as_ref().is_some_and(is_its) {

@@ -119,8 +119,9 @@ pub(crate) struct Write {
     pub(crate) job: JobId,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) folder: Vec<u8>,
-    /// The user who has requested the checkpoint.
+    /// The user and the client who have requested the checkpoint.
     pub(crate) user: User,
+    pub(crate) client: ClientId,
     /// True if the ranks continue while the checkpoint is written.
     pub(crate) go: bool,
 }
@@ -217,6 +218,11 @@ impl JobManager {
         if usize::from(rank) >= ranks || it.checks.add_chunk(rank, chunk) {
             return;
         }
+        // The contents of channels in the cut of another client, which has left.
+        let is_saved = it.checks.ordered.front() == Some(&Purpose::Save);
+        if chunk.kind == ChunkKind::Context && !is_saved {
+            return;
+        }
         // The root that asked for this state is lost.
         if !it.saves.is_asked {
             if chunk.kind == ChunkKind::State && chunk.is_last {
@@ -305,24 +311,27 @@ impl JobManager {
             messages: network.in_transit().count() as u64,
         });
         let (folder, go) = (wanted.folder.clone(), !wanted.end);
-        let user = wanted.caller.user.clone();
+        let Caller { user, client } = wanted.caller.clone();
         it.saves.wanted = Some(wanted);
         it.saves.is_due = true;
         let checkpoint = Checkpoint { network, processes, program };
-        Some(Write { job, checkpoint, folder, user, go })
+        Some(Write { job, checkpoint, folder, user, client, go })
     }
 
-    /// Handles the result of writing a job's checkpoint: the bytes of images in it. If it failed, ranks that are still
+    /// Handles the result of writing a job's checkpoint for a client: the bytes of images in it. If it failed, ranks that are still
     /// blocked continue.
     pub(crate) fn handle_written(
         &mut self,
         now: Instant,
-        job: JobId,
+        (job, client): (JobId, ClientId),
         written: Result<u64, String>,
     ) {
         let Some(it) = self.jobs.get_mut(&job) else { return };
-        let Some(Wanted { caller, folder, end, saved }) = it.saves.wanted.take() else { return };
-        let client = caller.client;
+        // The result may be late, and another client may wait for another checkpoint.
+        let is_its = |wanted: &mut Wanted| wanted.caller.client == client;
+        let Some(Wanted { folder, end, saved, .. }) = it.saves.wanted.take_if(is_its) else {
+            return;
+        };
         it.saves.is_due = false;
         let (stands, written) = match it.saves.images.take() {
             Some(missing) => {

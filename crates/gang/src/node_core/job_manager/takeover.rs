@@ -142,7 +142,9 @@ impl JobManager {
         let held = || reported.values().filter_map(|jobs| jobs.get(&job));
         let epoch = held().map(|held| held.epoch).max().unwrap_or_default();
         let is_away = held().any(|held| held.is_away);
-        let is_broken = held().any(|held| held.is_broken);
+        // Each host of a job that leaves its NICs records that, even one without interfaces: some have missed the order.
+        let is_half_away = is_away && !held().all(|held| held.is_away);
+        let is_broken = is_half_away || held().any(|held| held.is_broken);
         let missing = it.hosts.iter().find(|host| !self.hosts.contains(host)).copied();
         let has = |host: &u16| reported.get(host).is_some_and(|jobs| jobs.contains_key(&job));
         let lost = it.hosts.iter().find(|host| !has(host)).copied();
@@ -180,6 +182,7 @@ impl JobManager {
                 for (rank, end) in (0..).zip(ends) {
                     if let Some(end) = end {
                         self.judge(now, job, (rank, end));
+                        self.left(job, rank);
                     }
                 }
                 self.restore_barrier(now, job, reported.values().filter_map(|it| it.get(&job)));

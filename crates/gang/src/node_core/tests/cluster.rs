@@ -43,7 +43,7 @@ pub(super) enum Event {
     Ballot(u16, u16, Ballot),
     /// A client searches the root again.
     Attach(ClientId),
-    Written(u16, JobId),
+    Written(u16, JobId, ClientId),
     Read(u16, Caller, Vec<u8>, u8),
     /// An event of the scenario.
     Script(usize),

@@ -105,7 +105,10 @@ proptest! {
         let (mut root, job) = scene(Program::default());
         while root.poll_reply().is_some() {}
         let (mut client, mut wants, mut kept, mut is_cut_due) = (1, None, None::<Kept>, 0);
-        let mut dumped = BTreeSet::new();
+        let (mut dumped, mut written) = (BTreeSet::new(), None);
+        let collecting = |root: &JobManager, wants: Option<(u64, bool)>| {
+            wants.filter(|_| root.collects(job)).map(|(client, _)| client)
+        };
         let mut replies: BTreeMap<u64, usize> = BTreeMap::new();
         for (step, act) in acts.into_iter().enumerate() {
             match act {
@@ -123,7 +126,9 @@ proptest! {
                     let begins = wants.is_some() && !root.collects(job);
                     let collect = root.begin_images(job, Epoch(step as u32));
                     prop_assert_eq!(collect.is_some(), begins);
-                    if let (true, Some((_, ends))) = (begins, wants) {
+                    if let (true, Some((client, ends))) = (begins, wants) {
+                        // The result of an earlier checkpoint may still be under way; it is lost here.
+                        written = Some(client);
                         kept = Some(Kept { ends, ..Kept::default() });
                         dumped.clear();
                     }
@@ -132,15 +137,21 @@ proptest! {
                     root.handle_dumped(job, host);
                     dumped.insert(host);
                 }
+                // A late result is of a checkpoint that was given up.
+                Act::Written(is_ok) if written.is_some() && written != collecting(&root, wants) => {
+                    let late = if is_ok { Ok(7) } else { Err("the disk is full".into()) };
+                    root.handle_written(NOW, (job, written.take().unwrap()), late);
+                }
                 // The images are complete only after all hosts have dumped their ranks.
                 Act::Written(is_ok) if root.collects(job) => {
+                    let of = written.take().unwrap();
                     let all = dumped.len() == usize::from(HOSTS);
                     let is_ok = is_ok && all && !wants.unwrap().1;
-                    let written = if is_ok { Ok(7) } else { Err("the disk is full".into()) };
+                    let result = if is_ok { Ok(7) } else { Err("the disk is full".into()) };
                     if let (false, Some(kept)) = (is_ok, &mut kept) {
                         kept.is_void = true;
                     }
-                    root.handle_written(NOW, job, written);
+                    root.handle_written(NOW, (job, of), result);
                     wants = None;
                 }
                 Act::ClientLeaves => {

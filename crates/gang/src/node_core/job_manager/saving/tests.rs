@@ -240,7 +240,9 @@ fn a_rank_that_leaves_while_its_checkpoint_is_written_is_in_it() {
     scene.root.left(scene.job, 1);
     assert!(!scene.says(Word::Go));
     assert_eq!(scene.replies(), []);
-    scene.root.handle_written(NOW, scene.job, Ok(0));
+    scene.root.handle_written(NOW, (scene.job, 3), Err("late".into()));
+    assert_eq!(scene.replies(), [], "it is of another client's checkpoint");
+    scene.root.handle_written(NOW, (scene.job, 2), Ok(0));
     assert!(matches!(scene.replies()[..], [Reply::Saved(Saved { ranks: RANKS, .. })]));
 }
 

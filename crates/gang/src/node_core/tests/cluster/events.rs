@@ -37,8 +37,8 @@ impl Cluster {
                 }
             }
             Event::Attach(client) => self.attach(client),
-            Event::Written(host, job) => {
-                self.call(host, |core, now| core.handle(now, Input::Written(job, Ok(0))));
+            Event::Written(host, job, client) => {
+                self.call(host, |core, now| core.handle(now, Input::Written(job, client, Ok(0))));
             }
             Event::Read(host, caller, folder, weight) => {
                 let read = self.disk.get(&folder).cloned().ok_or_else(|| "nothing there".into());
@@ -245,7 +245,7 @@ impl Cluster {
                 let program = Program::from_json(&write.checkpoint.program).unwrap();
                 self.disk.insert(write.folder, (program, write.checkpoint));
                 let after = self.up_to(5_000);
-                self.at(after, Event::Written(host, write.job));
+                self.at(after, Event::Written(host, write.job, write.client));
             }
             Effect::Read { caller, folder, weight, .. } => {
                 let after = self.up_to(5_000);
