@@ -68,6 +68,8 @@ pub(crate) enum End {
     Complete(Finish),
     /// Completes the operation when the receiver has confirmed the stream.
     Confirm(Finish),
+    /// Counts a peer's read of the region with this key.
+    Serve(u64),
 }
 
 /// A stream to send, of one or more records.

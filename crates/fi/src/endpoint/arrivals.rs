@@ -3,11 +3,12 @@
 use midplane_simhw::shm::{Corrupt, Record, RingReceiver};
 
 use super::{Domain, Pair, Requested, State, TURN};
-use crate::abi::constants::{EACCES, REMOTE_CQ_DATA, REMOTE_READ, REMOTE_WRITE, RMA};
+use crate::abi::constants::{EACCES, REMOTE_CQ_DATA, REMOTE_WRITE, RMA};
 use crate::completion::{Class, Entry};
 use crate::matching::{Body, Envelope, Kind as Tagging};
 use crate::peer::{Content, Departure, ENTRY, End, Inbound, Target, WINDOW};
 use crate::record::{CONFIRM, HAS_DATA, Head, Kind, parse};
+use crate::region::Regions;
 
 /// Most messages of one peer whose RTS has arrived and that wait for a receive.
 const MAX_ANNOUNCED: usize = 1 << 20;
@@ -96,7 +97,7 @@ impl State {
             Kind::Cut => self.on_cut(&arrival, domain),
             Kind::Data => self.on_data(&arrival, domain),
             Kind::Write => self.on_write(&arrival, domain),
-            Kind::Read => self.on_read(&arrival, domain),
+            Kind::Read => self.on_read(&arrival, domain.regions),
             Kind::Atomic => self.on_atomic(&arrival, domain),
             Kind::Cts => self.on_cts(&arrival),
             Kind::Ack => self.on_ack(&arrival, domain),
@@ -234,15 +235,13 @@ impl State {
         self.begin(inbound, arrival, words, domain)
     }
 
-    fn on_read(&mut self, arrival: &Arrival<'_>, domain: &mut Domain<'_>) -> Result<(), Corrupt> {
+    fn on_read(&mut self, arrival: &Arrival<'_>, regions: &Regions) -> Result<(), Corrupt> {
         let [address, handle] = arrival.prefix(2)?;
         let Arrival { peer, second: key, length, .. } = *arrival;
-        if domain.regions.readable(key, address, length).is_some() {
+        if regions.readable(key, address, length).is_some() {
             let head = Head::new(Kind::Data, 0, length, handle);
             let content = Content::Region { key, address, length };
-            self.peers[peer].departures.push_back(Departure::new(head, content, End::Nothing));
-            let entry = Entry::of(0, RMA | REMOTE_READ);
-            self.serve(key, Class::RemoteRead, false, entry, domain);
+            self.peers[peer].departures.push_back(Departure::new(head, content, End::Serve(key)));
         } else {
             self.peers[peer].fail_read(handle, EACCES);
         }

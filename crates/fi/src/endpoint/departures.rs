@@ -6,9 +6,9 @@ use midplane_simhw::shm::rings::RingPair;
 
 use super::{Announced, Domain, Endpoint, Requested, State};
 use crate::abi::constants::{
-    EACCES, EAGAIN, EINVAL, EMSGSIZE, MSG, READ, RMA, SEND, TAGGED, WRITE,
+    EACCES, EAGAIN, EINVAL, EMSGSIZE, MSG, READ, REMOTE_READ, RMA, SEND, TAGGED, WRITE,
 };
-use crate::completion::{Class, Completions, Entry};
+use crate::completion::{Class, Entry};
 use crate::matching;
 use crate::memory::Buffer;
 use crate::peer::{Content, Departure, ENTRY, End, Finish, Link, RegionGone};
@@ -181,7 +181,7 @@ impl Endpoint {
                 network.send_now();
             }
             if is_sent {
-                self.state.finish(peer, departure.end, domain.out);
+                self.state.finish(peer, departure.end, domain);
                 return true;
             }
         }
@@ -248,13 +248,17 @@ impl State {
         self.enqueue(peer, Departure::new(head, content, end));
     }
 
-    fn finish(&mut self, peer: usize, end: End, out: &mut Completions) {
+    fn finish(&mut self, peer: usize, end: End, domain: &mut Domain<'_>) {
         match end {
             End::Nothing => {}
             End::Complete(finish) => {
-                self.bindings.complete(out, finish.class, finish.reports, finish.entry);
+                self.bindings.complete(domain.out, finish.class, finish.reports, finish.entry);
             }
             End::Confirm(finish) => self.peers[peer].unconfirmed.push_back(finish),
+            End::Serve(key) => {
+                let entry = Entry::of(0, RMA | REMOTE_READ);
+                self.serve(key, Class::RemoteRead, false, entry, domain);
+            }
         }
     }
 
@@ -276,7 +280,7 @@ impl State {
             }
             let Some(departure) = self.peers[number].departures.pop_front() else { break };
             match advanced {
-                Ok(_) => self.finish(number, departure.end, domain.out),
+                Ok(_) => self.finish(number, departure.end, domain),
                 Err(RegionGone) => self.peers[number].control.push_back(departure.cut(EACCES)),
             }
         }

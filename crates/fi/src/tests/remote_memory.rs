@@ -130,3 +130,22 @@ fn operations_of_peers_count_in_the_counters_of_their_region() {
     assert_eq!(pair.drive(1)[0][0].1, EACCES);
     assert_eq!(counters.map(|counter| pair.other.value(counter)), [1, 3]);
 }
+
+#[test]
+fn a_read_counts_at_the_target_once_all_of_its_data_has_left() {
+    const LENGTH: usize = 1 << 20;
+    let pair = Pair::new();
+    let (mut memory, mut got) = (vec![5; LENGTH], vec![0; LENGTH]);
+    let region = pair.other.register(&mut memory, 42);
+    let counter = pair.other.open_counter();
+    // SAFETY: the region and the counter are open.
+    let code = unsafe { ((*(*region).fid.ops).bind)(region.cast(), counter.cast(), REMOTE_READ) };
+    assert_eq!(code, 0);
+    write(&pair, &[5], 0, 42, 1);
+    pair.drive(1);
+    read(&pair, &mut got, 0, 42, 2);
+    // The reader does not poll, and the ring holds only a part of the data.
+    (0..2000).for_each(|_| assert_eq!(pair.other.value(counter), 0));
+    assert_eq!(pair.drive(1)[0][0].1, 0);
+    assert_eq!((pair.other.value(counter), got == memory), (1, true));
+}
