@@ -102,7 +102,7 @@ impl State {
             Kind::Cts => self.on_cts(&arrival),
             Kind::Ack => self.on_ack(&arrival, domain),
             Kind::Nack => {
-                let finish = self.peers[peer].unconfirmed.pop_front().ok_or(Corrupt)?;
+                let finish = self.peers[peer].take_unconfirmed().ok_or(Corrupt)?;
                 let error = i32::try_from(second).map_err(|_| Corrupt)?.max(1);
                 self.fail(finish, error, domain.out);
                 Ok(())
@@ -167,7 +167,7 @@ impl State {
             }
         }
         self.release_multis(domain.out);
-        Ok(())
+        if self.peers[peer].is_flooded() { Err(Corrupt) } else { Ok(()) }
     }
 
     fn on_cts(&mut self, arrival: &Arrival<'_>) -> Result<(), Corrupt> {
@@ -218,10 +218,14 @@ impl State {
 
     fn take_requested(&mut self, arrival: &Arrival<'_>) -> Result<Requested, Corrupt> {
         let handle = usize::try_from(arrival.second).map_err(|_| Corrupt)?;
-        match self.requested.get(handle) {
-            Some((peer, _)) if *peer == arrival.peer => Ok(self.requested.remove(handle).1),
-            _ => Err(Corrupt),
+        if self.requested.get(handle).is_none_or(|(peer, _)| *peer != arrival.peer) {
+            return Err(Corrupt);
         }
+        let (_, requested) = self.requested.remove(handle);
+        if matches!(requested, Requested::Read(..)) {
+            self.peers[arrival.peer].requests -= 1;
+        }
+        Ok(requested)
     }
 
     fn on_write(&mut self, arrival: &Arrival<'_>, domain: &mut Domain<'_>) -> Result<(), Corrupt> {
@@ -241,7 +245,7 @@ impl State {
         if regions.readable(key, address, length).is_some() {
             let head = Head::new(Kind::Data, 0, length, handle);
             let content = Content::Region { key, address, length };
-            self.peers[peer].departures.push_back(Departure::new(head, content, End::Serve(key)));
+            self.peers[peer].answer_with(Departure::new(head, content, End::Serve(key)));
         } else {
             self.peers[peer].fail_read(handle, EACCES);
         }
@@ -251,7 +255,7 @@ impl State {
 
     fn on_ack(&mut self, arrival: &Arrival<'_>, domain: &mut Domain<'_>) -> Result<(), Corrupt> {
         for _ in 0..arrival.second {
-            let finish = self.peers[arrival.peer].unconfirmed.pop_front().ok_or(Corrupt)?;
+            let finish = self.peers[arrival.peer].take_unconfirmed().ok_or(Corrupt)?;
             self.bindings.complete(domain.out, finish.class, finish.reports, finish.entry);
         }
         Ok(())

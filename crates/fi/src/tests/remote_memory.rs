@@ -15,13 +15,15 @@ pub(super) fn write(pair: &Pair, bytes: &[u8], at: u64, key: u64, context: usize
 }
 
 pub(super) fn read(pair: &Pair, bytes: &mut [u8], at: u64, key: u64, context: usize) {
+    assert_eq!(try_read(pair, bytes, at, key, context), 0);
+}
+
+fn try_read(pair: &Pair, bytes: &mut [u8], at: u64, key: u64, context: usize) -> isize {
     // SAFETY: tests keep the bytes until the completion.
     unsafe {
         let rma = &*(*pair.one.ep).rma;
         let (to, context) = (bytes.as_mut_ptr().cast(), context as *mut _);
-        let ep = pair.one.ep;
-        let code = (rma.read)(ep, to, bytes.len(), null_mut(), pair.to_other, at, key, context);
-        assert_eq!(code, 0);
+        (rma.read)(pair.one.ep, to, bytes.len(), null_mut(), pair.to_other, at, key, context)
     }
 }
 
@@ -148,4 +150,32 @@ fn a_read_counts_at_the_target_once_all_of_its_data_has_left() {
     (0..2000).for_each(|_| assert_eq!(pair.other.value(counter), 0));
     assert_eq!(pair.drive(1)[0][0].1, 0);
     assert_eq!((pair.other.value(counter), got == memory), (1, true));
+}
+
+#[test]
+fn reads_beyond_what_a_peer_answers_in_time_are_refused_for_now() {
+    const COUNT: usize = 100_000;
+    let pair = Pair::new();
+    let (mut memory, mut got) = (vec![5; COUNT], vec![0; COUNT]);
+    pair.other.register(&mut memory, 42);
+    let (mut completed, mut refused) = (0, 0);
+    let mut take = |polls: usize| {
+        for (_, error, _) in (0..polls).filter_map(|_| pair.one.poll()) {
+            assert_eq!(error, 0);
+            completed += 1;
+        }
+        completed
+    };
+    for (at, byte) in got.chunks_mut(1).enumerate() {
+        while try_read(&pair, byte, at as u64, 42, at) == -(EAGAIN as isize) {
+            refused += 1;
+            // The reader receives fewer answers than the target creates.
+            take(1);
+            (0..40).for_each(|_| assert!(pair.other.poll().is_none()));
+        }
+    }
+    while take(1) < COUNT {
+        assert!(pair.other.poll().is_none());
+    }
+    assert!(refused > 0 && got == memory);
 }
