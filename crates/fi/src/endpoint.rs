@@ -167,17 +167,15 @@ impl Endpoint {
             self.unpark();
         }
         let mut has_any = self.network.as_mut().is_some_and(Network::drive);
-        if !self.state.bindings.is_full(domain.out) {
-            let mut ended = Vec::new();
-            for (key, pair) in &mut self.pairs {
-                match self.state.receive(pair, domain) {
-                    Ok(handled) => has_any |= handled,
-                    Err(_) => ended.push(key),
-                }
+        let mut ended = Vec::new();
+        for (key, pair) in &mut self.pairs {
+            match self.state.receive(pair, domain) {
+                Ok(handled) => has_any |= handled,
+                Err(_) => ended.push(key),
             }
-            for key in ended {
-                self.end_pair(key, domain);
-            }
+        }
+        for key in ended {
+            self.end_pair(key, domain);
         }
         if !self.state.busy.is_empty() {
             has_any |= self.flush(domain);

@@ -50,7 +50,8 @@ impl Arrival<'_> {
 }
 
 impl State {
-    /// Handles at most a batch of records from a peer. Returns whether there were any.
+    /// Handles at most a batch of records from a peer; returns whether there were any. While the queue of received
+    /// messages is full, stops at a record that may need an entry in it.
     #[inline]
     pub(super) fn receive(
         &mut self,
@@ -58,6 +59,7 @@ impl State {
         domain: &mut Domain<'_>,
     ) -> Result<bool, Corrupt> {
         let mut has_any = false;
+        let is_full = self.bindings.is_full(domain.out);
         for _ in 0..TURN {
             let Some(record) = pair.rings.receiver.peek()? else {
                 if pair.has_ended {
@@ -65,6 +67,9 @@ impl State {
                 }
                 break;
             };
+            if is_full && self.may_complete_receive(pair.peer, record) {
+                break;
+            }
             has_any = true;
             self.on_record(pair.peer, record, &pair.rings.receiver, domain)?;
             if pair.rings.receiver.advance(record) {
@@ -72,6 +77,38 @@ impl State {
             }
         }
         Ok(has_any)
+    }
+
+    /// Returns whether handling a record may need an entry in the queue of received messages.
+    fn may_complete_receive(
+        &self,
+        peer: usize,
+        Record { words: [first, second], .. }: Record,
+    ) -> bool {
+        let Some((kind, flags, _)) = parse(first) else { return false };
+        match kind {
+            Kind::Tagged | Kind::Plain => true,
+            Kind::Write => flags & HAS_DATA != 0,
+            Kind::Data => {
+                let requested =
+                    usize::try_from(second).ok().and_then(|key| self.requested.get(key));
+                matches!(requested, Some((_, Requested::Receive(_))))
+            }
+            Kind::More => {
+                let target = self.peers[peer].inbound.as_ref().map(|inbound| &inbound.target);
+                let needs_none = |target: &Target| {
+                    matches!(
+                        target,
+                        Target::Read(..)
+                            | Target::Region { data: None, .. }
+                            | Target::Refused
+                            | Target::Discard
+                    )
+                };
+                !target.is_none_or(needs_none)
+            }
+            _ => false,
+        }
     }
 
     #[inline]

@@ -1,6 +1,6 @@
 use std::ptr::null_mut;
 
-use super::side::Pair;
+use super::side::{Pair, next};
 use crate::abi::constants::*;
 
 pub(super) fn write(pair: &Pair, bytes: &[u8], at: u64, key: u64, context: usize) {
@@ -178,4 +178,38 @@ fn reads_beyond_what_a_peer_answers_in_time_are_refused_for_now() {
         assert!(pair.other.poll().is_none());
     }
     assert!(refused > 0 && got == memory);
+}
+
+#[test]
+fn a_full_queue_of_received_messages_stops_no_reads_and_writes() {
+    let pair = Pair::new();
+    let (mut memory, sent, mut got) = (vec![0; 300_000], vec![7; 200_000], vec![0; 200_000]);
+    pair.other.register(&mut memory, 42);
+    write(&pair, &[1], 0, 42, 1);
+    pair.drive(1);
+    let mut message = [0; 4];
+    pair.other.receive(ADDR_UNSPEC, (1, 0), &mut message, 2);
+    // Each peek completes without a message, until the queue has its default number of entries.
+    for _ in 0..4096 {
+        pair.other.receive_with(8, &mut [], 5, PEEK);
+    }
+    let complete = |context| {
+        let is_complete = |_: &usize| {
+            // Reading a counter makes progress, and takes no entries.
+            pair.other.count();
+            pair.one.poll().is_some_and(|(entry, ..)| entry.op_context as usize == context)
+        };
+        (0..1_000_000).find(is_complete).expect("a completion in time");
+    };
+    write(&pair, &sent, 1000, 42, 3);
+    complete(3);
+    read(&pair, &mut got, 1000, 42, 4);
+    complete(4);
+    assert!(got == sent && memory[1000..201_000] == sent);
+    // A message waits until the queue has space.
+    assert_eq!(pair.one.send(pair.to_other, 1, b"four", 0, 6), 0);
+    complete(6);
+    (0..2000).for_each(|_| assert_eq!((pair.other.count(), message), (0, [0; 4])));
+    (0..4096).for_each(|_| assert_eq!(next(&pair.other).1, ENOMSG));
+    assert_eq!((next(&pair.other).0.op_context as usize, &message), (2, b"four"));
 }
