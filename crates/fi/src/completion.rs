@@ -33,6 +33,8 @@ pub(crate) struct Queue {
     /// Entries at which the queue is full: no messages are received until the caller takes some. Other operations
     /// of peers continue.
     pub(crate) capacity: usize,
+    /// The waiter of the domain whose descriptor the caller uses, if there is one.
+    pub(crate) waiter: Option<usize>,
 }
 
 /// A counter of completed operations.
