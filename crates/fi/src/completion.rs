@@ -30,8 +30,11 @@ pub(crate) struct Queue {
     pub(crate) entries: VecDeque<Entry>,
     /// True if a thread that waits for entries must return without one.
     pub(crate) is_signalled: bool,
-    /// Entries at which the queue is full: no messages are received until the caller takes some.
+    /// Entries at which the queue is full: no messages are received until the caller takes some. Other operations
+    /// of peers continue.
     pub(crate) capacity: usize,
+    /// The waiter of the domain whose descriptor the caller uses, if there is one.
+    pub(crate) waiter: Option<usize>,
 }
 
 /// A counter of completed operations.

@@ -1,14 +1,14 @@
 //! A domain: its endpoints, address vectors, queues, counters and regions, behind one lock.
 
 mod driver;
+mod waiter;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use slab::Slab;
 
 use crate::completion::Completions;
@@ -16,12 +16,13 @@ use crate::endpoint::{Domain, Endpoint};
 use crate::region::Regions;
 use crate::vector::Vector;
 pub(crate) use driver::Driver;
+use waiter::Waiter;
 
 /// Calls of [`Core::progress`] between two checks for connections, which take two system calls. A call takes some tens
 /// of nanoseconds, so the checks cost 5 %, and a new peer waits about 10 us.
 const CONNECTIONS: u32 = 512;
 
-/// The longest time that a thread waits for one wake-up: another thread of the same domain may consume it.
+/// The longest time that a thread waits for one wake-up, in case a peer omits it.
 const MOST_WAIT: Duration = Duration::from_millis(50);
 
 /// Pause of a waiting thread while there is no space for what has arrived: 1 ms.
@@ -39,21 +40,14 @@ pub(crate) struct Core {
     idle: u32,
     /// Number of calls of [`Core::progress`] so far.
     polls: u64,
-    /// Wakes threads of the application.
-    waiter: Option<Waiter>,
+    /// Wake threads of the application: one for each queue with a descriptor, and for each waiting thread.
+    waiters: Slab<Waiter>,
+    /// The waiters of threads that have stopped waiting, for the next threads.
+    unused: Vec<usize>,
     /// Wakes the domain's own thread, if it has one; then only that thread waits for the endpoints' descriptors.
     driver: Option<Waiter>,
     /// True until the thread that has parked the driver unlocks the domain.
     is_driven: bool,
-}
-
-/// A descriptor that is readable when an event has occurred since the domain was parked.
-#[derive(Debug)]
-struct Waiter {
-    ready: OwnedFd,
-    /// An eventfd for events of this process.
-    own: OwnedFd,
-    is_parked: bool,
 }
 
 impl Core {
@@ -66,7 +60,8 @@ impl Core {
             turns: 0,
             idle: 0,
             polls: 0,
-            waiter: None,
+            waiters: Slab::new(),
+            unused: Vec::new(),
             driver: None,
             is_driven: false,
         }
@@ -82,6 +77,10 @@ impl Core {
         {
             // The driver then notices when the application stops polling.
             driver.signal();
+        }
+        // This thread may not poll again, so the requests of waiting threads for wake-ups remain.
+        if self.driver.is_some() || !self.is_awaited() {
+            self.unpark();
         }
         let has_any = self.advance();
         self.idle = if has_any { 0 } else { self.idle + 1 };
@@ -104,8 +103,18 @@ impl Core {
         if self.turns >= CONNECTIONS {
             self.turns = 0;
             self.endpoints.iter_mut().for_each(|(_, endpoint)| endpoint.progress_connections());
+            // The checks have taken wake-ups that waiting threads have requested.
+            if self.driver.is_none() && self.is_awaited() && !self.park_endpoints() {
+                self.completions.has_changed = true;
+            }
         }
         has_any
+    }
+
+    /// Returns whether a thread waits.
+    #[inline]
+    fn is_awaited(&self) -> bool {
+        self.waiters.iter().any(|(_, waiter)| waiter.is_parked)
     }
 
     /// Returns an endpoint, and the memory of the domain that its methods take.
@@ -120,37 +129,70 @@ impl Core {
 
     /// Adds an endpoint.
     pub(crate) fn add(&mut self, endpoint: Endpoint) -> io::Result<usize> {
-        if let Some(waiter) = self.driver.as_ref().or(self.waiter.as_ref()) {
-            waiter.watch(&endpoint)?;
+        match &self.driver {
+            Some(driver) => driver.watch(&endpoint)?,
+            None => self.waiters.iter().try_for_each(|(_, waiter)| waiter.watch(&endpoint))?,
         }
         Ok(self.endpoints.insert(endpoint))
     }
 
-    /// Returns the descriptor that is readable after [`Core::park`] when an event has occurred.
-    pub(crate) fn descriptor(&mut self) -> io::Result<RawFd> {
-        if self.waiter.is_none() {
-            let waiter = Waiter::new()?;
-            if self.driver.is_none() {
-                for (_, endpoint) in &self.endpoints {
-                    waiter.watch(endpoint)?;
-                }
-            }
-            self.waiter = Some(waiter);
+    /// Adds a waiter; returns its key.
+    fn add_waiter(&mut self) -> io::Result<usize> {
+        let waiter = Waiter::new()?;
+        if self.driver.is_none() {
+            self.endpoints.iter().try_for_each(|(_, endpoint)| waiter.watch(endpoint))?;
         }
-        Ok(self.waiter.as_ref().map_or(-1, |waiter| waiter.ready.as_raw_fd()))
+        Ok(self.waiters.insert(waiter))
     }
 
-    /// Requests that the descriptor becomes readable. Returns `false` if an event has occurred already.
-    pub(crate) fn park(&mut self) -> bool {
-        if self.descriptor().is_err() {
-            return false;
+    /// Returns the descriptor of a queue. It is readable after [`Core::park_queue`] when an event has occurred.
+    pub(crate) fn descriptor(&mut self, queue: usize) -> io::Result<RawFd> {
+        let missing = io::ErrorKind::NotFound;
+        let known = self.completions.queues.get(queue).ok_or(missing)?.waiter;
+        let key = known.map_or_else(|| self.add_waiter(), Ok)?;
+        self.completions.queues.get_mut(queue).ok_or(missing)?.waiter = Some(key);
+        Ok(self.waiters[key].ready.as_raw_fd())
+    }
+
+    /// Removes a queue, and its descriptor.
+    pub(crate) fn remove_queue(&mut self, queue: usize) {
+        let removed = self.completions.queues.try_remove(queue);
+        if let Some(key) = removed.and_then(|queue| queue.waiter) {
+            self.waiters.remove(key);
         }
-        if let Some(waiter) = &mut self.waiter {
-            waiter.is_parked = true;
-            // An error means that the eventfd was not set.
-            let _ = rustix::io::read(&waiter.own, &mut [0; 8]);
+    }
+
+    /// Requests that the descriptor of a queue becomes readable. Returns `false` if the queue has entries, or an event has
+    /// occurred already.
+    pub(crate) fn park_queue(&mut self, queue: usize) -> bool {
+        let known = self.completions.queues.get(queue).and_then(|queue| queue.waiter);
+        self.resume(known);
+        self.progress();
+        let is_empty =
+            self.completions.queues.get(queue).is_none_or(|queue| queue.entries.is_empty());
+        let is_parked = is_empty
+            && self.descriptor(queue).is_ok()
+            && self.completions.queues[queue].waiter.is_some_and(|key| self.park(key));
+        // Otherwise, other threads that wait request their wake-ups again.
+        self.completions.has_changed |= !is_parked;
+        is_parked
+    }
+
+    /// Ends a wait: takes the wake-ups of all endpoints.
+    fn resume(&mut self, waiter: Option<usize>) {
+        if let Some(key) = waiter {
+            self.waiters[key].is_parked = false;
         }
-        self.completions.has_changed = false;
+        self.unpark();
+    }
+
+    /// Requests that a waiter's descriptor becomes readable. Returns `false` if an event has occurred already.
+    fn park(&mut self, key: usize) -> bool {
+        // Other threads may wait for what this one has received.
+        self.notify();
+        let waiter = &mut self.waiters[key];
+        waiter.is_parked = true;
+        waiter.clear();
         if let Some(driver) = &self.driver {
             driver.signal();
             return true;
@@ -167,10 +209,28 @@ impl Core {
         is_idle
     }
 
-    /// Wakes the threads that wait for the descriptor.
-    pub(crate) fn signal(&self) {
-        if let Some(waiter) = &self.waiter {
-            waiter.signal();
+    /// Requests wake-ups once there is space for what waits to be sent, for the threads that wait.
+    fn await_room(&mut self) {
+        for (_, endpoint) in &mut self.endpoints {
+            // A waiting thread then sends it.
+            self.completions.has_changed |= !endpoint.await_room();
+        }
+    }
+
+    /// Withdraws the requests for wake-ups.
+    fn unpark(&mut self) {
+        self.endpoints.iter_mut().for_each(|(_, endpoint)| endpoint.unpark());
+    }
+
+    /// Wakes the threads that wait, if an operation has completed.
+    #[inline]
+    fn notify(&mut self) {
+        if std::mem::take(&mut self.completions.has_changed) {
+            for (_, waiter) in &mut self.waiters {
+                if std::mem::take(&mut waiter.is_parked) {
+                    waiter.signal();
+                }
+            }
         }
     }
 
@@ -185,27 +245,6 @@ impl Core {
             driver.is_parked = false;
             driver.signal();
         }
-    }
-}
-
-impl Waiter {
-    fn new() -> io::Result<Self> {
-        let ready = epoll::create(CreateFlags::CLOEXEC)?;
-        let own = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        epoll::add(&ready, &own, EventData::new_u64(0), EventFlags::IN)?;
-        Ok(Self { ready, own, is_parked: false })
-    }
-
-    fn signal(&self) {
-        // It fails only after 2^64 - 1 signals.
-        let _ = rustix::io::write(&self.own, &1_u64.to_ne_bytes());
-    }
-
-    fn watch(&self, endpoint: &Endpoint) -> io::Result<()> {
-        for descriptor in endpoint.descriptors() {
-            epoll::add(&self.ready, descriptor, EventData::new_u64(0), EventFlags::IN)?;
-        }
-        Ok(())
     }
 }
 
@@ -235,15 +274,12 @@ impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
         let core = &mut *self.0;
-        if core.completions.has_changed
-            && let Some(waiter) = &mut core.waiter
-            && std::mem::take(&mut waiter.is_parked)
-        {
-            core.signal();
-        }
         if core.driver.is_some() {
             core.signal_driver();
+        } else if core.is_awaited() {
+            core.await_room();
         }
+        core.notify();
     }
 }
 
@@ -267,18 +303,23 @@ impl Shared {
         mut done: impl FnMut(&mut Core) -> Option<T>,
     ) -> Option<T> {
         let until = timeout.map(|timeout| now() + timeout);
-        let mut refused = 0;
+        let (mut waiter, mut refused) = (None, 0);
         loop {
             let mut core = self.lock();
+            if waiter.is_some() {
+                core.resume(waiter);
+            }
             core.progress();
-            if let Some(value) = done(&mut core) {
-                return Some(value);
-            }
+            let value = done(&mut core);
             let left = until.map(|until| until.saturating_sub(now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return None;
+            if value.is_some() || left.is_some_and(|left| left.is_zero()) {
+                // If this thread has waited, other threads request their wake-ups again.
+                core.completions.has_changed |= waiter.is_some();
+                core.unused.extend(waiter);
+                return value;
             }
-            if !core.park() {
+            waiter = waiter.or_else(|| core.unused.pop()).or_else(|| core.add_waiter().ok());
+            let Some(key) = waiter.filter(|key| core.park(*key)) else {
                 // Without work, what has arrived has no space, such as in a full queue.
                 refused += 1;
                 let has_no_space = refused > 1 && core.idle > 1;
@@ -287,15 +328,9 @@ impl Shared {
                     let _ = poll(&mut [], Some(&NO_SPACE));
                 }
                 continue;
-            }
-            refused = 0;
-            let Ok(descriptor) = core
-                .waiter
-                .as_ref()
-                .map_or(Err(rustix::io::Errno::BADF), |waiter| rustix::io::dup(&waiter.ready))
-            else {
-                continue;
             };
+            refused = 0;
+            let Ok(descriptor) = rustix::io::dup(&core.waiters[key].ready) else { continue };
             drop(core);
             let slice = left.map_or(MOST_WAIT, |left| left.min(MOST_WAIT));
             let slice = Timespec::try_from(slice).ok();

@@ -163,21 +163,16 @@ impl Endpoint {
     /// Receives records, and sends waiting ones. Returns whether there was any work.
     #[inline]
     pub(crate) fn progress(&mut self, domain: &mut Domain<'_>) -> bool {
-        if self.is_parked {
-            self.unpark();
-        }
         let mut has_any = self.network.as_mut().is_some_and(Network::drive);
-        if !self.state.bindings.is_full(domain.out) {
-            let mut ended = Vec::new();
-            for (key, pair) in &mut self.pairs {
-                match self.state.receive(pair, domain) {
-                    Ok(handled) => has_any |= handled,
-                    Err(_) => ended.push(key),
-                }
+        let mut ended = Vec::new();
+        for (key, pair) in &mut self.pairs {
+            match self.state.receive(pair, domain) {
+                Ok(handled) => has_any |= handled,
+                Err(_) => ended.push(key),
             }
-            for key in ended {
-                self.end_pair(key, domain);
-            }
+        }
+        for key in ended {
+            self.end_pair(key, domain);
         }
         if !self.state.busy.is_empty() {
             has_any |= self.flush(domain);
@@ -233,7 +228,10 @@ impl Endpoint {
         if self.wakes.add(key as u64, &rings).is_err() {
             return;
         }
-        entry.insert(Pair { rings, peer, has_ended: false, is_remote });
+        let pair = entry.insert(Pair { rings, peer, has_ended: false, is_remote });
+        if self.is_parked && pair.rings.receiver.park() {
+            pair.rings.wake();
+        }
         let peer = &mut self.state.peers[peer];
         peer.pairs += 1;
         if peer.link == Link::Unconnected {

@@ -8,6 +8,7 @@ mod multi;
 mod posted;
 
 use std::collections::VecDeque;
+use std::ffi::c_int;
 
 use slab::Slab;
 
@@ -127,7 +128,7 @@ pub(crate) struct Matching {
     /// Unexpected messages, including those whose receive waits for the rest of the bytes.
     pub(crate) messages: Slab<Unexpected>,
     pub(crate) multis: Slab<Multi>,
-    /// Buffers for several messages that were released without a last message.
+    /// Released buffers for several messages whose release no message's completion reports.
     pub(crate) released: Vec<Multi>,
     /// Bytes that a buffer for several messages must have left for the next one.
     pub(crate) least_multi: usize,
@@ -194,13 +195,18 @@ impl Matching {
         }
     }
 
-    /// Ends a message's use of a buffer for several. Returns whether this releases the buffer.
+    /// Ends a message's use of a buffer for several. Returns whether this releases the buffer, and the message's
+    /// completion reports that. The release of a failed receive's buffer has a completion of its own.
     pub(crate) fn leave(&mut self, key: usize) -> bool {
-        let is_last = self.multis[key].leave();
-        if is_last {
-            self.multis.remove(key);
+        if !self.multis[key].leave() {
+            return false;
         }
-        is_last
+        let multi = self.multis.remove(key);
+        let is_failed = multi.failed.is_some();
+        if is_failed {
+            self.released.push(multi);
+        }
+        !is_failed
     }
 
     /// Adds an unexpected message; returns its key.
@@ -253,26 +259,23 @@ impl Matching {
 
     /// Removes the receive that was posted with this context.
     pub(crate) fn cancel(&mut self, context: usize) -> Option<Receive> {
-        let receive = self.posted.iter_mut().find_map(|posted| posted.cancel(context))?;
-        if let Some(key) = receive.multi {
-            self.retire(key);
-        }
-        Some(receive)
+        self.posted.iter_mut().find_map(|posted| posted.cancel(context))
     }
 
-    /// Retires a buffer for several messages whose receive is no longer posted.
-    fn retire(&mut self, key: usize) {
-        if self.multis[key].retire() {
+    /// Ends a receive with an error; it is no longer posted. Returns whether it completes now. If messages still use its
+    /// buffer, it completes after the last of them.
+    pub(crate) fn fail(&mut self, receive: &Receive, error: c_int) -> bool {
+        let Some(key) = receive.multi else { return true };
+        let is_released = self.multis[key].retire(*receive, error);
+        if is_released {
             self.multis.remove(key);
         }
+        is_released
     }
 
     /// Takes all receives that match only messages from `source`.
     pub(crate) fn take_posted_of(&mut self, source: u64) -> Vec<Receive> {
-        let taken: Vec<_> =
-            self.posted.iter_mut().flat_map(|posted| posted.take_of(source)).collect();
-        taken.iter().filter_map(|receive| receive.multi).for_each(|key| self.retire(key));
-        taken
+        self.posted.iter_mut().flat_map(|posted| posted.take_of(source)).collect()
     }
 
     /// Removes the incomplete messages of a peer. Returns the receives that wait for them.

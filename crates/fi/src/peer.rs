@@ -20,8 +20,12 @@ pub(crate) const WINDOW: usize = 4 << 20;
 pub(crate) const ENTRY: usize = 128;
 /// Freed bytes after which they are returned to the peer's window.
 const RETURNED: usize = WINDOW / 8;
-/// Most records that may wait in addition to streams; only a peer that does not read its ring causes more.
-const MAX_CONTROL: usize = 1 << 16;
+/// Most operations of a peer that wait for an answer: a read's data, or a confirmation.
+pub(crate) const MAX_REQUESTS: usize = 1 << 15;
+/// Most answers to a peer that may wait. Only a peer that exceeds [`MAX_REQUESTS`] causes more.
+const MAX_ANSWERS: usize = 2 * MAX_REQUESTS;
+/// Most records that may wait in addition to streams. A peer causes fewer by its messages whose RTS has arrived.
+const MAX_CONTROL: usize = 1 << 20;
 
 /// The state of the connection to a peer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -68,6 +72,10 @@ pub(crate) enum End {
     Complete(Finish),
     /// Completes the operation when the receiver has confirmed the stream.
     Confirm(Finish),
+    /// Counts a peer's read of the region with this key, which is answered.
+    Serve(u64),
+    /// A peer's operation is answered.
+    Answer,
 }
 
 /// A stream to send, of one or more records.
@@ -217,6 +225,10 @@ pub(crate) struct Peer {
     /// Operations whose streams were sent and not confirmed, in order.
     pub(crate) unconfirmed: VecDeque<Finish>,
     pub(crate) inbound: Option<Inbound>,
+    /// Number of operations that the peer has not answered, including those that wait to be sent.
+    pub(crate) requests: usize,
+    /// Number of answers to the peer that wait to be sent, as records or as streams.
+    answers: usize,
     /// True if the peer is listed among those for which records wait.
     pub(crate) is_listed: bool,
 }
@@ -236,6 +248,8 @@ impl Peer {
             departures: VecDeque::new(),
             unconfirmed: VecDeque::new(),
             inbound: None,
+            requests: 0,
+            answers: 0,
             is_listed: false,
         }
     }
@@ -254,24 +268,54 @@ impl Peer {
     pub(crate) fn confirm(&mut self) {
         match self.control.back_mut() {
             Some(Head { words: [first, count], .. }) if *first == Kind::Ack as u64 => *count += 1,
-            _ => self.control.push_back(Head::new(Kind::Ack, 0, 0, 1)),
+            _ => self.answer(Head::new(Kind::Ack, 0, 0, 1)),
         }
     }
 
     /// Refuses the peer's oldest unconfirmed stream.
     pub(crate) fn refuse(&mut self, error: c_int) {
-        self.control.push_back(Head::new(Kind::Nack, 0, 0, u64::from(error.unsigned_abs())));
+        self.answer(Head::new(Kind::Nack, 0, 0, u64::from(error.unsigned_abs())));
     }
 
     /// Refuses a read by the peer, by its handle.
     pub(crate) fn fail_read(&mut self, handle: u64, error: c_int) {
         let error = error.unsigned_abs() as usize;
-        self.control.push_back(Head::new(Kind::ReadFailed, 0, error, handle));
+        self.answer(Head::new(Kind::ReadFailed, 0, error, handle));
+    }
+
+    fn answer(&mut self, head: Head) {
+        self.answers += 1;
+        self.control.push_back(head);
+    }
+
+    /// Answers an operation of the peer with a stream, which ends with [`End::Serve`] or [`End::Answer`].
+    pub(crate) fn answer_with(&mut self, departure: Departure) {
+        self.answers += 1;
+        self.departures.push_back(departure);
+    }
+
+    /// Records that an answer was sent.
+    pub(crate) const fn on_answered(&mut self) {
+        self.answers -= 1;
+    }
+
+    /// Takes the oldest operation that waits for a confirmation.
+    pub(crate) fn take_unconfirmed(&mut self) -> Option<Finish> {
+        let finish = self.unconfirmed.pop_front()?;
+        self.requests -= 1;
+        Some(finish)
+    }
+
+    /// Removes everything that waits to be sent to a lost peer, or for its answer. Returns the streams and the operations.
+    pub(crate) fn clear(&mut self) -> (VecDeque<Departure>, VecDeque<Finish>) {
+        (self.requests, self.answers) = (0, 0);
+        self.control.clear();
+        (std::mem::take(&mut self.departures), std::mem::take(&mut self.unconfirmed))
     }
 
     /// Returns whether more records wait than a correct peer causes.
     pub(crate) fn is_flooded(&self) -> bool {
-        self.control.len() > MAX_CONTROL || self.departures.len() > MAX_CONTROL
+        self.answers > MAX_ANSWERS || self.control.len() > MAX_CONTROL
     }
 
     pub(crate) fn has_work(&self) -> bool {

@@ -95,6 +95,12 @@ impl Head {
         self
     }
 
+    /// Returns whether the record answers an operation of the peer.
+    pub(crate) fn is_answer(&self) -> bool {
+        use Kind::{Ack, Cut, Nack, ReadFailed};
+        parse(self.words[0]).is_some_and(|(kind, ..)| matches!(kind, Ack | Cut | Nack | ReadFailed))
+    }
+
     /// Returns the bytes of the payload that the words occupy.
     pub(crate) const fn prefix_bytes(&self) -> usize {
         self.count * 8

@@ -7,3 +7,4 @@ mod messages;
 mod processes;
 mod remote_memory;
 mod side;
+mod waits;

@@ -82,9 +82,10 @@ impl Shared {
             let mut core = self.lock();
             core.driver.as_mut()?.is_parked = false;
             let is_polled = std::mem::replace(polls, core.polls) != core.polls;
-            if is_polled && !core.waiter.as_ref().is_some_and(|waiter| waiter.is_parked) {
+            if is_polled && !core.is_awaited() {
                 return Some(Rest::Polled);
             }
+            core.unpark();
             let has_any = core.advance();
             if has_any {
                 was_idle = false;

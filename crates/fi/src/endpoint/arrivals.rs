@@ -3,11 +3,12 @@
 use midplane_simhw::shm::{Corrupt, Record, RingReceiver};
 
 use super::{Domain, Pair, Requested, State, TURN};
-use crate::abi::constants::{EACCES, REMOTE_CQ_DATA, REMOTE_READ, REMOTE_WRITE, RMA};
+use crate::abi::constants::{EACCES, REMOTE_CQ_DATA, REMOTE_WRITE, RMA};
 use crate::completion::{Class, Entry};
 use crate::matching::{Body, Envelope, Kind as Tagging};
 use crate::peer::{Content, Departure, ENTRY, End, Inbound, Target, WINDOW};
 use crate::record::{CONFIRM, HAS_DATA, Head, Kind, parse};
+use crate::region::Regions;
 
 /// Most messages of one peer whose RTS has arrived and that wait for a receive.
 const MAX_ANNOUNCED: usize = 1 << 20;
@@ -49,7 +50,8 @@ impl Arrival<'_> {
 }
 
 impl State {
-    /// Handles at most a batch of records from a peer. Returns whether there were any.
+    /// Handles at most a batch of records from a peer; returns whether there were any. While the queue of received
+    /// messages is full, stops at a record that may need an entry in it.
     #[inline]
     pub(super) fn receive(
         &mut self,
@@ -57,6 +59,7 @@ impl State {
         domain: &mut Domain<'_>,
     ) -> Result<bool, Corrupt> {
         let mut has_any = false;
+        let is_full = self.bindings.is_full(domain.out);
         for _ in 0..TURN {
             let Some(record) = pair.rings.receiver.peek()? else {
                 if pair.has_ended {
@@ -64,6 +67,9 @@ impl State {
                 }
                 break;
             };
+            if is_full && self.may_complete_receive(pair.peer, record) {
+                break;
+            }
             has_any = true;
             self.on_record(pair.peer, record, &pair.rings.receiver, domain)?;
             if pair.rings.receiver.advance(record) {
@@ -71,6 +77,38 @@ impl State {
             }
         }
         Ok(has_any)
+    }
+
+    /// Returns whether handling a record may need an entry in the queue of received messages.
+    fn may_complete_receive(
+        &self,
+        peer: usize,
+        Record { words: [first, second], .. }: Record,
+    ) -> bool {
+        let Some((kind, flags, _)) = parse(first) else { return false };
+        match kind {
+            Kind::Tagged | Kind::Plain => true,
+            Kind::Write => flags & HAS_DATA != 0,
+            Kind::Data => {
+                let requested =
+                    usize::try_from(second).ok().and_then(|key| self.requested.get(key));
+                matches!(requested, Some((_, Requested::Receive(_))))
+            }
+            Kind::More => {
+                let target = self.peers[peer].inbound.as_ref().map(|inbound| &inbound.target);
+                let needs_none = |target: &Target| {
+                    matches!(
+                        target,
+                        Target::Read(..)
+                            | Target::Region { data: None, .. }
+                            | Target::Refused
+                            | Target::Discard
+                    )
+                };
+                !target.is_none_or(needs_none)
+            }
+            _ => false,
+        }
     }
 
     #[inline]
@@ -96,12 +134,12 @@ impl State {
             Kind::Cut => self.on_cut(&arrival, domain),
             Kind::Data => self.on_data(&arrival, domain),
             Kind::Write => self.on_write(&arrival, domain),
-            Kind::Read => self.on_read(&arrival, domain),
+            Kind::Read => self.on_read(&arrival, domain.regions),
             Kind::Atomic => self.on_atomic(&arrival, domain),
             Kind::Cts => self.on_cts(&arrival),
             Kind::Ack => self.on_ack(&arrival, domain),
             Kind::Nack => {
-                let finish = self.peers[peer].unconfirmed.pop_front().ok_or(Corrupt)?;
+                let finish = self.peers[peer].take_unconfirmed().ok_or(Corrupt)?;
                 let error = i32::try_from(second).map_err(|_| Corrupt)?.max(1);
                 self.fail(finish, error, domain.out);
                 Ok(())
@@ -166,7 +204,7 @@ impl State {
             }
         }
         self.release_multis(domain.out);
-        Ok(())
+        if self.peers[peer].is_flooded() { Err(Corrupt) } else { Ok(()) }
     }
 
     fn on_cts(&mut self, arrival: &Arrival<'_>) -> Result<(), Corrupt> {
@@ -217,10 +255,14 @@ impl State {
 
     fn take_requested(&mut self, arrival: &Arrival<'_>) -> Result<Requested, Corrupt> {
         let handle = usize::try_from(arrival.second).map_err(|_| Corrupt)?;
-        match self.requested.get(handle) {
-            Some((peer, _)) if *peer == arrival.peer => Ok(self.requested.remove(handle).1),
-            _ => Err(Corrupt),
+        if self.requested.get(handle).is_none_or(|(peer, _)| *peer != arrival.peer) {
+            return Err(Corrupt);
         }
+        let (_, requested) = self.requested.remove(handle);
+        if matches!(requested, Requested::Read(..)) {
+            self.peers[arrival.peer].requests -= 1;
+        }
+        Ok(requested)
     }
 
     fn on_write(&mut self, arrival: &Arrival<'_>, domain: &mut Domain<'_>) -> Result<(), Corrupt> {
@@ -234,15 +276,13 @@ impl State {
         self.begin(inbound, arrival, words, domain)
     }
 
-    fn on_read(&mut self, arrival: &Arrival<'_>, domain: &mut Domain<'_>) -> Result<(), Corrupt> {
+    fn on_read(&mut self, arrival: &Arrival<'_>, regions: &Regions) -> Result<(), Corrupt> {
         let [address, handle] = arrival.prefix(2)?;
         let Arrival { peer, second: key, length, .. } = *arrival;
-        if domain.regions.readable(key, address, length).is_some() {
+        if regions.readable(key, address, length).is_some() {
             let head = Head::new(Kind::Data, 0, length, handle);
             let content = Content::Region { key, address, length };
-            self.peers[peer].departures.push_back(Departure::new(head, content, End::Nothing));
-            let entry = Entry::of(0, RMA | REMOTE_READ);
-            self.serve(key, Class::RemoteRead, false, entry, domain);
+            self.peers[peer].answer_with(Departure::new(head, content, End::Serve(key)));
         } else {
             self.peers[peer].fail_read(handle, EACCES);
         }
@@ -252,7 +292,7 @@ impl State {
 
     fn on_ack(&mut self, arrival: &Arrival<'_>, domain: &mut Domain<'_>) -> Result<(), Corrupt> {
         for _ in 0..arrival.second {
-            let finish = self.peers[arrival.peer].unconfirmed.pop_front().ok_or(Corrupt)?;
+            let finish = self.peers[arrival.peer].take_unconfirmed().ok_or(Corrupt)?;
             self.bindings.complete(domain.out, finish.class, finish.reports, finish.entry);
         }
         Ok(())

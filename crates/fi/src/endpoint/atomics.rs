@@ -92,7 +92,7 @@ impl Endpoint {
         domain: &mut Domain<'_>,
     ) -> Result<(), c_int> {
         atomic.check()?;
-        let peer = self.admit(atomic.to)?;
+        let peer = self.admit(atomic.to, true)?;
         let operands = atomic.operands();
         let (flags, handle, end) = if atomic.form == Form::Base {
             (0, 0, End::Confirm(atomic.finish()))
@@ -112,6 +112,7 @@ impl Endpoint {
         let head = Head::new(Kind::Atomic, flags, operands.len(), atomic.key);
         let head = head.with(atomic.address).with(word.word());
         let departure = Departure::new(head, Content::Copied(operands), end);
+        self.state.peers[peer].requests += 1;
         self.depart(peer, departure, domain);
         Ok(())
     }
@@ -184,7 +185,7 @@ impl State {
             (Some(old), Some(handle)) => {
                 let head = Head::new(Kind::Data, 0, old.len(), handle.into());
                 let content = Content::Copied(old.into());
-                peer.departures.push_back(Departure::new(head, content, End::Nothing));
+                peer.answer_with(Departure::new(head, content, End::Answer));
             }
             (Some(_), None) => peer.confirm(),
             (None, Some(handle)) => peer.fail_read(handle.into(), EACCES),

@@ -6,12 +6,12 @@ use midplane_simhw::shm::rings::RingPair;
 
 use super::{Announced, Domain, Endpoint, Requested, State};
 use crate::abi::constants::{
-    EACCES, EAGAIN, EINVAL, EMSGSIZE, MSG, READ, RMA, SEND, TAGGED, WRITE,
+    EACCES, EAGAIN, EINVAL, EMSGSIZE, MSG, READ, REMOTE_READ, RMA, SEND, TAGGED, WRITE,
 };
-use crate::completion::{Class, Completions, Entry};
+use crate::completion::{Class, Entry};
 use crate::matching;
 use crate::memory::Buffer;
-use crate::peer::{Content, Departure, ENTRY, End, Finish, Link, RegionGone};
+use crate::peer::{Content, Departure, ENTRY, End, Finish, Link, MAX_REQUESTS, RegionGone};
 use crate::record::{CONFIRM, HAS_DATA, Head, Kind, MAX_LENGTH};
 use crate::region::Regions;
 
@@ -78,6 +78,11 @@ impl Post {
         Finish { class, reports: self.reports, entry }
     }
 
+    /// Returns whether the peer answers the operation, by data or a confirmation.
+    fn is_answered(&self) -> bool {
+        !matches!(self.transfer, Transfer::Message(_)) || self.completes != Completes::Sent
+    }
+
     const fn flags(&self) -> u64 {
         if self.data.is_some() { HAS_DATA } else { 0 }
     }
@@ -103,10 +108,12 @@ impl Endpoint {
     /// progress.
     #[inline]
     pub(crate) fn post(&mut self, post: &Post, domain: &mut Domain<'_>) -> Result<(), c_int> {
-        let peer = self.admit(post.to)?;
+        let is_answered = post.is_answered();
+        let peer = self.admit(post.to, is_answered)?;
         if post.buffer.len() > MAX_LENGTH {
             return Err(EMSGSIZE);
         }
+        self.state.peers[peer].requests += usize::from(is_answered);
         let mut departure = match post.transfer {
             Transfer::Message(message) => self.state.message(peer, post, message),
             Transfer::Write { key, address } => {
@@ -131,18 +138,22 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Returns the peer with this number in the address vector, if it accepts one more operation.
+    /// Returns the peer with this number in the address vector, if it accepts one more operation. `is_answered` is true
+    /// if the peer has to answer it.
     #[inline]
-    pub(super) fn admit(&mut self, to: u64) -> Result<usize, c_int> {
-        let peer = self.state.route(to)?;
-        if let Link::Lost(code) = self.state.peers[peer].link {
+    pub(super) fn admit(&mut self, to: u64, is_answered: bool) -> Result<usize, c_int> {
+        let number = self.state.route(to)?;
+        let peer = &self.state.peers[number];
+        if let Link::Lost(code) = peer.link {
             return Err(code);
         }
-        let waiting = self.state.peers[peer].departures.len();
-        if waiting >= MAX_WAITING || self.state.announced.len() >= MAX_ANNOUNCED {
+        if peer.departures.len() >= MAX_WAITING
+            || self.state.announced.len() >= MAX_ANNOUNCED
+            || (is_answered && peer.requests >= MAX_REQUESTS)
+        {
             return Err(EAGAIN);
         }
-        Ok(peer)
+        Ok(number)
     }
 
     /// Sends a stream now, or queues it until the peer's ring has space.
@@ -181,7 +192,7 @@ impl Endpoint {
                 network.send_now();
             }
             if is_sent {
-                self.state.finish(peer, departure.end, domain.out);
+                self.state.finish(peer, departure.end, domain);
                 return true;
             }
         }
@@ -248,13 +259,19 @@ impl State {
         self.enqueue(peer, Departure::new(head, content, end));
     }
 
-    fn finish(&mut self, peer: usize, end: End, out: &mut Completions) {
+    fn finish(&mut self, peer: usize, end: End, domain: &mut Domain<'_>) {
         match end {
             End::Nothing => {}
             End::Complete(finish) => {
-                self.bindings.complete(out, finish.class, finish.reports, finish.entry);
+                self.bindings.complete(domain.out, finish.class, finish.reports, finish.entry);
             }
             End::Confirm(finish) => self.peers[peer].unconfirmed.push_back(finish),
+            End::Answer => self.peers[peer].on_answered(),
+            End::Serve(key) => {
+                self.peers[peer].on_answered();
+                let entry = Entry::of(0, RMA | REMOTE_READ);
+                self.serve(key, Class::RemoteRead, false, entry, domain);
+            }
         }
     }
 
@@ -276,7 +293,8 @@ impl State {
             }
             let Some(departure) = self.peers[number].departures.pop_front() else { break };
             match advanced {
-                Ok(_) => self.finish(number, departure.end, domain.out),
+                Ok(_) => self.finish(number, departure.end, domain),
+                // This record is now the answer.
                 Err(RegionGone) => self.peers[number].control.push_back(departure.cut(EACCES)),
             }
         }
@@ -300,7 +318,11 @@ impl State {
                 return false;
             }
             *has_any = true;
+            let is_answer = head.is_answer();
             self.peers[number].control.pop_front();
+            if is_answer {
+                self.peers[number].on_answered();
+            }
         }
         true
     }

@@ -12,9 +12,7 @@ impl State {
         let peer = &mut self.peers[number];
         let source = peer.source;
         peer.link = Link::Lost(code);
-        peer.control.clear();
-        let unconfirmed = std::mem::take(&mut peer.unconfirmed);
-        let departures = std::mem::take(&mut peer.departures);
+        let (departures, unconfirmed) = peer.clear();
         let inbound = peer.inbound.take();
         unconfirmed.into_iter().for_each(|finish| self.fail(finish, code, out));
         for Departure { end, .. } in departures {

@@ -1,5 +1,7 @@
 //! Receives: posting, matching with unexpected messages, peeking, cancelling, and their completions.
 
+use std::ffi::c_int;
+
 use super::{Domain, Endpoint, Requested, State};
 use crate::abi::constants::{
     ADDR_UNSPEC, CLAIM, DISCARD, ECANCELED, ENOMSG, ETRUNC, MSG, MULTI_RECV, RECV, REMOTE_CQ_DATA,
@@ -18,6 +20,14 @@ const fn flags_of(kind: Tagging) -> u64 {
         Tagging::Tagged => RECV | TAGGED,
         Tagging::Plain => RECV | MSG,
     }
+}
+
+/// Returns the completion of a receive that no message has matched.
+const fn failed(receive: &Receive, error: c_int) -> Entry {
+    let Receive { pattern, context, multi, .. } = *receive;
+    let multi_flag = if multi.is_some() { MULTI_RECV } else { 0 };
+    let entry = Entry::of(context, flags_of(pattern.kind) | multi_flag);
+    Entry { tag: pattern.tag, ..entry.failed(error) }
 }
 
 impl Endpoint {
@@ -221,20 +231,21 @@ impl State {
     pub(super) fn deliver(&mut self, matched: &Matched, out: &mut Completions) {
         let entry = self.entry_of(matched);
         self.bindings.complete(out, Class::Receive, matched.reports, entry);
+        self.release_multis(out);
     }
 
     /// Completes the receive of a message that will never be complete.
     pub(super) fn fail_receive(&mut self, matched: &Matched, error: i32, out: &mut Completions) {
         let entry = Entry { length: 0, excess: 0, ..self.entry_of(matched) };
         self.bindings.complete(out, Class::Receive, true, entry.failed(error));
+        self.release_multis(out);
     }
 
-    /// Completes a posted receive with an error; no message has matched it.
-    pub(super) fn fail_posted(&self, receive: &Receive, error: i32, out: &mut Completions) {
-        let Receive { pattern, context, multi, .. } = *receive;
-        let multi_flag = if multi.is_some() { MULTI_RECV } else { 0 };
-        let entry = Entry::of(context, flags_of(pattern.kind) | multi_flag).failed(error);
-        self.bindings.complete(out, Class::Receive, true, Entry { tag: pattern.tag, ..entry });
+    /// Ends a posted receive with an error; if messages use its buffer, it completes after the last of them.
+    pub(super) fn fail_posted(&mut self, receive: &Receive, error: i32, out: &mut Completions) {
+        if self.matching.fail(receive, error) {
+            self.bindings.complete(out, Class::Receive, true, failed(receive, error));
+        }
     }
 
     #[inline]
@@ -253,11 +264,14 @@ impl State {
         entry
     }
 
-    /// Completes the buffers for several messages that were released without a last message.
+    /// Completes the buffers for several messages whose release no message's completion has reported.
     #[inline]
     pub(super) fn release_multis(&mut self, out: &mut Completions) {
         for multi in self.matching.released.drain(..) {
-            let entry = Entry::of(multi.context, MULTI_RECV);
+            let entry = match &multi.failed {
+                Some((receive, error)) => failed(receive, *error),
+                None => Entry::of(multi.context, MULTI_RECV),
+            };
             self.bindings.complete(out, Class::Receive, true, entry);
         }
     }

@@ -5,12 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use super::{Endpoint, Link, Network};
 
 impl Endpoint {
-    /// Requests wake-ups from all peers. Returns `false` if there is work already.
-    pub(crate) fn park(&mut self) -> bool {
-        self.is_parked = true;
-        if let Some(network) = &self.network {
-            network.release();
-        }
+    /// Requests wake-ups once the rings of waiting records have space. Returns `false` if the records can be sent now.
+    pub(crate) fn await_room(&mut self) -> bool {
         let mut is_idle = true;
         for number in &self.state.busy {
             match self.state.peers[*number].link {
@@ -22,6 +18,16 @@ impl Endpoint {
                 Link::Unconnected | Link::Lost(_) => is_idle = false,
             }
         }
+        is_idle
+    }
+
+    /// Requests wake-ups from all peers. Returns `false` if there is work already.
+    pub(crate) fn park(&mut self) -> bool {
+        self.is_parked = true;
+        if let Some(network) = &self.network {
+            network.release();
+        }
+        let mut is_idle = self.await_room();
         for (_, pair) in &mut self.pairs {
             if pair.rings.receiver.park() {
                 pair.rings.wake();
@@ -31,9 +37,15 @@ impl Endpoint {
         is_idle && self.requests.is_empty()
     }
 
-    /// Withdraws the requests for wake-ups.
-    pub(super) fn unpark(&mut self) {
-        self.is_parked = false;
+    /// Withdraws the requests for wake-ups, if there are any.
+    #[inline]
+    pub(crate) fn unpark(&mut self) {
+        if std::mem::take(&mut self.is_parked) {
+            self.take_wakes();
+        }
+    }
+
+    fn take_wakes(&mut self) {
         if let Some(network) = &self.network {
             network.clear();
         }

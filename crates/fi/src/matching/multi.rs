@@ -1,5 +1,8 @@
 //! A receive buffer for several messages, one after another.
 
+use std::ffi::c_int;
+
+use super::Receive;
 use crate::memory::Buffer;
 
 /// A buffer whose next part each message takes.
@@ -13,11 +16,13 @@ pub(crate) struct Multi {
     /// True if the buffer accepts no more messages.
     is_retired: bool,
     pub(crate) context: usize,
+    /// The buffer's receive and its error, if it failed while messages used the buffer.
+    pub(crate) failed: Option<(Receive, c_int)>,
 }
 
 impl Multi {
     pub(crate) const fn new(buffer: Buffer, context: usize) -> Self {
-        Self { buffer, used: 0, messages: 0, is_retired: false, context }
+        Self { buffer, used: 0, messages: 0, is_retired: false, context, failed: None }
     }
 
     /// Returns the part for a message of `length` bytes, if it fits or the buffer is empty. Also returns whether the
@@ -45,9 +50,10 @@ impl Multi {
         self.is_released()
     }
 
-    /// Accepts no more messages from now on; returns whether this releases the buffer.
-    pub(super) const fn retire(&mut self) -> bool {
+    /// Accepts no more messages from now on, because the receive has failed. Returns whether this releases the buffer.
+    pub(super) const fn retire(&mut self, receive: Receive, error: c_int) -> bool {
         self.is_retired = true;
+        self.failed = Some((receive, error));
         self.is_released()
     }
 }

@@ -24,7 +24,8 @@ impl Side {
         endpoint.address.host = host;
         let mut out = Completions::default();
         let entries = std::collections::VecDeque::new();
-        let queue = out.queues.insert(Queue { entries, is_signalled: false, capacity: 1000 });
+        let queue =
+            out.queues.insert(Queue { entries, is_signalled: false, capacity: 1000, waiter: None });
         let binding = Some(QueueBinding { queue, is_selective: false });
         let bindings = &mut endpoint.state.bindings;
         (bindings.transmit, bindings.receive) = (binding, binding);

@@ -54,7 +54,7 @@ pub(super) unsafe extern "C" fn open(
         let capacity = attr.map_or(0, |attr| attr.size);
         let capacity = if capacity == 0 { DEFAULT_SIZE } else { capacity };
         let entries = std::collections::VecDeque::new();
-        let queue = Queue { entries, is_signalled: false, capacity };
+        let queue = Queue { entries, is_signalled: false, capacity, waiter: None };
         let key = shared.lock().completions.queues.insert(queue);
         let fid = FidCq { fid: fid(CLASS_CQ, context, &FID), ops: &OPS };
         // SAFETY: `out` is the caller's.
@@ -67,7 +67,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     guard(-EOTHER, || {
         // SAFETY: it was handed out by `open`, and the caller does not use it any more.
         let queue = unsafe { take_back::<QueueObject>(fid) };
-        queue.shared.lock().completions.queues.try_remove(queue.key);
+        queue.shared.lock().remove_queue(queue.key);
         0
     })
 }
@@ -78,7 +78,7 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, arg: *mut c_void) ->
         let (queue, arg) = unsafe { (&*fid.cast::<QueueObject>(), arg.cast::<c_int>()) };
         let value = match command {
             GETWAIT if queue.has_descriptor => {
-                queue.shared.lock().descriptor().map_err(|_| EOTHER)?
+                queue.shared.lock().descriptor(queue.key).map_err(|_| EOTHER)?
             }
             GETWAITOBJ if queue.has_descriptor => WAIT_FD,
             GETWAITOBJ => WAIT_NONE,
@@ -241,7 +241,7 @@ unsafe extern "C" fn signal(queue: *mut FidCq) -> c_int {
         if let Some(queue) = core.completions.queues.get_mut(queue.key) {
             queue.is_signalled = true;
         }
-        core.signal();
+        core.completions.has_changed = true;
         Ok(())
     })
 }
@@ -253,11 +253,7 @@ unsafe extern "C" fn signal(queue: *mut FidCq) -> c_int {
 pub(super) unsafe fn may_wait(queue: *mut FidCq) -> bool {
     // SAFETY: promised by the caller.
     let queue = unsafe { &*queue.cast::<QueueObject>() };
-    let mut core = queue.shared.lock();
-    core.progress();
-    let is_empty =
-        core.completions.queues.get(queue.key).is_none_or(|queue| queue.entries.is_empty());
-    is_empty && core.park()
+    queue.shared.lock().park_queue(queue.key)
 }
 
 /// Returns whether the queue has an entry.

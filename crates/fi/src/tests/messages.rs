@@ -167,6 +167,29 @@ fn a_buffer_for_several_messages_is_filled_and_released() {
 }
 
 #[test]
+fn a_cancelled_buffer_for_several_messages_is_released_after_its_last_message() {
+    let pair = Pair::new();
+    let (mut buffer, long) = (vec![0; 300_000], bytes(100_000));
+    pair.other.receive_several(&mut buffer, 4);
+    pair.one.send_plain(pair.to_other, &[7; 10], 1);
+    pair.drive(2);
+    // The RTS of the long message matches; its bytes are not sent while the sender does not poll.
+    pair.one.send_plain(pair.to_other, &long, 2);
+    (0..2000).for_each(|_| assert!(pair.other.poll().is_none()));
+    pair.other.cancel(4);
+    assert!(pair.other.poll().is_none());
+    let [_, ends] = pair.drive(3);
+    let ends: Vec<_> = ends.iter().map(|(entry, error, _)| (entry.flags, *error)).collect();
+    assert_eq!(ends, [(RECV | MSG, 0), (RECV | MSG | MULTI_RECV, ECANCELED)]);
+    assert_eq!(buffer[10..100_010], long);
+    // The buffer receives no more.
+    pair.one.send_plain(pair.to_other, &[8; 10], 3);
+    pair.drive(1);
+    assert!((0..2000).all(|_| pair.other.poll().is_none()));
+    assert!(buffer[100_010..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
 fn operations_end_with_an_error_when_their_peer_closes() {
     let pair = Pair::new();
     let (mut got, long) = ([[0; 8]; 2], bytes(1 << 20));

@@ -1,6 +1,6 @@
 use std::ptr::null_mut;
 
-use super::side::Pair;
+use super::side::{Pair, next};
 use crate::abi::constants::*;
 
 pub(super) fn write(pair: &Pair, bytes: &[u8], at: u64, key: u64, context: usize) {
@@ -15,13 +15,15 @@ pub(super) fn write(pair: &Pair, bytes: &[u8], at: u64, key: u64, context: usize
 }
 
 pub(super) fn read(pair: &Pair, bytes: &mut [u8], at: u64, key: u64, context: usize) {
+    assert_eq!(try_read(pair, bytes, at, key, context), 0);
+}
+
+fn try_read(pair: &Pair, bytes: &mut [u8], at: u64, key: u64, context: usize) -> isize {
     // SAFETY: tests keep the bytes until the completion.
     unsafe {
         let rma = &*(*pair.one.ep).rma;
         let (to, context) = (bytes.as_mut_ptr().cast(), context as *mut _);
-        let ep = pair.one.ep;
-        let code = (rma.read)(ep, to, bytes.len(), null_mut(), pair.to_other, at, key, context);
-        assert_eq!(code, 0);
+        (rma.read)(pair.one.ep, to, bytes.len(), null_mut(), pair.to_other, at, key, context)
     }
 }
 
@@ -129,4 +131,85 @@ fn operations_of_peers_count_in_the_counters_of_their_region() {
     read(&pair, &mut got, 95, 42, 1);
     assert_eq!(pair.drive(1)[0][0].1, EACCES);
     assert_eq!(counters.map(|counter| pair.other.value(counter)), [1, 3]);
+}
+
+#[test]
+fn a_read_counts_at_the_target_once_all_of_its_data_has_left() {
+    const LENGTH: usize = 1 << 20;
+    let pair = Pair::new();
+    let (mut memory, mut got) = (vec![5; LENGTH], vec![0; LENGTH]);
+    let region = pair.other.register(&mut memory, 42);
+    let counter = pair.other.open_counter();
+    // SAFETY: the region and the counter are open.
+    let code = unsafe { ((*(*region).fid.ops).bind)(region.cast(), counter.cast(), REMOTE_READ) };
+    assert_eq!(code, 0);
+    write(&pair, &[5], 0, 42, 1);
+    pair.drive(1);
+    read(&pair, &mut got, 0, 42, 2);
+    // The reader does not poll, and the ring holds only a part of the data.
+    (0..2000).for_each(|_| assert_eq!(pair.other.value(counter), 0));
+    assert_eq!(pair.drive(1)[0][0].1, 0);
+    assert_eq!((pair.other.value(counter), got == memory), (1, true));
+}
+
+#[test]
+fn reads_beyond_what_a_peer_answers_in_time_are_refused_for_now() {
+    const COUNT: usize = 100_000;
+    let pair = Pair::new();
+    let (mut memory, mut got) = (vec![5; COUNT], vec![0; COUNT]);
+    pair.other.register(&mut memory, 42);
+    let (mut completed, mut refused) = (0, 0);
+    let mut take = |polls: usize| {
+        for (_, error, _) in (0..polls).filter_map(|_| pair.one.poll()) {
+            assert_eq!(error, 0);
+            completed += 1;
+        }
+        completed
+    };
+    for (at, byte) in got.chunks_mut(1).enumerate() {
+        while try_read(&pair, byte, at as u64, 42, at) == -(EAGAIN as isize) {
+            refused += 1;
+            // The reader receives fewer answers than the target creates.
+            take(1);
+            (0..40).for_each(|_| assert!(pair.other.poll().is_none()));
+        }
+    }
+    while take(1) < COUNT {
+        assert!(pair.other.poll().is_none());
+    }
+    assert!(refused > 0 && got == memory);
+}
+
+#[test]
+fn a_full_queue_of_received_messages_stops_no_reads_and_writes() {
+    let pair = Pair::new();
+    let (mut memory, sent, mut got) = (vec![0; 300_000], vec![7; 200_000], vec![0; 200_000]);
+    pair.other.register(&mut memory, 42);
+    write(&pair, &[1], 0, 42, 1);
+    pair.drive(1);
+    let mut message = [0; 4];
+    pair.other.receive(ADDR_UNSPEC, (1, 0), &mut message, 2);
+    // Each peek completes without a message, until the queue has its default number of entries.
+    for _ in 0..4096 {
+        pair.other.receive_with(8, &mut [], 5, PEEK);
+    }
+    let complete = |context| {
+        let is_complete = |_: &usize| {
+            // Reading a counter makes progress, and takes no entries.
+            pair.other.count();
+            pair.one.poll().is_some_and(|(entry, ..)| entry.op_context as usize == context)
+        };
+        (0..1_000_000).find(is_complete).expect("a completion in time");
+    };
+    write(&pair, &sent, 1000, 42, 3);
+    complete(3);
+    read(&pair, &mut got, 1000, 42, 4);
+    complete(4);
+    assert!(got == sent && memory[1000..201_000] == sent);
+    // A message waits until the queue has space.
+    assert_eq!(pair.one.send(pair.to_other, 1, b"four", 0, 6), 0);
+    complete(6);
+    (0..2000).for_each(|_| assert_eq!((pair.other.count(), message), (0, [0; 4])));
+    (0..4096).for_each(|_| assert_eq!(next(&pair.other).1, ENOMSG));
+    assert_eq!((next(&pair.other).0.op_context as usize, &message), (2, b"four"));
 }

@@ -17,6 +17,8 @@ pub(super) const ANY: u64 = ADDR_UNSPEC;
 
 /// An endpoint of a test. Nothing is freed: the process ends with the test.
 pub(super) struct Side {
+    fabric: *mut FidFabric,
+    info: *mut Info,
     pub(super) domain: *mut FidDomain,
     av: *mut FidAv,
     cq: *mut FidCq,
@@ -51,13 +53,20 @@ impl Side {
             check(((*provider).fabric)(attr, &raw mut fabric, null_mut()));
             let mut domain: *mut FidDomain = null_mut();
             check(((*(*fabric).ops).domain)(fabric, info, &raw mut domain, null_mut()));
-            let mut side = Self {
-                domain,
-                av: null_mut(),
-                cq: null_mut(),
-                ep: null_mut(),
-                counter: null_mut(),
-            };
+            Self::within(fabric, info, domain)
+        }
+    }
+
+    /// Opens another endpoint, with a queue of its own, in the domain of this one.
+    pub(super) fn beside(&self) -> Self {
+        Self::within(self.fabric, self.info, self.domain)
+    }
+
+    fn within(fabric: *mut FidFabric, info: *mut Info, domain: *mut FidDomain) -> Self {
+        let (av, cq, ep, counter) = (null_mut(), null_mut(), null_mut(), null_mut());
+        let mut side = Self { fabric, info, domain, av, cq, ep, counter };
+        // SAFETY: as above.
+        unsafe {
             let ops = (*domain).ops;
             check(((*ops).av_open)(domain, null_mut(), &raw mut side.av, null_mut()));
             let mut attr: CqAttr = zeroed();
@@ -267,6 +276,24 @@ impl Side {
             let read = ((*(*self.cq).ops).sread)(self.cq, out, count, null(), milliseconds);
             (read == 1).then(|| entry.assume_init().op_context as usize)
         }
+    }
+
+    /// Returns the descriptor of the queue.
+    pub(super) fn descriptor(&self) -> c_int {
+        let mut descriptor = -1;
+        // SAFETY: there is space for a descriptor.
+        unsafe {
+            let control = (*(*self.cq).fid.ops).control;
+            check(control(self.cq.cast(), GETWAIT, (&raw mut descriptor).cast()));
+        }
+        descriptor
+    }
+
+    /// Returns whether the caller may wait for the queue's descriptor.
+    pub(super) fn may_wait(&self) -> bool {
+        let mut queue = self.cq.cast::<Fid>();
+        // SAFETY: the fabric and the queue are open.
+        unsafe { ((*(*self.fabric).ops).trywait)(self.fabric, &raw mut queue, 1) == 0 }
     }
 
     /// Returns the value of the counter that counts reads and writes.
