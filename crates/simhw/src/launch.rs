@@ -23,6 +23,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::id::NodeId;
+use crate::live::clock::Clock;
 use crate::seal::{Identity, IdentityError, PublicKey, SecretKey};
 use crate::udp::{ResolveError, resolve_peers};
 use environment::Started;
@@ -90,19 +91,24 @@ impl ProcessGroup {
         Ok(Identity::new(NodeId(self.rank), secret, self.keys.clone())?)
     }
 
-    /// Resolves the addresses of all ranks. Blocks while names resolve, up to 4 s. Unknown names are tried
-    /// again for `wait`, such as those of pods that have not started.
+    /// Resolves the addresses of all ranks. Blocks while names resolve. Names that are unknown or that resolve too
+    /// slowly, such as those of pods that have not started, are tried again until `wait` is over. The last attempt may
+    /// take 4 s more.
     ///
     /// # Errors
     /// [`ResolveError`] names the entry that failed.
     pub fn addresses(&self, wait: Duration) -> Result<Vec<SocketAddr>, ResolveError> {
-        for _ in 0..wait.as_millis() / RESOLVE_PAUSE.as_millis() {
-            match resolve_peers(&self.peers) {
-                Err(ResolveError::Unknown { .. }) => std::thread::park_timeout(RESOLVE_PAUSE),
+        let until = Clock::now() + wait;
+        loop {
+            let found = resolve_peers(&self.peers);
+            let left = until.since(Clock::now());
+            match found {
+                Err(ResolveError::Unknown { .. } | ResolveError::TimedOut) if !left.is_zero() => {
+                    std::thread::park_timeout(RESOLVE_PAUSE.min(left));
+                }
                 found => return found,
             }
         }
-        resolve_peers(&self.peers)
     }
 }
 

@@ -13,6 +13,8 @@ use crate::passing::Socket;
 
 /// Most events that one system call reports.
 const BATCH: usize = 64;
+/// Most batches taken at once. A peer with many channels can refill them as fast as they are taken.
+const ROUNDS: usize = 16;
 /// Number of the process's own event; channels have lower numbers.
 const OWN: u64 = u64::MAX;
 
@@ -63,10 +65,11 @@ impl Wakes {
         }
     }
 
-    /// Takes all pending wake-ups; returns whether one was this process's own.
+    /// Takes the pending wake-ups; returns whether one was this process's own. If some are left, the descriptor is readable
+    /// again.
     pub(crate) fn take(&self) -> bool {
         let mut was_own = false;
-        loop {
+        for _ in 0..ROUNDS {
             let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let Ok((events, _)) = epoll::wait(&self.ready, &mut events, Some(&now)) else {
@@ -82,12 +85,15 @@ impl Wakes {
                 return was_own;
             }
         }
+        // The next call takes the rest.
+        self.signal();
+        was_own
     }
 
-    /// Takes all pending wake-ups: calls `each` with the number of each channel that has any, and whether the
+    /// Takes the pending wake-ups, as [`Wakes::take`]: calls `each` with the number of each channel that has any, and whether the
     /// peer has closed or misused it.
     pub(crate) fn take_each(&self, mut each: impl FnMut(u64, bool)) {
-        loop {
+        for _ in 0..ROUNDS {
             let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let Ok((events, _)) = epoll::wait(&self.ready, &mut events, Some(&now)) else { return };
@@ -107,6 +113,7 @@ impl Wakes {
                 return;
             }
         }
+        self.signal();
     }
 
     fn empty(&self, number: u64) {

@@ -161,6 +161,9 @@ impl<E: Fn(&str) -> Option<String>> Environment<E> {
             return Ok(Some(started));
         }
         let size = size.ok_or(LaunchError::Job { what: "number of pods", flag: "--size" })?;
+        if size > MAX_RANKS {
+            return Err(LaunchError::Size { ranks: size, peers: MAX_RANKS });
+        }
         let service = flags
             .service
             .as_deref()

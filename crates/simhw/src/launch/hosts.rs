@@ -5,6 +5,10 @@ use std::path::Path;
 
 use super::{HOSTFILE, LaunchError, MAX_RANKS};
 
+/// Most digits of a number in a compressed list, and most brackets of one of its words.
+const MAX_DIGITS: usize = 20;
+const MAX_BRACKETS: usize = 16;
+
 /// Reads a hostfile, and returns the host of each rank.
 pub(super) fn read(path: &Path, lines: &[String]) -> Result<Vec<String>, LaunchError> {
     let mut hosts = Vec::new();
@@ -65,6 +69,9 @@ pub(super) fn with_ports(hosts: &[String], first: u16) -> Result<Vec<String>, La
 pub(super) fn expand(list: &str) -> Option<Vec<String>> {
     let mut hosts = Vec::new();
     for word in split_outside(list)? {
+        if word.matches('[').count() > MAX_BRACKETS {
+            return None;
+        }
         expand_word(word, &mut hosts)?;
     }
     (!hosts.is_empty()).then_some(hosts)
@@ -101,7 +108,8 @@ fn expand_word(word: &str, hosts: &mut Vec<String>) -> Option<()> {
         let (low, high) = range.split_once('-').unwrap_or((range, range));
         let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
         let (from, to) = (low.parse::<usize>().ok()?, high.parse::<usize>().ok()?);
-        if !digits(low) || !digits(high) || to < from || to - from >= MAX_RANKS {
+        let is_number = |text| digits(text) && text.len() <= MAX_DIGITS;
+        if !is_number(low) || !is_number(high) || to < from || to - from >= MAX_RANKS {
             return None;
         }
         for number in from..=to {

@@ -150,6 +150,8 @@ fn pods_of_an_indexed_job_find_each_other_by_name() {
     let renamed = [("JOB_COMPLETION_INDEX", "1"), ("HOSTNAME", "other")];
     assert!(matches!(launch.place_in(of(&renamed)), Err(LaunchError::Variable { .. })));
     assert_eq!(Launch::new().size(Some(1)).place_in(of(&pod)), Ok(None));
+    let vast = Launch::new().size(Some(usize::MAX)).service(Some("svc".into()));
+    assert!(matches!(vast.place_in(of(&pod)), Err(LaunchError::Size { .. })));
 }
 
 #[test]
@@ -203,6 +205,9 @@ fn slurm_lists_are_expanded() {
     for wrong in ["", ",", "a[", "a]", "a[]", "a[2-1]", "a[x]", "a[[1]]", "a[+1]", "a[1-99999999]"]
     {
         assert_eq!(list(wrong), None, "{wrong}");
+    }
+    for long in [format!("a[{}1]", "0".repeat(70_000)), "[1]".repeat(40_000)] {
+        assert_eq!(hosts::expand(&long), None);
     }
     assert_eq!(hosts::counts("2(x3),1"), Some(vec![2, 2, 2, 1]));
     for wrong in ["", "x", "2(x", "2(x3", "2(y3)", "1(x99999999)", "1,1(x18446744073709551615)"] {

@@ -30,11 +30,12 @@ impl NicConfig {
         Self { node, seed: 0, incarnation: None, mtu, port_depth, spin, faults: None }
     }
 
-    /// Checks the node, one of `nodes`, and the MTU.
+    /// Checks the node, one of `nodes`, the ports' depth and the MTU.
     pub(crate) fn check(&self, nodes: usize) -> Result<(), StartError> {
         if self.node.index() >= nodes {
             return Err(StartError::Rank { node: self.node, nodes });
         }
+        StartError::check("the port depth", self.port_depth, (1, port::MAX_DEPTH))?;
         StartError::check("the MTU", self.mtu, (1, MAX_PAYLOAD))
     }
 
@@ -70,7 +71,7 @@ macro_rules! nic_setters {
             self
         }
 
-        /// Sets how many commands may be in flight on one port. Default:
+        /// Sets how many commands may be in flight on one port, from 1 to [`MAX_DEPTH`](crate::port::MAX_DEPTH). Default:
         /// [`DEFAULT_DEPTH`](crate::port::DEFAULT_DEPTH).
         #[must_use]
         pub const fn port_depth(mut self, commands: usize) -> Self {

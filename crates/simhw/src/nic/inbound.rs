@@ -71,7 +71,8 @@ impl<L: Link> Nic<L> {
         let Some(faults) = &mut self.faults else { return true };
         let Fate { frame, copy } = faults.injector.judge(now, from, node);
         let mut arrive = |arrival: Arrival, is_copy: bool| match arrival {
-            Ok(at) if at <= now && !is_copy => Ok(true),
+            // A frame that is due and still delayed comes first.
+            Ok(at) if at <= now && !is_copy && faults.next_arrival() > now => Ok(true),
             Ok(at) => faults.delay(at, from, bytes()).map(|()| false),
             Err(cause) => Err(cause),
         };

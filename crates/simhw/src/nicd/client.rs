@@ -240,7 +240,6 @@ impl Watch {
     /// Runs until the port is dropped or the daemon has exited; then closes the port.
     async fn run(self) {
         poll_fn(|context| self.poll(context)).await;
-        self.shared.close();
     }
 
     fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
@@ -248,8 +247,12 @@ impl Watch {
             let Ok(mut ready) = ready else { return Poll::Ready(()) };
             // In this order: a wake-up that comes after `take_wakes` makes the descriptor ready again.
             ready.clear_ready();
-            self.channel.get_ref().take_wakes();
+            let is_valid = self.channel.get_ref().take_wakes();
             self.shared.wake();
+            // Tokio reports the end of a channel again and again.
+            if !is_valid || is_over(self.channel.get_ref().as_fd()) {
+                return Poll::Ready(());
+            }
         }
         while let Poll::Ready(ready) = self.socket.poll_read_ready(context) {
             let Ok(mut ready) = ready else { return Poll::Ready(()) };
@@ -259,6 +262,13 @@ impl Watch {
             ready.clear_ready();
         }
         Poll::Pending
+    }
+}
+
+/// Closes the port, also if the runtime is dropped.
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.close();
     }
 }
 

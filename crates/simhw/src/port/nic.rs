@@ -95,7 +95,12 @@ impl NicPort {
     #[inline]
     pub(crate) fn next_command(&mut self) -> Option<Command> {
         if self.owed >= self.commands.slots() / 2 && self.has_command() {
-            (self.open, self.overfilled) = (false, true);
+            self.overfilled = true;
+            // The number of a port of another process is free only once that process has left.
+            match self.is_far() {
+                true => self.backend.close(),
+                false => self.open = false,
+            }
         }
         if self.overfilled {
             return None;

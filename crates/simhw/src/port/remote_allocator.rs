@@ -124,7 +124,13 @@ impl RemoteAllocator {
         let is_alone = bytes > SMALL;
         let mut ranges = RangeAllocator::new(0..whole.next_multiple_of(LINE));
         let offset = ranges.allocate_range(bytes.next_multiple_of(LINE)).ok()?.start;
-        self.inner().arenas.insert(arena, (Arc::clone(&segment), ranges));
+        let mut inner = self.inner();
+        // The daemon reuses the number of an arena only after it was given up.
+        if inner.arenas.contains_key(&arena) {
+            return None;
+        }
+        inner.arenas.insert(arena, (Arc::clone(&segment), ranges));
+        drop(inner);
         clean(segment, Place { arena, offset, is_alone }, bytes)
     }
 
@@ -327,7 +333,7 @@ mod tests {
         fn request(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
             self.1.send(()).unwrap();
             self.0.recv().unwrap();
-            Some((0, Arc::new(Segment::private(bytes))))
+            Some((u32::from(bytes != ARENA), Arc::new(Segment::private(bytes))))
         }
 
         fn hang_up(&self) {}

@@ -104,7 +104,9 @@ pub async fn run(
         system.kernel.take_timers(system.kernel.host.now(), &mut system.wakes);
         system.send();
         system.wakes.clear();
-        system.wait(&host, None).await;
+        // A NIC that was reset is opened again at a tick.
+        let tick = system.nic.is_none().then(|| host.now().plus_nanos(super::runtime::TICK_NANOS));
+        system.wait(&host, tick).await;
     }
 }
 

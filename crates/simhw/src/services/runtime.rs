@@ -16,7 +16,7 @@ use crate::host::Host as _;
 use crate::time::Instant;
 
 /// The granularity of tokio's timers, counted from the start of the runtime.
-const TICK_NANOS: u64 = 1_000_000;
+pub(super) const TICK_NANOS: u64 = 1_000_000;
 
 thread_local! {
     /// True once the runtime that this thread visits has no runnable task.

@@ -225,6 +225,7 @@ impl SoftSwitch {
         let bind = config.bind;
         check_peers(&config.peers)?;
         check_family(bind, &config.peers)?;
+        check_framings(&[Some(config.link.framing), config.recut])?;
         let failed = |error: std::io::Error| StartError::of_address(bind, &error);
         let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
@@ -463,6 +464,16 @@ fn take_in(model: &mut Model, peers: &[SocketAddr], refused: &mut Drops, datagra
         }
         Err(cause) => refused.add(cause),
     }
+}
+
+/// Checks that frames can be cut into packets.
+fn check_framings(framings: &[Option<Framing>]) -> Result<(), StartError> {
+    for framing in framings.iter().flatten() {
+        if let Framing::Packets { mtu, .. } = *framing {
+            StartError::check("the MTU of a framing", mtu as usize, (1, u32::MAX as usize))?;
+        }
+    }
+    Ok(())
 }
 
 fn check(peers: &[SocketAddr], datagram: Datagram<'_>) -> Result<Route, DropCause> {

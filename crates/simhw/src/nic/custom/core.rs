@@ -122,14 +122,25 @@ fn receive<F: Firmware, L: FrameLink>(
     false
 }
 
+/// Stops the NIC once its task has ended, panicked or been dropped: its ports close.
+struct Stop<F: Firmware, L: FrameLink>(Arc<Core<F, L>>);
+
+impl<F: Firmware, L: FrameLink> Drop for Stop<F, L> {
+    fn drop(&mut self) {
+        let mut engine = self.0.engine();
+        self.0.stop(&mut engine);
+    }
+}
+
 /// Returns the task of a NIC.
 pub(super) fn run<F: Firmware, L: FrameLink>(
     core: Arc<Core<F, L>>,
 ) -> io::Result<impl Future<Output = ()>> {
     let mut alarm = Alarm::new()?;
+    let core = Stop(core);
     Ok(async move {
         poll_fn(|context| {
-            let Some(until) = core.turn(context) else { return Poll::Ready(()) };
+            let Some(until) = core.0.turn(context) else { return Poll::Ready(()) };
             if alarm.poll(context, until).is_ready() {
                 context.waker().wake_by_ref();
             }
