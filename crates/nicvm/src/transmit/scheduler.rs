@@ -175,7 +175,7 @@ impl Transmit {
                 self.on_sent_directly(leaves);
                 Status::Done
             }
-            Err(TransmitRefused::Busy { .. }) => return false,
+            Err(TransmitRefused::Busy { .. } | TransmitRefused::PeerBusy { .. }) => return false,
             // The application has deregistered the memory.
             Err(_) => Status::Region,
         };
@@ -195,7 +195,9 @@ impl Transmit {
         hw.charge(TRANSMIT_INSTRUCTIONS);
         match hw.transmit(&header, packet.source) {
             Ok(leaves) => Ok(Sending::Now(leaves)),
-            Err(TransmitRefused::Busy { .. }) => Ok(Sending::Queued),
+            Err(TransmitRefused::Busy { .. } | TransmitRefused::PeerBusy { .. }) => {
+                Ok(Sending::Queued)
+            }
             Err(refused) => Err(refused),
         }
     }
@@ -226,6 +228,11 @@ impl Transmit {
     /// Sets when to pump again: the line is busy until then.
     pub(crate) const fn retry_at(&mut self, until: Instant) {
         self.retry = until;
+    }
+
+    /// Pumps again at `until`, or earlier.
+    pub(crate) fn retry_by(&mut self, until: Instant) {
+        self.retry = self.retry.min(until);
     }
 
     /// Returns when to pump again, if nothing else happens.
@@ -317,6 +324,12 @@ impl Transmit {
                 return Ok(());
             }
             Err(TransmitRefused::Busy { until }) => return Err(until),
+            // Only this destination takes no more: the other flows have their turns.
+            Err(TransmitRefused::PeerBusy { until }) => {
+                self.retry_by(until);
+                self.flows.hold(until);
+                return Ok(());
+            }
             // The application has deregistered the memory, so the rest can't be sent.
             Err(_) => (Status::Region, hw.now()),
         };

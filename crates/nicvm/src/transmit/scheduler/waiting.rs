@@ -151,7 +151,7 @@ impl Transmit {
         for node in stopped {
             if self.gate.allowance(node) > 0 {
                 self.report_if_drained(hw, node);
-            } else if self.flows.to(node, true).all(|queue| queue.waiting.is_empty()) {
+            } else if !self.has_moving(node) {
                 self.gate.forget_held(node);
             }
         }
