@@ -120,12 +120,12 @@ pub struct Sent {
 }
 
 /// The limit of a backlog count: it stops at the first whole message at which `bytes` are reached, and after `messages`
-/// at most.
+/// at most. Messages of which a part has left count with their remaining bytes alone.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct BacklogLimit {
     /// Bytes of frames, headers included.
     pub bytes: u64,
-    /// Number of messages.
+    /// Number of messages of which no frame has left.
     pub messages: u32,
 }
 
@@ -134,7 +134,7 @@ pub struct BacklogLimit {
 pub struct Backlog {
     /// Bytes of the frames, headers included.
     pub bytes: u64,
-    /// Number of messages and packets.
+    /// Number of messages and packets of which no frame has left.
     pub messages: u32,
 }
 
