@@ -206,8 +206,20 @@ impl Control {
     /// returned before `None`.
     #[must_use]
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<'_>> {
+        self.poll_transmit_to(now, |_| true)
+    }
+
+    /// Returns the next frame to a peer that `takes` frames, like [`Control::poll_transmit`]. The other peers keep
+    /// theirs.
+    pub(crate) fn poll_transmit_to(
+        &mut self,
+        now: Instant,
+        takes: impl Fn(NodeId) -> bool,
+    ) -> Option<Transmit<'_>> {
         let (slot, chosen) = loop {
-            let slot = self.ready.pop_front()? as usize;
+            let peers = &self.peers;
+            let at = self.ready.iter().position(|slot| takes(peers[*slot as usize].node()))?;
+            let slot = self.ready.remove(at)? as usize;
             self.is_ready[slot] = false;
             let counters = &mut self.reports.counters;
             let chosen = self.peers[slot].poll_transmit(now, &self.setting, counters);

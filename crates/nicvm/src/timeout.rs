@@ -1,6 +1,6 @@
 //! The two timeout services (DVCM paper, section 3): exact, and coarse but cheap.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use midplane_simhw::id::ExtensionId;
 use midplane_simhw::time::Instant;
@@ -32,6 +32,8 @@ enum Due {
     At(Instant),
     /// With a tick of the coarse service's wheel.
     With(u64),
+    /// It has expired, and its extension is not yet called.
+    Over,
 }
 
 /// The timeouts of one unit's extensions.
@@ -44,6 +46,8 @@ pub(crate) struct Timeouts {
     coarse: usize,
     /// Number of the last tick that was processed.
     ticks: u64,
+    /// Timeouts that have expired, in order. One that was set anew or cancelled since is no longer [`Due::Over`].
+    expired: VecDeque<Key>,
 }
 
 impl Default for Timeouts {
@@ -54,6 +58,7 @@ impl Default for Timeouts {
             wheel: vec![Vec::new(); SLOTS],
             coarse: 0,
             ticks: 0,
+            expired: VecDeque::new(),
         }
     }
 }
@@ -91,7 +96,7 @@ impl Timeouts {
                     slot.remove(at);
                 }
             }
-            None => {}
+            Some(Due::Over) | None => {}
         }
     }
 
@@ -116,20 +121,31 @@ impl Timeouts {
         exact.min(coarse)
     }
 
-    /// Takes the timeouts that are due: exact ones in order of their instants, then coarse ones in order of their
-    /// ticks.
-    pub(crate) fn expire(&mut self, now: Instant, expired: &mut Vec<Key>) {
+    /// Ends the timeouts that are due: exact ones in order of their instants, then coarse ones in order of their
+    /// ticks. Call [`Self::next_expired`] until it returns `None`.
+    pub(crate) fn expire(&mut self, now: Instant) {
         while let Some(&(at, key)) = self.exact.first()
             && at <= now
         {
             self.exact.pop_first();
-            self.due.remove(&key);
-            expired.push(key);
+            self.due.insert(key, Due::Over);
+            self.expired.push_back(key);
         }
-        self.turn_wheel(now, expired);
+        self.turn_wheel(now);
     }
 
-    fn turn_wheel(&mut self, now: Instant, expired: &mut Vec<Key>) {
+    /// Takes the next timeout that has expired, and that the handlers before it have neither set anew nor cancelled.
+    pub(crate) fn next_expired(&mut self) -> Option<Key> {
+        loop {
+            let key = self.expired.pop_front()?;
+            if self.due.get(&key) == Some(&Due::Over) {
+                self.due.remove(&key);
+                return Some(key);
+            }
+        }
+    }
+
+    fn turn_wheel(&mut self, now: Instant) {
         let until = now.as_nanos() / COARSE_TICK_NS;
         while self.ticks < until && self.coarse > 0 {
             self.ticks += 1;
@@ -140,9 +156,9 @@ impl Timeouts {
                     return true;
                 }
                 if due <= tick {
-                    self.due.remove(&key);
+                    self.due.insert(key, Due::Over);
                     self.coarse -= 1;
-                    expired.push(key);
+                    self.expired.push_back(key);
                 }
                 false
             });
@@ -192,9 +208,8 @@ mod tests {
                     }
                     Op::Advance(by) => {
                         now = now.plus_nanos(by);
-                        let mut expired = Vec::new();
-                        timeouts.expire(now, &mut expired);
-                        for (_, TimeoutId(id)) in expired {
+                        timeouts.expire(now);
+                        while let Some((_, TimeoutId(id))) = timeouts.next_expired() {
                             let (at, _) = model.remove(&id).expect("passes once");
                             prop_assert!(at <= now, "never early");
                         }
@@ -234,8 +249,26 @@ mod tests {
             }
         }
         timeouts.cancel_all(ExtensionId(1));
-        let mut expired = Vec::new();
-        timeouts.expire(Instant::from_nanos(10 * COARSE_TICK_NS), &mut expired);
+        timeouts.expire(Instant::from_nanos(10 * COARSE_TICK_NS));
+        let expired: Vec<Key> = std::iter::from_fn(|| timeouts.next_expired()).collect();
         assert!(expired.len() == 2 && expired.iter().all(|(id, _)| *id == ExtensionId(2)));
+    }
+
+    #[test]
+    fn a_timeout_that_is_cancelled_or_set_anew_beside_an_expired_one_does_not_expire() {
+        let mut timeouts = Timeouts::default();
+        let key = |id| (ExtensionId(1), TimeoutId(id));
+        let at = Instant::from_nanos;
+        for (id, service) in [(1, Service::Exact), (2, Service::Exact), (3, Service::Coarse)] {
+            timeouts.set(Instant::ZERO, key(id), service, at(id.into()));
+        }
+        timeouts.expire(at(COARSE_TICK_NS));
+        assert_eq!(timeouts.next_expired(), Some(key(1)));
+        timeouts.cancel(key(2));
+        timeouts.set(at(COARSE_TICK_NS), key(3), Service::Exact, at(2 * COARSE_TICK_NS));
+        assert_eq!(timeouts.next_expired(), None);
+        timeouts.expire(at(2 * COARSE_TICK_NS));
+        assert_eq!(timeouts.next_expired(), Some(key(3)));
+        assert_eq!((timeouts.next_expired(), timeouts.next()), (None, Instant::FAR_FUTURE));
     }
 }

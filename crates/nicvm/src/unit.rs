@@ -22,7 +22,7 @@ use crate::extension::{Epoch, Extension, InitError, PeerEvent, UnitEvent};
 use crate::heap::{self, Heap};
 use crate::planted::{self, Bug};
 
-use slot::{Handler, Parked, Slot};
+use slot::{Handler, ParkedMessages, Slot};
 
 pub use lifecycle::DRAIN;
 pub use slot::ExtensionCounters;
@@ -78,14 +78,13 @@ pub struct Unit {
     config: ControlConfig,
     counters: UnitCounters,
     failure: Option<InitError>,
-    /// A control frame that the line did not take.
-    waiting: Option<(Header, [u8; MAX_MESSAGE])>,
+    /// Control frames that the line or their destinations did not take, one for each destination.
+    waiting: Vec<(Header, [u8; MAX_MESSAGE])>,
     /// Ports that still have commands in their rings.
     unfinished: Vec<PortId>,
     alarm: Instant,
-    expired: Vec<(ExtensionId, crate::extension::TimeoutId)>,
     /// Control messages of versions that do not run here yet.
-    parked: VecDeque<Parked>,
+    parked: ParkedMessages,
     /// Events that are not yet dispatched to the extensions.
     events: VecDeque<UnitEvent>,
     /// When the first of the replaced versions ends.
@@ -121,11 +120,10 @@ impl Unit {
             config,
             counters: UnitCounters::default(),
             failure: None,
-            waiting: None,
+            waiting: Vec::new(),
             unfinished: Vec::new(),
             alarm: Instant::FAR_FUTURE,
-            expired: Vec::new(),
-            parked: VecDeque::new(),
+            parked: ParkedMessages::default(),
             events: VecDeque::new(),
             drained_at: Instant::FAR_FUTURE,
             is_stopping: false,
@@ -392,7 +390,7 @@ impl Unit {
     fn notify(&mut self, hw: &mut dyn Hardware, event: PeerEvent) {
         if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event {
             // Its messages for a version that does not run yet would arrive after this event.
-            self.parked.retain(|parked| parked.from != node);
+            self.parked.forget_peer(node);
         }
         for number in self.numbers() {
             let _ = self

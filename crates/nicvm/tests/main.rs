@@ -27,6 +27,7 @@ mod reassembly;
 mod restarts;
 mod senders;
 mod small;
+mod stopped_peer;
 mod stops;
 mod threads;
 mod token_cost;

@@ -1,12 +1,15 @@
 //! The transmit scheduler: flows, packets, admissions, and which extension may control them.
 
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use crate::harness::{Effect, Harness, at, command, memory, silence_panics};
 use midplane_nicvm::admission::{Admission, AdmissionUpdate, Verdict};
 use midplane_nicvm::context::{Context, ControlRefused, GateRefused};
 use midplane_nicvm::control::ControlConfig;
-use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane_nicvm::extension::{
+    Extension, FIRST_USER_EXTENSION, InitError, TimeoutId, TransmitEvent,
+};
 use midplane_nicvm::transmit::{FlowId, Message, Packet, Sending, Sent};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::frame::{Frame, Header, Kind};
@@ -16,27 +19,33 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::{Payload, RegionError, RegionRef};
 use midplane_simhw::time::Instant;
 
-const MINE: ExtensionId = FIRST_USER_EXTENSION;
+pub(crate) const MINE: ExtensionId = FIRST_USER_EXTENSION;
 const OTHER: ExtensionId = ExtensionId(MINE.0 + 1);
-const PORT: PortId = PortId(3);
-const PEER: NodeId = NodeId(2);
+pub(crate) const PORT: PortId = PortId(3);
+pub(crate) const PEER: NodeId = NodeId(2);
 
 type Script = Box<dyn FnMut(&mut Context<'_>, Command) + Send>;
 type Heard = Arc<Mutex<Vec<Sent>>>;
 
 /// An extension whose handlers run the closures of its test.
-struct Scripted {
+pub(crate) struct Scripted {
     start: Option<Script>,
     command: Script,
     heard: Heard,
+    /// How often a frame was reported as held.
+    pub(crate) held: Arc<AtomicU32>,
 }
 
 impl Scripted {
-    fn new(command: impl FnMut(&mut Context<'_>, Command) + Send + 'static) -> Self {
-        Self { start: None, command: Box::new(command), heard: Heard::default() }
+    pub(crate) fn new(command: impl FnMut(&mut Context<'_>, Command) + Send + 'static) -> Self {
+        let (heard, held) = (Heard::default(), Arc::default());
+        Self { start: None, command: Box::new(command), heard, held }
     }
 
-    fn starting(self, start: impl FnMut(&mut Context<'_>, Command) + Send + 'static) -> Self {
+    pub(crate) fn starting(
+        self,
+        start: impl FnMut(&mut Context<'_>, Command) + Send + 'static,
+    ) -> Self {
         Self { start: Some(Box::new(start)), ..self }
     }
 }
@@ -63,10 +72,14 @@ impl Extension for Scripted {
         self.heard.lock().unwrap().push(sent);
     }
 
+    fn on_transmit(&mut self, _: &mut Context<'_>, news: TransmitEvent) {
+        self.held.fetch_add(matches!(news, TransmitEvent::Held { .. }).into(), Relaxed);
+    }
+
     fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
-fn harness(extensions: impl IntoIterator<Item = (ExtensionId, Scripted)>) -> Harness {
+pub(crate) fn harness(extensions: impl IntoIterator<Item = (ExtensionId, Scripted)>) -> Harness {
     silence_panics();
     let mut unit = Unit::default();
     for (number, extension) in extensions {
@@ -75,11 +88,11 @@ fn harness(extensions: impl IntoIterator<Item = (ExtensionId, Scripted)>) -> Har
     Harness::new(unit)
 }
 
-fn packet(flow: u16, sequence: u32) -> Packet<'static> {
+pub(crate) fn packet(flow: u16, sequence: u32) -> Packet<'static> {
     Packet { flow: FlowId(flow), sequence, ..Packet::to(PEER) }
 }
 
-fn message(controlled: bool, length: u32, cookie: u64) -> Message {
+pub(crate) fn message(controlled: bool, length: u32, cookie: u64) -> Message {
     Message {
         extension: MINE,
         node: PEER,

@@ -74,6 +74,12 @@ pub enum TransmitRefused {
         /// When the first slot becomes free.
         until: Instant,
     },
+    /// The frame's destination has no room for it now; frames to other nodes may have.
+    #[error("the queue to the destination is full; try again at {until}")]
+    PeerBusy {
+        /// When to try again.
+        until: Instant,
+    },
     /// The payload is longer than [`Hardware::mtu`], or not as long as the header says.
     #[error("a payload must be as long as its header says, at most {mtu} bytes")]
     Length {

@@ -218,6 +218,10 @@ impl Peer {
                 && (self.receiving.is_due() || self.sending.has_next(config.window_messages())))
     }
 
+    pub(super) const fn node(&self) -> NodeId {
+        self.node
+    }
+
     pub(super) const fn timers(&self) -> &Timers {
         &self.timers
     }

@@ -14,7 +14,7 @@ pub(super) struct BufferRequest {
     pub(super) from: Party,
     /// The epoch of the sender's token.
     pub(super) epoch: Epoch,
-    /// Messages sent into buffers since the epoch began.
+    /// Messages sent into buffers since the epoch began; wraps around.
     pub(super) consumed: u32,
     /// When the first of equal requests arrived.
     pub(super) since: Instant,
@@ -50,7 +50,7 @@ impl Coordination {
             let BufferRequest { epoch, consumed, .. } = request;
             let last = place.promised;
             let all_here = epoch == last.epoch
-                && consumed.checked_sub(last.sent) == Some(arrived.wrapping_sub(last.arrived));
+                && consumed.wrapping_sub(last.sent) == arrived.wrapping_sub(last.arrived);
             let lost_by = request.since.plus_nanos(request_timeout_ns);
             if !all_here && now < lost_by {
                 nic.set_timeout_at(BUFFERS, Service::Exact, lost_by);
@@ -59,7 +59,7 @@ impl Coordination {
             place.wants_buffers = None;
             place.promised = Promise { epoch, sent: consumed, arrived };
             let Some(node) = place.node(request.from) else { continue };
-            let body = Body::AddBuffers { epoch, limit: consumed.saturating_add(free) };
+            let body = Body::AddBuffers { epoch, limit: consumed.wrapping_add(free) };
             send_about(nic, node, place.config.number, body);
         }
     }

@@ -59,6 +59,9 @@ impl Uncontrolled {
 /// Default lease: 200 ms is long compared with a control message's delay, and short compared with a user's patience.
 pub const DEFAULT_LEASE: Duration = Duration::from_millis(200);
 
+/// Longest lease: exclusions last up to 64 leases, which must stay within the range of [`Duration`] and clocks.
+const LONGEST_LEASE: Duration = Duration::from_secs(3_600);
+
 /// Default share of a link, in thousandths, that coordinated messages leave to other traffic and to the draining of
 /// queues.
 pub const DEFAULT_RESERVE: u16 = 5;
@@ -219,10 +222,10 @@ impl CoordinationConfig {
     }
 
     /// Sets how long a holder may send without a new confirmation by all other senders; a lost token is replaced after
-    /// about that long. At least 1 ms; [`DEFAULT_LEASE`] by default. Also sets the request timeout to two leases.
+    /// about that long. From 1 ms to 1 h; [`DEFAULT_LEASE`] by default. Also sets the request timeout to two leases.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease.max(Duration::from_millis(1));
+        self.lease = lease.clamp(Duration::from_millis(1), LONGEST_LEASE);
         self.request_timeout = self.lease * 2;
         self
     }

@@ -144,6 +144,13 @@ impl Lease {
         }
     }
 
+    /// Forgets the clock of a party that has restarted: it may have begun anew.
+    pub(crate) fn forget_clock(&mut self, party: Party) {
+        if let Some(known) = self.clocks.get_mut(usize::from(party.0)) {
+            *known = None;
+        }
+    }
+
     /// Records a supporter's answer.
     pub(crate) fn on_support(&mut self, from: Party, epoch: Epoch, round: u32) {
         let Some(open) = &mut self.round else { return };

@@ -201,13 +201,13 @@ impl Link {
 
     /// Returns how many more messages the receiver has buffers for.
     pub(crate) fn buffers(&self) -> u32 {
-        self.token.as_ref().map_or(0, |token| token.buffers.saturating_sub(token.consumed))
+        self.token.as_ref().map_or(0, |token| ahead_of(token.buffers, token.consumed))
     }
 
     /// Notes that `messages` are sent into the receiver's buffers.
     pub(crate) fn consume(&mut self, messages: u32) {
         if let Some(token) = &mut self.token {
-            token.consumed = token.consumed.saturating_add(messages);
+            token.consumed = token.consumed.wrapping_add(messages);
         }
     }
 
@@ -313,19 +313,22 @@ impl Link {
                 self.on_grant(now, grant, now.plus_nanos(last.saturating_sub(theirs)));
             }
             Body::OwnLinkHint { epoch, holder, live } => {
-                self.learn_epoch(now, epoch, Some(holder), Some(live));
+                // A holder knows the members better than any other sender.
+                let knows_less = from != Party::WITNESS && self.holds() && epoch == self.epoch;
+                self.learn_epoch(now, epoch, Some(holder), (!knows_less).then_some(live));
             }
             Body::AskSupport { epoch, round } => self.on_ask(now, from, epoch, round),
             Body::Support { epoch, round } => self.lease.on_support(from, epoch, round),
             Body::AddBuffers { epoch, limit } => {
                 if let Some(token) = self.token.as_mut().filter(|_| epoch == self.epoch) {
-                    token.buffers = token.buffers.max(limit);
+                    token.buffers = token.buffers.wrapping_add(ahead_of(limit, token.buffers));
                 }
             }
-            Body::GiveUp { epoch } => self.on_give_up(now, epoch),
+            // Only the witness makes epochs.
+            Body::GiveUp { epoch } if from == Party::WITNESS => self.on_give_up(now, epoch),
             Body::Leave { taken, .. } => self.on_leave(now, from, taken),
-            // These are for the witness alone.
-            Body::RecoverLink { .. } | Body::NeedBuffers { .. } => {}
+            // These are from the witness, or for it.
+            Body::GiveUp { .. } | Body::RecoverLink { .. } | Body::NeedBuffers { .. } => {}
         }
     }
 
@@ -334,6 +337,9 @@ impl Link {
         // Its new incarnation does not know which grants the former one took.
         self.given.take_if(|(to, _)| *to == party);
         self.forget_request(party);
+        if restarted {
+            self.lease.forget_clock(party);
+        }
         self.note_silence(party, (!restarted).then_some(now));
         let concerns = if restarted {
             // This applies even if the token is not wanted here: the former incarnation may have been the last to know
@@ -391,7 +397,8 @@ impl Link {
 
     fn retry_at(&self, request: Request) -> Instant {
         // Back off, so that a partitioned cluster is not flooded with repeated requests.
-        let request_timeout = self.setup.request_timeout_ns << request.tries.min(4);
+        let request_timeout =
+            self.setup.request_timeout_ns.saturating_mul(1 << request.tries.min(4));
         request.sent.plus_nanos(request_timeout)
     }
 
@@ -446,4 +453,10 @@ impl Link {
     }
 
     // ---- leases ----
+}
+
+/// Returns by how much `count` is ahead of `other`; 0 if it is not. Counts of messages wrap around.
+const fn ahead_of(count: u32, other: u32) -> u32 {
+    let ahead = count.wrapping_sub(other);
+    if ahead as i32 > 0 { ahead } else { 0 }
 }

@@ -1,6 +1,8 @@
 //! The control messages of sender coordination: the paper's four, under their names, and those for recovery and receive
 //! buffers.
 
+use std::cmp::Ordering;
+
 use midplane_simhw::id::Incarnation;
 use midplane_simhw::wire::{self, WireError};
 use serde::{Deserialize, Serialize};
@@ -15,10 +17,26 @@ pub(crate) const REQUESTERS: usize = 64;
 
 /// The number of a link's valid token: the witness counts them, with its incarnation in the upper half. 0 if none is
 /// known.
-#[derive(
-    Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Epoch(pub u64);
+
+/// A later epoch is greater. Incarnations wrap around, so those of two epochs must be less than half their range apart.
+impl Ord for Epoch {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let [ours, theirs] = [self, other].map(|epoch| Incarnation((epoch.0 >> 32) as u32));
+        match ours == theirs {
+            true => self.0.cmp(&other.0),
+            false if ours.is_newer_than(theirs) => Ordering::Greater,
+            false => Ordering::Less,
+        }
+    }
+}
+
+impl PartialOrd for Epoch {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl Epoch {
     /// The token that exists from the start, if all nodes start together.
@@ -43,7 +61,7 @@ pub(crate) struct Grant {
     pub(crate) asked_us: u32,
     /// The senders that take part in this epoch.
     pub(crate) live: Parties,
-    /// Messages that the receiver has had buffers for, and messages sent, since the epoch began.
+    /// Messages that the receiver has had buffers for, and messages sent, since the epoch began. Both wrap around.
     pub(crate) buffers: u32,
     pub(crate) consumed: u32,
     /// Bytes that each holder sends while others wait.
@@ -129,6 +147,14 @@ mod tests {
             let length = message.emit(&mut buffer);
             assert_eq!(LinkMessage::parse(&buffer[..length]), Ok(message));
         }
+    }
+
+    #[test]
+    fn epochs_of_later_incarnations_are_greater_across_the_wrap() {
+        let last = Epoch::base(Incarnation(u32::MAX));
+        let wrapped = Epoch::base(Incarnation::FIRST);
+        assert!(Epoch(last.0 + 7) < wrapped && wrapped < Epoch(wrapped.0 + 1));
+        assert!(Epoch::default() < Epoch::GENESIS && Epoch::GENESIS < last);
     }
 
     #[test]

@@ -186,7 +186,10 @@ impl Witness {
             return;
         }
         if grant.epoch > self.base || self.is_first_incarnation {
-            self.mint(now, grant.queue);
+            // This incarnation has made no other epoch.
+            if grant.epoch == self.epoch {
+                self.mint(now, grant.queue);
+            }
         } else {
             self.outbox.push_back((from, Body::GiveUp { epoch: self.base }));
         }
@@ -222,7 +225,7 @@ impl Witness {
     /// Makes a new token and grants it to the first sender that wants it.
     fn mint(&mut self, now: Instant, queue: Vec<Party>) {
         self.due = None;
-        self.epoch = Epoch(self.epoch.0.max(self.base.0) + 1);
+        self.epoch = Epoch(self.epoch.max(self.base).0 + 1);
         let senders = Parties::first(self.senders);
         self.live = senders
             .iter()

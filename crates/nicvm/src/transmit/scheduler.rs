@@ -47,7 +47,7 @@ struct Installed {
 #[derive(Default)]
 pub(crate) struct Transmit {
     flows: Flows,
-    next_number: u32,
+    next_number: u64,
     gate: Gate,
     admissions: Vec<Installed>,
     /// When to pump again.
@@ -138,7 +138,7 @@ impl Transmit {
         // Its number follows those of the messages that were sent directly before it.
         self.commit();
         let number = self.next_number;
-        self.next_number = number.wrapping_add(1);
+        self.next_number = number + 1;
         self.flows.push(key_of(&message), Outgoing::message(message, number));
     }
 
@@ -162,7 +162,7 @@ impl Transmit {
 
     /// Sends a message of one frame at once, if it may bypass the queue and the line takes it now.
     pub(crate) fn send_at_once(&mut self, hw: &mut dyn Hardware, message: &Message) -> bool {
-        let number = self.next_number.wrapping_add(self.direct.messages);
+        let number = self.next_number + u64::from(self.direct.messages);
         let outgoing = Outgoing::message(*message, number);
         let is_one = outgoing.next_length(hw.mtu_to(message.node) as u32) == message.source.length;
         if !is_one || !self.is_free(&key_of(message)) || self.is_parked(&outgoing) {
@@ -175,7 +175,7 @@ impl Transmit {
                 self.on_sent_directly(leaves);
                 Status::Done
             }
-            Err(TransmitRefused::Busy { .. }) => return false,
+            Err(TransmitRefused::Busy { .. } | TransmitRefused::PeerBusy { .. }) => return false,
             // The application has deregistered the memory.
             Err(_) => Status::Region,
         };
@@ -195,14 +195,16 @@ impl Transmit {
         hw.charge(TRANSMIT_INSTRUCTIONS);
         match hw.transmit(&header, packet.source) {
             Ok(leaves) => Ok(Sending::Now(leaves)),
-            Err(TransmitRefused::Busy { .. }) => Ok(Sending::Queued),
+            Err(TransmitRefused::Busy { .. } | TransmitRefused::PeerBusy { .. }) => {
+                Ok(Sending::Queued)
+            }
             Err(refused) => Err(refused),
         }
     }
 
     /// Returns the number of a message whose frames the extension sends as packets.
-    pub(crate) const fn next_message(&mut self) -> u32 {
-        let number = self.next_number.wrapping_add(self.direct.messages);
+    pub(crate) fn next_message(&mut self) -> u64 {
+        let number = self.next_number + u64::from(self.direct.messages);
         self.direct.messages += 1;
         number
     }
@@ -214,7 +216,7 @@ impl Transmit {
     /// Counts the frames that a handler has sent directly, because it has returned.
     pub(crate) fn commit(&mut self) {
         let Direct { messages, leaves } = std::mem::take(&mut self.direct);
-        self.next_number = self.next_number.wrapping_add(messages);
+        self.next_number += u64::from(messages);
         self.line_free_at = self.line_free_at.max(leaves);
     }
 
@@ -226,6 +228,11 @@ impl Transmit {
     /// Sets when to pump again: the line is busy until then.
     pub(crate) const fn retry_at(&mut self, until: Instant) {
         self.retry = until;
+    }
+
+    /// Pumps again at `until`, or earlier.
+    pub(crate) fn retry_by(&mut self, until: Instant) {
+        self.retry = self.retry.min(until);
     }
 
     /// Returns when to pump again, if nothing else happens.
@@ -317,6 +324,12 @@ impl Transmit {
                 return Ok(());
             }
             Err(TransmitRefused::Busy { until }) => return Err(until),
+            // Only this destination takes no more: the other flows have their turns.
+            Err(TransmitRefused::PeerBusy { until }) => {
+                self.retry_by(until);
+                self.flows.hold(until);
+                return Ok(());
+            }
             // The application has deregistered the memory, so the rest can't be sent.
             Err(_) => (Status::Region, hw.now()),
         };

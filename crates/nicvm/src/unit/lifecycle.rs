@@ -11,7 +11,7 @@ use midplane_simhw::hardware::Hardware;
 use midplane_simhw::id::{ExtensionId, NodeId};
 use midplane_simhw::time::Instant;
 
-use super::slot::{self, Former, Handler, PARKED, PARKED_FOR, Parked, Slot};
+use super::slot::{self, Former, Handler, Parked, Slot};
 use super::{Address, Body, Epoch, Extension, InitError, Unit, UnitEvent};
 use crate::context::{Change, Context, Effect, LocalEffect};
 use crate::heap::{self, Heap};
@@ -83,9 +83,9 @@ impl Unit {
             let _ = self.run(hw, number, Handler::Control, |extension, nic| {
                 extension.on_control(nic, from, body);
             });
-        } else if to.epoch.is_newer_than(runs) && self.has_room_to_park(hw.now()) {
+        } else if to.epoch.is_newer_than(runs) && self.has_room_to_park(hw.now(), from) {
             let (epoch, body, since) = (to.epoch, *body, hw.now());
-            self.parked.push_back(Parked { number, epoch, from, body, since });
+            self.parked.push(Parked { number, epoch, from, body, since });
         } else if let Some(Some(slot)) = self.slots.get_mut(number.index())
             && let Some(former) = slot.former.take_if(|former| former.epoch == to.epoch)
         {
@@ -97,13 +97,10 @@ impl Unit {
         }
     }
 
-    /// Drops messages that have waited too long for a version. Returns whether one more may wait.
-    fn has_room_to_park(&mut self, now: Instant) -> bool {
-        while self.parked.front().is_some_and(|parked| parked.since + PARKED_FOR <= now) {
-            self.parked.pop_front();
-            self.counters.other_versions += 1;
-        }
-        self.parked.len() < PARKED
+    /// Drops messages that have waited too long for a version. Returns whether one more of this peer may wait.
+    fn has_room_to_park(&mut self, now: Instant, from: NodeId) -> bool {
+        self.counters.other_versions += self.parked.expire(now);
+        self.parked.has_room(from)
     }
 
     /// Calls a handler of a replaced version, and keeps that version unless the handler panics. Effects on timeouts and
@@ -202,7 +199,7 @@ impl Unit {
             }
         }
         self.events.push_back(UnitEvent::Replaced(number, epoch));
-        for parked in slot::unpark(&mut self.parked, number, epoch) {
+        for parked in self.parked.take(number, epoch) {
             let to = Address { extension: number, epoch: parked.epoch };
             self.on_control(hw, parked.from, to, &parked.body);
         }

@@ -31,7 +31,7 @@ impl Unit {
             && services.control.is_idle()
             && services.port_events.is_empty()
             && self.is_settled()
-            && self.waiting.is_none()
+            && self.waiting.is_empty()
             && self.unfinished.is_empty()
             && self.abandoned.is_empty()
     }
@@ -119,27 +119,38 @@ impl Unit {
         hw.commit();
     }
 
-    /// Sends control messages, which precede data frames. Returns `false` if the line takes no more now.
+    /// Sends control messages, which precede data frames. A frame to a peer that has no room waits, one for each such
+    /// peer. Returns `false` if the line takes no more now.
     pub(super) fn send_control(&mut self, hw: &mut dyn Hardware) -> bool {
         let services = self.services.as_mut().expect("the unit has started");
+        let waiting = &mut self.waiting;
+        let mut at = 0;
         loop {
-            if self.waiting.is_none() {
-                let Some(transmit) = services.control.poll_transmit(hw.now()) else { return true };
+            if at == waiting.len() {
+                let takes = |node| waiting.iter().all(|(header, _)| header.destination != node);
+                let transmit = services.control.poll_transmit_to(hw.now(), takes);
+                let Some(transmit) = transmit else { return true };
                 let mut body = [0; MAX_MESSAGE];
                 body[..transmit.body.len()].copy_from_slice(transmit.body);
-                self.waiting = Some((transmit.header, body));
+                let header = transmit.header;
+                waiting.push((header, body));
             }
-            let Some((header, body)) = &self.waiting else { return true };
+            let (header, body) = &waiting[at];
             hw.charge(TRANSMIT_INSTRUCTIONS);
             let body = Payload::from(&body[..usize::from(header.length)]);
             match hw.transmit(header, Source::Bytes(body)) {
-                Ok(_) => self.waiting = None,
                 Err(TransmitRefused::Busy { until }) => {
-                    services.transmit.retry_at(until);
+                    services.transmit.retry_by(until);
                     return false;
                 }
-                // The NIC does not take this frame: it counts as lost, and the send window resends it.
-                Err(_) => self.waiting = None,
+                Err(TransmitRefused::PeerBusy { until }) => {
+                    services.transmit.retry_by(until);
+                    at += 1;
+                }
+                // A frame that the NIC does not take counts as lost, and the send window resends it.
+                Ok(_) | Err(_) => {
+                    waiting.remove(at);
+                }
             }
         }
     }
@@ -166,15 +177,15 @@ impl Unit {
         }
         let services = self.services.as_mut().expect("the unit has started");
         services.control.handle_timeout(now);
-        let mut expired = std::mem::take(&mut self.expired);
         let early = if planted::is(Bug::TimeoutEarly) { 100_000 } else { 0 };
-        services.timeouts.expire(now.plus_nanos(early), &mut expired);
-        for (number, timeout) in expired.drain(..) {
+        services.timeouts.expire(now.plus_nanos(early));
+        while let Some((number, timeout)) =
+            self.services.as_mut().and_then(|services| services.timeouts.next_expired())
+        {
             let _ = self.run(hw, number, Handler::Timeout, |extension, nic| {
                 extension.on_timeout(nic, timeout);
             });
         }
-        self.expired = expired;
         self.end_former(hw, now);
         self.drain_control(hw);
         for port in std::mem::take(&mut self.unfinished) {

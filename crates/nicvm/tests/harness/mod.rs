@@ -30,6 +30,8 @@ pub(crate) struct RecordingHardware {
     pub(crate) done: Vec<Effect>,
     /// Instant before which the line accepts no frame.
     pub(crate) busy_until: Instant,
+    /// A node that has no room for frames.
+    pub(crate) full: Option<NodeId>,
     incarnation: Incarnation,
     staged: Vec<Effect>,
     staged_alarms: Vec<(TimerId, Instant)>,
@@ -73,6 +75,9 @@ impl Hardware for RecordingHardware {
     ) -> Result<Instant, TransmitRefused> {
         if self.now < self.busy_until {
             return Err(TransmitRefused::Busy { until: self.busy_until });
+        }
+        if self.full == Some(header.destination) {
+            return Err(TransmitRefused::PeerBusy { until: self.now.plus_nanos(1_000) });
         }
         if let Source::Region(at) = source
             && at.generation == 0
@@ -147,6 +152,7 @@ impl Harness {
             alarms: [Instant::FAR_FUTURE; TIMERS],
             done: Vec::new(),
             busy_until: Instant::ZERO,
+            full: None,
             incarnation,
             staged: Vec::new(),
             staged_alarms: Vec::new(),

@@ -50,7 +50,7 @@ impl DatagramNic {
             };
             let status = match hw.transmit(&header, Source::Region(command.region)) {
                 Ok(_) => Status::Done,
-                Err(TransmitRefused::Busy { until }) => {
+                Err(TransmitRefused::Busy { until } | TransmitRefused::PeerBusy { until }) => {
                     hw.set_timer(LINE, until);
                     break;
                 }

@@ -100,7 +100,7 @@ impl ShmLink {
             }
         };
         if peer.sender.stage(&header.emit(), payload.view()).is_err() {
-            return Err(TransmitRefused::Busy { until: peer.retry.on_full(time.get()) });
+            return Err(TransmitRefused::PeerBusy { until: peer.retry.on_full(time.get()) });
         }
         peer.retry.on_room();
         self.staged.frames += 1;

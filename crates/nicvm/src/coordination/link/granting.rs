@@ -135,7 +135,8 @@ impl Link {
 
     /// Handles a grant from a sender whose last bit leaves at `last`.
     pub(super) fn on_grant(&mut self, now: Instant, grant: Grant, last: Instant) {
-        if grant.epoch < self.epoch || grant.epoch <= self.given_up || self.token.is_some() {
+        let held = self.token.is_some() && grant.epoch == self.epoch;
+        if grant.epoch < self.epoch || grant.epoch <= self.given_up || held {
             return;
         }
         self.counters.grants += 1;
@@ -154,7 +155,10 @@ impl Link {
         }
         self.lease.learn_asked(now, grant.asked_us);
         let mut queue: VecDeque<Party> = grant.queue.into();
-        for party in self.named.drain(..) {
+        // Senders that queue at a void token that is still here wait for this one.
+        let void = self.token.take().map_or_else(VecDeque::new, |token| token.queue);
+        let void = void.into_iter().filter(|party| *party != Party::WITNESS);
+        for party in void.chain(self.named.drain(..)) {
             if !queue.contains(&party) {
                 queue.push_back(party);
             }

@@ -1,5 +1,9 @@
 //! One link, or one witness, by itself.
 
+use std::time::Duration;
+
+use midplane_simhw::time::nanos;
+
 use super::*;
 
 fn lone_link(quiet_until: u64) -> Link {
@@ -11,6 +15,30 @@ fn lone_link(quiet_until: u64) -> Link {
         genesis: true,
         quiet_until: Instant::from_nanos(quiet_until),
     })
+}
+
+fn grant(epoch: u64) -> Grant {
+    Grant {
+        epoch: Epoch(epoch),
+        number: 1,
+        evidence: 0,
+        asked_us: u32::MAX,
+        live: Parties::first(3),
+        buffers: 0,
+        consumed: 0,
+        quantum: 0,
+        line_busy_ns: 0,
+        queue: Vec::new(),
+    }
+}
+
+/// Returns a link that holds and wants the token of this grant, at 1 s. The clock of its granter, party 0, shows `clock`.
+fn holder(clock: u64, grant: Grant) -> (Link, Instant) {
+    let (mut link, now) = (lone_link(0), Instant::from_nanos(1_000_000_000));
+    link.want(now);
+    link.handle(now, Party(0), clock, 0, Body::GrantLink(grant));
+    assert!(link.holds());
+    (link, now)
 }
 
 fn supports(link: &mut Link, at: u64, epoch: Epoch) -> bool {
@@ -55,16 +83,11 @@ fn any_clock_of_a_peer_gives_a_bounded_wait() {
     for clock in [0, 1, u64::MAX - 1, u64::MAX] {
         let mut link = lone_link(0);
         let grant = Grant {
-            epoch: Epoch(2),
             number: u32::MAX,
             evidence: u64::MAX,
             asked_us: 0,
-            live: Parties::first(3),
-            buffers: 0,
-            consumed: 0,
-            quantum: 0,
             line_busy_ns: u32::MAX,
-            queue: Vec::new(),
+            ..grant(2)
         };
         let now = Instant::from_nanos(7);
         link.want(now);
@@ -74,4 +97,59 @@ fn any_clock_of_a_peer_gives_a_bounded_wait() {
         let longest = now.plus_nanos(u64::from(u32::MAX));
         assert!(link.poll_timeout(now).is_some_and(|at| at <= longest), "{clock}");
     }
+}
+
+#[test]
+fn the_clock_of_a_restarted_party_is_learnt_anew() {
+    let (mut link, now) = holder(1 << 50, Grant { evidence: u64::MAX, ..grant(2) });
+    link.on_lost(now, Party(0), true);
+    let request = Body::BcastReqLink { epoch: Epoch(2), requester: Party(0) };
+    link.handle(now, Party(0), 5_000, 0, request);
+    let granted = std::iter::from_fn(|| link.poll_send()).find_map(|(to, body)| match body {
+        Body::GrantLink(grant) => Some((to, grant.evidence)),
+        _ => None,
+    });
+    assert_eq!(granted, Some((Party(0), 5_000)));
+}
+
+#[test]
+fn a_new_token_replaces_a_void_one_and_keeps_its_waiters() {
+    let (mut link, now) = holder(0, Grant { queue: vec![Party(2)], ..grant(2) });
+    link.handle(now, Party::WITNESS, 0, 0, Body::GrantLink(grant(3)));
+    assert_eq!(link.validity().map(|(epoch, _)| epoch), Some(Epoch(3)));
+    assert_eq!(link.next_in_line(), Some(Party(2)));
+}
+
+#[test]
+fn the_counts_of_buffers_wrap_around() {
+    let (mut link, now) = holder(0, Grant { buffers: 5, consumed: u32::MAX - 1, ..grant(2) });
+    assert_eq!(link.buffers(), 7);
+    link.consume(7);
+    assert_eq!(link.buffers(), 0);
+    for (limit, left) in [(8, 3), (u32::MAX, 3), (9, 4)] {
+        link.handle(now, Party::WITNESS, 0, 0, Body::AddBuffers { epoch: Epoch(2), limit });
+        assert_eq!(link.buffers(), left);
+    }
+}
+
+#[test]
+fn the_longest_lease_overflows_nothing() {
+    let config = super::super::CoordinationConfig::new().lease(Duration::MAX);
+    assert_eq!(config.request_timeout, config.lease * 2);
+    assert!(nanos(config.lease).checked_mul(64).is_some());
+}
+
+#[test]
+fn a_sender_voids_no_token_and_excludes_no_member() {
+    let (mut link, now) = holder(0, grant(2));
+    let hint = |live| Body::OwnLinkHint { epoch: Epoch(2), holder: Party(0), live };
+    for body in [Body::GiveUp { epoch: Epoch(2) }, hint(Parties::default())] {
+        link.handle(now, Party(0), 0, 0, body);
+    }
+    assert!(link.holds());
+    link.handle(now, Party(2), 0, 0, Body::BcastReqLink { epoch: Epoch(2), requester: Party(2) });
+    assert!(!link.holds(), "the token has gone to a member");
+    let mut witness = Witness::new(3, LEASE_NS, Incarnation::FIRST, true, Instant::ZERO);
+    witness.handle(now, Party(0), Body::GrantLink(grant(2)));
+    assert_eq!(witness.poll_send(), None, "it has not made this epoch");
 }

@@ -39,7 +39,7 @@ impl<L: FrameLink> StagingLink<L> {
         }
         let others = self.staged.iter().filter(|(other, _)| *other == to).count();
         if !self.carrier.has_room(to, others) {
-            return Err(TransmitRefused::Busy { until: now.plus_nanos(RETRY_NANOS) });
+            return Err(TransmitRefused::PeerBusy { until: now.plus_nanos(RETRY_NANOS) });
         }
         let mut frame = vec![0; header.frame_bytes()];
         frame[..HEADER_BYTES].copy_from_slice(&header.emit());
