@@ -40,8 +40,8 @@ use serde::de::DeserializeOwned;
 use tokio::task::AbortHandle;
 
 use crate::error::{Error, ErrorKind};
-use crate::node::Node;
 use crate::node::links::{Kind, Peers};
+use crate::node::{Node, host};
 use replica::{Entry, Observer, Refused, Update};
 use sync::Shared;
 
@@ -87,7 +87,7 @@ impl Node {
     ///
     /// # Errors
     /// [`ErrorKind::InUse`] if this node is a member already, [`ErrorKind::Config`] for a name that is empty or has more
-    /// than 80 bytes, [`ErrorKind::Closed`].
+    /// than 80 bytes, [`ErrorKind::Closed`], [`ErrorKind::System`] without random numbers.
     ///
     /// # Cancel safety
     /// If the future is dropped, the node is not a member.
@@ -98,7 +98,10 @@ impl Node {
     {
         let service = Kind::Map.service(name)?;
         let listener = self.offer(service.clone())?;
-        let shared = Shared::new(self.id(), is_typed::<K, V>);
+        // A node that leaves and returns counts its writes from 0 again: they must not look like the former ones.
+        let writer =
+            host::random().map_err(|error| Error::system("a map can't be joined", error))?;
+        let shared = Shared::new(writer, is_typed::<K, V>);
         let task = sync::start(self, listener, service, &shared);
         let (peers, readers, name) = (self.links(), AtomicU64::new(0), name.to_owned());
         let member = Arc::new(Member { shared, task, readers, peers, name });

@@ -118,7 +118,7 @@ impl Node {
             To::Peer(peer) => (peer.id, peer.name),
             To::Name(name) => (self.named(&name).await?, name),
         };
-        if !self.knows(id) {
+        if !self.knows(id) || self.mailbox().has_lost(id) {
             return Err(self.lost(id, &name, None));
         }
         let outgoing = self.mailbox().outgoing(id, |other| self.knows(other));
@@ -228,8 +228,10 @@ async fn accept(mut listener: Listener, outbox: mpsc::UnboundedSender<Received>,
             accepted = listener.accept() => accepted,
         };
         let Ok((stream, from)) = accepted else { return };
-        // A sender without an open stream holds no messages.
-        senders.retain(|_, sender| Arc::strong_count(&sender.turn) > 1);
+        // The messages of a sender may wait after its streams have ended.
+        senders.retain(|_, sender| {
+            Arc::strong_count(&sender.turn) > 1 || sender.room.available_permits() < HELD_OF_ONE
+        });
         let sender = senders.entry(from.id).or_insert_with(Sender::new).clone();
         if Arc::strong_count(&sender.turn) > MAX_STREAMS + 1 {
             tracing::warn!(%from, "a peer sends messages on too many streams; one was dropped");

@@ -393,18 +393,31 @@ impl Node {
     /// time of [`NodeBuilder::drain`]. Over UDP the peer has acknowledged it then; over TCP and libfabric the system has it, and the
     /// connections are closed within another second. Meanwhile peers open no streams to the node. When this returns, another node
     /// may use its address.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the node ends at once.
     pub async fn shutdown(self) {
         let shared = &self.0.shared;
+        let closing = Closing(shared);
         shared.leave();
         self.0.links.leave();
         let until = Instant::now() + self.0.drain;
         while shared.live().iter().any(|session| is_busy(session)) && Instant::now() < until {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        shared.close();
+        drop(closing);
         // The channel carries no messages: `recv` returns when the last sender is dropped.
         let closed = async { self.0.sockets.lock().await.recv().await };
         let _ = tokio::time::timeout(CLOSE, closed).await;
+    }
+}
+
+/// Ends a node at once when it is dropped.
+struct Closing<'a>(&'a Shared);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 

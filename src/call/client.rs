@@ -311,7 +311,10 @@ impl Call {
                     CallError::Reset(error)
                 }
             };
-            last = Some(why);
+            // A call that may have run stays so, even if the next node is busy.
+            if !matches!(last, Some(CallError::Reset(_))) {
+                last = Some(why);
+            }
             refused.insert(session);
         }
     }

@@ -199,11 +199,16 @@ impl Replica {
         let mut left = room;
         let Some(due) = self.due.get_mut(&observer) else { return updates };
         while let Some(key) = due.pop_first() {
-            // A removal that has expired meanwhile need not be sent.
-            let Some(entry) = self.entries.get(&key) else { continue };
-            let age = u64::try_from(now.saturating_sub(entry.written)).unwrap_or(0);
-            let value = entry.value.clone();
-            let update = Update { key, value, version: entry.version, age };
+            let (value, version, written) = match self.entries.get(&key) {
+                Some(entry) => (entry.value.clone(), entry.version, entry.written),
+                // A removal that has expired meanwhile is reported to readers, and need not be sent.
+                None if matches!(observer, Observer::Reader(_)) => {
+                    (None, Version { counter: 0, writer: 0 }, now.saturating_sub(TOMBSTONE))
+                }
+                None => continue,
+            };
+            let age = u64::try_from(now.saturating_sub(written)).unwrap_or(0);
+            let update = Update { key, value, version, age };
             if update.bytes() > left && !updates.is_empty() {
                 due.insert(update.key);
                 break;

@@ -2,6 +2,7 @@
 
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
+use midplane_via::session::TransportKind;
 
 use super::peer::Peer;
 use super::{Effect, Load, Members, TRIAL};
@@ -26,7 +27,8 @@ impl Members {
             return;
         };
         // An address belongs to one process: the node that had it before has ended.
-        let places: Vec<_> = self.transports(id).filter(|transport| *transport != SHM).collect();
+        let has_address = |transport: &TransportKind| transport.address().is_some();
+        let places: Vec<_> = self.transports(id).filter(has_address).collect();
         let gone: Vec<_> = all
             .iter()
             .filter(|other| **other != id)
@@ -48,7 +50,7 @@ impl Members {
         self.effects.extend(links.into_iter().map(Effect::Describe));
     }
 
-    fn transports(&self, id: u64) -> impl Iterator<Item = midplane_via::session::TransportKind> {
+    fn transports(&self, id: u64) -> impl Iterator<Item = TransportKind> {
         let links = self.peers.get(&id).map(|peer| peer.links.as_slice()).unwrap_or_default();
         links.iter().filter_map(|number| self.links.get(number)).map(|link| link.transport)
     }
@@ -125,5 +127,3 @@ impl Members {
         links.find_map(|link| Some((link.rival, Some(&*self.peers.get(&link.peer?)?.name))))
     }
 }
-
-const SHM: midplane_via::session::TransportKind = midplane_via::session::TransportKind::Shm;

@@ -105,8 +105,9 @@ impl Gossiper {
     /// Gossips until the node ends.
     pub(super) async fn run(self) {
         let own = self.own_address().await;
+        let mut counted = Counters::default();
         loop {
-            if let Err(error) = self.gossip(own).await {
+            if let Err(error) = self.gossip(own, &mut counted).await {
                 tracing::warn!(%error, "gossip starts anew");
             }
             self.gossip.known().nodes.clear();
@@ -134,7 +135,7 @@ impl Gossiper {
     }
 
     /// Gossips until `chitchat` ends; returns its reason.
-    async fn gossip(&self, own: SocketAddr) -> Result<(), String> {
+    async fn gossip(&self, own: SocketAddr, counted: &mut Counters) -> Result<(), String> {
         let failed = |error| format!("{error:#}");
         let carrier = Carrier::new(self.datagrams.clone(), self.bound);
         let services = self.shared.offered();
@@ -154,7 +155,6 @@ impl Gossiper {
         };
         let mut period = interval(PERIOD);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut counted = Counters::default();
         loop {
             let changed = self.shared.changed.notified();
             let is_due = tokio::select! {
@@ -167,7 +167,7 @@ impl Gossiper {
                 self.datagrams.set_time();
                 self.review(&mut round).await;
                 self.seek(&mut round).await;
-                counted = self.report(counted);
+                *counted = self.report(*counted);
             }
         }
     }
@@ -181,12 +181,13 @@ impl Gossiper {
             initial_interval: Duration::from_secs(1),
             dead_node_grace_period: GRACE,
         };
-        // The number is drawn anew with each start, so that a node is not mistaken for its former incarnation.
+        // Both numbers are drawn anew with each start of the node, and the second one with each start of `chitchat`, so
+        // that a node is not mistaken for its former incarnation.
         let id = self.shared.id();
         ChitchatConfig {
             chitchat_id: ChitchatId {
                 node_id: format!("{id:016x}").into(),
-                generation_id: id,
+                generation_id: random().unwrap_or(id),
                 gossip_advertise_addr: own,
             },
             cluster_id: self.cluster.clone(),

@@ -1,6 +1,6 @@
 //! The messages of a node: streams to the peers that it sends to, and received messages that wait.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
@@ -32,7 +32,12 @@ struct State {
     /// The peer that each name has referred to since the last error.
     names: BTreeMap<String, u64>,
     outgoing: BTreeMap<u64, Outgoing>,
+    /// Peers whose streams were ended because the peer was unknown. The next message to one of them fails.
+    lost: BTreeSet<u64>,
 }
+
+/// Most peers whose loss is remembered.
+const MOST_LOST: usize = 4_096;
 
 impl Mailbox {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -66,10 +71,19 @@ impl Mailbox {
         let gone: Vec<_> = others.into_iter().filter(|other| !knows(*other)).collect();
         let mut state = self.state();
         let ended: Vec<_> = gone.iter().filter_map(|other| state.outgoing.remove(other)).collect();
+        state.lost.extend(gone);
+        while state.lost.len() > MOST_LOST {
+            state.lost.pop_first();
+        }
         let outgoing = Arc::clone(state.outgoing.entry(id).or_default());
         drop(state);
         drop(ended);
         outgoing
+    }
+
+    /// Returns whether the stream to a peer was ended because the peer was unknown. [`Mailbox::forget`] resets that.
+    pub(crate) fn has_lost(&self, id: u64) -> bool {
+        self.state().lost.contains(&id)
     }
 
     /// Returns the number of messages that wait to be received.
@@ -83,6 +97,7 @@ impl Mailbox {
     pub(crate) fn forget(&self, id: u64) {
         let mut state = self.state();
         state.names.retain(|_, named| *named != id);
+        state.lost.remove(&id);
         let outgoing = state.outgoing.remove(&id);
         drop(state);
         drop(outgoing);
@@ -114,5 +129,8 @@ mod tests {
             let _ = mailbox.outgoing(id, |other| other + 3 > id);
         }
         assert_eq!(mailbox.state().outgoing.keys().copied().collect::<Vec<_>>(), [97, 98, 99]);
+        assert!(mailbox.has_lost(96) && !mailbox.has_lost(97));
+        mailbox.forget(96);
+        assert!(!mailbox.has_lost(96), "it was reported");
     }
 }

@@ -235,7 +235,9 @@ impl Meter {
     /// Reports the changes since the last report; `tokens` has the counters of tokens if this node grants any.
     pub(super) fn report(&self, tokens: Option<TokenCounters>) {
         let mut open: BTreeMap<_, usize> = BTreeMap::new();
-        for measured in lock(&self.sessions).values_mut() {
+        // The end of a session sets its gauge to 0 under the same lock.
+        let mut sessions = lock(&self.sessions);
+        for measured in sessions.values_mut() {
             measured.report(&self.node);
             let key = (measured.peer.clone(), measured.session.transport().name());
             *open.entry(key).or_default() += measured.last.open;
@@ -244,6 +246,7 @@ impl Meter {
             let labels = path(&self.node, &peer, transport);
             gauge!(name::STREAMS_OPEN, &labels).set(open as f64);
         }
+        drop(sessions);
         for role in [Role::Server, Role::Client] {
             self.of(role).each(|service, streams| streams.report(&self.node, role, service));
         }

@@ -217,7 +217,8 @@ impl Shared {
                 let state = self.state();
                 let rival = state.members.rival_of(*link);
                 let refusal = state.members.refusal_of(*link);
-                let as_now = (state.generation, rival, refusal);
+                let is_leaving = state.is_leaving;
+                let as_now = (state.generation, is_leaving, rival, refusal);
                 let Some(session) = state.sessions.get(link).cloned() else { break };
                 // Another thread may have sent an older description meanwhile.
                 if described.replace(as_now) == Some(as_now) {
@@ -226,6 +227,9 @@ impl Shared {
                 let hello = Hello { rival, refusal, ..state.hello.clone() };
                 drop(state);
                 session.send_hello(hello.emit());
+                if is_leaving {
+                    session.send_goodbye();
+                }
             }
         }
     }
@@ -238,9 +242,6 @@ impl Shared {
             }
             state.sessions.insert(session.number(), Arc::clone(session));
             state.members.handle_accepted(now, session.number(), session.transport());
-            if state.is_leaving {
-                session.send_goodbye();
-            }
         });
     }
 
@@ -444,9 +445,10 @@ impl Shared {
     pub(super) fn leave(&self) {
         let mut state = self.state();
         state.is_leaving = true;
-        let sessions: Vec<_> = state.sessions.values().cloned().collect();
+        let links: Vec<_> = state.sessions.keys().copied().collect();
         drop(state);
-        sessions.iter().for_each(|session| session.send_goodbye());
+        // A peer ignores a goodbye that comes before the first description.
+        self.describe(&links);
     }
 
     /// Returns whether the node was shut down.

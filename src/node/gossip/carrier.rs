@@ -79,11 +79,14 @@ impl Socket for Carrier {
         Ok(())
     }
 
-    /// Receives a message. Returns an error, which restarts `chitchat`, if other nodes make it hold too much.
+    /// Receives a message. Drops messages while other nodes make `chitchat` hold too much; it forgets those that are silent.
     async fn recv(&mut self) -> anyhow::Result<(SocketAddr, ChitchatMessage)> {
         loop {
-            anyhow::ensure!(!self.is_full().await, "there are too many nodes, or services");
             let (from, bytes) = poll_fn(|context| self.datagrams.poll_receive(context)).await;
+            if self.is_full().await {
+                tracing::debug!(%from, "gossip is dropped: there are too many nodes, or services");
+                continue;
+            }
             match parse(&bytes) {
                 Ok(message) => return Ok((from, message)),
                 Err(error) => tracing::debug!(%from, %error, "gossip that can't be read"),
