@@ -74,8 +74,15 @@ impl<T> Order<T> {
         self.held.len() > 2 * MOST
     }
 
+    /// Returns whether a frame before this number has not arrived.
+    #[cfg(feature = "streams")]
+    pub(crate) fn lacks_before(&self, number: u32) -> bool {
+        #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+        let ahead = number.wrapping_sub(self.next as u32);
+        (1..=u32::MAX / 2).contains(&ahead)
+    }
+
     /// Returns whether frames wait for an earlier one.
-    #[cfg(feature = "nic")]
     pub(crate) fn is_waiting(&self) -> bool {
         !self.held.is_empty()
     }
@@ -121,6 +128,18 @@ mod tests {
                 prop_assert!(frames.held.len() <= MOST);
             }
         }
+    }
+
+    #[test]
+    #[cfg(feature = "streams")]
+    fn a_missing_frame_is_known_by_the_number_after_it() {
+        let mut frames = Order { next: u64::from(u32::MAX), ..Order::default() };
+        assert!(!frames.lacks_before(u32::MAX));
+        assert!(frames.lacks_before(0));
+        frames.insert(u32::MAX, 'a', now());
+        assert_eq!(frames.next_whole(), Some('a'));
+        assert!(!frames.lacks_before(0));
+        assert!(frames.lacks_before(1));
     }
 
     #[test]

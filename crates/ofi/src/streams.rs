@@ -42,6 +42,8 @@ const TURN: usize = 64;
 const PERIOD: Duration = Duration::from_millis(250);
 const ASK: Duration = Duration::from_millis(700);
 const SILENCE: Duration = Duration::from_secs(3);
+/// Longest wait for a missing frame of a stream whose peer is alive. It may still be in flight, or be repeated.
+const MISSING: Duration = Duration::from_secs(5);
 
 /// Opens and accepts streams over one endpoint. Its streams continue after it is dropped; the endpoint closes with the
 /// last of them.
@@ -241,14 +243,15 @@ impl State {
         match frame.kind {
             Kind::Accept => connection.on_accept(frame.value, &mut self.wakes),
             Kind::Ask => {
-                if let Some(remote) = connection.remote {
-                    let answer = Frame { to: remote, number: 0, kind: Kind::Alive, value: 0 };
+                connection.on_number(frame.number, now);
+                if let Some(answer) = connection.frame(Kind::Alive, 0) {
                     let peer = connection.peer;
                     // If there is no space, the frames in flight show that this process is alive.
                     let _ = self.send(peer, answer, &[]);
                 }
             }
-            Kind::Alive | Kind::Open => {}
+            Kind::Alive => connection.on_number(frame.number, now),
+            Kind::Open => {}
             Kind::Reset => connection.fail(io::ErrorKind::ConnectionReset, &mut self.wakes),
             Kind::Data | Kind::Credit | Kind::End => {
                 connection.on_ordered(frame, payload, now, &mut self.wakes);
@@ -324,20 +327,22 @@ impl State {
         owing.into_iter().for_each(|id| self.return_credit(id));
     }
 
-    /// Asks silent peers whether they live, and fails the streams of peers that do not answer.
+    /// Asks silent peers whether they live. Fails the streams of peers that do not answer, and those that miss a frame.
     fn find_silent(&mut self, now: Instant) {
         let mut asked = Vec::new();
         for connection in self.connections.values_mut() {
             let silence = now - connection.heard_at;
+            if connection.missing_since.is_some_and(|since| now - since >= MISSING) {
+                connection.fail(io::ErrorKind::ConnectionReset, &mut self.wakes);
+            }
             if silence >= SILENCE {
                 connection.fail(io::ErrorKind::TimedOut, &mut self.wakes);
             } else if silence >= ASK {
-                asked.extend(connection.remote.map(|remote| (connection.peer, remote)));
+                asked.extend(connection.frame(Kind::Ask, 0).map(|ask| (connection.peer, ask)));
             }
         }
-        for (peer, remote) in asked {
-            let _ =
-                self.send(peer, Frame { to: remote, number: 0, kind: Kind::Ask, value: 0 }, &[]);
+        for (peer, ask) in asked {
+            let _ = self.send(peer, ask, &[]);
         }
     }
 

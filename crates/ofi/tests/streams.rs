@@ -121,15 +121,6 @@ fn a_peer_that_falls_silent_or_breaks_the_rules_fails_its_stream_alone() {
             let end = Streams::open(choice).unwrap();
             let mut peer = Endpoint::open(choice, &Config::new(1_000)).unwrap();
             let to = peer.insert(end.name()).unwrap();
-            let frame = |to: u64, number: u32, kind: u8, value: u64| {
-                let parts: [&[u8]; 4] = [
-                    &to.to_le_bytes(),
-                    &number.to_le_bytes(),
-                    &[kind, 0, 0, 0],
-                    &value.to_le_bytes(),
-                ];
-                parts.concat()
-            };
             let name = peer.name().to_vec();
             // An empty frame, unknown streams, invalid names.
             for wrong in [vec![], vec![9; 24], frame(77, 0, 3, 0), frame(0, 0, 1, 5)] {
@@ -154,6 +145,33 @@ fn a_peer_that_falls_silent_or_breaks_the_rules_fails_its_stream_alone() {
             let mut silent = silent;
             let error = silent.read_u8().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::TimedOut, "{choice}");
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_stream_that_misses_a_frame_fails_although_its_peer_is_alive() {
+    over_most(async |choice| {
+        within(choice, async {
+            let end = Streams::open(choice).unwrap();
+            let mut peer = Endpoint::open(choice, &Config::new(1_000)).unwrap();
+            let to = peer.insert(end.name()).unwrap();
+            let name = peer.name().to_vec();
+            peer.send(to, &[&frame(0, 0, 1, 55), &name]).unwrap();
+            let (number, _) = accept(&mut peer).await;
+            let mut stream = end.accept().await.unwrap();
+            let (mut byte, mut ticks) = ([0], tokio::time::interval(Duration::from_millis(200)));
+            let mut reads = pin!(stream.read_exact(&mut byte));
+            let error = poll_fn(|context| {
+                while ticks.poll_tick(context).is_ready() {
+                    // The next frame is number 1; number 0 was never sent.
+                    peer.send(to, &[&frame(number, 1, 7, 0)]).unwrap();
+                }
+                while peer.poll_event(context, true, |_| ()).is_ready() {}
+                reads.as_mut().poll(context)
+            });
+            assert_eq!(error.await.unwrap_err().kind(), ErrorKind::ConnectionReset, "{choice}");
         })
         .await;
     });
@@ -192,6 +210,12 @@ fn peers_without_a_stream_are_forgotten_and_their_streams_end_first() {
         })
         .await;
     });
+}
+
+/// Returns the head of a frame.
+fn frame(to: u64, number: u32, kind: u8, value: u64) -> Vec<u8> {
+    let (to, number, value) = (to.to_le_bytes(), number.to_le_bytes(), value.to_le_bytes());
+    [&to[..], &number, &[kind, 0, 0, 0], &value].concat()
 }
 
 /// Waits until the peer has accepted a stream; returns its number, and the number that this side opened it with.
