@@ -3,6 +3,8 @@
 //! Frames arrive completely and once, but possibly out of order: a long one may complete after a shorter one that was
 //! sent later.
 
+mod peer;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::task::{Context, Poll};
@@ -14,6 +16,7 @@ use crate::abi::constants::{ADDR_STR, SOCKADDR, SOCKADDR_IN, SOCKADDR_IN6};
 use crate::ffi::{CallError, Completion, MAX_NAME, RawEndpoint};
 use crate::provider::{self, Choice, OpenError, Provider};
 use crate::waiter::Waiter;
+use peer::Peer;
 
 /// Default number of frames that may arrive before the caller receives them: 256.
 pub const DEFAULT_RECEIVES: usize = 256;
@@ -71,18 +74,6 @@ impl Config {
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PeerId(u32);
 
-/// A peer, and its outgoing frames.
-#[derive(Debug)]
-struct Peer {
-    address: u64,
-    /// Frames that the provider has not accepted yet: the slot and the length of each.
-    waiting: VecDeque<(usize, usize)>,
-    /// Number of frames that the provider has accepted and not completed.
-    outstanding: usize,
-    /// True if a frame was sent to the peer since the last search for idle peers.
-    is_fresh: bool,
-}
-
 /// The reason why a frame was not sent.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -133,8 +124,8 @@ pub struct Endpoint {
     by_address: BTreeMap<u64, PeerId>,
     /// Free slots to send from.
     free: Vec<usize>,
-    /// For each slot, the peer to which its frame is in flight.
-    to: Vec<Option<PeerId>>,
+    /// For each slot, the peer to which its frame is in flight, and the frame's number.
+    to: Vec<Option<(PeerId, u64)>>,
     /// Peers with frames that the provider has not accepted yet.
     waiting: BTreeSet<PeerId>,
     /// Frames that have arrived: slot, length, source.
@@ -224,7 +215,7 @@ impl Endpoint {
             return Err(CallError::no_space("fi_av_insert"));
         }
         let address = self.raw.insert(name)?;
-        let new = Peer { address, waiting: VecDeque::new(), outstanding: 0, is_fresh: true };
+        let new = Peer::new(address);
         let peer = if let Some(place) = self.forgotten.pop() {
             self.peers[place.0 as usize] = new;
             place
@@ -245,7 +236,7 @@ impl Endpoint {
         by_name.retain(|_, id| {
             let peer = &mut peers[id.0 as usize];
             let was_fresh = std::mem::take(&mut peer.is_fresh);
-            let is_busy = peer.outstanding > 0 || !peer.waiting.is_empty();
+            let is_busy = peer.outstanding() > 0;
             if was_fresh || is_busy || is_used(*id) || raw.remove(peer.address).is_err() {
                 return true;
             }
@@ -280,7 +271,14 @@ impl Endpoint {
     /// Returns how many frames to a peer are in flight.
     #[must_use]
     pub fn outstanding(&self, to: PeerId) -> usize {
-        self.peers[to.0 as usize].outstanding + self.peers[to.0 as usize].waiting.len()
+        self.peers[to.0 as usize].outstanding()
+    }
+
+    /// Returns how many frames were sent to a peer since the oldest one in flight, including it: fewer than these can
+    /// overtake it.
+    #[cfg(any(feature = "nic", feature = "streams"))]
+    pub(crate) fn span(&self, to: PeerId) -> usize {
+        self.peers[to.0 as usize].span()
     }
 
     /// Copies a frame, given in parts, and sends it.
@@ -302,6 +300,7 @@ impl Endpoint {
         peer.is_fresh = true;
         let (address, is_first) = (peer.address, peer.waiting.is_empty());
         if is_first && length <= self.provider.inject && self.inject(parts, address)? {
+            self.peers[to.0 as usize].on_injected();
             return Ok(());
         }
         let slot = self.free.pop().ok_or(SendError::Full)?;
@@ -335,9 +334,8 @@ impl Endpoint {
         let posted = self.raw.post_send(slot, length, peer.address);
         match posted {
             Ok(true) => {
-                peer.outstanding += 1;
+                self.to[slot] = Some((to, peer.on_posted()));
                 self.outstanding += 1;
-                self.to[slot] = Some(to);
             }
             Ok(false) => {}
             Err(_) => self.free.push(slot),
@@ -356,13 +354,13 @@ impl Endpoint {
                 // The frame was too long, or the end of its sender cut it off.
                 (Some(slot), Some(_)) if slot < *receives => unposted.push(slot),
                 (slot, error) => {
-                    let peer = slot.and_then(|slot| to[slot].take());
-                    if let Some(PeerId(peer)) = peer {
-                        peers[peer as usize].outstanding -= 1;
+                    let sent = slot.and_then(|slot| to[slot].take());
+                    if let Some((PeerId(peer), number)) = sent {
+                        peers[peer as usize].on_completed(number);
                         *outstanding -= 1;
                     }
                     free.extend(slot);
-                    lost.extend(error.map(|error| (peer, error)));
+                    lost.extend(error.map(|error| (sent.map(|(peer, _)| peer), error)));
                 }
             }
         };

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use tokio::time::Instant;
 
 /// Most frames that wait for an earlier one; beyond that, the earlier one counts as lost.
-const MOST: usize = 64;
+pub(crate) const MOST: usize = 64;
+/// Most frames of a stream that wait for an earlier one: its sender has fewer in flight behind an incomplete one.
+#[cfg(feature = "streams")]
+pub(crate) const WINDOW: usize = 2 * MOST;
 /// Longest wait for an earlier frame; after that, it counts as lost.
 #[cfg(feature = "nic")]
 const LONGEST: std::time::Duration = std::time::Duration::from_secs(1);
@@ -68,10 +71,10 @@ impl<T> Order<T> {
         Some(frame)
     }
 
-    /// Returns whether more frames wait for an earlier one than any sender has in flight.
+    /// Returns whether more frames wait for an earlier one than any sender has in flight behind it.
     #[cfg(feature = "streams")]
     pub(crate) fn is_overfull(&self) -> bool {
-        self.held.len() > 2 * MOST
+        self.held.len() > WINDOW
     }
 
     /// Returns whether a frame before this number has not arrived.

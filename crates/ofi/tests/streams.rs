@@ -66,6 +66,31 @@ fn bytes_cross_whole_and_in_order_both_ways_at_once() {
 }
 
 #[test]
+fn many_short_writes_may_follow_a_long_one() {
+    over_most(async |choice| {
+        within(choice, async {
+            let (_hubs, [mut writer, mut reader]) = pair(choice).await;
+            let long: Vec<u8> = (0..32 << 10).map(|at: u32| (at % 251) as u8).collect();
+            let writes = async {
+                for round in 0..4 {
+                    writer.write_all(&long).await.unwrap();
+                    for _ in 0..300 {
+                        writer.write_all(&[round]).await.unwrap();
+                    }
+                }
+                writer.shutdown().await.unwrap();
+            };
+            let mut received = Vec::new();
+            let (read, ()) = tokio::join!(reader.read_to_end(&mut received), writes);
+            read.unwrap();
+            let sent = (0..4).flat_map(|round| [&long[..], &[round; 300]].concat());
+            assert!(received.into_iter().eq(sent), "{choice}");
+        })
+        .await;
+    });
+}
+
+#[test]
 fn an_unread_stream_stops_its_writer_and_no_other_stream() {
     over_most(async |choice| {
         within(choice, async {
