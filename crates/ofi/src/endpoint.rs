@@ -3,12 +3,12 @@
 //! Frames arrive completely and once, but possibly out of order: a long one may complete after a shorter one that was
 //! sent later.
 
+mod config;
 mod peer;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use thiserror::Error;
 
@@ -16,59 +16,15 @@ use crate::abi::constants::{ADDR_STR, SOCKADDR, SOCKADDR_IN, SOCKADDR_IN6};
 use crate::ffi::{CallError, Completion, MAX_NAME, RawEndpoint};
 use crate::provider::{self, Choice, OpenError, Provider};
 use crate::waiter::Waiter;
+pub use config::{Config, DEFAULT_RECEIVES, DEFAULT_SENDS, DEFAULT_SPIN};
 use peer::Peer;
 
-/// Default number of frames that may arrive before the caller receives them: 256.
-pub const DEFAULT_RECEIVES: usize = 256;
-/// Default number of frames that may be in flight to peers: 256.
-pub const DEFAULT_SENDS: usize = 256;
-/// Default time of busy-polling after a completion: 200 us, as for NICs over UDP.
-pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
 /// Most batches of completions that one progress handles: four calls of the provider.
 const POLLS: usize = 4;
 /// Most polls of a dropped endpoint while frames wait to leave: below a millisecond with most providers.
 const LAST_POLLS: usize = 1_000;
 /// Most peers that an endpoint knows at a time: the most nodes of a fabric.
 const MOST_PEERS: usize = 1 << 16;
-
-/// Configures an endpoint: its frames and its memory.
-#[derive(Clone, Debug)]
-pub struct Config {
-    frame_bytes: usize,
-    receives: usize,
-    sends: usize,
-    spin: Duration,
-}
-
-impl Config {
-    /// Creates the configuration of an endpoint whose frames have at most this many bytes.
-    #[must_use]
-    pub const fn new(frame_bytes: usize) -> Self {
-        let (receives, sends) = (DEFAULT_RECEIVES, DEFAULT_SENDS);
-        Self { frame_bytes, receives, sends, spin: DEFAULT_SPIN }
-    }
-
-    /// Sets how many frames may arrive before the caller receives them, at least 1. Each takes the memory of a frame.
-    #[must_use]
-    pub const fn receives(mut self, frames: usize) -> Self {
-        self.receives = if frames == 0 { 1 } else { frames };
-        self
-    }
-
-    /// Sets how many frames may be in flight to all peers together, at least 1. Each takes the memory of a frame.
-    #[must_use]
-    pub const fn sends(mut self, frames: usize) -> Self {
-        self.sends = if frames == 0 { 1 } else { frames };
-        self
-    }
-
-    /// Sets how long the endpoint's task busy-polls after a completion, before it parks.
-    #[must_use]
-    pub const fn spin(mut self, time: Duration) -> Self {
-        self.spin = time;
-        self
-    }
-}
 
 /// A peer that was inserted into an endpoint. It is valid for that endpoint only.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
