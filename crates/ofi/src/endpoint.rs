@@ -9,6 +9,7 @@ mod peer;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -21,8 +22,11 @@ use peer::Peer;
 
 /// Most batches of completions that one progress handles: four calls of the provider.
 const POLLS: usize = 4;
-/// Most polls of a dropped endpoint while frames wait to leave: below a millisecond with most providers.
+/// Most polls of a dropped endpoint without a pause while frames are in flight: below a millisecond with most providers.
 const LAST_POLLS: usize = 1_000;
+/// Further polls of it, and the pause before each: together 1 s.
+const PAUSED_POLLS: usize = 5_000;
+const PAUSE: Duration = Duration::from_micros(200);
 /// Most peers that an endpoint knows at a time: the most nodes of a fabric.
 const MOST_PEERS: usize = 1 << 16;
 
@@ -245,6 +249,23 @@ impl Endpoint {
     /// # Panics
     /// If the peer is another endpoint's.
     pub fn send(&mut self, to: PeerId, parts: &[&[u8]]) -> Result<(), SendError> {
+        self.send_frame(to, parts, Some(self.provider.inject))
+    }
+
+    /// Sends a frame like [`Endpoint::send`], always with a completion: [`Endpoint::is_idle`] is false until the
+    /// provider has sent it.
+    #[cfg(feature = "streams")]
+    pub(crate) fn send_completed(&mut self, to: PeerId, parts: &[&[u8]]) -> Result<(), SendError> {
+        self.send_frame(to, parts, None)
+    }
+
+    /// Sends a frame; the provider copies it, without a completion, if it has at most `inject` bytes.
+    fn send_frame(
+        &mut self,
+        to: PeerId,
+        parts: &[&[u8]],
+        inject: Option<usize>,
+    ) -> Result<(), SendError> {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         if length > self.frame_bytes {
             return Err(SendError::TooLong(self.frame_bytes));
@@ -255,7 +276,8 @@ impl Endpoint {
         let peer = &mut self.peers[to.0 as usize];
         peer.is_fresh = true;
         let (address, is_first) = (peer.address, peer.waiting.is_empty());
-        if is_first && length <= self.provider.inject && self.inject(parts, address)? {
+        let is_short = inject.is_some_and(|most| length <= most);
+        if is_first && is_short && self.inject(parts, address)? {
             self.peers[to.0 as usize].on_injected();
             return Ok(());
         }
@@ -415,14 +437,24 @@ impl Endpoint {
     pub fn is_idle(&self) -> bool {
         self.outstanding == 0 && self.waiting.is_empty()
     }
+
+    /// Gives up the frames that the provider has not sent: dropping the endpoint no longer waits for them.
+    #[cfg(feature = "streams")]
+    pub(crate) fn abandon(&mut self) {
+        self.failed.get_or_insert(CallError::timed_out("fi_send"));
+    }
 }
 
-/// Lets the provider progress for a limited time, so that waiting frames leave.
+/// Lets the provider progress for about 1 s at most, so that the frames in flight leave.
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        for _ in 0..LAST_POLLS {
+        for poll in 0..LAST_POLLS + PAUSED_POLLS {
             if self.is_idle() || self.failed.is_some() {
                 break;
+            }
+            if poll >= LAST_POLLS {
+                #[expect(clippy::disallowed_methods, reason = "a destructor can't wait otherwise")]
+                std::thread::sleep(PAUSE);
             }
             self.progress();
         }

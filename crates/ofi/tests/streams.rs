@@ -90,6 +90,41 @@ fn many_short_writes_may_follow_a_long_one() {
     });
 }
 
+/// Opens a stream to this name, and returns it after everything was written and the stream was shut down.
+async fn written(choice: &Choice, name: &[u8], bytes: &[u8]) -> (Streams, Stream) {
+    let end = Streams::open(choice).unwrap();
+    let mut stream = end.connect(name).unwrap();
+    stream.write_all(bytes).await.unwrap();
+    stream.shutdown().await.unwrap();
+    (end, stream)
+}
+
+#[test]
+fn bytes_of_a_stream_that_was_shut_down_arrive_although_it_is_dropped_at_once() {
+    over_most(async |choice| {
+        within(choice, async {
+            let end = Streams::open(choice).unwrap();
+            let sent: Vec<u8> = (0..1_000_003_u32).map(|at| (at % 251) as u8).collect();
+            for shuts_down in [false, true] {
+                let (name, bytes, chosen) = (end.name().to_vec(), sent.clone(), choice.clone());
+                let writes = async move { drop(written(&chosen, &name, &bytes).await) };
+                if shuts_down {
+                    std::thread::spawn(|| {
+                        let mut runtime = tokio::runtime::Builder::new_current_thread();
+                        runtime.enable_all().build().unwrap().block_on(writes);
+                    });
+                } else {
+                    tokio::spawn(writes);
+                }
+                let mut received = Vec::new();
+                end.accept().await.unwrap().read_to_end(&mut received).await.unwrap();
+                assert!(received == sent, "{choice}: {} bytes", received.len());
+            }
+        })
+        .await;
+    });
+}
+
 #[test]
 fn an_unread_stream_stops_its_writer_and_no_other_stream() {
     over_most(async |choice| {

@@ -159,6 +159,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let removed = self.shared.with(|state| {
             let connection = state.connections.remove(&self.id)?;
+            state.wake_driver();
             let is_over = connection.is_ended && connection.is_finished;
             if let Some(remote) = connection.remote.filter(|_| !is_over) {
                 // If there is no space, the peer detects the silence.
