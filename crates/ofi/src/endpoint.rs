@@ -207,6 +207,22 @@ impl Endpoint {
         });
     }
 
+    /// Gives up the waiting frames of peers that are not alive and for which the provider has accepted, completed and
+    /// refused no frame since the last call.
+    #[cfg(feature = "streams")]
+    pub(crate) fn free_stuck(&mut self, is_alive: impl Fn(PeerId) -> bool) {
+        let Self { peers, waiting, free, .. } = self;
+        waiting.retain(|id| {
+            let peer = &mut peers[id.0 as usize];
+            if !peer.find_stuck() || is_alive(*id) {
+                return true;
+            }
+            free.extend(peer.waiting.drain(..).map(|(slot, _)| slot));
+            peer.on_refused();
+            false
+        });
+    }
+
     /// Returns whether the bytes can be a name of this provider. The provider may read beyond a name that is too short.
     fn is_name(&self, name: &[u8]) -> bool {
         match self.raw.info().get().address_format() {
@@ -388,7 +404,10 @@ impl Endpoint {
                         self.waiting.insert(to);
                         break;
                     }
-                    Err(error) => self.lost.push_back((Some(to), error)),
+                    Err(error) => {
+                        self.peers[to.0 as usize].on_refused();
+                        self.lost.push_back((Some(to), error));
+                    }
                 }
             }
         }

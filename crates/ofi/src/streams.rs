@@ -358,13 +358,17 @@ impl State {
         }
     }
 
-    /// Removes peers that had no stream for a while, so that a peer with ever new names occupies no memory.
+    /// Removes peers that had no stream for a while, so that a peer with ever new names occupies no memory. Frees the
+    /// slots of peers that accept nothing and of which no stream has heard.
     fn forget_peers(&mut self, now: Instant) {
         if now - self.searched_at >= SILENCE {
             self.searched_at = now;
             let used: BTreeSet<PeerId> =
                 self.connections.values().map(|connection| connection.peer).collect();
             self.endpoint.forget_idle(|peer| used.contains(&peer));
+            let alive = self.connections.values().filter(|connection| connection.is_alive());
+            let alive: BTreeSet<PeerId> = alive.map(|connection| connection.peer).collect();
+            self.endpoint.free_stuck(|peer| alive.contains(&peer));
         }
     }
 

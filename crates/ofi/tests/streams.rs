@@ -150,6 +150,35 @@ fn an_unread_stream_stops_its_writer_and_no_other_stream() {
 }
 
 #[test]
+fn peers_that_never_answer_take_no_space_for_long() {
+    over_most(async |choice| {
+        within(choice, async {
+            let ends = [(); 2].map(|()| Streams::open(choice).unwrap());
+            // Endpoints that are not polled accept no connection, unless their provider progresses by itself.
+            let config = Config::new(64);
+            let dead = [(); 8].map(|()| Endpoint::open(choice, &config).unwrap());
+            let mut opened = Vec::new();
+            for dead in &dead {
+                let tried = (0..40).map(|_| ends[0].connect(dead.name()));
+                opened.extend(tried.filter_map(Result::ok));
+            }
+            let mut stream = loop {
+                match ends[0].connect(ends[1].name()) {
+                    Ok(stream) => break stream,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{choice}"),
+                }
+                opened.extend(dead.iter().filter_map(|dead| ends[0].connect(dead.name()).ok()));
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            };
+            stream.write_all(b"alive").await.unwrap();
+            let mut received = [0; 5];
+            ends[1].accept().await.unwrap().read_exact(&mut received).await.unwrap();
+        })
+        .await;
+    });
+}
+
+#[test]
 fn a_dropped_stream_fails_the_other_end_and_a_dropped_hub_none() {
     over_most(async |choice| {
         within(choice, async {

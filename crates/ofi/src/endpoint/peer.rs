@@ -14,6 +14,9 @@ pub(super) struct Peer {
     incomplete: BTreeSet<u64>,
     /// True if a frame was sent to the peer since the last search for idle peers.
     pub(super) is_fresh: bool,
+    /// True if frames waited at the last search for stuck peers, and the provider has accepted, completed or refused none
+    /// since then.
+    is_stuck: bool,
 }
 
 impl Peer {
@@ -24,11 +27,13 @@ impl Peer {
             accepted: 0,
             incomplete: BTreeSet::new(),
             is_fresh: true,
+            is_stuck: false,
         }
     }
 
     /// Records that the provider has accepted a frame that it will complete; returns the frame's number.
     pub(super) fn on_posted(&mut self) -> u64 {
+        self.is_stuck = false;
         let number = self.accepted;
         self.incomplete.insert(number);
         self.accepted += 1;
@@ -37,11 +42,24 @@ impl Peer {
 
     /// Records that the provider has accepted a frame that has no completion.
     pub(super) const fn on_injected(&mut self) {
+        self.is_stuck = false;
         self.accepted += 1;
     }
 
     pub(super) fn on_completed(&mut self, number: u64) {
+        self.is_stuck = false;
         self.incomplete.remove(&number);
+    }
+
+    /// Records that the provider has refused a frame for good.
+    pub(super) const fn on_refused(&mut self) {
+        self.is_stuck = false;
+    }
+
+    /// Returns whether no frame has made progress since the last call, at which frames waited. They wait now, too.
+    #[cfg(feature = "streams")]
+    pub(super) const fn find_stuck(&mut self) -> bool {
+        std::mem::replace(&mut self.is_stuck, true)
     }
 
     /// Returns the number of frames that wait or are not completed.
@@ -60,6 +78,19 @@ impl Peer {
 #[cfg(all(test, any(feature = "nic", feature = "streams")))]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(feature = "streams")]
+    fn a_peer_is_stuck_if_no_frame_makes_progress_between_two_searches() {
+        let mut peer = Peer::new(0);
+        let number = peer.on_posted();
+        assert!(!peer.find_stuck());
+        assert!(peer.find_stuck());
+        peer.on_completed(number);
+        assert!(!peer.find_stuck());
+        peer.on_refused();
+        assert!(!peer.find_stuck());
+    }
 
     #[test]
     fn frames_count_from_the_oldest_incomplete_one_on() {

@@ -76,6 +76,11 @@ impl Connection {
         }
     }
 
+    /// Returns whether the peer has answered, and not fallen silent since.
+    pub(super) const fn is_alive(&self) -> bool {
+        self.remote.is_some() && self.failed.is_none()
+    }
+
     /// Handles frames with numbers, as far as they are next in order.
     pub(super) fn on_ordered(
         &mut self,
