@@ -3,6 +3,9 @@
 //! Frames arrive completely and once, but possibly out of order: a long one may complete after a shorter one that was
 //! sent later.
 
+mod config;
+mod peer;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::task::{Context, Poll};
@@ -14,74 +17,22 @@ use crate::abi::constants::{ADDR_STR, SOCKADDR, SOCKADDR_IN, SOCKADDR_IN6};
 use crate::ffi::{CallError, Completion, MAX_NAME, RawEndpoint};
 use crate::provider::{self, Choice, OpenError, Provider};
 use crate::waiter::Waiter;
+pub use config::{Config, DEFAULT_RECEIVES, DEFAULT_SENDS, DEFAULT_SPIN};
+use peer::Peer;
 
-/// Default number of frames that may arrive before the caller receives them: 256.
-pub const DEFAULT_RECEIVES: usize = 256;
-/// Default number of frames that may be in flight to peers: 256.
-pub const DEFAULT_SENDS: usize = 256;
-/// Default time of busy-polling after a completion: 200 us, as for NICs over UDP.
-pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
 /// Most batches of completions that one progress handles: four calls of the provider.
 const POLLS: usize = 4;
-/// Most polls of a dropped endpoint while frames wait to leave: below a millisecond with most providers.
+/// Most polls of a dropped endpoint without a pause while frames are in flight: below a millisecond with most providers.
 const LAST_POLLS: usize = 1_000;
+/// Further polls of it, and the pause before each: together 1 s.
+const PAUSED_POLLS: usize = 5_000;
+const PAUSE: Duration = Duration::from_micros(200);
 /// Most peers that an endpoint knows at a time: the most nodes of a fabric.
 const MOST_PEERS: usize = 1 << 16;
-
-/// Configures an endpoint: its frames and its memory.
-#[derive(Clone, Debug)]
-pub struct Config {
-    frame_bytes: usize,
-    receives: usize,
-    sends: usize,
-    spin: Duration,
-}
-
-impl Config {
-    /// Creates the configuration of an endpoint whose frames have at most this many bytes.
-    #[must_use]
-    pub const fn new(frame_bytes: usize) -> Self {
-        let (receives, sends) = (DEFAULT_RECEIVES, DEFAULT_SENDS);
-        Self { frame_bytes, receives, sends, spin: DEFAULT_SPIN }
-    }
-
-    /// Sets how many frames may arrive before the caller receives them, at least 1. Each takes the memory of a frame.
-    #[must_use]
-    pub const fn receives(mut self, frames: usize) -> Self {
-        self.receives = if frames == 0 { 1 } else { frames };
-        self
-    }
-
-    /// Sets how many frames may be in flight to all peers together, at least 1. Each takes the memory of a frame.
-    #[must_use]
-    pub const fn sends(mut self, frames: usize) -> Self {
-        self.sends = if frames == 0 { 1 } else { frames };
-        self
-    }
-
-    /// Sets how long the endpoint's task busy-polls after a completion, before it parks.
-    #[must_use]
-    pub const fn spin(mut self, time: Duration) -> Self {
-        self.spin = time;
-        self
-    }
-}
 
 /// A peer that was inserted into an endpoint. It is valid for that endpoint only.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PeerId(u32);
-
-/// A peer, and its outgoing frames.
-#[derive(Debug)]
-struct Peer {
-    address: u64,
-    /// Frames that the provider has not accepted yet: the slot and the length of each.
-    waiting: VecDeque<(usize, usize)>,
-    /// Number of frames that the provider has accepted and not completed.
-    outstanding: usize,
-    /// True if a frame was sent to the peer since the last search for idle peers.
-    is_fresh: bool,
-}
 
 /// The reason why a frame was not sent.
 #[derive(Debug, Error)]
@@ -133,8 +84,8 @@ pub struct Endpoint {
     by_address: BTreeMap<u64, PeerId>,
     /// Free slots to send from.
     free: Vec<usize>,
-    /// For each slot, the peer to which its frame is in flight.
-    to: Vec<Option<PeerId>>,
+    /// For each slot, the peer to which its frame is in flight, and the frame's number.
+    to: Vec<Option<(PeerId, u64)>>,
     /// Peers with frames that the provider has not accepted yet.
     waiting: BTreeSet<PeerId>,
     /// Frames that have arrived: slot, length, source.
@@ -224,7 +175,7 @@ impl Endpoint {
             return Err(CallError::no_space("fi_av_insert"));
         }
         let address = self.raw.insert(name)?;
-        let new = Peer { address, waiting: VecDeque::new(), outstanding: 0, is_fresh: true };
+        let new = Peer::new(address);
         let peer = if let Some(place) = self.forgotten.pop() {
             self.peers[place.0 as usize] = new;
             place
@@ -245,13 +196,29 @@ impl Endpoint {
         by_name.retain(|_, id| {
             let peer = &mut peers[id.0 as usize];
             let was_fresh = std::mem::take(&mut peer.is_fresh);
-            let is_busy = peer.outstanding > 0 || !peer.waiting.is_empty();
+            let is_busy = peer.outstanding() > 0;
             if was_fresh || is_busy || is_used(*id) || raw.remove(peer.address).is_err() {
                 return true;
             }
             by_address.remove(&peer.address);
             lost.retain(|(to, _)| *to != Some(*id));
             forgotten.push(*id);
+            false
+        });
+    }
+
+    /// Gives up the waiting frames of peers that are not alive and for which the provider has accepted, completed and
+    /// refused no frame since the last call.
+    #[cfg(feature = "streams")]
+    pub(crate) fn free_stuck(&mut self, is_alive: impl Fn(PeerId) -> bool) {
+        let Self { peers, waiting, free, .. } = self;
+        waiting.retain(|id| {
+            let peer = &mut peers[id.0 as usize];
+            if !peer.find_stuck() || is_alive(*id) {
+                return true;
+            }
+            free.extend(peer.waiting.drain(..).map(|(slot, _)| slot));
+            peer.on_refused();
             false
         });
     }
@@ -280,7 +247,14 @@ impl Endpoint {
     /// Returns how many frames to a peer are in flight.
     #[must_use]
     pub fn outstanding(&self, to: PeerId) -> usize {
-        self.peers[to.0 as usize].outstanding + self.peers[to.0 as usize].waiting.len()
+        self.peers[to.0 as usize].outstanding()
+    }
+
+    /// Returns how many frames were sent to a peer since the oldest one in flight, including it: fewer than these can
+    /// overtake it.
+    #[cfg(any(feature = "nic", feature = "streams"))]
+    pub(crate) fn span(&self, to: PeerId) -> usize {
+        self.peers[to.0 as usize].span()
     }
 
     /// Copies a frame, given in parts, and sends it.
@@ -291,6 +265,23 @@ impl Endpoint {
     /// # Panics
     /// If the peer is another endpoint's.
     pub fn send(&mut self, to: PeerId, parts: &[&[u8]]) -> Result<(), SendError> {
+        self.send_frame(to, parts, Some(self.provider.inject))
+    }
+
+    /// Sends a frame like [`Endpoint::send`], always with a completion: [`Endpoint::is_idle`] is false until the
+    /// provider has sent it.
+    #[cfg(feature = "streams")]
+    pub(crate) fn send_completed(&mut self, to: PeerId, parts: &[&[u8]]) -> Result<(), SendError> {
+        self.send_frame(to, parts, None)
+    }
+
+    /// Sends a frame; the provider copies it, without a completion, if it has at most `inject` bytes.
+    fn send_frame(
+        &mut self,
+        to: PeerId,
+        parts: &[&[u8]],
+        inject: Option<usize>,
+    ) -> Result<(), SendError> {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         if length > self.frame_bytes {
             return Err(SendError::TooLong(self.frame_bytes));
@@ -301,7 +292,9 @@ impl Endpoint {
         let peer = &mut self.peers[to.0 as usize];
         peer.is_fresh = true;
         let (address, is_first) = (peer.address, peer.waiting.is_empty());
-        if is_first && length <= self.provider.inject && self.inject(parts, address)? {
+        let is_short = inject.is_some_and(|most| length <= most);
+        if is_first && is_short && self.inject(parts, address)? {
+            self.peers[to.0 as usize].on_injected();
             return Ok(());
         }
         let slot = self.free.pop().ok_or(SendError::Full)?;
@@ -335,9 +328,8 @@ impl Endpoint {
         let posted = self.raw.post_send(slot, length, peer.address);
         match posted {
             Ok(true) => {
-                peer.outstanding += 1;
+                self.to[slot] = Some((to, peer.on_posted()));
                 self.outstanding += 1;
-                self.to[slot] = Some(to);
             }
             Ok(false) => {}
             Err(_) => self.free.push(slot),
@@ -356,13 +348,13 @@ impl Endpoint {
                 // The frame was too long, or the end of its sender cut it off.
                 (Some(slot), Some(_)) if slot < *receives => unposted.push(slot),
                 (slot, error) => {
-                    let peer = slot.and_then(|slot| to[slot].take());
-                    if let Some(PeerId(peer)) = peer {
-                        peers[peer as usize].outstanding -= 1;
+                    let sent = slot.and_then(|slot| to[slot].take());
+                    if let Some((PeerId(peer), number)) = sent {
+                        peers[peer as usize].on_completed(number);
                         *outstanding -= 1;
                     }
                     free.extend(slot);
-                    lost.extend(error.map(|error| (peer, error)));
+                    lost.extend(error.map(|error| (sent.map(|(peer, _)| peer), error)));
                 }
             }
         };
@@ -412,7 +404,10 @@ impl Endpoint {
                         self.waiting.insert(to);
                         break;
                     }
-                    Err(error) => self.lost.push_back((Some(to), error)),
+                    Err(error) => {
+                        self.peers[to.0 as usize].on_refused();
+                        self.lost.push_back((Some(to), error));
+                    }
                 }
             }
         }
@@ -461,14 +456,24 @@ impl Endpoint {
     pub fn is_idle(&self) -> bool {
         self.outstanding == 0 && self.waiting.is_empty()
     }
+
+    /// Gives up the frames that the provider has not sent: dropping the endpoint no longer waits for them.
+    #[cfg(feature = "streams")]
+    pub(crate) fn abandon(&mut self) {
+        self.failed.get_or_insert(CallError::timed_out("fi_send"));
+    }
 }
 
-/// Lets the provider progress for a limited time, so that waiting frames leave.
+/// Lets the provider progress for about 1 s at most, so that the frames in flight leave.
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        for _ in 0..LAST_POLLS {
+        for poll in 0..LAST_POLLS + PAUSED_POLLS {
             if self.is_idle() || self.failed.is_some() {
                 break;
+            }
+            if poll >= LAST_POLLS {
+                #[expect(clippy::disallowed_methods, reason = "a destructor can't wait otherwise")]
+                std::thread::sleep(PAUSE);
             }
             self.progress();
         }

@@ -43,6 +43,12 @@ impl CallError {
     pub(crate) const fn no_space(call: &'static str) -> Self {
         Self { call, code: libc::ENOSPC }
     }
+
+    /// Creates the error of an operation that has taken too long.
+    #[cfg(feature = "streams")]
+    pub(crate) const fn timed_out(call: &'static str) -> Self {
+        Self { call, code: libc::ETIMEDOUT }
+    }
 }
 
 impl fmt::Debug for CallError {

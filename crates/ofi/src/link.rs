@@ -17,12 +17,10 @@ use tokio::time::Instant;
 
 use crate::CallError;
 use crate::endpoint::{Endpoint, Event, PeerId, SendError};
-use crate::order::Order;
+use crate::order::{MOST, Order};
 
 /// Bytes before each frame.
 const PREFIX: usize = 8;
-/// Most frames in flight to one node, within the endpoint's slots.
-const MOST: usize = 64;
 /// Default rate that the firmware assumes: 25 Gb/s.
 const RATE: LineRate = LineRate::mbps(25_000);
 
@@ -53,7 +51,7 @@ pub struct OfiLink {
     endpoint: Endpoint,
     node: NodeId,
     rate: LineRate,
-    /// Most frames in flight to one node.
+    /// Most frames in flight to one node, within the endpoint's slots.
     most: usize,
     /// The other nodes by number; this node's own entry has no peer.
     nodes: Vec<Remote>,
@@ -170,7 +168,10 @@ impl FrameLink for OfiLink {
     fn has_room(&mut self, to: NodeId, staged: usize) -> bool {
         let Some(peer) = self.nodes[to.index()].peer else { return false };
         let has_room = |endpoint: &Endpoint| {
-            endpoint.outstanding(peer) + staged < self.most && endpoint.room() > staged
+            // The receiver counts a frame as lost if more than `MOST` overtake it.
+            endpoint.outstanding(peer) + staged < self.most
+                && endpoint.span(peer) + staged < MOST
+                && endpoint.room() > staged
         };
         if has_room(&self.endpoint) {
             return true;

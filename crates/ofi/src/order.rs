@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use tokio::time::Instant;
 
 /// Most frames that wait for an earlier one; beyond that, the earlier one counts as lost.
-const MOST: usize = 64;
+pub(crate) const MOST: usize = 64;
+/// Most frames of a stream that wait for an earlier one: its sender has fewer in flight behind an incomplete one.
+#[cfg(feature = "streams")]
+pub(crate) const WINDOW: usize = 2 * MOST;
 /// Longest wait for an earlier frame; after that, it counts as lost.
 #[cfg(feature = "nic")]
 const LONGEST: std::time::Duration = std::time::Duration::from_secs(1);
@@ -68,14 +71,21 @@ impl<T> Order<T> {
         Some(frame)
     }
 
-    /// Returns whether more frames wait for an earlier one than any sender has in flight.
+    /// Returns whether more frames wait for an earlier one than any sender has in flight behind it.
     #[cfg(feature = "streams")]
     pub(crate) fn is_overfull(&self) -> bool {
-        self.held.len() > 2 * MOST
+        self.held.len() > WINDOW
+    }
+
+    /// Returns whether a frame before this number has not arrived.
+    #[cfg(feature = "streams")]
+    pub(crate) fn lacks_before(&self, number: u32) -> bool {
+        #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+        let ahead = number.wrapping_sub(self.next as u32);
+        (1..=u32::MAX / 2).contains(&ahead)
     }
 
     /// Returns whether frames wait for an earlier one.
-    #[cfg(feature = "nic")]
     pub(crate) fn is_waiting(&self) -> bool {
         !self.held.is_empty()
     }
@@ -121,6 +131,18 @@ mod tests {
                 prop_assert!(frames.held.len() <= MOST);
             }
         }
+    }
+
+    #[test]
+    #[cfg(feature = "streams")]
+    fn a_missing_frame_is_known_by_the_number_after_it() {
+        let mut frames = Order { next: u64::from(u32::MAX), ..Order::default() };
+        assert!(!frames.lacks_before(u32::MAX));
+        assert!(frames.lacks_before(0));
+        frames.insert(u32::MAX, 'a', now());
+        assert_eq!(frames.next_whole(), Some('a'));
+        assert!(!frames.lacks_before(0));
+        assert!(frames.lacks_before(1));
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod stream;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -42,9 +42,16 @@ const TURN: usize = 64;
 const PERIOD: Duration = Duration::from_millis(250);
 const ASK: Duration = Duration::from_millis(700);
 const SILENCE: Duration = Duration::from_secs(3);
+/// Longest wait for a missing frame of a stream whose peer is alive. It may still be in flight, or be repeated.
+const MISSING: Duration = Duration::from_secs(5);
 
-/// Opens and accepts streams over one endpoint. Its streams continue after it is dropped; the endpoint closes with the
-/// last of them.
+/// Longest time for which the receiving task lets the last frames leave, once no stream is left.
+const LINGER: Duration = Duration::from_secs(3);
+
+/// Opens and accepts streams over one endpoint. Its streams continue after it is dropped. After the last of them, the
+/// endpoint closes as soon as its frames have left, or after 3 s.
+///
+/// If the runtime shuts down before that, dropping the endpoint blocks for up to 1 s while frames are in flight.
 #[derive(Debug)]
 pub struct Streams {
     shared: Arc<Shared>,
@@ -68,6 +75,8 @@ struct State {
     wakes: Wakes,
     /// When peers without a stream were last searched for.
     searched_at: Instant,
+    /// When no stream was left, and none could be opened any more.
+    unused_since: Option<Instant>,
     is_closed: bool,
 }
 
@@ -104,9 +113,10 @@ impl Streams {
             driver: None,
             wakes: Vec::new(),
             searched_at: Instant::now(),
+            unused_since: None,
             is_closed: false,
         })));
-        tokio::spawn(run(Arc::downgrade(&shared)));
+        tokio::spawn(run(Arc::clone(&shared)));
         Ok(Self { shared, name, provider })
     }
 
@@ -164,6 +174,7 @@ impl Drop for Streams {
     fn drop(&mut self) {
         let unaccepted = self.shared.with(|state| {
             state.is_closed = true;
+            state.wake_driver();
             std::mem::take(&mut state.accepted)
         });
         // Dropping the streams refuses them.
@@ -171,15 +182,16 @@ impl Drop for Streams {
     }
 }
 
-/// Receives until all streams and the [`Streams`] are dropped, or the endpoint fails.
-async fn run(shared: Weak<Shared>) {
+/// Receives until all streams and the [`Streams`] are dropped and their frames have left, or the endpoint fails.
+async fn run(shared: Arc<Shared>) {
     let mut period = tokio::time::interval(PERIOD);
     poll_fn(|context| {
-        let Some(shared) = shared.upgrade() else { return Poll::Ready(()) };
         shared.with(|state| {
             let polled = state.turn(context, &mut period);
             if polled.is_ready() {
                 state.close();
+            } else if state.has_ended(Instant::now()) {
+                return Poll::Ready(());
             }
             polled
         })
@@ -241,14 +253,15 @@ impl State {
         match frame.kind {
             Kind::Accept => connection.on_accept(frame.value, &mut self.wakes),
             Kind::Ask => {
-                if let Some(remote) = connection.remote {
-                    let answer = Frame { to: remote, number: 0, kind: Kind::Alive, value: 0 };
+                connection.on_number(frame.number, now);
+                if let Some(answer) = connection.frame(Kind::Alive, 0) {
                     let peer = connection.peer;
                     // If there is no space, the frames in flight show that this process is alive.
                     let _ = self.send(peer, answer, &[]);
                 }
             }
-            Kind::Alive | Kind::Open => {}
+            Kind::Alive => connection.on_number(frame.number, now),
+            Kind::Open => {}
             Kind::Reset => connection.fail(io::ErrorKind::ConnectionReset, &mut self.wakes),
             Kind::Data | Kind::Credit | Kind::End => {
                 connection.on_ordered(frame, payload, now, &mut self.wakes);
@@ -292,11 +305,13 @@ impl State {
         if self.endpoint.outstanding(to) >= most {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let sent = self.endpoint.send(to, &[&frame.emit(), payload]);
-        // This waker of tokio's runs no code of the task, so the lock may be held.
-        if let Some(driver) = &self.driver {
-            driver.wake_by_ref();
-        }
+        let parts: [&[u8]; 2] = [&frame.emit(), payload];
+        let sent = match frame.kind {
+            // The last frame of a sender must leave before the endpoint closes.
+            Kind::End => self.endpoint.send_completed(to, &parts),
+            _ => self.endpoint.send(to, &parts),
+        };
+        self.wake_driver();
         sent.map_err(|error| match error {
             SendError::Full => io::ErrorKind::WouldBlock.into(),
             error => io::Error::other(error),
@@ -324,31 +339,56 @@ impl State {
         owing.into_iter().for_each(|id| self.return_credit(id));
     }
 
-    /// Asks silent peers whether they live, and fails the streams of peers that do not answer.
+    /// Asks silent peers whether they live. Fails the streams of peers that do not answer, and those that miss a frame.
     fn find_silent(&mut self, now: Instant) {
         let mut asked = Vec::new();
         for connection in self.connections.values_mut() {
             let silence = now - connection.heard_at;
+            if connection.missing_since.is_some_and(|since| now - since >= MISSING) {
+                connection.fail(io::ErrorKind::ConnectionReset, &mut self.wakes);
+            }
             if silence >= SILENCE {
                 connection.fail(io::ErrorKind::TimedOut, &mut self.wakes);
             } else if silence >= ASK {
-                asked.extend(connection.remote.map(|remote| (connection.peer, remote)));
+                asked.extend(connection.frame(Kind::Ask, 0).map(|ask| (connection.peer, ask)));
             }
         }
-        for (peer, remote) in asked {
-            let _ =
-                self.send(peer, Frame { to: remote, number: 0, kind: Kind::Ask, value: 0 }, &[]);
+        for (peer, ask) in asked {
+            let _ = self.send(peer, ask, &[]);
         }
     }
 
-    /// Removes peers that had no stream for a while, so that a peer with ever new names occupies no memory.
+    /// Removes peers that had no stream for a while, so that a peer with ever new names occupies no memory. Frees the
+    /// slots of peers that accept nothing and of which no stream has heard.
     fn forget_peers(&mut self, now: Instant) {
         if now - self.searched_at >= SILENCE {
             self.searched_at = now;
             let used: BTreeSet<PeerId> =
                 self.connections.values().map(|connection| connection.peer).collect();
             self.endpoint.forget_idle(|peer| used.contains(&peer));
+            let alive = self.connections.values().filter(|connection| connection.is_alive());
+            let alive: BTreeSet<PeerId> = alive.map(|connection| connection.peer).collect();
+            self.endpoint.free_stuck(|peer| alive.contains(&peer));
         }
+    }
+
+    /// Wakes the receiving task. This waker of tokio's runs no code of the task, so the lock may be held.
+    fn wake_driver(&self) {
+        if let Some(driver) = &self.driver {
+            driver.wake_by_ref();
+        }
+    }
+
+    /// Returns whether no stream is left, and its frames have left or had enough time for that.
+    fn has_ended(&mut self, now: Instant) -> bool {
+        if !self.is_closed || !self.connections.is_empty() {
+            return false;
+        }
+        let is_late = now - *self.unused_since.get_or_insert(now) >= LINGER;
+        if is_late {
+            self.endpoint.abandon();
+        }
+        is_late || self.endpoint.is_idle()
     }
 
     fn close(&mut self) {

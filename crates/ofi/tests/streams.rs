@@ -66,6 +66,66 @@ fn bytes_cross_whole_and_in_order_both_ways_at_once() {
 }
 
 #[test]
+fn many_short_writes_may_follow_a_long_one() {
+    over_most(async |choice| {
+        within(choice, async {
+            let (_hubs, [mut writer, mut reader]) = pair(choice).await;
+            let long: Vec<u8> = (0..32 << 10).map(|at: u32| (at % 251) as u8).collect();
+            let writes = async {
+                for round in 0..4 {
+                    writer.write_all(&long).await.unwrap();
+                    for _ in 0..300 {
+                        writer.write_all(&[round]).await.unwrap();
+                    }
+                }
+                writer.shutdown().await.unwrap();
+            };
+            let mut received = Vec::new();
+            let (read, ()) = tokio::join!(reader.read_to_end(&mut received), writes);
+            read.unwrap();
+            let sent = (0..4).flat_map(|round| [&long[..], &[round; 300]].concat());
+            assert!(received.into_iter().eq(sent), "{choice}");
+        })
+        .await;
+    });
+}
+
+/// Opens a stream to this name, and returns it after everything was written and the stream was shut down.
+async fn written(choice: &Choice, name: &[u8], bytes: &[u8]) -> (Streams, Stream) {
+    let end = Streams::open(choice).unwrap();
+    let mut stream = end.connect(name).unwrap();
+    stream.write_all(bytes).await.unwrap();
+    stream.shutdown().await.unwrap();
+    (end, stream)
+}
+
+#[test]
+fn bytes_of_a_stream_that_was_shut_down_arrive_although_it_is_dropped_at_once() {
+    over_most(async |choice| {
+        within(choice, async {
+            let end = Streams::open(choice).unwrap();
+            let sent: Vec<u8> = (0..1_000_003_u32).map(|at| (at % 251) as u8).collect();
+            for shuts_down in [false, true] {
+                let (name, bytes, chosen) = (end.name().to_vec(), sent.clone(), choice.clone());
+                let writes = async move { drop(written(&chosen, &name, &bytes).await) };
+                if shuts_down {
+                    std::thread::spawn(|| {
+                        let mut runtime = tokio::runtime::Builder::new_current_thread();
+                        runtime.enable_all().build().unwrap().block_on(writes);
+                    });
+                } else {
+                    tokio::spawn(writes);
+                }
+                let mut received = Vec::new();
+                end.accept().await.unwrap().read_to_end(&mut received).await.unwrap();
+                assert!(received == sent, "{choice}: {} bytes", received.len());
+            }
+        })
+        .await;
+    });
+}
+
+#[test]
 fn an_unread_stream_stops_its_writer_and_no_other_stream() {
     over_most(async |choice| {
         within(choice, async {
@@ -84,6 +144,35 @@ fn an_unread_stream_stops_its_writer_and_no_other_stream() {
             other.write_all(b"other").await.unwrap();
             accepted.read_exact(&mut received).await.unwrap();
             assert_eq!(&received, b"other");
+        })
+        .await;
+    });
+}
+
+#[test]
+fn peers_that_never_answer_take_no_space_for_long() {
+    over_most(async |choice| {
+        within(choice, async {
+            let ends = [(); 2].map(|()| Streams::open(choice).unwrap());
+            // Endpoints that are not polled accept no connection, unless their provider progresses by itself.
+            let config = Config::new(64);
+            let dead = [(); 8].map(|()| Endpoint::open(choice, &config).unwrap());
+            let mut opened = Vec::new();
+            for dead in &dead {
+                let tried = (0..40).map(|_| ends[0].connect(dead.name()));
+                opened.extend(tried.filter_map(Result::ok));
+            }
+            let mut stream = loop {
+                match ends[0].connect(ends[1].name()) {
+                    Ok(stream) => break stream,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{choice}"),
+                }
+                opened.extend(dead.iter().filter_map(|dead| ends[0].connect(dead.name()).ok()));
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            };
+            stream.write_all(b"alive").await.unwrap();
+            let mut received = [0; 5];
+            ends[1].accept().await.unwrap().read_exact(&mut received).await.unwrap();
         })
         .await;
     });
@@ -121,15 +210,6 @@ fn a_peer_that_falls_silent_or_breaks_the_rules_fails_its_stream_alone() {
             let end = Streams::open(choice).unwrap();
             let mut peer = Endpoint::open(choice, &Config::new(1_000)).unwrap();
             let to = peer.insert(end.name()).unwrap();
-            let frame = |to: u64, number: u32, kind: u8, value: u64| {
-                let parts: [&[u8]; 4] = [
-                    &to.to_le_bytes(),
-                    &number.to_le_bytes(),
-                    &[kind, 0, 0, 0],
-                    &value.to_le_bytes(),
-                ];
-                parts.concat()
-            };
             let name = peer.name().to_vec();
             // An empty frame, unknown streams, invalid names.
             for wrong in [vec![], vec![9; 24], frame(77, 0, 3, 0), frame(0, 0, 1, 5)] {
@@ -154,6 +234,33 @@ fn a_peer_that_falls_silent_or_breaks_the_rules_fails_its_stream_alone() {
             let mut silent = silent;
             let error = silent.read_u8().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::TimedOut, "{choice}");
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_stream_that_misses_a_frame_fails_although_its_peer_is_alive() {
+    over_most(async |choice| {
+        within(choice, async {
+            let end = Streams::open(choice).unwrap();
+            let mut peer = Endpoint::open(choice, &Config::new(1_000)).unwrap();
+            let to = peer.insert(end.name()).unwrap();
+            let name = peer.name().to_vec();
+            peer.send(to, &[&frame(0, 0, 1, 55), &name]).unwrap();
+            let (number, _) = accept(&mut peer).await;
+            let mut stream = end.accept().await.unwrap();
+            let (mut byte, mut ticks) = ([0], tokio::time::interval(Duration::from_millis(200)));
+            let mut reads = pin!(stream.read_exact(&mut byte));
+            let error = poll_fn(|context| {
+                while ticks.poll_tick(context).is_ready() {
+                    // The next frame is number 1; number 0 was never sent.
+                    peer.send(to, &[&frame(number, 1, 7, 0)]).unwrap();
+                }
+                while peer.poll_event(context, true, |_| ()).is_ready() {}
+                reads.as_mut().poll(context)
+            });
+            assert_eq!(error.await.unwrap_err().kind(), ErrorKind::ConnectionReset, "{choice}");
         })
         .await;
     });
@@ -192,6 +299,12 @@ fn peers_without_a_stream_are_forgotten_and_their_streams_end_first() {
         })
         .await;
     });
+}
+
+/// Returns the head of a frame.
+fn frame(to: u64, number: u32, kind: u8, value: u64) -> Vec<u8> {
+    let (to, number, value) = (to.to_le_bytes(), number.to_le_bytes(), value.to_le_bytes());
+    [&to[..], &number, &[kind, 0, 0, 0], &value].concat()
 }
 
 /// Waits until the peer has accepted a stream; returns its number, and the number that this side opened it with.

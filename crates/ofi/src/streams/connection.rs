@@ -21,6 +21,8 @@ pub(super) struct Connection {
     /// Bytes that may be sent before the peer returns credit.
     credit: usize,
     received: Order<(Frame, Vec<u8>)>,
+    /// When the next frame in order was found missing.
+    pub(super) missing_since: Option<Instant>,
     /// Received bytes, of which the first `read` were read.
     incoming: Vec<u8>,
     read: usize,
@@ -54,6 +56,7 @@ impl Connection {
             next: 0,
             credit: WINDOW,
             received: Order::default(),
+            missing_since: None,
             incoming: Vec::new(),
             read: 0,
             owed: 0,
@@ -73,6 +76,11 @@ impl Connection {
         }
     }
 
+    /// Returns whether the peer has answered, and not fallen silent since.
+    pub(super) const fn is_alive(&self) -> bool {
+        self.remote.is_some() && self.failed.is_none()
+    }
+
     /// Handles frames with numbers, as far as they are next in order.
     pub(super) fn on_ordered(
         &mut self,
@@ -87,6 +95,7 @@ impl Connection {
             return self.fail(io::ErrorKind::InvalidData, wakes);
         }
         while let Some((frame, payload)) = self.received.next_whole() {
+            self.missing_since = None;
             let is_right = match frame.kind {
                 Kind::Data => self.on_data(&payload),
                 Kind::Credit => self.on_credit(frame.value, wakes),
@@ -99,7 +108,17 @@ impl Connection {
                 return self.fail(io::ErrorKind::InvalidData, wakes);
             }
         }
+        if self.received.is_waiting() {
+            self.missing_since.get_or_insert(now);
+        }
         wakes.extend(self.reader.take());
+    }
+
+    /// Handles the number of the peer's next frame: all frames before it were sent.
+    pub(super) fn on_number(&mut self, number: u32, now: Instant) {
+        if self.received.lacks_before(number) {
+            self.missing_since.get_or_insert(now);
+        }
     }
 
     /// Stores received bytes; returns `false` if the peer had no credit for them, or had ended its side.

@@ -18,9 +18,9 @@ pub(super) enum Kind {
     End = 5,
     /// Fails the stream.
     Reset = 6,
-    /// Asks whether the receiver is alive.
+    /// Asks whether the receiver is alive. The number is that of the sender's next data, credit or end.
     Ask = 7,
-    /// Answers [`Kind::Ask`].
+    /// Answers [`Kind::Ask`], with the number of the sender's next data, credit or end.
     Alive = 8,
 }
 

@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::connection::{Connection, Wakes, register};
 use super::frame::{Frame, Kind};
 use super::{Shared, State};
+use crate::order::WINDOW;
 
 /// A byte stream. Dropping it before both sides have ended makes it fail for the peer.
 #[derive(Debug)]
@@ -36,6 +37,10 @@ impl State {
         let (connection, _) = self.connection(id)?;
         let (peer, frame) = (connection.peer, connection.frame(kind, value));
         let Some(frame) = frame else { return Ok(false) };
+        // The receiver fails a stream if more frames than this overtake one.
+        if self.endpoint.span(peer) >= WINDOW {
+            return Ok(false);
+        }
         let sent = self.send(peer, frame, bytes);
         let (connection, wakes) = self.connection(id)?;
         match sent {
@@ -154,6 +159,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let removed = self.shared.with(|state| {
             let connection = state.connections.remove(&self.id)?;
+            state.wake_driver();
             let is_over = connection.is_ended && connection.is_finished;
             if let Some(remote) = connection.remote.filter(|_| !is_over) {
                 // If there is no space, the peer detects the silence.
