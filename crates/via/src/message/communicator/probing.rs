@@ -178,13 +178,13 @@ impl Communicator {
 
 /// A place among the process's waiters, released on drop.
 #[derive(Debug)]
-struct Registration {
+pub(super) struct Registration {
     shared: Arc<Mutex<Shared>>,
-    place: Option<usize>,
+    pub(super) place: Option<usize>,
 }
 
 impl Registration {
-    fn new(communicator: &Communicator) -> Self {
+    pub(super) fn new(communicator: &Communicator) -> Self {
         Self { shared: Arc::clone(&communicator.shared), place: None }
     }
 }
