@@ -73,6 +73,8 @@ pub struct Via {
     pending: Vec<Pending>,
     /// Connection requests that wait for a command.
     incoming: Vec<Incoming>,
+    /// True once a peer's early request was dropped, for lack of room.
+    has_dropped: bool,
     next_request: u32,
     next_incoming: u32,
     /// Asynchronous errors to be delivered, by port; `listening` has the commands that wait for the next one.

@@ -7,9 +7,10 @@ use crate::pair;
 use crate::pair::{CLIENT, End, SERVER, Setting, address, name, pause, reliable, world};
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
+use midplane_simhw::port::PortOptions;
 use midplane_via::attributes::{ViAttributes, ViState};
 use midplane_via::descriptor::Descriptor;
-use midplane_via::nic::{ConnectFailed, WorkQueue};
+use midplane_via::nic::{ConnectFailed, Nic, WorkQueue};
 use midplane_via::outcome::{ConnectError, DescriptorError};
 
 const SECOND: Option<Duration> = Some(Duration::from_secs(1));
@@ -68,6 +69,41 @@ fn a_peer_that_starts_only_after_its_node_restarts_is_waited_for() {
     assert_eq!(served, Some(Ok(())));
     world.block_on(CLIENT, async move { pause(&host, Duration::from_millis(50)).await });
     assert_eq!(outcome.lock().unwrap().take(), Some(Ok(())));
+}
+
+/// Five processes of a node connect with those of another one, which begins later, and has to drop requests.
+#[test]
+fn hundreds_of_interfaces_of_two_nodes_connect_at_once() {
+    let mut world = world(Setting::default());
+    let meet = |host: midplane_simhw::sim::SimHost, to: NodeId| async move {
+        let mut nics = Vec::new();
+        for process in 0..5 {
+            let mut nic = Nic::open(&host, PortOptions::default()).await.unwrap();
+            let mut tickets = Vec::new();
+            for number in 0..60 {
+                let vi = nic.create_vi(reliable()).await.unwrap();
+                let (text, limit) = (format!("{process}, {number}"), Some(Duration::from_secs(10)));
+                let ticket = nic.connect_peer(vi, address(to, &text), name(&text), limit);
+                tickets.push(ticket.unwrap());
+            }
+            nics.push((nic, tickets));
+        }
+        for (nic, tickets) in &mut nics {
+            for ticket in tickets {
+                nic.finish(ticket).await.unwrap();
+            }
+        }
+        (host, nics)
+    };
+    let hosts = [CLIENT, SERVER].map(|node| world.host(node));
+    let [client, server] = hosts;
+    world.spawn(CLIENT, async move {
+        let (host, _nics) = meet(client, SERVER).await;
+        pause(&host, Duration::from_secs(20)).await;
+    });
+    world.run_until(pair::at(20_000_000));
+    let connected = world.block_on(SERVER, async move { drop(meet(server, CLIENT).await) });
+    assert!(connected.is_some());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use midplane_via::message::group::{CommHandle, Rank};
 use midplane_via::message::memory::{MemoryConfig, network};
 use midplane_via::message::process::{MessageError, Parker, Process};
 use midplane_via::message::request::{Failure, Load, Mode};
-use midplane_via::message::transport::Claim;
+use midplane_via::message::transport::{Claim, StartError};
 
 type Own = Process;
 
@@ -130,4 +130,16 @@ fn wrong_use_is_refused_and_changes_nothing() {
             assert_eq!(got.bytes, b"x");
         },
     );
+}
+
+#[test]
+fn a_buffered_send_that_fails_returns_its_part_of_the_buffer() {
+    const LONGEST: usize = 1 << 30;
+    let end = network(1, MemoryConfig::default()).remove(0);
+    let (mut process, scope) = Process::new(Engine::new(end, Config::default()), 1).unwrap();
+    process.attach(2 * LONGEST);
+    let long = Load::Bytes(vec![0; LONGEST + 1].into());
+    let sent = process.isend(&scope, Mode::Buffered, A, Tag(1), long);
+    assert!(matches!(sent, Err(MessageError::Start(StartError::TooLong { .. }))), "{sent:?}");
+    assert_eq!(process.detach(), Some(2 * LONGEST));
 }

@@ -8,14 +8,16 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use midplane_simhw::rng::Rng;
 use midplane_via::message::collective::Operation;
-use midplane_via::message::communicator::Communicator;
-use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::communicator::{Communicator, Pending};
+use midplane_via::message::engine::{Config, Engine, WhenFull};
 use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
 use midplane_via::message::memory::{MemoryConfig, network};
 use midplane_via::message::process::MessageError;
-use midplane_via::message::request::Failure;
+use midplane_via::message::request::{Failure, Mode};
 use proptest::prelude::*;
+
+use crate::scenarios::harness;
 
 struct Flag(AtomicBool);
 
@@ -186,5 +188,49 @@ fn a_revoked_communicator_ends_all_operations_and_only_its_own() {
             world
         });
         assert!(ended.iter().all(Option::is_some));
+    }
+}
+
+#[test]
+fn a_probe_ends_when_its_communicator_is_revoked() {
+    for seed in 0..10 {
+        let ended = with_deaths(3, seed, 0, |world| async move {
+            let other = world.duplicate().await.unwrap();
+            if world.rank() == Rank(2) {
+                other.revoke();
+            }
+            let revoked = MessageError::Failed(Failure::Revoked);
+            assert_eq!(other.probe(Rank(0), None).await, Err(revoked));
+            assert_eq!(other.mprobe(None, Tag(9)).await.unwrap_err(), revoked);
+            assert_eq!(other.iprobe(None, None), Err(revoked));
+            world
+        });
+        assert!(ended.iter().all(Option::is_some));
+    }
+}
+
+/// Rank 0 leaves a collective operation, or revokes, while its messages fill all of rank 1's window.
+#[test]
+fn a_process_whose_window_is_full_learns_of_an_abandoned_or_revoked_communicator() {
+    let policies = [WhenFull::Rendezvous, WhenFull::Wait, WhenFull::Refuse];
+    for (policy, revokes) in policies.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        let config = Config::default().window(4096).eager(64).when_full(policy);
+        let views = harness::world(2, MemoryConfig::default(), config);
+        let programs = views.clone().into_iter().map(|world| async move {
+            let other = world.duplicate().await.unwrap();
+            if world.rank() == Rank(0) {
+                for all in [&world, &other].repeat(100) {
+                    let _ = all.isend(Mode::Standard, Rank(1), Tag(1), vec![]).map(Pending::free);
+                }
+                return if revokes { other.revoke() } else { drop(other.barrier()) };
+            }
+            let (ended, failure) = if revokes {
+                (other.receive(Rank(0), Tag(9)).await.map(drop), Failure::Revoked)
+            } else {
+                (other.barrier().await, Failure::Abandoned)
+            };
+            assert_eq!(ended, Err(MessageError::Failed(failure)), "{policy:?}");
+        });
+        harness::turns(programs.collect(), &views);
     }
 }

@@ -162,6 +162,42 @@ fn memory_is_written_and_read_over_a_network_that_loses() {
 }
 
 #[test]
+fn more_reads_than_the_other_end_stores_wait_their_turn() {
+    const READS: usize = 150;
+    const EACH: usize = 9_000;
+    let (read, _) = connected(
+        Setting::default(),
+        reliable(),
+        READS * EACH,
+        |mut end| async move {
+            let words = end.memory.segment(0, 16).unwrap();
+            end.nic.post_receive(end.vi, Descriptor::of(words)).unwrap();
+            end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+            let remote = midplane_simhw::wire::decode(&end.bytes(0, 16)).unwrap();
+            for number in 0..READS {
+                let segment = end.memory.segment(number * EACH, EACH).unwrap();
+                end.nic.post_send(end.vi, Descriptor::of(segment).read(remote)).unwrap();
+            }
+            for _ in 0..READS {
+                assert_eq!(end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome, Ok(()));
+            }
+            end.bytes(0, READS * EACH)
+        },
+        |mut end| async move {
+            let words = midplane_simhw::wire::encode(&end.memory.remote()).unwrap();
+            end.memory.write(EACH, &words).unwrap();
+            end.memory.write(0, &pattern(1, EACH)).unwrap();
+            pause(&end.host, Duration::from_millis(2)).await;
+            let segment = end.memory.segment(EACH, words.len()).unwrap();
+            end.nic.post_send(end.vi, Descriptor::of(segment)).unwrap();
+            end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+            pause(&end.host, Duration::from_millis(100)).await;
+        },
+    );
+    assert!(read == pattern(1, EACH).repeat(READS));
+}
+
+#[test]
 fn segments_are_gathered_and_scattered_in_order() {
     let (_, received) = connected(
         Setting::default(),

@@ -2,17 +2,20 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use midplane_via::message::communicator::{Communicator, Pending};
+use futures_util::future::join;
+use midplane_via::message::communicator::{Communicator, Pending, block_on, wait_any};
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::Rank;
 use midplane_via::message::memory::{MemoryConfig, network};
+use midplane_via::message::request::{Load, Mode};
+use midplane_via::message::window::Window;
 
 type World = Communicator;
 
@@ -112,5 +115,84 @@ fn a_waker_may_use_its_process_when_it_is_dropped() {
             drop(receive);
         }
         drop(worlds);
+    });
+}
+
+/// Records that a task was woken.
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A task that is polled only after it was woken.
+struct Polled<F> {
+    future: Pin<Box<F>>,
+    flag: Arc<Flag>,
+}
+
+impl<F: Future> Polled<F> {
+    fn new(future: F) -> Self {
+        Self { future: Box::pin(future), flag: Arc::new(Flag(AtomicBool::new(true))) }
+    }
+
+    /// Polls it while it is woken; returns whether it has ended.
+    fn run(&mut self) -> bool {
+        let waker = Waker::from(Arc::clone(&self.flag));
+        while self.flag.0.swap(false, Ordering::Relaxed) {
+            if poll(&mut self.future, &waker).is_ready() {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Lets two tasks of rank 1 wait, beside what `leave` leaves there, which nothing polls. The task that waited last gets
+/// its message first.
+fn each_message_wakes_its_task<T>(leave: impl FnOnce(&[World]) -> T) {
+    let worlds = worlds();
+    let send =
+        |tag| drop(block_on(worlds[0].isend(Mode::Standard, Rank(1), tag, vec![1]).unwrap()));
+    let left = leave(&worlds);
+    let [mut first, mut last] = [2, 3].map(|tag| Polled::new(worlds[1].receive(Rank(0), Tag(tag))));
+    assert!(!first.run() && !last.run());
+    send(Tag(3));
+    assert!(last.run(), "it was woken");
+    assert!(!first.run());
+    send(Tag(2));
+    assert!(first.run(), "it was woken");
+    drop(left);
+}
+
+#[test]
+fn a_window_that_is_no_longer_served_holds_up_no_other_task() {
+    each_message_wakes_its_task(|worlds| {
+        let both = join(Window::<u32>::create(&worlds[0], 1), Window::<u32>::create(&worlds[1], 1));
+        let (first, second) = block_on(both);
+        let second = second.unwrap();
+        assert!(!Polled::new(second.serve()).run());
+        (first, second)
+    });
+}
+
+#[test]
+fn a_dropped_wait_for_a_persistent_request_holds_up_no_other_task() {
+    each_message_wakes_its_task(|worlds| {
+        let mut receive = worlds[1].receive_init(Rank(0), Tag(9)).unwrap();
+        receive.start(Load::anything()).unwrap();
+        assert!(!Polled::new(receive.wait()).run());
+        receive
+    });
+}
+
+#[test]
+fn requests_that_were_waited_for_together_hold_up_no_other_task() {
+    each_message_wakes_its_task(|worlds| {
+        let mut receives = [8, 9].map(|tag| worlds[1].ireceive(Rank(0), Tag(tag)).unwrap());
+        assert!(!Polled::new(wait_any(&mut receives)).run());
+        receives
     });
 }

@@ -1,5 +1,7 @@
 //! Connections: client and server, peer to peer, and their end.
 
+mod peers;
+
 use midplane_nicvm::context::Context;
 use midplane_simhw::id::{Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion};
@@ -13,8 +15,6 @@ use crate::attributes::{Discriminator, ViAttributes, ViState};
 use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters};
 use crate::outcome::ConnectError;
 
-/// Most connection requests kept: those that wait to be accepted or rejected, and those of peers that came early.
-const MAX_INCOMING: usize = 256;
 /// Nanoseconds after a node was found dead until a request is sent to an awaited peer there again. A node that has just
 /// started sends its own request.
 const REQUEST_AGAIN_NS: u64 = 1_000_000_000;
@@ -32,8 +32,8 @@ pub(super) struct Pending {
     local: Discriminator,
     remote: Discriminator,
     pub(super) deadline: Instant,
-    /// The time at which the peer gets the request again; never, if it has got one and its node is not known to be
-    /// dead.
+    /// The time at which the peer gets the request again; never, if it has got one, its node is not known to be dead,
+    /// and its own request was not dropped here.
     pub(super) request_at: Instant,
 }
 
@@ -151,8 +151,8 @@ impl Via {
         self.arm(nic, deadline);
     }
 
-    fn begin(&mut self, nic: &mut Context<'_>, pending: Pending) -> Result<(), ConnectError> {
-        if self.pending.len() >= MAX_INCOMING {
+    fn begin(&mut self, nic: &mut Context<'_>, mut pending: Pending) -> Result<(), ConnectError> {
+        if self.pending.len() >= self.most_waiting() {
             return Err(ConnectError::Resources);
         }
         let Some(vi) = pending.vi else {
@@ -177,36 +177,17 @@ impl Via {
             let names = Some((pending.remote, pending.local));
             pending.opcode == CONNECT_PEER && other.names == names && other.node == pending.node
         });
+        if early.is_none() && self.has_dropped && pending.opcode == CONNECT_PEER {
+            // The peer may be connected already. A second request is then answered.
+            pending.request_at = nic.now().plus_nanos(REQUEST_AGAIN_NS);
+            self.arm(nic, pending.request_at);
+        }
         self.pending.push(pending);
         if let Some(at) = early {
             let peer = self.incoming.swap_remove(at);
             self.connect_peers(nic, self.pending.len() - 1, &peer);
         }
         Ok(())
-    }
-
-    /// Connects two peers that request each other, if their attributes agree.
-    fn connect_peers(&mut self, nic: &mut Context<'_>, at: usize, peer: &Incoming) {
-        let pending = self.pending.swap_remove(at);
-        let caller = (pending.owner, pending.opcode, pending.cookie);
-        let Some(vi) = pending.vi else { return };
-        let now = nic.now();
-        let Some(endpoint) = self.own(pending.owner, vi) else { return };
-        endpoint.state = ViState::Idle;
-        let theirs = ViAttributes::from_words(peer.from.attributes);
-        let agreed = theirs.ok_or(ConnectError::Rejected).and_then(|theirs| {
-            differ(&endpoint.attributes, &theirs)?;
-            Ok(theirs)
-        });
-        match agreed {
-            Ok(theirs) => {
-                let ends = (PortId(peer.from.vi), peer.from.connection);
-                endpoint.connect(Link::new(now, peer.node, peer.incarnation, ends, theirs));
-                self.answer_connected(nic, caller, vi);
-            }
-            Err(error) => Self::answer(nic, caller, Err(error), 0),
-        }
-        self.arm_sweep(nic);
     }
 
     /// Handles a server's acceptance of a request.
@@ -302,7 +283,7 @@ impl Via {
     ) {
         let waits = |pending: &Pending| pending.opcode == CONNECT_WAIT && pending.local == to;
         let incarnation = incarnation_of(nic, node);
-        let room = self.incoming.len() < MAX_INCOMING;
+        let room = self.has_room(node);
         let server =
             if room && incarnation.is_some() { take(&mut self.pending, waits) } else { None };
         let (Some(server), Some(incarnation)) = (server, incarnation) else {
@@ -340,40 +321,6 @@ impl Via {
         // Too late: the requester no longer waits.
         let (vi, connection) = (from.vi, from.connection);
         send_message(nic, node, &Message::End { vi, connection, expected: 0, error: 0 });
-    }
-
-    fn on_peer_request(
-        &mut self,
-        nic: &mut Context<'_>,
-        node: NodeId,
-        from: End,
-        names: (Discriminator, Discriminator),
-    ) {
-        let Some(incarnation) = incarnation_of(nic, node) else { return };
-        let peer = Incoming {
-            id: 0,
-            owner: None,
-            node,
-            incarnation,
-            request: 0,
-            from,
-            names: Some(names),
-        };
-        let (theirs, ours) = names;
-        let waits = self.pending.iter().position(|pending| {
-            pending.opcode == CONNECT_PEER
-                && pending.node == node
-                && (pending.local, pending.remote) == (ours, theirs)
-        });
-        match waits {
-            Some(at) => self.connect_peers(nic, at, &peer),
-            None => {
-                self.incoming.retain(|other| other.names != Some(names) || other.node != node);
-                if self.incoming.len() < MAX_INCOMING {
-                    self.incoming.push(peer);
-                }
-            }
-        }
     }
 
     fn on_end(
@@ -451,7 +398,7 @@ impl Via {
     }
 
     /// Sends requests again to awaited peers whose nodes were found dead or restarted, because a node may only now have
-    /// started.
+    /// started; and to those whose own requests may have been dropped here.
     pub(super) fn request_again(
         &mut self,
         nic: &mut Context<'_>,

@@ -103,6 +103,8 @@ pub(super) struct Link {
     pub(super) responses: VecDeque<Response>,
     /// The other end's attributes, which say whether its memory may be read and written.
     pub(super) remote: ViAttributes,
+    /// True once the other end's repeated request for this connection was answered.
+    pub(super) has_answered: bool,
 }
 
 impl Link {
@@ -124,6 +126,7 @@ impl Link {
             arriving: None,
             responses: VecDeque::new(),
             remote,
+            has_answered: false,
         }
     }
 }

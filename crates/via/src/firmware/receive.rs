@@ -11,7 +11,7 @@ use super::window::Arrival;
 use crate::attributes::Reliability;
 use crate::outcome::{AsyncError, DescriptorError, Operation};
 
-/// Most reads of the other end that wait to be answered.
+/// Most reads of the other end that wait to be answered. A sender has no more open.
 pub(crate) const MAX_RESPONSES: usize = 64;
 
 /// An error in the frame that was expected next. On a reliable interface, it ends the connection.

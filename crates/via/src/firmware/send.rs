@@ -10,6 +10,7 @@ use midplane_simhw::region::{Payload, RegionRef};
 use super::endpoint::{Endpoint, Link, Response, SendWork};
 use super::fragments::{CUT_INSTRUCTIONS, Cutter};
 use super::frame::{Fields, FrameKind};
+use super::receive::MAX_RESPONSES;
 use super::window::Flight;
 use crate::outcome::{DescriptorError, Operation};
 
@@ -139,6 +140,10 @@ impl Endpoint {
             return None;
         }
         if work.fence && self.sends.iter().take(self.cutting).any(reads) {
+            return None;
+        }
+        let open = || self.sends.iter().take(self.cutting).filter(|work| reads(work)).count();
+        if work.operation == Operation::RdmaRead && open() >= MAX_RESPONSES {
             return None;
         }
         let is_last = self.cutting + 1 == self.sends.len();

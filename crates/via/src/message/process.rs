@@ -311,7 +311,8 @@ impl Process {
     /// Advances requests, then returns the first message that matches, without receiving it.
     ///
     /// # Errors
-    /// [`MessageError::Rank`].
+    /// [`MessageError::Rank`]; if no message matches, [`Failure::PeerLost`] if the source is lost. On a revoked
+    /// communicator, [`Failure::Revoked`].
     pub fn iprobe(
         &mut self,
         scope: &CommHandle,
@@ -320,15 +321,18 @@ impl Process {
         claim: Claim,
     ) -> Result<Option<Probe>, MessageError> {
         self.engine.advance(Wait::Not);
-        self.probe_now(scope, source, tag, claim)
+        let losses = self.engine.losses();
+        self.probe_now(scope, source, tag, claim, losses)
     }
 
+    /// Returns the first message that matches, for a probe that began after `losses` losses.
     pub(super) fn probe_now(
         &mut self,
         scope: &CommHandle,
         source: Option<Rank>,
         tag: Option<Tag>,
         claim: Claim,
+        losses: u32,
     ) -> Result<Option<Probe>, MessageError> {
         let context = scope.context();
         if source == Some(Rank::NULL) {
@@ -338,7 +342,15 @@ impl Process {
             return Ok(Some(Probe { key, length: 0, claimed }));
         }
         let source = source.map(|rank| scope.group().peer(rank)).transpose()?;
-        Ok(self.engine.iprobe(&Pattern { context, source, tag }, claim))
+        let pattern = Pattern { context, source, tag };
+        let failure = self.engine.probe_failure(&pattern, losses);
+        if failure == Some(Failure::Revoked) {
+            return Err(Failure::Revoked.into());
+        }
+        match (self.engine.iprobe(&pattern, claim), failure) {
+            (None, Some(failure)) => Err(failure.into()),
+            (found, _) => Ok(found),
+        }
     }
 
     /// Requests cancellation. Wait for the request all the same: it completes normally, or with

@@ -217,7 +217,7 @@ impl<T: Number> Window<T> {
     /// [`WindowError::OutOfRange`], [`WindowError::Refused`], [`WindowError::Message`].
     ///
     /// # Cancel safety
-    /// If dropped before its first poll, nothing is combined; if dropped later, the value is.
+    /// If dropped before its first poll, nothing is combined; if dropped later, the value may be.
     pub async fn fetch(
         &self,
         rank: Rank,

@@ -231,7 +231,8 @@ impl Driver {
             }
         }
         self.end_sessions();
-        tokio::join!(self.shared.clone().wait_for_movers(), self.close_socket());
+        let movers = self.shared.clone().wait_for_movers();
+        piping::both(movers, self.close_socket()).await;
     }
 
     /// Returns how the next turn polls the socket; [`Polls::No`] lets the driver park.

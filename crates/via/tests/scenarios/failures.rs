@@ -133,6 +133,25 @@ pub(crate) async fn proberank(world: World) {
     assert_eq!(world.broadcast(rank(size), vec![]).await, Err(none));
 }
 
+/// Rank 1 ends; probes for its messages report that, and one from any source does so once.
+pub(crate) async fn probedead(world: World) {
+    match world.rank().0 {
+        0 => {
+            assert_eq!(world.probe(ANY, ANY_TAG).await, Err(lost(1)));
+            assert_eq!(world.probe(rank(1), ANY_TAG).await, Err(lost(1)));
+            assert_eq!(world.mprobe(rank(1), ANY_TAG).await.unwrap_err(), lost(1));
+            assert_eq!(world.iprobe(rank(1), ANY_TAG), Err(lost(1)));
+            world.send(rank(2), tag(2), vec![]).await.unwrap();
+            assert_eq!(world.probe(ANY, ANY_TAG).await.unwrap().source, rank(2));
+        }
+        1 => end(world).await,
+        _ => {
+            world.receive(rank(0), tag(2)).await.unwrap();
+            world.send(rank(0), tag(1), vec![]).await.unwrap();
+        }
+    }
+}
+
 /// Rank 1 ends; receives from it end with an error, and those from others do not.
 pub(crate) async fn recvdead(world: World) {
     match world.rank().0 {

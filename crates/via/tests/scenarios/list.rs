@@ -20,7 +20,7 @@ macro_rules! each {
             volume: sendflood 4, many_isend 2, manylmt 3, huge_anysrc 2, huge_ssend 2, huge_underflow 2,
                 large_message 2, pt2pt_large 2;
             failures: truncmsg1 2, truncmsg2 2, truncmsg_mrecv 2, errinstatwa 2, errinstatws 2,
-                errinstatta 2, proberank 2, recvdead 3, senddead 2, isenddead 2, sendalive 2, anysource 3,
+                errinstatta 2, proberank 2, probedead 3, recvdead 3, senddead 2, isenddead 2, sendalive 2, anysource 3,
                 barrier_dead 2;
         }
     };

@@ -49,8 +49,12 @@ impl Pending {
 
     /// Declares that the owner may keep this future without polling it, as a stream does between two messages. Other
     /// waiters then do not depend on it: if it was polled last, every arrival wakes all of them.
-    pub const fn kept(mut self) -> Self {
+    #[must_use = "a dropped receive receives nothing"]
+    pub fn kept(mut self) -> Self {
         self.kept = true;
+        if self.place.is_some() {
+            self.communicator.lock().waiters.leave(&mut self.place);
+        }
         self
     }
 
@@ -239,15 +243,33 @@ impl Drop for ReceiveInto<'_> {
     }
 }
 
+/// Futures that are polled together. On drop, they leave the waiting tasks, because they may be kept unpolled.
+struct Together<'a>(&'a mut [Pending]);
+
+impl Drop for Together<'_> {
+    fn drop(&mut self) {
+        // The leader leaves last, so that it wakes another task.
+        for is_last in [false, true] {
+            for one in self.0.iter_mut().filter(|one| one.place.is_some()) {
+                let mut shared = one.communicator.lock();
+                if is_last || !shared.waiters.is_leader(one.place) {
+                    shared.waiters.leave(&mut one.place);
+                }
+            }
+        }
+    }
+}
+
 /// Waits for any of several requests; returns its index and its result. Skips those whose outcome was taken;
 /// returns `None` if all were.
 ///
 /// # Cancel safety
 /// If dropped, no outcome was taken.
 pub async fn wait_any(pending: &mut [Pending]) -> Option<(usize, Result<Received, MessageError>)> {
+    let together = Together(pending);
     poll_fn(|context| {
         let mut idle = true;
-        for (index, one) in pending.iter_mut().enumerate() {
+        for (index, one) in together.0.iter_mut().enumerate() {
             if one.request.is_none() {
                 continue;
             }

@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
+use super::probing::Registration;
 use super::{Communicator, Received, lock};
 use crate::message::engine::Target;
 use crate::message::envelope::Tag;
@@ -17,7 +18,6 @@ use crate::message::request::{Failure, Load, Mode, Request, State};
 pub struct Persistent {
     communicator: Communicator,
     request: Request,
-    place: Option<usize>,
     undo: bool,
 }
 
@@ -28,7 +28,7 @@ impl Communicator {
     /// Those of [`Process::send_init`](crate::message::process::Process::send_init).
     pub fn send_init(&self, mode: Mode, to: Rank, tag: Tag) -> Result<Persistent, MessageError> {
         let request = self.with(|process| process.send_init(&self.scope, mode, to, tag))?;
-        Ok(Persistent { communicator: self.clone(), request, place: None, undo: false })
+        Ok(Persistent { communicator: self.clone(), request, undo: false })
     }
 
     /// Builds a receive that can be started repeatedly.
@@ -42,7 +42,7 @@ impl Communicator {
     ) -> Result<Persistent, MessageError> {
         let (source, tag) = (source.into(), tag.into());
         let request = self.with(|process| process.receive_init(&self.scope, source, tag))?;
-        Ok(Persistent { communicator: self.clone(), request, place: None, undo: true })
+        Ok(Persistent { communicator: self.clone(), request, undo: true })
     }
 }
 
@@ -83,7 +83,9 @@ impl Persistent {
     /// # Cancel safety
     /// If dropped, no outcome was taken.
     pub async fn wait(&mut self) -> Option<(Received, Result<(), Failure>)> {
+        let mut registration = Registration::new(&self.communicator);
         poll_fn(|context| {
+            let place = &mut registration.place;
             let owner = Arc::clone(&self.communicator.shared);
             let mut shared = lock(&owner);
             let requests = shared.process.engine_mut().requests();
@@ -93,12 +95,12 @@ impl Persistent {
             requests.wake_when_done(self.request, context.waker());
             if requests.state(self.request) != Some(State::Done) {
                 let target = &mut Target::new(self.request, None);
-                shared.drive(context.waker(), &mut self.place, target);
+                shared.drive(context.waker(), place, target);
             }
             let Some(outcome) = shared.process.engine_mut().requests().take(self.request) else {
                 return Poll::Pending;
             };
-            shared.waiters.leave(&mut self.place);
+            shared.waiters.leave(place);
             drop(shared);
             let result = outcome.result.map_err(|failure| self.communicator.noted(failure));
             Poll::Ready(Some((self.communicator.received(outcome), result)))
@@ -111,7 +113,6 @@ impl Drop for Persistent {
     fn drop(&mut self) {
         let mut shared = self.communicator.lock();
         shared.process.engine_mut().destroy(self.request, self.undo);
-        shared.waiters.leave(&mut self.place);
         shared.wake_probes();
     }
 }

@@ -73,35 +73,35 @@ impl Communicator {
     /// Returns the first message that matches, if one has arrived; it stays in the queue.
     ///
     /// # Errors
-    /// [`MessageError::Rank`].
+    /// Those of [`Process::iprobe`].
     pub fn iprobe(
         &self,
         source: impl Into<Option<Rank>>,
         tag: impl Into<Option<Tag>>,
     ) -> Result<Option<Probed>, MessageError> {
         let (source, tag) = (source.into(), tag.into());
-        let found = self.with(|p| p.iprobe(&self.scope, source, tag, Claim::Leave))?;
-        Ok(found.map(|probe| self.probed(probe)))
+        let found = self.with(|p| p.iprobe(&self.scope, source, tag, Claim::Leave));
+        Ok(self.noted_result(found)?.map(|probe| self.probed(probe)))
     }
 
     /// Takes a message out of the queue, if one is there (`MPI_Improbe`).
     ///
     /// # Errors
-    /// [`MessageError::Rank`].
+    /// Those of [`Process::iprobe`].
     pub fn improbe(
         &self,
         source: impl Into<Option<Rank>>,
         tag: impl Into<Option<Tag>>,
     ) -> Result<Option<Message>, MessageError> {
         let (source, tag) = (source.into(), tag.into());
-        let found = self.with(|p| p.iprobe(&self.scope, source, tag, Claim::Take))?;
-        Ok(found.map(|probe| self.message(probe)))
+        let found = self.with(|p| p.iprobe(&self.scope, source, tag, Claim::Take));
+        Ok(self.noted_result(found)?.map(|probe| self.message(probe)))
     }
 
     /// Waits until a matching message has arrived; it stays in the queue.
     ///
     /// # Errors
-    /// [`MessageError::Rank`].
+    /// Those of [`receive`](Self::receive).
     ///
     /// # Cancel safety
     /// If dropped, it has had no effect.
@@ -111,14 +111,14 @@ impl Communicator {
         tag: impl Into<Option<Tag>>,
     ) -> Result<Probed, MessageError> {
         let (source, tag) = (source.into(), tag.into());
-        let found = self.watch(|p| p.probe_now(&self.scope, source, tag, Claim::Leave).transpose());
-        Ok(self.probed(found.await?))
+        let found = self.search(source, tag, Claim::Leave).await?;
+        Ok(self.probed(found))
     }
 
     /// Waits for a message and takes it out of the queue (`MPI_Mprobe`).
     ///
     /// # Errors
-    /// [`MessageError::Rank`].
+    /// Those of [`receive`](Self::receive).
     ///
     /// # Cancel safety
     /// If dropped, no message was taken.
@@ -128,8 +128,28 @@ impl Communicator {
         tag: impl Into<Option<Tag>>,
     ) -> Result<Message, MessageError> {
         let (source, tag) = (source.into(), tag.into());
-        let found = self.watch(|p| p.probe_now(&self.scope, source, tag, Claim::Take).transpose());
-        Ok(self.message(found.await?))
+        let found = self.search(source, tag, Claim::Take).await?;
+        Ok(self.message(found))
+    }
+
+    async fn search(
+        &self,
+        source: Option<Rank>,
+        tag: Option<Tag>,
+        claim: Claim,
+    ) -> Result<Probe, MessageError> {
+        let losses = self.losses();
+        let ask =
+            |p: &mut Process| p.probe_now(&self.scope, source, tag, claim, losses).transpose();
+        self.noted_result(self.watch(ask).await)
+    }
+
+    fn noted_result<T>(&self, result: Result<T, MessageError>) -> Result<T, MessageError> {
+        result.inspect_err(|error| {
+            if let MessageError::Failed(failure) = error {
+                self.noted(*failure);
+            }
+        })
     }
 
     /// Calls `ask` until it returns a value: at once, then whenever a message has arrived or a request has progressed.
@@ -178,13 +198,13 @@ impl Communicator {
 
 /// A place among the process's waiters, released on drop.
 #[derive(Debug)]
-struct Registration {
+pub(super) struct Registration {
     shared: Arc<Mutex<Shared>>,
-    place: Option<usize>,
+    pub(super) place: Option<usize>,
 }
 
 impl Registration {
-    fn new(communicator: &Communicator) -> Self {
+    pub(super) fn new(communicator: &Communicator) -> Self {
         Self { shared: Arc::clone(&communicator.shared), place: None }
     }
 }

@@ -13,10 +13,13 @@ struct Waiter {
     waker: Waker,
     /// True if the task waits for any progress, not for one request.
     probes: bool,
+    /// True if the owner may keep the waiting future without polling it.
+    kept: bool,
 }
 
 /// The waiting tasks. One of them leads: the bell that the carrier holds wakes it, or it was woken and is
-/// about to arm the carrier again. When the leader leaves, another waiter becomes the leader and is woken.
+/// about to arm the carrier again. When the leader leaves, another waiter becomes the leader and is woken; never
+/// one that may be kept without being polled.
 #[derive(Debug)]
 pub(super) struct Waiters {
     list: Slab<Waiter>,
@@ -42,7 +45,7 @@ impl Waiters {
     /// Registers a waiter in `place`, or updates its waker.
     pub(super) fn enter(&mut self, place: &mut Option<usize>, waker: &Waker) -> usize {
         let index = *place.get_or_insert_with(|| {
-            self.list.insert(Waiter { waker: waker.clone(), probes: false })
+            self.list.insert(Waiter { waker: waker.clone(), probes: false, kept: false })
         });
         let waiter = &mut self.list[index];
         if !waiter.waker.will_wake(waker) {
@@ -67,6 +70,7 @@ impl Waiters {
     /// carrier again, so the bell wakes all waiters.
     pub(super) fn lead_kept(&mut self, place: usize) -> &Waker {
         self.leader = Some(place);
+        self.list[place].kept = true;
         let all = self.list.iter().map(|(_, waiter)| &waiter.waker);
         self.bell.pass_to(all, &mut self.deferred);
         &self.armed
@@ -80,12 +84,23 @@ impl Waiters {
         let Some(index) = place.take() else { return };
         let left = self.list.remove(index);
         self.deferred.discard([left.waker]);
-        if self.leader != Some(index) {
-            return;
+        if self.leader == Some(index) {
+            self.pass_on();
         }
-        self.leader = self.list.iter().next().map(|(next, _)| next);
-        if let Some(next) = self.leader {
-            self.deferred.wake(self.list[next].waker.clone());
+    }
+
+    pub(super) fn is_leader(&self, place: Option<usize>) -> bool {
+        place.is_some() && self.leader == place
+    }
+
+    /// Makes another waiter the leader, and wakes it. If there are only waiters that may be kept without being polled,
+    /// wakes all of them: the first one that is polled becomes the leader.
+    fn pass_on(&mut self) {
+        let Self { list, leader, deferred, .. } = self;
+        *leader = list.iter().find(|(_, waiter)| !waiter.kept).map(|(next, _)| next);
+        match *leader {
+            Some(next) => deferred.wake(list[next].waker.clone()),
+            None => list.iter().for_each(|(_, waiter)| deferred.wake(waiter.waker.clone())),
         }
     }
 

@@ -6,7 +6,7 @@ use super::config::MAX_WITHDRAWALS;
 use super::flows::Limits;
 use super::peer::{Link, Stream};
 use super::{Arrived, Core, MAX_LENGTH, Target, flows};
-use crate::message::envelope::{Envelope, Kind, LEFT, Marks, Peer};
+use crate::message::envelope::{Envelope, Kind, Marks, Peer};
 use crate::message::matching::{Arrival, Key, Pattern, UnexpectedMessage};
 use crate::message::request::{Failure, Operation, Request, State, Status, Transfer};
 
@@ -127,7 +127,7 @@ impl Core {
     ) -> Result<(), Breach> {
         let charge = self.admit(from, envelope, payload.len())?;
         let key = Key::of(envelope);
-        if key.tag == LEFT && (key.context.is_collective() || key.context.is_recovery()) {
+        if key.is_notice() {
             self.free(key, charge);
             self.leave(key);
             if envelope.kind == Kind::Rts {

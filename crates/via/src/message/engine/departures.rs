@@ -214,7 +214,8 @@ impl Core {
             return Err(Attempt::NotNow);
         }
         let full = !link.has_window(self.class(route), ENTRY + length);
-        if short && full && self.config.when_full == WhenFull::Refuse {
+        let key = Key { context: route.context, source: self.own, tag: route.tag };
+        if short && full && self.config.when_full == WhenFull::Refuse && !key.is_notice() {
             return Err(Attempt::Failed(Failure::Refused(route.to)));
         }
         if !link.hinted.holds(self.class(route)) {

@@ -5,7 +5,7 @@ use super::seeks::Seeks;
 use super::{Arrived, Core, ENTRY, Link};
 use crate::message::envelope::{Context, Peer};
 use crate::message::explain::{Explanation, Missing, Unmatched};
-use crate::message::matching::{Key, UnexpectedMessage};
+use crate::message::matching::{Key, Pattern, UnexpectedMessage};
 use crate::message::request::{Failure, Operation, Record, Request, State, Status};
 
 impl Core {
@@ -130,6 +130,7 @@ impl Core {
             let _ = self.matching.remove(id);
         }
         self.claimed.retain(|_, held| held.key.source != peer || held.message.bytes.is_some());
+        self.requests.note_move();
         self.fail(failure, |record| {
             let from = record.transfer.map(|transfer| transfer.peer);
             match record.operation {
@@ -149,6 +150,7 @@ impl Core {
     /// oldest communicators are dropped first.
     pub(super) fn leave(&mut self, Key { context, source, .. }: Key) {
         self.has_left = true;
+        self.requests.note_move();
         let most = self.config.window / ENTRY;
         // Stored at this process's own link: a communicator stays revoked if the process that revoked it returns.
         let holder = if context.is_recovery() { self.own } else { source };
@@ -172,6 +174,26 @@ impl Core {
         self.has_left
             && !context.is_recovery()
             && self.link(self.own).is_some_and(|link| link.left.contains(&context.recovery()))
+    }
+
+    /// Returns why a probe that began after `losses` losses can't find a message any more: its communicator was
+    /// revoked, its source was lost, or, if it has none, any process was lost meanwhile.
+    pub(super) fn probe_failure(&self, pattern: &Pattern, losses: u32) -> Option<Failure> {
+        if self.is_revoked(pattern.context) {
+            return Some(Failure::Revoked);
+        }
+        let failure = |peer: Peer, has_source| {
+            let link = self.link(peer)?;
+            if link.lost && (has_source || link.lost_at > losses) {
+                return Some(Failure::PeerLost(peer));
+            }
+            (link.lost_at > losses).then_some(Failure::PeerRestarted(peer))
+        };
+        match pattern.source {
+            Some(peer) => failure(peer, true),
+            None if self.losses == losses => None,
+            None => (0..self.links.len()).find_map(|at| failure(Peer(at as u32), false)),
+        }
     }
 
     /// Fails every request of a context. A transfer in progress completes, because the other process may not know of

@@ -242,6 +242,15 @@ impl Engine {
         Poll::Ready(())
     }
 
+    /// Returns why a probe that began after `losses` losses can't find a message any more; `None` if it can.
+    pub(in crate::message) fn probe_failure(
+        &self,
+        pattern: &Pattern,
+        losses: u32,
+    ) -> Option<Failure> {
+        self.core.probe_failure(pattern, losses)
+    }
+
     /// Returns a message that matches the pattern, if one has arrived; does not advance.
     pub fn iprobe(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe> {
         let Some((id, key, arrived)) = self.core.matching.peek(pattern) else {

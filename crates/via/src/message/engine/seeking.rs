@@ -30,6 +30,11 @@ impl Core {
         }
         self.report_all_credit(from);
         let key = Key::of(envelope);
+        if key.is_notice() {
+            self.leave(key);
+            self.answer(from, Kind::Cts, Marks::NONE, (envelope.from, 0), 0);
+            return Ok(());
+        }
         let first = self.matching.first_posted(key);
         let link = self.link_mut(from).ok_or(Breach)?;
         // The answer to an open question covers this message as well.

@@ -1,6 +1,6 @@
 //! Keys of messages, and patterns of receives.
 
-use crate::message::envelope::{Context, Envelope, Peer, Tag};
+use crate::message::envelope::{Context, Envelope, LEFT, Peer, Tag};
 
 /// The parts of an envelope that matching compares.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -18,6 +18,13 @@ impl Key {
     #[must_use]
     pub const fn of(envelope: &Envelope) -> Self {
         Self { context: envelope.context, source: envelope.source, tag: envelope.tag }
+    }
+
+    /// Returns whether it is the key of a notice that a process has left a collective operation or revoked a
+    /// communicator. Such messages match no receive.
+    #[inline]
+    pub(in crate::message) fn is_notice(self) -> bool {
+        self.tag == LEFT && (self.context.is_collective() || self.context.is_recovery())
     }
 }
 

@@ -192,11 +192,11 @@ impl Requests {
         self.moves = self.moves.wrapping_add(1);
     }
 
-    /// Reserves `bytes` of the attached buffer for a send until it is done.
+    /// Reserves `bytes` of the attached buffer for a send until it is done, instead of those that it has reserved.
     pub(in crate::message) fn hold_attached(&mut self, request: Request, bytes: usize) {
         if let Some(record) = self.get_mut(request) {
-            record.attached = bytes;
-            self.attached += bytes;
+            let before = std::mem::replace(&mut record.attached, bytes);
+            self.attached = self.attached - before + bytes;
         }
     }
 

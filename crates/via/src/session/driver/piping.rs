@@ -1,6 +1,7 @@
 //! The driver's part over UDP: the socket, and connections that begin, move and end.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -111,5 +112,19 @@ fn close_pipes(socket: &Socket, pipes: &Pipes) {
         if let Some(pipe) = pipes.endpoint().pipe(id) {
             pipe.close(now);
         }
+    }
+}
+
+/// Waits for two futures at once.
+pub(super) async fn both(first: impl Future<Output = ()>, second: impl Future<Output = ()>) {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    let is_first = poll_fn(|context| match first.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(true),
+        Poll::Pending => second.as_mut().poll(context).map(|()| false),
+    });
+    if is_first.await {
+        second.await;
+    } else {
+        first.await;
     }
 }
