@@ -180,11 +180,6 @@ impl Node {
         self.0.shared.knows(id)
     }
 
-    /// Returns the random number of this node.
-    pub(crate) fn id(&self) -> u64 {
-        self.0.shared.id()
-    }
-
     /// Returns the end of a search for a service that begins now.
     pub(crate) fn search_deadline(&self) -> Instant {
         Instant::now() + self.0.connect_timeout

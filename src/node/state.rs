@@ -369,6 +369,7 @@ impl Shared {
     }
 
     /// Returns the random number of this node.
+    #[cfg(feature = "discovery-gossip")]
     pub(super) fn id(&self) -> u64 {
         self.state().hello.id
     }

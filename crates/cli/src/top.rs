@@ -5,8 +5,10 @@ mod screen;
 #[cfg(test)]
 mod tests;
 
+use std::future::{Future as _, poll_fn};
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -187,6 +189,10 @@ impl Drop for Terminal {
 /// Shows the board until the user or the system ends it.
 async fn watch(reader: Reader, period: Duration) -> Result<(), Failure> {
     let mut ended = std::pin::pin!(processes::until_asked(None));
+    // The first poll takes the signals, before the terminal changes.
+    if poll_fn(|context| Poll::Ready(ended.as_mut().poll(context).is_ready())).await {
+        return Ok(());
+    }
     let (mut readings, mut events) = (readings(reader, period), events());
     let mut terminal = Terminal(ratatui::try_init().map_err(|error| {
         // It may have failed in raw mode.

@@ -3,6 +3,7 @@
 use std::fmt::{Display, Formatter};
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -13,6 +14,9 @@ use crate::tables;
 pub const FAILED: u8 = 1;
 /// Exit code for bad input.
 pub const BAD_INPUT: u8 = 2;
+
+/// True once a result could not be written.
+static HAS_FAILED_TO_WRITE: AtomicBool = AtomicBool::new(false);
 
 /// Error of a program: one line, and the exit code. A text alone is bad input.
 #[derive(Debug)]
@@ -45,6 +49,7 @@ pub fn text(error: impl Display) -> String {
 /// Prints the error, if there is one, and returns the exit code.
 pub fn finish(ended: Result<u8, Failure>) -> ExitCode {
     match ended {
+        Ok(0) if HAS_FAILED_TO_WRITE.load(Ordering::Relaxed) => ExitCode::from(FAILED),
         Ok(code) => ExitCode::from(code),
         Err(Failure(what, code)) => fail(&what, code),
     }
@@ -52,8 +57,8 @@ pub fn finish(ended: Result<u8, Failure>) -> ExitCode {
 
 /// Prints one line with the error, and returns the exit code.
 pub fn fail(what: &str, code: u8) -> ExitCode {
-    // The text may have names that a peer chose: a terminal does not carry out what is in them.
-    let what: String = what.chars().filter(|it| !it.is_control() || *it == '\n').collect();
+    let what: Vec<String> = what.split('\n').map(plain).collect();
+    let what = what.join("\n");
     // A closed stream cannot report an error.
     let _ = writeln!(std::io::stderr(), "error: {what}");
     ExitCode::from(code)
@@ -73,11 +78,27 @@ pub fn print_document<D: Serialize>(json: bool, document: &D, text: impl FnOnce(
     }
 }
 
-/// Prints text, and ignores a closed stream.
+/// Replaces control characters by spaces: a terminal does not carry out what peers and other users write.
+pub fn plain(text: &str) -> String {
+    text.chars().map(|it| if it.is_control() { ' ' } else { it }).collect()
+}
+
+/// Prints text. A closed pipe ends the output; another error, such as a full disk, is printed, and [`finish`] returns
+/// [`FAILED`].
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes());
-    let _ = out.flush();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if let Err(error) = written.map_err(|error| error.kind())
+        && error != std::io::ErrorKind::BrokenPipe
+    {
+        HAS_FAILED_TO_WRITE.store(true, Ordering::Relaxed);
+        fail(&format!("standard output: {error}"), FAILED);
+    }
+}
+
+/// Prints a line to standard error, and ignores a closed stream.
+pub fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", plain(text));
 }
 
 /// Prints a document as JSON, or as tables for a terminal.
@@ -110,7 +131,8 @@ pub fn progress(steps: usize, template: &str) -> ProgressBar {
 /// Formats rows below their titles, which commas separate, as lines with aligned columns: columns of numbers to the right.
 pub fn table(titles: &str, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let titles = titles.split(',').map(|title| title.trim().to_owned()).collect();
-    let rows: Vec<Vec<String>> = std::iter::once(titles).chain(rows).collect();
+    let plain = |row: Vec<String>| row.iter().map(|cell| plain(cell)).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(titles).chain(rows).map(plain).collect();
     let column = |column| rows.iter().filter_map(move |row: &Vec<String>| row.get(column));
     let is_number = |cell: &String| matches!(&cell[..], "-" | "") || cell.parse::<f64>().is_ok();
     let shapes: Vec<(usize, bool)> = (0..rows[0].len())

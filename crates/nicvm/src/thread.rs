@@ -121,6 +121,11 @@ impl Thread {
                 return;
             }
         }
+        // What the last step has asked for: the completion of a command can't wait for a turn that may not come.
+        for job in std::mem::take(&mut self.nic.shared().jobs) {
+            job(nic);
+        }
+        self.nic.wake();
         self.nic.shared().ending.clear();
         nic.set_timeout(RESUME, Service::Exact, Duration::ZERO);
     }

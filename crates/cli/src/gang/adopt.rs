@@ -33,9 +33,9 @@ pub(crate) async fn main(socket: &Path, options: &Adopt, json: bool) -> Result<u
     let request = RunOptions { ranks: slots, weight: options.priority, program, output };
     let on_accepted = |job| {
         if !json {
-            eprintln!(
+            report::note(&format!(
                 "job {job}: adopts {shown} until its processes have ended; Ctrl-C ends the adoption"
-            );
+            ));
         }
     };
     let over = client::run(socket, request, on_accepted).await.map_err(failure)?;

@@ -276,6 +276,10 @@ fn options(arguments: &Arguments, socket: &Path) -> Result<DaemonOptions, String
     if u32::from(slots) * u32::from(hosts) > u16::MAX.into() {
         return Err(format!("--slots {slots}: more than 65535 on {hosts} hosts"));
     }
+    let lists = [&arguments.peers, &arguments.hostfile];
+    if arguments.spread && lists.into_iter().flatten().any(|list| list == Path::new("-")) {
+        return Err("--spread: name a file that all hosts have, not -".into());
+    }
     if arguments.spread && (host != 0 || hosts == 1) {
         return Err("--spread: host 0 starts the others, by --peers or --hostfile".into());
     }
@@ -335,15 +339,15 @@ pub(crate) async fn main(arguments: &Arguments, socket: &Path) -> Result<u8, Fai
     let ready = || {
         report::print(&format!("midplane gang daemon: serving at {}\n", socket.display()));
         if is_root_s_alone {
-            eprintln!(
+            report::note(
                 "midplane gang daemon: serves root alone; --socket-group NAME lets the members of a group run jobs, each as \
-                 itself"
+                 itself",
             );
         }
         if shares_a_key {
-            eprintln!(
+            report::note(
                 "midplane gang daemon: all hosts share one key, and each can speak as any other; --secret-key tells \
-                 them apart"
+                 them apart",
             );
         }
     };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use midplane::nicvm::install::MAX_MODULE;
 use midplane_kit::ranks::resolve;
-use midplane_kit::report::{FAILED, Failure, print_document, table};
+use midplane_kit::report::{FAILED, Failure, plain, print_document, table};
 
 use super::orders::{Answer, Installed, MAX_LINE, Order, PolicyName};
 
@@ -153,7 +153,7 @@ pub(crate) fn send(address: SocketAddr, order: &Order, module: &[u8]) -> Result<
 
 /// Formats an answer as text.
 fn text(what: &What, answer: &Answer) -> String {
-    let why = answer.why.as_deref().map_or(String::new(), |why| format!(": {why}"));
+    let why = answer.why.as_deref().map_or(String::new(), |why| format!(": {}", plain(why)));
     if let Some(node) = answer.refused_by {
         return format!("refused by node {node}{why}\n");
     }
@@ -163,7 +163,7 @@ fn text(what: &What, answer: &Answer) -> String {
     match what {
         What::List(_) => listing(answer, "sha256, former", |line| {
             let former = if line.has_former { "can be rolled back" } else { "none" };
-            vec![line.sha256[..16].to_owned(), former.into()]
+            vec![line.sha256.chars().take(16).collect(), former.into()]
         }),
         What::Counters(_) => {
             listing(answer, "commands, control messages, frames, timeouts, failures", |line| {

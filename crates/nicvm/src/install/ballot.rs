@@ -112,6 +112,11 @@ impl Installer {
         let former = former.filter(|former| *former != content);
         let version = Version { epoch, hash: content, policy, former, is_down: false, restarts: 0 };
         self.versions.insert(number, version);
+        self.drop_unused();
+    }
+
+    /// Drops the modules that no version and no change needs.
+    fn drop_unused(&mut self) {
         // The change under way may be another one than that of this version.
         let offered = self.change.as_ref().map(|change| change.offer.hash);
         let kept = |hash: &Hash| {
@@ -160,6 +165,7 @@ impl Installer {
             self.send(nic, *child, &abort);
         }
         self.counters.aborted += 1;
+        self.drop_unused();
         self.end(id, false);
         if change.is_behind {
             self.send_to_all(nic, &Message::What);

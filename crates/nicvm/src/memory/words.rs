@@ -8,8 +8,12 @@ use midplane_simhw::time::Instant;
 
 use super::{REMEMBERED, WORDS};
 
-/// The place of a word: its port, its region's slot, and its offset there.
-type Key = (PortId, u16, u32);
+/// The place of a word: its port, its region's slot and generation, and its offset there.
+type Key = (PortId, u16, u32, u32);
+
+const fn key(region: &RegionRef, at: u32) -> Key {
+    (region.port, region.slot, region.generation, at)
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Word {
@@ -32,7 +36,7 @@ impl RecentWords {
 
     /// Returns the value of the word at `at` bytes of a region, if it was changed recently.
     pub(super) fn get(&self, now: Instant, region: RegionRef, at: u32) -> Option<u64> {
-        let word = self.words.get(&(region.port, region.slot, region.offset + at))?;
+        let word = self.words.get(&key(&region, region.offset + at))?;
         (now < word.until).then_some(word.value)
     }
 
@@ -53,7 +57,7 @@ impl RecentWords {
     /// there [is room](Self::has_room).
     pub(super) fn remember(&mut self, now: Instant, region: RegionRef, at: u32, value: u64) {
         if region.offset.wrapping_add(at).is_multiple_of(8) {
-            let (key, until) = ((region.port, region.slot, region.offset + at), now + REMEMBERED);
+            let (key, until) = (key(&region, region.offset + at), now + REMEMBERED);
             self.words.insert(key, Word { value, until });
             self.changes.push_back((until, key));
         }
@@ -63,8 +67,8 @@ impl RecentWords {
     pub(super) fn overwrite(&mut self, region: RegionRef, bytes: Payload<'_>) {
         let start = region.offset;
         let end = start.saturating_add(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
-        let key = |at| (region.port, region.slot, at);
-        for ((.., at), word) in self.words.range_mut(key(start & !7)..key(end)) {
+        let words = key(&region, start & !7)..key(&region, end);
+        for ((.., at), word) in self.words.range_mut(words) {
             let (first, last) = (start.max(*at), end.min(at.saturating_add(8)));
             let mut value = word.value.to_le_bytes();
             if let Some(part) = bytes.slice((first - start) as usize..(last - start) as usize) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use midplane_simhw::frame::{Frame, Kind};
 use midplane_simhw::hardware::{Firmware, Hardware};
-use midplane_simhw::id::{DmaId, PortId, TimerId};
+use midplane_simhw::id::{DmaId, ExtensionId, PortId, TimerId};
 use midplane_simhw::port::Status;
 use midplane_simhw::time::Instant;
 
@@ -61,6 +61,14 @@ impl Firmware for Unit {
             let _ = self.run(hw, number, Handler::Other, |extension, nic| {
                 extension.on_port_closed(nic, port);
             });
+        }
+        for index in 0..self.slots.len() {
+            let former = self.slots[index].as_mut().and_then(|slot| slot.former.take());
+            if let Some(former) = former {
+                self.call_former(hw, ExtensionId(index as u8), former, |extension, nic| {
+                    extension.on_port_closed(nic, port);
+                });
+            }
         }
         // A frame that still waits would later complete on the port that is given this number next.
         let services = self.services.as_mut().expect("the unit has started");

@@ -105,7 +105,7 @@ impl Unit {
 
     /// Calls a handler of a replaced version, and keeps that version unless the handler panics. Effects on timeouts and
     /// admissions are dropped: those belong to its successor.
-    fn call_former(
+    pub(super) fn call_former(
         &mut self,
         hw: &mut dyn Hardware,
         number: ExtensionId,
