@@ -201,6 +201,7 @@ impl EventLoop {
     pub(super) fn turn(&mut self) -> Option<Instant> {
         // What has happened comes before timeouts.
         self.hear_processes();
+        self.report_pauses();
         self.core.handle_timeout(now());
         loop {
             self.hear_processes();
@@ -223,6 +224,17 @@ impl EventLoop {
         );
         let check = self.processes.is_polling().then(|| now() + CHECK_AGAIN);
         self.core.poll_timeout().into_iter().chain(check).min()
+    }
+
+    /// Reports clients that keep the last output of their jobs waiting.
+    fn report_pauses(&mut self) {
+        let now = now();
+        for (job, streams) in &self.streams {
+            let lingers = self.core.root().is_some_and(|root| root.lingers(*job));
+            if let Some(at) = streams.output.paused_at(now).filter(|_| lingers) {
+                self.core.handle(now, Input::StreamsPaused(*job, at));
+            }
+        }
     }
 
     /// Passes ends of processes, and the end of the step under way, to the core.
@@ -365,8 +377,9 @@ impl EventLoop {
         let ends = (streams.output.clone(), input);
         let events = self.events.clone();
         tokio::spawn(async move {
-            streams::at_root(link, &ranks, ends).await;
+            let feeding = streams::at_root(link, &ranks, ends).await;
             let _ = events.send(Event::Core(Input::StreamsDone(host, job)));
+            feeding.finish().await;
         });
     }
 }

@@ -30,6 +30,8 @@ mod saved;
 #[cfg(target_os = "linux")]
 mod stage;
 #[cfg(target_os = "linux")]
+mod streams;
+#[cfg(target_os = "linux")]
 mod stuck;
 #[cfg(target_os = "linux")]
 #[path = "../vis/talk.rs"]
@@ -82,6 +84,9 @@ fn main() {}
 const TESTS: &[choice::Scene] = &[
     ("a_filter_that_matches_no_scene_fails", scenes::no_such_scene),
     ("a_job_s_streams_and_exit_code_are_its_client_s", scenes::streams_and_exit_code),
+    ("a_client_that_pauses_gets_all_output_of_its_job", streams::a_client_pauses),
+    ("input_arrives_after_the_output_is_closed", streams::input_without_output),
+    ("labelled_output_keeps_its_unfinished_last_line", streams::unfinished_lines),
     ("a_job_that_can_t_start_is_refused_at_once", scenes::what_cannot_begin),
     ("a_rank_that_dies_ends_its_job_and_no_other", scenes::a_rank_dies),
     ("a_halted_job_runs_in_no_slice", scenes::a_job_is_halted),
