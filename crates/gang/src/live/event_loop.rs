@@ -1,7 +1,6 @@
 //! Connects the node core with a real daemon: passes events to it, and carries out its effects.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -23,9 +22,6 @@ use crate::node_core::message::{Down, Purpose, Reply, Request, Up, Word};
 use crate::node_core::user::Caller;
 use crate::node_core::{ClientId, Effect, Input, NodeCore, Peer, Step, StepOutcome, Transmit};
 use crate::steps::StepQueue;
-
-/// Interval between checks for whether all processes of a job have stopped.
-const CHECK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The standard streams of a job, at the root.
 struct JobStreams {
@@ -222,7 +218,7 @@ impl EventLoop {
             |job| root.is_some_and(|root| root.collects(job)),
             |job| root.is_some_and(|root| root.has(job)),
         );
-        let check = self.processes.is_polling().then(|| now() + CHECK_AGAIN);
+        let check = self.processes.check_again().map(|interval| now() + interval);
         self.core.poll_timeout().into_iter().chain(check).min()
     }
 

@@ -121,6 +121,7 @@ const TESTS: &[choice::Scene] = &[
     ("suspended_jobs_give_memory_that_others_need", memory::suspended_jobs_give_theirs),
     ("arriving_input_wakes_a_job", woken::by_input),
     ("a_job_of_another_user_has_that_user_s_rights_and_no_others", rights::of_a_job),
+    ("a_user_s_jobs_start_although_the_user_continues_them", rights::starts_despite_signals),
     ("users_control_their_own_jobs_and_root_controls_all", rights::of_clients),
     ("a_user_keeps_these_rights_on_other_hosts", rights::on_other_hosts),
     ("checkpoints_are_written_and_read_with_the_user_s_rights", rights::of_checkpoints),
