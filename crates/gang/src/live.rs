@@ -55,6 +55,7 @@ mod reclaimer;
 mod record;
 mod refusals;
 mod rights;
+mod root_folder;
 mod routes;
 pub mod snapshot;
 mod streams;

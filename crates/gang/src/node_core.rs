@@ -177,6 +177,7 @@ impl NodeCore {
             Input::StreamsDone(host, job) => {
                 self.at_root(|root| root.handle_streams_done(now, job, host));
             }
+            Input::StreamsPaused(job, at) => self.at_root(|root| root.handle_pause(job, at)),
             Input::Fed(job) => self.at_root(|root| root.arrived(job)),
             Input::Written(job, client, done) => {
                 self.at_root(|root| root.handle_written(now, (job, client), done))

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,7 +11,8 @@ use super::collections;
 use super::event::Event;
 use super::priority;
 use super::rights::{Places, Users};
-use crate::checkpoint::{Checkpoint, IMAGES, MANIFEST, Manifest};
+use super::root_folder::RootFolder;
+use crate::checkpoint::{Checkpoint, IMAGES, Manifest};
 use crate::node_core::message::{Program, Request};
 use crate::node_core::user::{Caller, User};
 use crate::node_core::{Contents, Input, Read, Write};
@@ -88,19 +88,19 @@ impl Checkpoints {
     pub(super) fn read(&self, (caller, weight): (Caller, u8), folder: &[u8], most: u64) {
         let (folder, is_root) = (path(folder), caller.user.uid == 0);
         let work = move |users: &Users| {
-            if users.has_all() && is_root {
-                is_of_root(&folder)?;
+            if !(users.has_all() && is_root) {
+                // If the manifest can't be read, `read_from` reports why.
+                return match Manifest::read_from(&folder) {
+                    Ok(manifest) if manifest.format == IMAGES => Err(images_are_for_root(&folder)),
+                    _ => read_from(&folder, most),
+                };
             }
-            // If the manifest can't be read, `read_from` reports why.
-            match Manifest::read_from(&folder) {
-                Ok(manifest) if manifest.format == IMAGES => {
-                    if !(users.has_all() && is_root) {
-                        return Err(images_are_for_root(&folder));
-                    }
-                    read_images(&folder)
-                }
-                _ => read_from(&folder, most),
-            }
+            let opened = RootFolder::open(&folder)?;
+            let read = match Manifest::read_from(opened.path()) {
+                Ok(manifest) if manifest.format == IMAGES => read_images(opened.path(), &folder),
+                _ => read_from(opened.path(), most),
+            };
+            read.map_err(|why| opened.explain(&why))
         };
         self.with_rights_of(caller.user.clone(), work, move |read| {
             Event::Core(Input::Read(Box::new(Read { caller, weight, read })))
@@ -120,9 +120,10 @@ fn program_of(folder: &Path, json: &str) -> Result<Program, String> {
     Program::from_json(json).map_err(|error| format!("{}: its program: {error}", folder.display()))
 }
 
-fn read_images(folder: &Path) -> Result<(Program, Contents), String> {
+/// Reads the manifest in an open folder. The images are read later, from `name`.
+fn read_images(folder: &Path, name: &Path) -> Result<(Program, Contents), String> {
     let manifest = collections::read(folder)?;
-    let folder_bytes = folder.as_os_str().as_encoded_bytes().to_vec();
+    let folder_bytes = name.as_os_str().as_encoded_bytes().to_vec();
     let contents = Contents::Images(manifest.ranks as u16, folder_bytes);
     Ok((program_of(folder, &manifest.program)?, contents))
 }
@@ -131,23 +132,6 @@ fn read_from(folder: &Path, most: u64) -> Result<(Program, Contents), String> {
     is_at_most(most, folder)?;
     let checkpoint = Checkpoint::read_from(folder).map_err(|error| error.to_string())?;
     Ok((program_of(folder, &checkpoint.program)?, Contents::States(checkpoint)))
-}
-
-/// Refuses a checkpoint that belongs to another user: its program would run as root.
-fn is_of_root(folder: &Path) -> Result<(), String> {
-    for path in [folder, &folder.join(MANIFEST)] {
-        // If it can't be read, the reader reports why.
-        let Ok(metadata) = path.metadata() else { continue };
-        if metadata.uid() != 0 {
-            return Err(format!(
-                "{}: it belongs to user {}, and its program would run as root: restore it as that user, or make it root's \
-                 (chown -R root) if you trust it",
-                path.display(),
-                metadata.uid()
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// Refuses a checkpoint that exceeds the memory limit, before any of it is read.

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -27,6 +28,8 @@ const PART: usize = 16 << 10;
 /// Time for which a client searches its job's root again, and the shorter time if this host has no daemon.
 const ROOT_TIMEOUT: Duration = Duration::from_secs(10);
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes of a line with a label, after which the line is split.
+const LONGEST_LINE: usize = 64 << 10;
 /// Interval between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -235,6 +238,7 @@ async fn attend(
     let _raw = if terminal { Raw::begin() } else { None };
     let (typed, mut keys) = mpsc::channel(1);
     let typing = tokio::spawn(read_input(typed));
+    let labels = output.label.then(SharedLabels::default);
     let result = loop {
         let (job, mut sender, receiver) = match found {
             (Reply::Over(over), _) => break Ok(over),
@@ -242,8 +246,9 @@ async fn attend(
             _ => break Err(ClientError::Gone),
         };
         let (over, mut ended) = mpsc::channel(1);
+        let writing = write_out(receiver, output, labels.clone());
         let writing = tokio::spawn(async move {
-            let _ = over.send(write_out(receiver, output).await).await;
+            let _ = over.send(writing.await).await;
         });
         let result = tokio::select! {
             result = forward(&mut sender, job, &mut ended) => result,
@@ -259,6 +264,9 @@ async fn attend(
         };
     };
     typing.abort();
+    for (stream, line) in labels.map(|it| rest_of(&it)).unwrap_or_default() {
+        print(stream, output, &line).await;
+    }
     result
 }
 
@@ -345,22 +353,19 @@ async fn feed_once(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) 
 }
 
 /// Writes the ranks' output until the job ends; returns `None` if the daemon exits before that.
-async fn write_out(mut receiver: Receiver, how: Output) -> Option<Over> {
-    let (mut output, mut error) = (tokio::io::stdout(), tokio::io::stderr());
-    let mut labels = Labels::default();
+async fn write_out(
+    mut receiver: Receiver,
+    how: Output,
+    labels: Option<SharedLabels>,
+) -> Option<Over> {
     loop {
         match receiver.receive().await.ok()?? {
             Frame::Data { rank, stream, bytes } => {
-                let labelled =
-                    if how.label { labels.add(rank, stream, &bytes) } else { bytes.into() };
-                // If writing the output fails, the client still waits for the job's result.
-                if stream == Stream::Error || how.to_error {
-                    let _ = error.write_all(&labelled).await;
-                    let _ = error.flush().await;
-                } else {
-                    let _ = output.write_all(&labelled).await;
-                    let _ = output.flush().await;
-                }
+                let labelled = match &labels {
+                    Some(labels) => lock(labels).add(rank, stream, &bytes),
+                    None => bytes.into(),
+                };
+                print(stream, how, &labelled).await;
             }
             frame => {
                 if let Some(Reply::Over(over)) = frame.parse() {
@@ -369,6 +374,30 @@ async fn write_out(mut receiver: Receiver, how: Output) -> Option<Over> {
             }
         }
     }
+}
+
+/// Writes a rank's output. If that fails, the client still waits for the job's result.
+async fn print(stream: Stream, how: Output, bytes: &[u8]) {
+    if stream == Stream::Error || how.to_error {
+        let mut error = tokio::io::stderr();
+        let _ = error.write_all(bytes).await;
+        let _ = error.flush().await;
+    } else {
+        let mut output = tokio::io::stdout();
+        let _ = output.write_all(bytes).await;
+        let _ = output.flush().await;
+    }
+}
+
+/// Labels that outlive a connection to the root.
+type SharedLabels = Arc<Mutex<Labels>>;
+
+fn lock(labels: &SharedLabels) -> std::sync::MutexGuard<'_, Labels> {
+    labels.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn rest_of(labels: &SharedLabels) -> Vec<(Stream, Vec<u8>)> {
+    lock(labels).take_rest()
 }
 
 /// Prefixes whole lines with their rank.
@@ -384,11 +413,42 @@ impl Labels {
         let mut out = Vec::new();
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             begun.extend_from_slice(part);
-            if part.ends_with(b"\n") {
+            let is_whole = part.ends_with(b"\n");
+            if is_whole || begun.len() >= LONGEST_LINE {
                 out.extend_from_slice(format!("[{rank}] ").as_bytes());
                 out.append(begun);
+                out.extend_from_slice(if is_whole { b"" } else { b"\n" });
             }
         }
         out
+    }
+
+    /// Returns the last lines that no newline has ended.
+    fn take_rest(&mut self) -> Vec<(Stream, Vec<u8>)> {
+        let begun = std::mem::take(&mut self.begun).into_iter();
+        let lines = begun.filter(|(_, line)| !line.is_empty()).map(|((rank, is_error), line)| {
+            let stream = if is_error { Stream::Error } else { Stream::Output };
+            (stream, [format!("[{rank}] ").as_bytes(), &line, b"\n"].concat())
+        });
+        lines.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_with_labels_keep_their_rest_and_are_split_if_too_long() {
+        let mut labels = Labels::default();
+        assert_eq!(labels.add(0, Stream::Output, b"a\nb"), b"[0] a\n");
+        assert_eq!(labels.add(1, Stream::Error, b"c"), b"");
+        assert_eq!(labels.add(2, Stream::Output, b"d\n"), b"[2] d\n");
+        let rest = [(Stream::Output, b"[0] b\n".to_vec()), (Stream::Error, b"[1] c\n".to_vec())];
+        assert_eq!(labels.take_rest(), rest);
+        assert_eq!(labels.take_rest(), []);
+        let long = labels.add(3, Stream::Output, &[b'x'; LONGEST_LINE]);
+        assert!(long.starts_with(b"[3] xx") && long.ends_with(b"x\n"));
+        assert_eq!(labels.take_rest(), []);
     }
 }

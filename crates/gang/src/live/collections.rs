@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::event::Event;
 use super::link::Link;
+use super::root_folder::RootFolder;
 use super::{criu, image_link, priority};
 use crate::checkpoint::{Checkpoint, IMAGES, Manifest, Part};
 use crate::names::{Epoch, JobId};
@@ -138,12 +139,15 @@ impl Collections {
         } else if let Some(folder) = self.restored.get(&job).cloned() {
             priority::spawn(move || {
                 runtime.block_on(async {
-                    let files = image_link::list(&folder, ranks.into_iter());
-                    let manifest = read(&folder);
-                    match files.and_then(|files| Ok((files, manifest?.parts))) {
-                        Ok((files, parts)) => {
-                            let _ =
-                                image_link::send(&mut sender, &folder, &files, Some(&parts)).await;
+                    let found = RootFolder::open(&folder).and_then(|opened| {
+                        let files = image_link::list(opened.path(), ranks.into_iter())?;
+                        let parts = read(opened.path())?.parts;
+                        Ok((opened, files, parts))
+                    });
+                    match found {
+                        Ok((opened, files, parts)) => {
+                            let path = opened.path();
+                            let _ = image_link::send(&mut sender, path, &files, Some(&parts)).await;
                         }
                         Err(why) => image_link::send_failure(&mut sender, why).await,
                     }

@@ -1,7 +1,6 @@
 //! Connects the node core with a real daemon: passes events to it, and carries out its effects.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -23,9 +22,6 @@ use crate::node_core::message::{Down, Purpose, Reply, Request, Up, Word};
 use crate::node_core::user::Caller;
 use crate::node_core::{ClientId, Effect, Input, NodeCore, Peer, Step, StepOutcome, Transmit};
 use crate::steps::StepQueue;
-
-/// Interval between checks for whether all processes of a job have stopped.
-const CHECK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The standard streams of a job, at the root.
 struct JobStreams {
@@ -201,6 +197,7 @@ impl EventLoop {
     pub(super) fn turn(&mut self) -> Option<Instant> {
         // What has happened comes before timeouts.
         self.hear_processes();
+        self.report_pauses();
         self.core.handle_timeout(now());
         loop {
             self.hear_processes();
@@ -221,8 +218,19 @@ impl EventLoop {
             |job| root.is_some_and(|root| root.collects(job)),
             |job| root.is_some_and(|root| root.has(job)),
         );
-        let check = self.processes.is_polling().then(|| now() + CHECK_AGAIN);
+        let check = self.processes.check_again().map(|interval| now() + interval);
         self.core.poll_timeout().into_iter().chain(check).min()
+    }
+
+    /// Reports clients that keep the last output of their jobs waiting.
+    fn report_pauses(&mut self) {
+        let now = now();
+        for (job, streams) in &self.streams {
+            let lingers = self.core.root().is_some_and(|root| root.lingers(*job));
+            if let Some(at) = streams.output.paused_at(now).filter(|_| lingers) {
+                self.core.handle(now, Input::StreamsPaused(*job, at));
+            }
+        }
     }
 
     /// Passes ends of processes, and the end of the step under way, to the core.
@@ -365,8 +373,9 @@ impl EventLoop {
         let ends = (streams.output.clone(), input);
         let events = self.events.clone();
         tokio::spawn(async move {
-            streams::at_root(link, &ranks, ends).await;
+            let feeding = streams::at_root(link, &ranks, ends).await;
             let _ = events.send(Event::Core(Input::StreamsDone(host, job)));
+            feeding.finish().await;
         });
     }
 }

@@ -1,14 +1,16 @@
 //! Runs this executable again as a child of a daemon: as a rank's shim, as the reaper, or for a tool.
 //!
-//! A *shim* becomes a rank. It takes the rights of the job's user, arranges to die with its daemon, enters a process
-//! group of its own, and stops. When resumed, it executes the job's program. So no instruction of the program runs
-//! outside the job's slices. The shim has only the user's rights before it uses anything that the user has sent.
+//! A *shim* becomes a rank. It arranges to die with its daemon, enters a process group of its own, and stops. When
+//! resumed, it takes the rights of the job's user, and executes the job's program. So no instruction of the program
+//! runs outside the job's slices, and the user can't signal the shim before. The shim has only the user's rights
+//! before it uses anything that the user has sent.
 //!
 //! The *reaper* waits until the daemon exits, and then ends and removes what the daemon has left behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::{BufRead, Write, stderr, stdin, stdout};
 use std::num::NonZeroU64;
 use std::os::fd::IntoRawFd;
@@ -160,7 +162,7 @@ fn become_restored(mut arguments: impl Iterator<Item = OsString>) -> Result<Infa
     let (arrived, snapshots, pmi) = (next(), next(), next());
     let sockets = [snapshots, pmi].map(|number| number.to_string_lossy().into_owned());
     begin(&group)?;
-    stop(&daemon, false).map_err(|error| error.to_string())?;
+    stop(&daemon, Session::Daemons).map_err(|error| error.to_string())?;
     let pipe = Path::new("/proc/self/fd").join(&arrived);
     let why = std::fs::read_to_string(&pipe).map_err(|error| error.to_string())?;
     if !why.is_empty() {
@@ -203,9 +205,16 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> Result<Infallib
     let (folder, program, name) = (next(), next(), next());
     begin(&group)?;
     let name_of = name.display();
-    take_rights(&rights).map_err(|error| format!("{name_of}: the rights of its user: {error}"))?;
-    stop(&daemon, terminal == "terminal").map_err(|error| format!("{name_of}: {error}"))?;
+    let session = match terminal == "terminal" {
+        true => Session::OfTerminal,
+        false if rights::are_foreign(&rights) && has_terminal() => Session::Own,
+        false => Session::Daemons,
+    };
+    stop(&daemon, session).map_err(|error| format!("{name_of}: {error}"))?;
     // The process was resumed: from here on it runs within the job's slices.
+    take_rights(&rights).map_err(|error| format!("{name_of}: the rights of its user: {error}"))?;
+    // Linux resets the death signal of a process whose user changes.
+    die_with(&daemon).map_err(|error| format!("{name_of}: {error}"))?;
     let entered = std::env::set_current_dir(&folder);
     entered.map_err(|error| format!("{}: {error}", folder.display()))?;
     let own = std::env::vars_os().filter_map(|(variable, value)| {
@@ -250,17 +259,34 @@ fn take_rights(rights: &OsStr) -> std::io::Result<()> {
     rights::take_for_good(rights.to_str().unwrap_or("damaged"))
 }
 
-/// Arranges that this process dies with its daemon, and stops until the first slice. The rights must have been taken
-/// before, because Linux resets the death signal of a process whose user changes.
-fn stop(daemon: &OsStr, has_terminal: bool) -> rustix::io::Result<()> {
+/// The session of a rank.
+#[derive(Clone, Copy)]
+enum Session {
+    /// The daemon's. With autogroup, Linux shares processor time among sessions first: in another session, the raised
+    /// priority of a process that is to stop (`Process::hurry`) counts only within that session.
+    Daemons,
+    /// A session without a terminal, because another user's rank could type into the daemon's.
+    Own,
+    /// The session of the terminal on standard input.
+    OfTerminal,
+}
+
+/// Returns whether this process, and thus its daemon, has a controlling terminal.
+fn has_terminal() -> bool {
+    File::open("/dev/tty").is_ok()
+}
+
+/// Arranges that this process dies with its daemon, and stops until the first slice. The process must still be of the
+/// daemon's user: others could continue it before the daemon sees that it has stopped.
+fn stop(daemon: &OsStr, session: Session) -> rustix::io::Result<()> {
     die_with(daemon)?;
-    if has_terminal {
-        let _ = setsid()?;
-        ioctl_tiocsctty(std::io::stdin())?;
-    } else {
-        // No session of its own: with autogroup, Linux shares processor time among sessions first. The raised priority
-        // of a process that is to stop (`Process::hurry`) would count only within its session.
-        setpgid(None, None)?;
+    match session {
+        Session::Daemons => setpgid(None, None)?,
+        Session::Own => drop(setsid()?),
+        Session::OfTerminal => {
+            let _ = setsid()?;
+            ioctl_tiocsctty(std::io::stdin())?;
+        }
     }
     kill_process(getpid(), Signal::STOP)
 }

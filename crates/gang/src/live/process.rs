@@ -7,10 +7,12 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpriority_process, kill_process_group,
     pidfd_open, pidfd_send_signal, setpriority_process, waitid,
 };
+use rustix::time::Timespec;
 
 pub use crate::node_core::message::End;
 
@@ -183,6 +185,12 @@ impl Process {
         }
     }
 
+    /// Returns whether the process has exited, even if this process can't reap it yet because another one traces it.
+    pub(crate) fn has_exited(&self) -> bool {
+        let mut handles = [PollFd::new(&self.handle, PollFlags::IN)];
+        poll(&mut handles, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
     fn refresh(&mut self) {
         if matches!(self.state, State::Ended(_)) {
             return;
@@ -256,6 +264,17 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(process.end(), Some(End::Killed(Signal::TERM.as_raw())));
+    }
+
+    #[test]
+    fn an_exit_is_noticed_before_the_process_is_reaped() {
+        let (mut process, _) = Process::start(Command::new("sleep").arg("1000")).unwrap();
+        assert!(!process.has_exited());
+        process.signal(Signal::KILL);
+        while !process.has_exited() {
+            std::thread::yield_now();
+        }
+        assert_eq!(process.end(), Some(End::Killed(Signal::KILL.as_raw())));
     }
 
     #[test]

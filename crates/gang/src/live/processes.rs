@@ -48,6 +48,10 @@ const LAST_CHECK: i64 = 100_000;
 /// before its next instruction.
 const FREEZE_PATIENCE: Duration = Duration::from_millis(500);
 
+/// Intervals between checks for whether all processes of a job have stopped, or those that were killed have exited.
+const CHECK_AGAIN: Duration = Duration::from_millis(1);
+const CHECK_KILLED: Duration = Duration::from_millis(50);
+
 const KILLED: End = End::Killed(Signal::KILL.as_raw());
 
 /// Returns the reason why the kernel has killed processes of a job with this memory limit.
@@ -321,7 +325,11 @@ impl Processes {
     fn settle(&mut self, waits: &mut Waits) -> bool {
         while let Some(member) = waits.members.last() {
             let is_through = self.members.get_mut(member).is_none_or(|held| match waits.is_kill {
-                true => held.restoring.is_none() && held.process.end().is_some(),
+                // A process that another one traces is reaped, and its end reported, once the tracer allows that.
+                true => {
+                    let process = &mut held.process;
+                    held.restoring.is_none() && (process.end().is_some() || process.has_exited())
+                }
                 false => held.process.is_still(),
             });
             if !is_through {
@@ -351,12 +359,16 @@ impl Processes {
         true
     }
 
-    /// Returns whether the step under way waits for a change that no signal reports.
-    pub(super) fn is_polling(&self) -> bool {
-        let waits = self.waits.as_ref();
-        waits.is_some_and(|waits| {
-            !(waits.cgroups.is_empty() && waits.adopted.is_empty() && waits.groups.is_empty())
-        })
+    /// Returns when to check again, if the step under way waits for a change that no signal may report.
+    pub(super) fn check_again(&self) -> Option<Duration> {
+        let waits = self.waits.as_ref()?;
+        let has_groups =
+            !(waits.cgroups.is_empty() && waits.adopted.is_empty() && waits.groups.is_empty());
+        match has_groups {
+            true => Some(CHECK_AGAIN),
+            // The system reports the exit of a traced process to the tracer alone.
+            false => (waits.is_kill && !waits.members.is_empty()).then_some(CHECK_KILLED),
+        }
     }
 
     /// Returns the number and outcome of the step under way once it is complete.
@@ -463,7 +475,7 @@ impl Processes {
 
     /// Returns whether all processes have ended.
     pub(super) fn is_empty(&self) -> bool {
-        self.members.values().all(|held| held.is_reported)
+        self.members.values().all(|held| held.is_reported || held.process.has_exited())
     }
 
     fn of_job(&self, job: JobId) -> Vec<Member> {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::AsFd;
 use std::panic::resume_unwind;
@@ -176,6 +177,12 @@ impl Rights {
     pub(super) fn to_argument(&self) -> String {
         serde_json::to_string(self).expect("numbers can be written as JSON")
     }
+}
+
+/// Returns whether the rights in an argument are those of another user than this process's.
+pub(super) fn are_foreign(argument: &OsStr) -> bool {
+    let rights = argument.to_str().and_then(|text| serde_json::from_str::<Rights>(text).ok());
+    rights.is_some_and(|rights| rights.uid().is_some())
 }
 
 /// Takes the rights in an argument, irrevocably and for this whole process, which must have one thread.

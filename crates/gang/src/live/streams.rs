@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -11,10 +13,11 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::clock::now;
-use super::link::{Frame, Link, Sender, Stream};
+use super::link::{Frame, Link, Receiver, Sender, Stream};
 
 /// The daemon's ends of a started rank's standard streams.
 #[derive(Debug)]
@@ -87,6 +90,47 @@ pub(super) struct Outlet {
     client: watch::Receiver<Option<mpsc::Sender<Frame>>>,
     /// End of the time for which output waits for a client.
     waits_until: Instant,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+/// Records how long frames wait until the client takes them.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Number of frames that wait.
+    frames: usize,
+    /// When the first of them began to wait, or the client took the last frame.
+    since: Option<Instant>,
+    /// When the client took a frame that had waited for [`PAUSE`].
+    paused_at: Option<Instant>,
+}
+
+/// Time that a frame waits for a client that has paused reading.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Time after which a client that takes no frame counts as one that never reads again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+impl Waiting {
+    fn begin(&mut self, now: Instant) {
+        if self.frames == 0 {
+            self.since = Some(now);
+        }
+        self.frames += 1;
+    }
+
+    fn end(&mut self, now: Instant) {
+        self.frames -= 1;
+        if self.since.replace(now).is_some_and(|since| now.since(since) >= PAUSE) {
+            self.paused_at = Some(now);
+        }
+    }
+
+    fn paused_at(&self, now: Instant) -> Option<Instant> {
+        let since = self.since.filter(|_| self.frames > 0);
+        match since.map(|since| now.since(since)) {
+            Some(pause) if pause >= PAUSE && pause < LONGEST_PAUSE => Some(now),
+            _ => self.paused_at,
+        }
+    }
 }
 
 /// Time that a client gets to find a new root before its job's output is dropped.
@@ -94,7 +138,16 @@ const CLIENT_WAIT: Duration = Duration::from_secs(5);
 
 impl Outlet {
     pub(super) fn new(client: watch::Receiver<Option<mpsc::Sender<Frame>>>) -> Self {
-        Self { client, waits_until: now() + CLIENT_WAIT }
+        Self { client, waits_until: now() + CLIENT_WAIT, waiting: Arc::default() }
+    }
+
+    /// Returns when the job's client last kept output waiting: `now` if it does at present.
+    pub(super) fn paused_at(&self, now: Instant) -> Option<Instant> {
+        self.waiting().paused_at(now)
+    }
+
+    fn waiting(&self) -> std::sync::MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends a frame to the client; waits for one if none is connected, and then drops the frame.
@@ -105,7 +158,9 @@ impl Outlet {
             _ => None,
         };
         if let Some(client) = client {
+            self.waiting().begin(now());
             let _ = client.send(frame).await;
+            self.waiting().end(now());
         }
     }
 }
@@ -120,14 +175,15 @@ pub(super) async fn send_all(sender: &mut Sender, frames: &mut mpsc::Receiver<Fr
     true
 }
 
-/// Carries a job's streams over a link to the root. Returns true if all output was sent and the ranks have closed it.
-/// Returns false if the link ended before; frames in transit on it are lost.
+/// Carries a job's streams over a link to the root. Returns true if all output was sent and the ranks have closed it;
+/// the input is carried until the root closes the link. Returns false if the link ended before; frames in transit on
+/// it are lost.
 pub(super) async fn to_root(
     (mut sender, mut receiver): Link,
     output: &mut mpsc::Receiver<Frame>,
     input: &mut Option<mpsc::Sender<Frame>>,
 ) -> bool {
-    let reading = async {
+    let mut reading = pin!(async {
         while let Ok(Some(frame)) = receiver.receive().await {
             // A message instead of data marks the end of the input.
             let is_data = matches!(frame, Frame::Data { .. });
@@ -138,33 +194,82 @@ pub(super) async fn to_root(
                 *input = Some(to);
             }
         }
-    };
-    tokio::select! {
-        () = reading => false,
+    });
+    let is_done = tokio::select! {
+        () = &mut reading => false,
         is_done = send_all(&mut sender, output) => is_done,
+    };
+    // A message instead of data marks the end of the output.
+    if is_done && sender.send(&Frame::message(&())).await.is_ok() {
+        reading.await;
     }
+    is_done
 }
 
-/// Carries a job's streams at the root, between the link of the host of these ranks and the client.
+/// Carries a job's streams at the root, between the link of the host of these ranks and the client, until the ranks
+/// have closed their output. Returns what carries the input further.
 pub(super) async fn at_root(
     (mut sender, mut receiver): Link,
     ranks: &BTreeSet<u16>,
     (mut output, input): (Outlet, Option<mpsc::Receiver<Frame>>),
-) {
+) -> Feeding {
     let writing = tokio::spawn(async move {
-        let Some(mut input) = input else { return std::future::pending().await };
-        if !send_all(&mut sender, &mut input).await {
-            return;
+        if let Some(mut input) = input
+            && send_all(&mut sender, &mut input).await
+        {
+            // Marks the end of the input, which no data frame can express.
+            let _ = sender.send(&Frame::message(&())).await;
         }
-        // Marks the end of the input, which no data frame can express.
-        let _ = sender.send(&Frame::message(&())).await;
-        std::future::pending().await
+        // The link stays open for the output.
+        sender
     });
-    while let Ok(Some(frame)) = receiver.receive().await {
+    // A message instead of data marks the end of the output.
+    while let Ok(Some(Frame::Data { rank, stream, bytes })) = receiver.receive().await {
         // Accepts data of this host's ranks only.
-        if matches!(&frame, Frame::Data { rank, .. } if ranks.contains(rank)) {
-            output.send(frame).await;
+        if ranks.contains(&rank) {
+            output.send(Frame::Data { rank, stream, bytes }).await;
         }
     }
-    writing.abort();
+    Feeding { writing, receiver, client: output.client }
+}
+
+/// Carries a job's input at the root, after the ranks of a host have closed their output.
+pub(super) struct Feeding {
+    writing: JoinHandle<Sender>,
+    receiver: Receiver,
+    client: watch::Receiver<Option<mpsc::Sender<Frame>>>,
+}
+
+impl Feeding {
+    /// Waits until the input or the link has ended, or the job is over, and closes the link.
+    pub(super) async fn finish(mut self) {
+        let over = async { while self.client.changed().await.is_ok() {} };
+        tokio::select! {
+            _ = &mut self.writing => {}
+            _ = self.receiver.receive() => {}
+            () = over => {}
+        }
+        self.writing.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_pauses_once_a_frame_has_waited_and_not_for_ever() {
+        let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
+        let mut waiting = Waiting::default();
+        waiting.begin(at(0));
+        waiting.begin(at(1));
+        assert_eq!(waiting.paused_at(at(9)), None);
+        assert_eq!(waiting.paused_at(at(5_000)), Some(at(5_000)));
+        waiting.end(at(6_000));
+        assert_eq!(waiting.paused_at(at(6_001)), Some(at(6_000)));
+        assert_eq!(waiting.paused_at(at(605_999)), Some(at(605_999)));
+        assert_eq!(waiting.paused_at(at(606_001)), Some(at(6_000)));
+        waiting.end(at(700_000));
+        assert_eq!(waiting.paused_at(at(800_000)), Some(at(700_000)));
+    }
 }

@@ -1,5 +1,7 @@
 //! Events that a shell passes to its node core, and the effects and messages that the core returns.
 
+use midplane_simhw::time::Instant;
+
 use super::election::Ballot;
 use super::job_manager::{Collect, Read, Write};
 use super::message::{ClientId, Down, Pairs, Program, RankEvent, Reply, Request, Up, Word};
@@ -35,6 +37,8 @@ pub(crate) enum Input {
     ClientGone { client: ClientId, may_return: bool },
     /// The output of a job's ranks on a host has been received completely, on the root.
     StreamsDone(u16, JobId),
+    /// A job's client kept output waiting until this time, on the root.
+    StreamsPaused(JobId, Instant),
     /// Input has arrived for a job, on the root.
     Fed(JobId),
     /// A checkpoint for a client was written, with this many bytes of images in it; or the reason why it was not.

@@ -36,7 +36,7 @@ use takeover::Takeover;
 /// Most switches that are remembered, for listings.
 const REMEMBERED: usize = 4096;
 
-/// Time for which a job's streams may stay open after its processes have ended.
+/// Time for which a job's streams may stay open after its processes have ended, while its client takes the output.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// Returns the reply to a request about a job that does not exist.
@@ -379,12 +379,30 @@ impl JobManager {
         let is_over = |(_, it): &(&JobId, &Job)| it.linger_until.is_some_and(|at| at <= now);
         let over: Vec<JobId> = self.jobs.iter().filter(is_over).map(|(job, _)| *job).collect();
         for job in over {
-            if let Some(it) = self.jobs.get_mut(&job) {
-                it.open.clear();
-            }
-            self.finish(now, job);
+            self.close_streams(now, job);
         }
         self.begin_check(now);
+    }
+
+    /// Returns whether a job's processes have ended, but perhaps not its streams.
+    #[cfg(feature = "live")]
+    pub(crate) fn lingers(&self, job: JobId) -> bool {
+        self.jobs.get(&job).is_some_and(|it| it.linger_until.is_some())
+    }
+
+    /// Keeps a job's streams open, because its client kept output waiting until `at`.
+    pub(super) fn handle_pause(&mut self, job: JobId, at: Instant) {
+        if let Some(until) = self.jobs.get_mut(&job).and_then(|it| it.linger_until.as_mut()) {
+            *until = (at + LINGER).max(*until);
+        }
+    }
+
+    /// Closes the streams of a job, if its processes have ended.
+    pub(super) fn close_streams(&mut self, now: Instant, job: JobId) {
+        if let Some(it) = self.jobs.get_mut(&job).filter(|it| it.is_removed) {
+            it.open.clear();
+            self.finish(now, job);
+        }
     }
 
     /// Returns when to call [`JobManager::handle_timeout`] and [`JobManager::poll_order`].

@@ -69,6 +69,8 @@ impl NodeCore {
                     Some(signal) => self.everywhere(now, Down::Signal { job, signal }),
                     None => {
                         manager.end(now, job, Some(format!("it was ended by {}", caller.user)));
+                        // If only the job's streams are open, they are what is to end.
+                        manager.close_streams(now, job);
                     }
                 }
                 return Some(Reply::Done);

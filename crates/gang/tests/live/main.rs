@@ -30,6 +30,8 @@ mod saved;
 #[cfg(target_os = "linux")]
 mod stage;
 #[cfg(target_os = "linux")]
+mod streams;
+#[cfg(target_os = "linux")]
 mod stuck;
 #[cfg(target_os = "linux")]
 #[path = "../vis/talk.rs"]
@@ -82,6 +84,9 @@ fn main() {}
 const TESTS: &[choice::Scene] = &[
     ("a_filter_that_matches_no_scene_fails", scenes::no_such_scene),
     ("a_job_s_streams_and_exit_code_are_its_client_s", scenes::streams_and_exit_code),
+    ("a_client_that_pauses_gets_all_output_of_its_job", streams::a_client_pauses),
+    ("input_arrives_after_the_output_is_closed", streams::input_without_output),
+    ("labelled_output_keeps_its_unfinished_last_line", streams::unfinished_lines),
     ("a_job_that_can_t_start_is_refused_at_once", scenes::what_cannot_begin),
     ("a_rank_that_dies_ends_its_job_and_no_other", scenes::a_rank_dies),
     ("a_halted_job_runs_in_no_slice", scenes::a_job_is_halted),
@@ -116,6 +121,7 @@ const TESTS: &[choice::Scene] = &[
     ("suspended_jobs_give_memory_that_others_need", memory::suspended_jobs_give_theirs),
     ("arriving_input_wakes_a_job", woken::by_input),
     ("a_job_of_another_user_has_that_user_s_rights_and_no_others", rights::of_a_job),
+    ("a_user_s_jobs_start_although_the_user_continues_them", rights::starts_despite_signals),
     ("users_control_their_own_jobs_and_root_controls_all", rights::of_clients),
     ("a_user_keeps_these_rights_on_other_hosts", rights::on_other_hosts),
     ("checkpoints_are_written_and_read_with_the_user_s_rights", rights::of_checkpoints),

@@ -277,7 +277,8 @@ fn client(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
         adopts: None,
         images: false,
     };
-    let (ranks, output) = (ranks.parse().unwrap(), Output::default());
+    let output = Output { label: terminal == "labelled", ..Output::default() };
+    let ranks = ranks.parse().unwrap();
     let options = RunOptions { ranks, weight: 1, program, output };
     let runtime = runtime();
     let over = runtime.block_on(run(socket.as_ref(), options, |_| {}));

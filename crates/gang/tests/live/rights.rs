@@ -157,6 +157,24 @@ pub(crate) fn of_a_job() {
     assert!(code == 0 && out.contains("by name"), "{code} {out} {error}");
 }
 
+/// Tests that jobs of a user start while the user continues all processes that the daemon has suspended.
+pub(crate) fn starts_despite_signals() {
+    let Some(group) = group() else { return };
+    let stage = Stage::for_group(1, 2, 20, ("none", group));
+    let daemon = stage.daemons[0].id();
+    let script = format!(
+        "while :; do for it in $(cat /proc/{daemon}/task/{daemon}/children); do kill -CONT $it; done; done 2> /dev/null"
+    );
+    let mut continues = stage.client_of(NOBODY, 0, 1, &["sh", "-c", &script]).spawn().unwrap();
+    wait_until("it runs", || listing(&stage).jobs.iter().any(|job| job.runs));
+    for _ in 0..20 {
+        let client = stage.client_of(NOBODY, 0, 1, &["id", "-u"]).spawn().unwrap();
+        assert_eq!(stage.end(client), (0, format!("{NOBODY}\n"), String::new()));
+    }
+    ask_for(&stage, &Request::Kill { job: JobId(1), signal: None });
+    assert_eq!(continues.wait().unwrap().code(), Some(137));
+}
+
 pub(crate) fn of_clients() {
     let Some(group) = group() else { return };
     let stage = Stage::for_group(1, 4, 20, ("none", group));

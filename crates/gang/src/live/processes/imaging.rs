@@ -1,5 +1,6 @@
 //! Images of jobs' processes on this host: dumps them while their job is kept suspended, and restores them.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
@@ -138,7 +139,9 @@ impl Processes {
             Some(base) => base.clone(),
             None => {
                 let disk = std::env::var_os("TMPDIR").map_or_else(|| DISK.into(), PathBuf::from);
-                let base = disk.join(format!("gangd-{}", std::process::id()));
+                // Other users could create a folder of a name that they know.
+                let random = RandomState::new().hash_one(());
+                let base = disk.join(format!("gangd-{}-{random:016x}", std::process::id()));
                 criu::create(&base)?;
                 self.reaper.hold(Leftover::Folder(base.clone()));
                 self.images.insert(base).clone()
