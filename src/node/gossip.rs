@@ -19,7 +19,7 @@ use midplane_via::session::Gossip as Datagrams;
 use midplane_via::wire::gossip::Counters;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use super::host::random;
+use super::host::{milliseconds, random};
 use super::places::{Places, reachable};
 use super::state::Shared;
 use carrier::Carrier;
@@ -93,6 +93,7 @@ pub(super) struct Gossiper {
 /// A run of `chitchat`, and the nodes that it has reported.
 struct Round {
     chitchat: ChitchatHandle,
+    carrier: Carrier,
     own: SocketAddr,
     offered: BTreeSet<String>,
     /// When gossip first reported each node.
@@ -147,6 +148,7 @@ impl Gossiper {
         let mut ended = std::pin::pin!(ended);
         let mut round = Round {
             chitchat,
+            carrier,
             own,
             offered: services,
             heard: BTreeMap::new(),
@@ -187,7 +189,7 @@ impl Gossiper {
         ChitchatConfig {
             chitchat_id: ChitchatId {
                 node_id: format!("{id:016x}").into(),
-                generation_id: random().unwrap_or(id),
+                generation_id: milliseconds(),
                 gossip_advertise_addr: own,
             },
             cluster_id: self.cluster.clone(),
@@ -219,7 +221,8 @@ impl Gossiper {
         gossip_with(&round.chitchat, &known);
     }
 
-    /// Updates the list of nodes: those that `chitchat` considers live now, and new ones.
+    /// Updates the list of nodes: those that `chitchat` considers live now, and new ones. While messages are dropped, the
+    /// former nodes stay.
     async fn review(&self, round: &mut Round) {
         let (now, heard) = (Instant::now(), &mut round.heard);
         let nodes = round.chitchat.with_chitchat(|chitchat| {
@@ -236,8 +239,12 @@ impl Gossiper {
             }
             nodes
         });
-        let nodes = nodes.await;
-        self.gossip.known().nodes = nodes;
+        let mut nodes = nodes.await;
+        let mut known = self.gossip.known();
+        if round.carrier.is_dropping() {
+            nodes.append(&mut known.nodes);
+        }
+        known.nodes = nodes;
     }
 
     /// Gossips with seeds that are not known to live.

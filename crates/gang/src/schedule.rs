@@ -68,6 +68,8 @@ struct Round {
     /// Index of the job that has the next slice, and the number of slices that it has had in this round.
     at: usize,
     passed: u8,
+    /// True after the first slice of the round.
+    has_begun: bool,
 }
 
 impl Round {
@@ -75,13 +77,12 @@ impl Round {
     /// added in each slice.
     fn push(&mut self, job: JobId, weight: u8) {
         let new = (job, weight.max(1));
-        match if self.passed > 0 { Some(self.at) } else { self.at.checked_sub(1) } {
-            Some(present) => {
-                self.jobs.insert(present, new);
-                self.at += 1;
-            }
-            None => self.jobs.push(new),
+        if !self.has_begun {
+            return self.jobs.push(new);
         }
+        let present = if self.passed > 0 { self.at } else { self.at.saturating_sub(1) };
+        self.jobs.insert(present, new);
+        self.at += 1;
     }
 
     fn remove(&mut self, job: JobId) -> bool {
@@ -100,10 +101,10 @@ impl Round {
     /// Returns the job of the next slice. Returns `None` after the last job, and starts the round again.
     fn next(&mut self) -> Option<JobId> {
         let Some(&(job, weight)) = self.jobs.get(self.at) else {
-            self.at = 0;
-            self.passed = 0;
+            (self.at, self.passed, self.has_begun) = (0, 0, false);
             return None;
         };
+        self.has_begun = true;
         self.passed += 1;
         if self.passed >= weight {
             self.at += 1;
@@ -182,6 +183,26 @@ mod tests {
             }
             assert!(turns > 5, "{turns} slices of 99");
         }
+    }
+
+    #[test]
+    fn short_jobs_in_one_half_starve_no_job_of_all_nodes() {
+        let mut policy = QueueTree::new(8);
+        let request = |nodes| Request { nodes, weight: 1 };
+        policy.admit(JobId(0), request(8)).unwrap();
+        let halves: Vec<_> =
+            (1..4).map(|job| policy.admit(JobId(job), request(4)).unwrap().start).collect();
+        let mut turns = 0;
+        for job in 4..200 {
+            let runs = policy.turn();
+            turns += i32::from(runs.contains(&JobId(0)));
+            // Of the two halves, jobs of one end in their slice.
+            let is_short =
+                |job: &&JobId| job.0 > 3 || job.0 > 0 && halves[job.0 as usize - 1] == halves[0];
+            runs.iter().filter(is_short).for_each(|job| policy.remove(*job));
+            policy.admit(JobId(job), request(4)).unwrap();
+        }
+        assert!(turns > 9, "{turns} slices of 196");
     }
 
     #[test]

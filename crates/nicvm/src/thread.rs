@@ -122,7 +122,8 @@ impl Thread {
             }
         }
         // What the last step has asked for: the completion of a command can't wait for a turn that may not come.
-        for job in std::mem::take(&mut self.nic.shared().jobs) {
+        let jobs = std::mem::take(&mut self.nic.shared().jobs);
+        for job in jobs {
             job(nic);
         }
         self.nic.wake();

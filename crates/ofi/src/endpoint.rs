@@ -98,6 +98,8 @@ pub struct Endpoint {
     outstanding: usize,
     failed: Option<CallError>,
     waiter: Waiter,
+    /// True if dropping the endpoint may wait for frames in flight.
+    lingers: bool,
 }
 
 impl Endpoint {
@@ -136,6 +138,7 @@ impl Endpoint {
             outstanding: 0,
             failed: None,
             waiter,
+            lingers: false,
         };
         this.post_receives();
         this.failed.map_or(Ok(this), |error| Err(error.into()))
@@ -457,6 +460,12 @@ impl Endpoint {
         self.outstanding == 0 && self.waiting.is_empty()
     }
 
+    /// Makes the drop of the endpoint wait, for about 1 s at most, until the frames in flight have left.
+    #[cfg(feature = "streams")]
+    pub(crate) const fn linger(&mut self) {
+        self.lingers = true;
+    }
+
     /// Gives up the frames that the provider has not sent: dropping the endpoint no longer waits for them.
     #[cfg(feature = "streams")]
     pub(crate) fn abandon(&mut self) {
@@ -464,10 +473,11 @@ impl Endpoint {
     }
 }
 
-/// Lets the provider progress for about 1 s at most, so that the frames in flight leave.
+/// Lets the provider progress, so that the frames in flight leave.
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        for poll in 0..LAST_POLLS + PAUSED_POLLS {
+        let paused = if self.lingers { PAUSED_POLLS } else { 0 };
+        for poll in 0..LAST_POLLS + paused {
             if self.is_idle() || self.failed.is_some() {
                 break;
             }

@@ -103,7 +103,8 @@ impl Streams {
     /// Outside a tokio runtime with I/O and time.
     pub fn open(choice: &Choice) -> Result<Self, OpenError> {
         let config = Config::new(HEAD + PIECE).receives(RECEIVES).sends(SENDS);
-        let endpoint = Endpoint::open(choice, &config)?;
+        let mut endpoint = Endpoint::open(choice, &config)?;
+        endpoint.linger();
         let (name, provider) = (endpoint.name().to_vec(), endpoint.provider().name.clone());
         let shared = Arc::new(Shared(Mutex::new(State {
             endpoint,

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
@@ -34,17 +35,24 @@ pub(super) struct Carrier {
     datagrams: Datagrams,
     bound: SocketAddr,
     watched: Watched,
+    /// True while messages are dropped.
+    is_dropping: Arc<AtomicBool>,
 }
 
 impl Carrier {
     /// Creates the carrier of a node that is bound to this address.
     pub(super) fn new(datagrams: Datagrams, bound: SocketAddr) -> Self {
-        Self { datagrams, bound, watched: Watched::default() }
+        Self { datagrams, bound, watched: Watched::default(), is_dropping: Arc::default() }
     }
 
     /// Sets the `chitchat` whose memory is bounded.
     pub(super) fn watch(&self, chitchat: Arc<Mutex<Chitchat>>) {
         let _ = self.watched.set(chitchat);
+    }
+
+    /// Returns whether messages are dropped: other nodes then seem to be silent.
+    pub(super) fn is_dropping(&self) -> bool {
+        self.is_dropping.load(Ordering::Relaxed)
     }
 
     /// Returns whether `chitchat` holds too much.
@@ -83,7 +91,9 @@ impl Socket for Carrier {
     async fn recv(&mut self) -> anyhow::Result<(SocketAddr, ChitchatMessage)> {
         loop {
             let (from, bytes) = poll_fn(|context| self.datagrams.poll_receive(context)).await;
-            if self.is_full().await {
+            let is_full = self.is_full().await;
+            self.is_dropping.store(is_full, Ordering::Relaxed);
+            if is_full {
                 tracing::debug!(%from, "gossip is dropped: there are too many nodes, or services");
                 continue;
             }

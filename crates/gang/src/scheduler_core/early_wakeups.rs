@@ -235,9 +235,9 @@ impl Advances {
         (paid < self.slice).then(|| self.slice - paid)
     }
 
-    /// Removes a job that has ended. The time that it has not repaid delays no early wake-up of others.
+    /// Removes a job that has ended. The time that only it would have repaid delays no early wake-up of others.
     fn forget(&mut self, job: JobId) {
-        let ahead = self.by_job.remove(&job).unwrap_or_default();
-        self.lag = self.lag.saturating_sub(ahead);
+        self.by_job.remove(&job);
+        self.lag = self.lag.min(self.by_job.values().sum());
     }
 }

@@ -168,12 +168,6 @@ impl Coordination {
         links.iter().find(last).copied().filter(|_| self.config.buffers)
     }
 
-    /// Returns whether a message has left in part and keeps one of the receiver's buffers.
-    fn has_begun(&self, nic: &Context<'_>, at: usize) -> bool {
-        let rest = BacklogLimit { bytes: 1, messages: 0 };
-        self.buffer_link(at).is_some() && nic.backlog(self.routes[at].destination, rest).is_some()
-    }
-
     fn agree_quantum(&mut self, link: usize, wanted: u32) -> u32 {
         let link = self.places[link].link.as_mut();
         link.map_or(wanted, |link| link.agree_quantum(wanted))
@@ -212,7 +206,12 @@ impl Coordination {
             Some(user) if user != at => return false,
             // The token arrived while another was missing, and its lease may have ended since.
             Some(_) if state.holds() => {
-                return state.validity().is_some_and(|(_, end)| end >= until);
+                let is_valid = state.validity().is_some_and(|(_, end)| end >= until);
+                if is_valid {
+                    // It may be a newer token, which replaced a void one.
+                    state.start();
+                }
+                return is_valid;
             }
             _ => place.user = None,
         }
@@ -232,10 +231,6 @@ impl Coordination {
     fn let_through(&mut self, nic: &mut Context<'_>, at: usize, cap: u64) {
         let limit = self.limit(nic, at);
         let destination = self.routes[at].destination;
-        let most = cap.max(nic.mtu_bytes_to(destination));
-        // Messages that don't begin in this turn need no buffer yet, and none begins before the last one has ended.
-        let messages = if self.has_begun(nic, at) { 0 } else { limit.messages };
-        let limit = BacklogLimit { bytes: limit.bytes.min(most), messages };
         let buffers = self.buffer_link(at).and_then(|link| self.places[link].link.as_mut());
         let Some(backlog) = nic.backlog(destination, limit) else {
             // The tokens are here, but the receiver has no buffer.
@@ -244,15 +239,15 @@ impl Coordination {
             }
             return;
         };
-        let bytes = backlog.bytes.min(most);
+        let bytes = backlog.bytes.min(cap.max(nic.mtu_bytes_to(destination)));
         if let Some(link) = buffers {
             link.consume(backlog.messages);
         }
         nic.allow(destination, bytes, self.valid_until(at));
         self.next_route = at + 1;
         let route = &mut self.routes[at];
-        let taken = i64::try_from(bytes).unwrap_or(i64::MAX);
-        route.overdraft = (taken - route.quantum).clamp(0, route.quantum.max(0) * 4);
+        let most = i64::try_from(bytes).unwrap_or(i64::MAX);
+        route.overdraft = (most - route.quantum).clamp(0, route.quantum.max(0) * 4);
         route.state = State::Sending;
     }
 
@@ -330,13 +325,7 @@ impl Coordination {
         // Up to two control messages that were sent in between leave a gap, which queued frames fill.
         let passed = Duration::from_nanos(nic.frame_nanos(GRANT_BYTES) * 2);
         let due = ends + nic.line_lag().saturating_sub(passed) - early;
-        if due <= now && self.has_begun(nic, at) {
-            // The next holder may need the buffer of this message, so the tokens stay until it has left.
-            self.routes[at].alarm = None;
-            nic.cancel_timeout(Route::timeout(at));
-            self.routes[at].state = State::Acquiring;
-            self.advance(nic, at);
-        } else if due <= now {
+        if due <= now {
             // A late timer delays the hand-over as a longer path would.
             let late = self.routes[at].alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
             self.release(nic, at, more, late, due + early);

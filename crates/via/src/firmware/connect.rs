@@ -179,7 +179,9 @@ impl Via {
         });
         if early.is_none() && self.has_dropped && pending.opcode == CONNECT_PEER {
             // The peer may be connected already. A second request is then answered.
-            pending.request_at = nic.now().plus_nanos(REQUEST_AGAIN_NS);
+            // Until then the peer's frames are not answered.
+            let after = REQUEST_AGAIN_NS.min(self.config.dead_after_ns / 8);
+            pending.request_at = nic.now().plus_nanos(after);
             self.arm(nic, pending.request_at);
         }
         self.pending.push(pending);
