@@ -266,7 +266,7 @@ impl Context<'_> {
     }
 
     /// Returns the number of a message that this handler sends as packets; it is unique within this unit.
-    pub(crate) fn next_message(&mut self) -> u64 {
+    pub(crate) const fn next_message(&mut self) -> u32 {
         self.services.transmit.next_message()
     }
 

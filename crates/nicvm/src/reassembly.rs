@@ -14,7 +14,7 @@ const MAX_ISLANDS: usize = 64;
 /// A message that has begun to arrive, and the target that its bytes are written to.
 #[derive(Debug)]
 pub(crate) struct Assembly<T> {
-    message: u64,
+    message: u32,
     total: u32,
     pub(crate) target: T,
     /// All bytes before this one have arrived.
@@ -77,7 +77,7 @@ pub(crate) enum Place {
 #[derive(Debug)]
 pub(crate) struct Stream<T> {
     incarnation: Incarnation,
-    newest: u64,
+    newest: u32,
     /// Bit n: message `newest` - n has begun or is completed.
     begun: u64,
     /// The message that is being assembled, at most one.
@@ -88,12 +88,12 @@ pub(crate) struct Stream<T> {
 
 impl<T> Stream<T> {
     /// Creates a stream that begins with a frame of `message`.
-    const fn new(incarnation: Incarnation, message: u64) -> Self {
+    const fn new(incarnation: Incarnation, message: u32) -> Self {
         Self { incarnation, newest: message, begun: 0, open: None, touched: 0 }
     }
 
     /// Restarts the stream if its sender has restarted. Returns the target of the message that was being assembled.
-    pub(crate) fn on_incarnation(&mut self, incarnation: Incarnation, message: u64) -> Option<T> {
+    pub(crate) fn on_incarnation(&mut self, incarnation: Incarnation, message: u32) -> Option<T> {
         if !incarnation.is_newer_than(self.incarnation) {
             return None;
         }
@@ -115,14 +115,14 @@ impl<T> Stream<T> {
             return Place::Void;
         }
         let message = fragment.message;
-        if message > self.newest {
-            let ahead = u32::try_from(message - self.newest).unwrap_or(u32::MAX);
+        let ahead = message.wrapping_sub(self.newest);
+        if ahead != 0 && ahead < 1 << 31 {
             self.newest = message;
             self.begun = self.begun.checked_shl(ahead).unwrap_or(0) | 1;
             return Place::Newer;
         }
-        let age = self.newest - message;
-        if age >= u64::BITS.into() {
+        let age = self.newest.wrapping_sub(message);
+        if age >= u64::BITS {
             return Place::Void;
         }
         if self.begun >> age & 1 == 1 {
@@ -167,7 +167,7 @@ impl<K: Copy + Ord, T> Streams<K, T> {
         &mut self,
         key: K,
         incarnation: Incarnation,
-        message: u64,
+        message: u32,
     ) -> &mut Stream<T> {
         if self.streams.len() >= self.most && !self.streams.contains_key(&key) {
             self.prune();
@@ -202,7 +202,7 @@ mod tests {
 
     const INCARNATION: Incarnation = Incarnation::FIRST;
 
-    fn fragment(message: u64, offset: u32, total: u32) -> Fragment {
+    fn fragment(message: u32, offset: u32, total: u32) -> Fragment {
         Fragment { message, offset, total, tag: 0 }
     }
 
@@ -219,12 +219,12 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_was_idle_for_long_goes_on() {
-        let mut stream = Stream::<()>::new(INCARNATION, 5);
-        for message in [5, 5 + (1 << 31), 5 + (1 << 33)] {
+    fn message_numbers_wrap_around() {
+        let mut stream = Stream::<()>::new(INCARNATION, u32::MAX);
+        for message in [u32::MAX, 0, 1] {
             assert_eq!(stream.place(INCARNATION, fragment(message, 0, 9), 9), Place::Newer);
         }
-        assert_eq!(stream.place(INCARNATION, fragment(5, 0, 9), 9), Place::Void);
+        assert_eq!(stream.place(INCARNATION, fragment(u32::MAX, 0, 9), 9), Place::Void);
     }
 
     proptest! {

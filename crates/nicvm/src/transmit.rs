@@ -141,8 +141,8 @@ pub struct Backlog {
 /// The place of a frame in its message, as the scheduler writes it into the words of the frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Fragment {
-    /// Number of the message, counted by its sender. Its upper half travels in the header's `sequence`.
-    pub message: u64,
+    /// Number of the message, counted by its sender.
+    pub message: u32,
     /// First byte of the frame within the message.
     pub offset: u32,
     /// Bytes of the whole message.
@@ -154,22 +154,18 @@ pub struct Fragment {
 impl Fragment {
     pub(crate) const fn words(self) -> [u64; 2] {
         [
-            self.message as u32 as u64 | (self.offset as u64) << 32,
+            self.message as u64 | (self.offset as u64) << 32,
             self.total as u64 | (self.tag as u64) << 32,
         ]
     }
 
-    pub(crate) const fn sequence(self) -> u32 {
-        (self.message >> 32) as u32
-    }
-
-    /// Reads the fields that a [`Message`]'s sender wrote; any are a valid fragment.
+    /// Reads the words that a [`Message`]'s sender wrote; any words are a valid fragment.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub const fn of(header: &Header) -> Self {
         let [first, second] = header.words;
         Self {
-            message: first as u32 as u64 | (header.sequence as u64) << 32,
+            message: first as u32,
             offset: (first >> 32) as u32,
             total: second as u32,
             tag: (second >> 32) as u32,
@@ -183,10 +179,8 @@ mod tests {
 
     #[test]
     fn a_fragment_survives_its_header() {
-        let fragment =
-            Fragment { message: 7 << 32 | 6, offset: u32::MAX, total: 9, tag: u32::MAX - 1 };
-        let (words, sequence) = (fragment.words(), fragment.sequence());
-        let header = Header { words, sequence, ..Header::default() };
+        let fragment = Fragment { message: 7, offset: u32::MAX, total: 9, tag: u32::MAX - 1 };
+        let header = Header { words: fragment.words(), ..Header::default() };
         assert_eq!(Fragment::of(&header), fragment);
     }
 }

@@ -166,13 +166,11 @@ impl Unsent {
         let chunk = (nic.mtu_bytes_to(node) as usize).saturating_sub(HEADER_BYTES).max(1);
         for (index, part) in bytes.chunks(chunk).enumerate() {
             let (offset, total) = ((index * chunk) as u32, bytes.len() as u32);
-            let fragment = Fragment { message, offset, total, tag: 0 };
             let packet = Packet {
                 flow: FlowId(0),
                 owner: Some(owner),
                 port,
-                sequence: fragment.sequence(),
-                words: fragment.words(),
+                words: Fragment { message, offset, total, tag: 0 }.words(),
                 source: Source::Bytes(Payload::from(part)),
                 token: Some(u64::from(node.0) << 32 | part.len() as u64),
                 ..Packet::to(node)

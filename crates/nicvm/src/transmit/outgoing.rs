@@ -18,7 +18,7 @@ enum Bytes {
 
 #[derive(Debug)]
 enum Form {
-    Message { message: Message, number: u64, sent: u32 },
+    Message { message: Message, number: u32, sent: u32 },
     Packet { header: Header, bytes: Bytes, token: Option<u64>, owner: Option<PortId> },
 }
 
@@ -27,7 +27,7 @@ enum Form {
 pub(super) struct Outgoing(Form);
 
 impl Outgoing {
-    pub(super) const fn message(message: Message, number: u64) -> Self {
+    pub(super) const fn message(message: Message, number: u32) -> Self {
         Self(Form::Message { message, number, sent: 0 })
     }
 
@@ -90,7 +90,6 @@ impl Outgoing {
                     length: length as u16,
                     port: message.port,
                     flags: if message.controlled { CONTROLLED } else { 0 },
-                    sequence: fragment.sequence(),
                     words: fragment.words(),
                     ..blank(hw)
                 }

@@ -47,7 +47,7 @@ struct Installed {
 #[derive(Default)]
 pub(crate) struct Transmit {
     flows: Flows,
-    next_number: u64,
+    next_number: u32,
     gate: Gate,
     admissions: Vec<Installed>,
     /// When to pump again.
@@ -138,7 +138,7 @@ impl Transmit {
         // Its number follows those of the messages that were sent directly before it.
         self.commit();
         let number = self.next_number;
-        self.next_number = number + 1;
+        self.next_number = number.wrapping_add(1);
         self.flows.push(key_of(&message), Outgoing::message(message, number));
     }
 
@@ -162,7 +162,7 @@ impl Transmit {
 
     /// Sends a message of one frame at once, if it may bypass the queue and the line takes it now.
     pub(crate) fn send_at_once(&mut self, hw: &mut dyn Hardware, message: &Message) -> bool {
-        let number = self.next_number + u64::from(self.direct.messages);
+        let number = self.next_number.wrapping_add(self.direct.messages);
         let outgoing = Outgoing::message(*message, number);
         let is_one = outgoing.next_length(hw.mtu_to(message.node) as u32) == message.source.length;
         if !is_one || !self.is_free(&key_of(message)) || self.is_parked(&outgoing) {
@@ -203,8 +203,8 @@ impl Transmit {
     }
 
     /// Returns the number of a message whose frames the extension sends as packets.
-    pub(crate) fn next_message(&mut self) -> u64 {
-        let number = self.next_number + u64::from(self.direct.messages);
+    pub(crate) const fn next_message(&mut self) -> u32 {
+        let number = self.next_number.wrapping_add(self.direct.messages);
         self.direct.messages += 1;
         number
     }
@@ -216,7 +216,7 @@ impl Transmit {
     /// Counts the frames that a handler has sent directly, because it has returned.
     pub(crate) fn commit(&mut self) {
         let Direct { messages, leaves } = std::mem::take(&mut self.direct);
-        self.next_number += u64::from(messages);
+        self.next_number = self.next_number.wrapping_add(messages);
         self.line_free_at = self.line_free_at.max(leaves);
     }
 

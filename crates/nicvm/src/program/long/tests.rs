@@ -54,7 +54,7 @@ impl Receiver {
             source: NodeId(sender),
             incarnation: (0..incarnation).fold(Incarnation::FIRST, |last, _| last.next()),
             port,
-            words: Fragment { message: message.into(), offset, total, tag: 0 }.words(),
+            words: Fragment { message, offset, total, tag: 0 }.words(),
             ..Header::default()
         };
         let frame = Frame { header, payload: Payload::from(&bytes[..]) };
