@@ -32,7 +32,7 @@ pub(crate) struct Scripted {
     start: Option<Script>,
     command: Script,
     heard: Heard,
-    /// How often a frame was reported as held.
+    /// Counts the frames that were reported as held.
     pub(crate) held: Arc<AtomicU32>,
 }
 
