@@ -111,17 +111,26 @@ mod tests {
     }
 
     /// Searches at once wait for each other, and none returns an earlier search's places.
-    #[tokio::test]
-    async fn searches_at_once_read_the_file_one_after_another() {
+    #[test]
+    fn searches_at_once_read_the_file_one_after_another() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.max_blocking_threads(1).build().unwrap().block_on(search_at_once());
+    }
+
+    async fn search_at_once() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "a:1").unwrap();
         let discovery = File::new(file.path());
         let (one, other) = tokio::join!(discovery.places(), discovery.places());
         assert_eq!((one.unwrap().len(), other.unwrap().len()), (1, 1));
-        // Dropped while it reads.
+        // Dropped while it reads: the only thread is busy.
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let busy = spawn_blocking(move || ended.recv());
         let mut dropped = Box::pin(discovery.places());
         assert!(dropped.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         drop(dropped);
+        end.send(()).unwrap();
+        busy.await.unwrap().unwrap();
         std::fs::write(file.path(), "a:1\nb:2").unwrap();
         assert_eq!(discovery.places().await.unwrap().len(), 2);
     }
