@@ -40,7 +40,7 @@ use serde::de::DeserializeOwned;
 use tokio::task::AbortHandle;
 
 use crate::error::{Error, ErrorKind};
-use crate::node::links::{Kind, Peers};
+use crate::node::links::{Kind, Offer, Peers};
 use crate::node::{Node, host};
 use replica::{Entry, Observer, Refused, Update};
 use sync::Shared;
@@ -58,6 +58,7 @@ pub struct LatestMap<K, V> {
 #[derive(Debug)]
 struct Member {
     shared: Arc<Shared>,
+    offer: Arc<Offer>,
     task: AbortHandle,
     readers: AtomicU64,
     peers: Peers,
@@ -66,6 +67,7 @@ struct Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
+        self.offer.withdraw();
         self.task.abort();
     }
 }
@@ -102,9 +104,10 @@ impl Node {
         let writer =
             host::random().map_err(|error| Error::system("a map can't be joined", error))?;
         let shared = Shared::new(writer, is_typed::<K, V>);
+        let offer = listener.offer();
         let task = sync::start(self, listener, service, &shared);
         let (peers, readers, name) = (self.links(), AtomicU64::new(0), name.to_owned());
-        let member = Arc::new(Member { shared, task, readers, peers, name });
+        let member = Arc::new(Member { shared, offer, task, readers, peers, name });
         Ok(LatestMap { member, of: PhantomData })
     }
 }

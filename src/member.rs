@@ -439,6 +439,11 @@ impl Members {
         self.peers.contains_key(&id)
     }
 
+    /// Returns whether the known node of this number has this name.
+    pub(crate) fn is_called(&self, id: u64, name: &str) -> bool {
+        self.peers.get(&id).is_some_and(|peer| peer.name == name)
+    }
+
     /// Returns when a known node was started, by its own clock, and its state as this node sees it.
     pub(crate) fn standing(&self, id: u64) -> Option<(u64, &'static str)> {
         let peer = self.peers.get(&id)?;

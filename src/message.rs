@@ -28,7 +28,7 @@ use tracing::Instrument;
 
 use crate::error::{Error, ErrorKind};
 use crate::framing::{read_body, rest_within, write_parts, write_some};
-use crate::node::links::Peers;
+use crate::node::links::{Candidate, Peers};
 use crate::node::mailbox::{Outgoing, Received};
 use crate::node::{Listener, Node, PeerName};
 
@@ -119,11 +119,14 @@ impl Node {
             To::Name(name) => (self.named(&name).await?, name),
         };
         if !self.knows(id) || self.mailbox().has_lost(id) {
-            return Err(self.lost(id, &name, None));
+            self.mailbox().forget(id, None);
+            return Err(lost(&name, None));
         }
         let outgoing = self.mailbox().outgoing(id, |other| self.knows(other));
-        let sent = self.write(outgoing, (id, &name), bytes).await?;
-        sent.map_err(|error| self.lost(id, &name, Some(error)))?;
+        if let Err(error) = self.write(Arc::clone(&outgoing), (id, &name), bytes).await? {
+            self.mailbox().forget(id, Some(&outgoing));
+            return Err(lost(&name, Some(error)));
+        }
         self.meter().messages_sent.add_one();
         Ok(())
     }
@@ -158,9 +161,9 @@ impl Node {
         if let Some(id) = self.mailbox().named(name) {
             return Ok(id);
         }
-        let is_named = |id: u64| self.peers().iter().any(|peer| peer.id == id && peer.name == name);
         let (mut refused, until) = (BTreeSet::new(), self.search_deadline());
-        let found = self.find(SERVICE, &mut refused, until, |one| is_named(one.peer)).await;
+        let is_named = |one: &Candidate| self.is_called(one.peer, name);
+        let found = self.find(SERVICE, &mut refused, until, is_named).await;
         let found = found.map_err(|error| self.not_found(name, &error))?;
         let id = found.first().expect("it has found one").peer;
         self.mailbox().name(name.to_owned(), id);
@@ -205,16 +208,15 @@ impl Node {
         });
         Ok(rest.await.unwrap_or_else(|_| Err(io::ErrorKind::ConnectionAborted.into())))
     }
+}
 
-    /// Forgets a receiver that has ended; returns the error for its sender.
-    fn lost(&self, id: u64, name: &str, source: Option<io::Error>) -> Error {
-        self.mailbox().forget(id);
-        let why = source.map_or_else(String::new, |error| format!(": {error}"));
-        let text = format!(
-            "{name} was restarted, or the connection to it lost{why}; messages that it had not received are lost"
-        );
-        Error::new(ErrorKind::Reset, text)
-    }
+/// Returns the error of a receiver that has ended, for its sender.
+fn lost(name: &str, source: Option<io::Error>) -> Error {
+    let why = source.map_or_else(String::new, |error| format!(": {error}"));
+    let text = format!(
+        "{name} was restarted, or the connection to it lost{why}; messages that it had not received are lost"
+    );
+    Error::new(ErrorKind::Reset, text)
 }
 
 /// Accepts the streams of senders.
@@ -229,52 +231,59 @@ async fn accept(mut listener: Listener, outbox: mpsc::UnboundedSender<Received>,
         };
         let Ok((stream, from)) = accepted else { return };
         // The messages of a sender may wait after its streams have ended.
-        senders.retain(|_, sender| {
-            Arc::strong_count(&sender.turn) > 1 || sender.room.available_permits() < HELD_OF_ONE
+        senders.retain(|_, sender| Arc::strong_count(&sender.room) > 1);
+        let sender = senders.entry(from.id).or_insert_with(|| {
+            let (streams, queued) = mpsc::channel(MAX_STREAMS);
+            let inbound =
+                Inbound { from: from.clone(), all: Arc::clone(&all), outbox: outbox.clone() };
+            tokio::spawn(inbound.receive(queued, peers.clone()));
+            Sender { streams, room: Arc::new(Semaphore::new(HELD_OF_ONE)) }
         });
-        let sender = senders.entry(from.id).or_insert_with(Sender::new).clone();
-        if Arc::strong_count(&sender.turn) > MAX_STREAMS + 1 {
+        if sender.streams.try_send((stream, Arc::clone(&sender.room))).is_err() {
             tracing::warn!(%from, "a peer sends messages on too many streams; one was dropped");
-            continue;
         }
-        let (outbox, mut peers) = (outbox.clone(), peers.clone());
-        let all = Arc::clone(&all);
-        tokio::spawn(async move {
-            let receiving = sender.receive(stream, &from, &all, &outbox);
-            let ended = tokio::select! {
-                biased;
-                () = peers.left() => return,
-                ended = receiving => ended,
-            };
-            if let Err(error) = ended {
-                tracing::debug!(%from, %error, "a peer's messages have ended");
-            }
-        });
     }
 }
 
-/// Bounds the messages of a sender that this node holds.
-#[derive(Clone, Debug)]
+/// A stream of messages, and the bound of its sender's messages that this node holds.
+type Bounded = (Stream, Arc<Semaphore>);
+
+/// The streams of a sender, in the order in which they are read.
+#[derive(Debug)]
 struct Sender {
-    /// Held by the stream that is being read; the next stream waits until it has ended.
-    turn: Arc<tokio::sync::Mutex<()>>,
+    streams: mpsc::Sender<Bounded>,
+    /// Shared with each stream that is not read to its end, and each message that was not received.
     room: Arc<Semaphore>,
 }
 
-impl Sender {
-    fn new() -> Self {
-        Self { turn: Arc::default(), room: Arc::new(Semaphore::new(HELD_OF_ONE)) }
+/// Receives the messages of a sender.
+#[derive(Debug)]
+struct Inbound {
+    from: PeerName,
+    /// Bounds the messages of all senders.
+    all: Arc<Semaphore>,
+    outbox: mpsc::UnboundedSender<Received>,
+}
+
+impl Inbound {
+    /// Receives the messages of one stream after the other.
+    async fn receive(self, mut streams: mpsc::Receiver<Bounded>, mut peers: Peers) {
+        let receiving = async {
+            while let Some((stream, room)) = streams.recv().await {
+                if let Err(error) = self.read(stream, room).await {
+                    tracing::debug!(from = %self.from, %error, "a peer's messages have ended");
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = peers.left() => {}
+            () = receiving => {}
+        }
     }
 
     /// Receives the messages of a stream until it ends.
-    async fn receive(
-        &self,
-        stream: Stream,
-        from: &PeerName,
-        all: &Arc<Semaphore>,
-        outbox: &mpsc::UnboundedSender<Received>,
-    ) -> io::Result<()> {
-        let _turn = self.turn.lock().await;
+    async fn read(&self, stream: Stream, room: Arc<Semaphore>) -> io::Result<()> {
         let mut stream = BufReader::with_capacity(4_096, stream);
         let mut magic = [0; MAGIC.len()];
         tokio::time::timeout(REST_WITHIN, stream.read_exact(&mut magic)).await??;
@@ -291,12 +300,12 @@ impl Sender {
             #[expect(clippy::cast_possible_truncation, reason = "it was bounded")]
             let share = (length + OVERHEAD) as u32;
             let closed = |_| io::Error::from(io::ErrorKind::ConnectionAborted);
-            let own = Arc::clone(&self.room).acquire_many_owned(share).await.map_err(closed)?;
-            let shared = Arc::clone(all).acquire_many_owned(share).await.map_err(closed)?;
+            let own = Arc::clone(&room).acquire_many_owned(share).await.map_err(closed)?;
+            let shared = Arc::clone(&self.all).acquire_many_owned(share).await.map_err(closed)?;
             let body = read_body(&mut stream, length);
             let bytes = tokio::time::timeout(rest_within(length), body).await??.into();
-            let received = Received { from: from.clone(), bytes, _room: [own, shared] };
-            if outbox.send(received).is_err() {
+            let received = Received { from: self.from.clone(), bytes, _room: [own, shared] };
+            if self.outbox.send(received).is_err() {
                 return Ok(());
             }
         }

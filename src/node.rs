@@ -150,7 +150,9 @@ impl Node {
         }
         let places = Arc::new(places);
         #[cfg(feature = "discovery-gossip")]
-        let gossip = builder.start_gossip(&shared, &places, address)?;
+        let gossip = builder.start_gossip(&shared, &places, address);
+        #[cfg(feature = "discovery-gossip")]
+        let gossip = gossip.inspect_err(|_| shared.close())?;
         let span = tracing::info_span!("node", name, id = %format_args!("{id:016x}"));
         let sockets = spawn_tasks(&shared, &span, driver, listener, tcp);
         let NodeBuilder { drain, connect_timeout, key, port_buffer, .. } = builder;

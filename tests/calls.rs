@@ -367,3 +367,15 @@ over_each! {
         }
     }
 }
+
+#[tokio::test]
+async fn a_service_that_was_dropped_may_be_offered_again_at_once() {
+    let cluster = format!("again-{}", std::process::id());
+    let node = Node::builder().cluster(cluster).start().await.unwrap();
+    let first = numbered(&node, 1);
+    let service = service_fn(|_: u32| async { Ok::<_, Never>(0_u32) });
+    assert_eq!(node.serve("gate", service).unwrap_err().kind(), ErrorKind::InUse);
+    drop(first);
+    let second = numbered(&node, 2);
+    assert_eq!(second.calls(), 0);
+}

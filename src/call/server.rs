@@ -23,7 +23,7 @@ use super::frame::{AnswerHeader, RequestHeader, Status};
 use super::pool::{Pipe, pipe};
 use crate::error::Error;
 use crate::framing::{RESERVED, read_body, rest_within, write_parts};
-use crate::node::links::Kind;
+use crate::node::links::{Kind, Offer};
 use crate::node::meter::{Role, Streams};
 use crate::node::{Listener, Node, PeerName};
 
@@ -38,6 +38,7 @@ const IDLE: Duration = Duration::from_secs(120);
 /// [`CallError::Reset`](super::CallError::Reset).
 #[derive(Debug)]
 pub struct Serving {
+    offer: Arc<Offer>,
     task: AbortHandle,
     room: Arc<Semaphore>,
     concurrency: usize,
@@ -53,6 +54,7 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
+        self.offer.withdraw();
         self.task.abort();
     }
 }
@@ -124,8 +126,9 @@ impl Node {
             most: limits.max_message,
             of: PhantomData,
         };
+        let offer = listener.offer();
         let task = tokio::spawn(accept(listener, server)).abort_handle();
-        Ok(Serving { task, room, concurrency })
+        Ok(Serving { offer, task, room, concurrency })
     }
 }
 

@@ -46,7 +46,7 @@ impl Members {
         if let Some(peer) = self.peers.get_mut(&first) {
             peer.trial.get_or_insert_with(|| now.plus_nanos(TRIAL));
         }
-        // A living node acknowledges the description; silence makes it suspected.
+        // A living node acknowledges the description; over UDP, silence makes it suspected.
         self.effects.extend(links.into_iter().map(Effect::Describe));
     }
 
@@ -101,9 +101,15 @@ impl Members {
 
     /// Handles a node that leaves or has ended: nodes that were not used because of it are used again.
     pub(super) fn on_departure(&mut self, now: Instant, id: u64) {
-        for peer in self.peers.values_mut().filter(|peer| peer.rival == Some(id)) {
+        let mut freed = None;
+        for (other, peer) in self.peers.iter_mut().filter(|(_, peer)| peer.rival == Some(id)) {
             peer.rival = None;
             self.effects.extend(peer.links.iter().copied().map(Effect::Describe));
+            freed = freed.max(Some((peer.incarnation, *other)));
+        }
+        if let Some((_, last)) = freed {
+            // If there are several, the first of them is used.
+            self.on_namesake(now, last);
         }
         self.release(now, id);
     }

@@ -12,6 +12,7 @@ use midplane_via::wire::pipe::congestion::Congestion;
 
 #[cfg(feature = "discovery-gossip")]
 use super::gossip::{Gossip, Gossiper};
+use super::links::cut;
 use super::places::Places;
 #[cfg(feature = "discovery-gossip")]
 use super::state::Shared;
@@ -92,6 +93,9 @@ impl NodeBuilder {
     /// Nodes of one cluster need different names. Of two living nodes with one name, the later is not used. Its
     /// [`Node::listen`] and [`Node::connect`] return [`ErrorKind::InUse`](crate::ErrorKind::InUse) once it is notified
     /// of the other; with a [key](NodeBuilder::key_file), they return [`ErrorKind::Key`](crate::ErrorKind::Key).
+    ///
+    /// A node whose host is silent counts as living for up to 1.5 s over UDP. Over TCP it does so until the connection
+    /// ends, which takes up to 30 s.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
@@ -422,7 +426,7 @@ impl NodeBuilder {
         self.name.clone().unwrap_or_else(|| {
             let program = std::env::args_os().next().unwrap_or_default();
             let program = std::path::Path::new(&program).file_name().unwrap_or_default();
-            let program: String = program.to_string_lossy().chars().take(60).collect();
+            let program = cut(&program.to_string_lossy(), 60);
             format!("{program}-{}-{:08x}", std::process::id(), id >> 32)
         })
     }

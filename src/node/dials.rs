@@ -1,6 +1,6 @@
 //! The places that a node has dialed, and the outcomes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,6 +34,16 @@ impl Dial {
         let is_open = self.had_other_key && both.contains(&Attempt::UnderWay);
         !both.contains(&Attempt::Answered) && (is_found || is_open)
     }
+
+    /// Returns why the place did not answer; `None` if it did.
+    fn error(&self) -> Option<String> {
+        match &self.last {
+            Last::Refused(why) => Some(why.clone()),
+            Last::Sent(_) if self.has_other_key() => Some(Attempt::KeyMismatch.to_string()),
+            Last::Sent(attempts) => failed(&attempts.udp(), &attempts.tcp()),
+            Last::Attached => None,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -66,6 +76,11 @@ impl Dials {
         all.insert(target, Dial { count, last, had_other_key });
     }
 
+    /// Forgets the places that did not answer and are not among these.
+    pub(super) fn forget_others(&self, places: &BTreeSet<Target>) {
+        self.all().retain(|target, dial| places.contains(target) || dial.error().is_none());
+    }
+
     /// Returns why the node with this number could not be reached through shared memory; `None` if that did not fail.
     pub(super) fn local_error(&self, id: u64) -> Option<String> {
         match &self.all().get(&Target::Local(id))?.last {
@@ -87,15 +102,8 @@ impl Dials {
     /// Returns the places that did not answer the last dial, with the number of dials and the last error.
     pub(super) fn unanswered(&self) -> Vec<(Target, u32, String)> {
         let all = self.all();
-        let unanswered = all.iter().filter_map(|(target, dial)| {
-            let why = match &dial.last {
-                Last::Refused(why) => why.clone(),
-                Last::Sent(_) if dial.has_other_key() => Attempt::KeyMismatch.to_string(),
-                Last::Sent(attempts) => failed(&attempts.udp(), &attempts.tcp())?,
-                Last::Attached => return None,
-            };
-            Some((*target, dial.count, why))
-        });
+        let unanswered =
+            all.iter().filter_map(|(target, dial)| Some((*target, dial.count, dial.error()?)));
         unanswered.collect()
     }
 }

@@ -14,6 +14,7 @@ use super::state::Shared;
 use super::{ANSWER_WITHIN, Inner, Node, PeerInfo, SEARCH_PERIOD};
 use crate::error::{Error, ErrorKind};
 
+pub(crate) use super::listener::Offer;
 pub(crate) use super::state::Candidate;
 
 /// The prefix of reserved service names, which users can't use.
@@ -82,6 +83,12 @@ pub(super) fn shown(service: &str) -> String {
     service.strip_prefix(RESERVED).unwrap_or(service).to_owned()
 }
 
+/// Cuts a text to this many bytes, at the end of a character.
+pub(super) fn cut(text: &str, bytes: usize) -> String {
+    let fits = |(at, char): &(usize, char)| at + char.len_utf8() <= bytes;
+    text.char_indices().take_while(fits).map(|(_, char)| char).collect()
+}
+
 /// Returns a hint if a peer offers a service of the same name and another kind; empty if none does.
 pub(super) fn hint(service: &str, peers: &[PeerInfo]) -> String {
     let calls = Kind::Calls.prefix();
@@ -143,8 +150,9 @@ impl Node {
     pub(crate) fn offer(&self, service: String) -> Result<Listener, Error> {
         self.0.shared.check()?;
         let (outbox, inbox) = mpsc::channel(listener::BACKLOG);
-        self.0.shared.offer(&service, outbox)?;
-        Ok(Listener::new(service, inbox, Arc::clone(&self.0.shared)))
+        let number = self.0.shared.offer(&service, outbox)?;
+        let offer = Offer::new(Arc::clone(&self.0.shared), service, number);
+        Ok(Listener::new(offer, inbox))
     }
 
     /// Returns the node's peers.
@@ -173,6 +181,11 @@ impl Node {
     /// Returns the node's counters.
     pub(crate) fn meter(&self) -> &super::meter::Meter {
         &self.0.shared.meter
+    }
+
+    /// Returns whether the node of this number has this name.
+    pub(crate) fn is_called(&self, id: u64, name: &str) -> bool {
+        self.0.shared.is_called(id, name)
     }
 
     /// Returns whether there is a session with the node of this number.

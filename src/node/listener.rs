@@ -41,18 +41,44 @@ impl fmt::Display for PeerName {
 /// Dropping it withdraws the service: streams that wait to be accepted are reset.
 #[derive(Debug)]
 pub struct Listener {
-    service: String,
+    offer: Arc<Offer>,
     inbox: mpsc::Receiver<Accepted>,
+}
+
+/// A service that a node offers until this is withdrawn or dropped.
+#[derive(Debug)]
+pub(crate) struct Offer {
     shared: Arc<Shared>,
+    service: String,
+    /// Distinguishes it from a later offer of the same name.
+    number: u64,
+}
+
+impl Offer {
+    pub(super) const fn new(shared: Arc<Shared>, service: String, number: u64) -> Self {
+        Self { shared, service, number }
+    }
+
+    /// Withdraws the service at once; the node may then offer the name again.
+    pub(crate) fn withdraw(&self) {
+        self.shared.withdraw(&self.service, self.number);
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        self.withdraw();
+    }
 }
 
 impl Listener {
-    pub(super) const fn new(
-        service: String,
-        inbox: mpsc::Receiver<Accepted>,
-        shared: Arc<Shared>,
-    ) -> Self {
-        Self { service, inbox, shared }
+    pub(super) fn new(offer: Offer, inbox: mpsc::Receiver<Accepted>) -> Self {
+        Self { offer: Arc::new(offer), inbox }
+    }
+
+    /// Returns the service, for an owner of the task that accepts its streams.
+    pub(crate) fn offer(&self) -> Arc<Offer> {
+        Arc::clone(&self.offer)
     }
 
     /// Waits for the next stream.
@@ -89,7 +115,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.shared.withdraw(&self.service);
+        self.offer.withdraw();
         self.inbox.close();
         while let Ok(Accepted { stream, .. }) = self.inbox.try_recv() {
             stream.reset();
@@ -111,7 +137,7 @@ impl axum::serve::Listener for Listener {
     }
 
     fn local_addr(&self) -> std::io::Result<Self::Addr> {
-        Ok(PeerName { name: self.service.clone(), id: 0 })
+        Ok(PeerName { name: self.offer.service.clone(), id: 0 })
     }
 }
 

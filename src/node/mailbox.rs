@@ -72,8 +72,10 @@ impl Mailbox {
         let mut state = self.state();
         let ended: Vec<_> = gone.iter().filter_map(|other| state.outgoing.remove(other)).collect();
         state.lost.extend(gone);
-        while state.lost.len() > MOST_LOST {
-            state.lost.pop_first();
+        while state.lost.len() > MOST_LOST
+            && let Some(forgotten) = state.lost.pop_first()
+        {
+            state.names.retain(|_, named| *named != forgotten);
         }
         let outgoing = Arc::clone(state.outgoing.entry(id).or_default());
         drop(state);
@@ -93,9 +95,13 @@ impl Mailbox {
         inbox.map_or(0, |inbox| inbox.len())
     }
 
-    /// Forgets a peer that has ended.
-    pub(crate) fn forget(&self, id: u64) {
+    /// Forgets a peer that has ended, or whose stream `failed`. A later stream to it continues.
+    pub(crate) fn forget(&self, id: u64, failed: Option<&Outgoing>) {
         let mut state = self.state();
+        let is_later = |known: &Outgoing| failed.is_some_and(|failed| !Arc::ptr_eq(known, failed));
+        if state.outgoing.get(&id).is_some_and(is_later) {
+            return;
+        }
         state.names.retain(|_, named| *named != id);
         state.lost.remove(&id);
         let outgoing = state.outgoing.remove(&id);
@@ -130,7 +136,7 @@ mod tests {
         }
         assert_eq!(mailbox.state().outgoing.keys().copied().collect::<Vec<_>>(), [97, 98, 99]);
         assert!(mailbox.has_lost(96) && !mailbox.has_lost(97));
-        mailbox.forget(96);
+        mailbox.forget(96, None);
         assert!(!mailbox.has_lost(96), "it was reported");
     }
 }

@@ -232,6 +232,18 @@ impl Meter {
         counter!(name::SESSIONS_ENDED, &labels).increment(1);
     }
 
+    /// Counts the ends of all sessions, because the node has ended. No stream counts as open any more.
+    pub(super) fn end(&self) {
+        let open: Vec<_> =
+            lock(&self.sessions).values().map(|its| Arc::clone(&its.session)).collect();
+        for session in open {
+            self.on_ended(&session, session.ended().unwrap_or(Ended::Closed));
+        }
+        for role in [Role::Server, Role::Client] {
+            self.of(role).each(|service, streams| streams.end(&self.node, role, service));
+        }
+    }
+
     /// Reports the changes since the last report; `tokens` has the counters of tokens if this node grants any.
     pub(super) fn report(&self, tokens: Option<TokenCounters>) {
         let mut open: BTreeMap<_, usize> = BTreeMap::new();

@@ -25,8 +25,11 @@ const VARIABLE: &str = "MIDPLANE_OFI";
 const HARDWARE: [&str; 8] = ["cxi", "efa", "verbs", "opx", "psm3", "psm2", "usnic", "ucx"];
 /// Limit of the time for which new streams wait for the session over libfabric with a new peer.
 const AWAIT: Duration = Duration::from_millis(300);
-/// Most peers for which the end of that wait is kept.
-const MOST_AWAITED: usize = 4_096;
+/// Most peers whose endpoints are kept.
+const MOST_KNOWN: usize = 4_096;
+/// Pause before a peer is dialed again, which doubles up to the longest.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Most concurrent handshakes with peers that have connected.
 const MOST_GREETINGS: usize = 64;
 
@@ -37,8 +40,17 @@ pub(super) struct Ofi {
     config: tcp::Config,
     /// Peers that are being dialed.
     dialing: Mutex<BTreeSet<u64>>,
-    /// Peers with the same provider and no session over it yet, each with the end of the wait of new streams.
-    awaited: Mutex<BTreeMap<u64, Instant>>,
+    /// Peers with the same provider.
+    known: Mutex<BTreeMap<u64, Known>>,
+}
+
+/// A peer with the same provider.
+#[derive(Debug)]
+struct Known {
+    /// The name of the peer's endpoint.
+    name: Vec<u8>,
+    /// The end of the wait of new streams for the first session over libfabric.
+    awaited_until: Instant,
 }
 
 impl Ofi {
@@ -82,8 +94,8 @@ impl Ofi {
         };
         match opened {
             Ok(Some(streams)) => {
-                let (dialing, awaited) = (Mutex::default(), Mutex::default());
-                Ok(Some(Arc::new(Self { streams, config, dialing, awaited })))
+                let (dialing, known) = (Mutex::default(), Mutex::default());
+                Ok(Some(Arc::new(Self { streams, config, dialing, known })))
             }
             Err(error) if is_chosen => Err(Error::new(ErrorKind::Config, error.to_string())),
             Ok(None) => Ok(None),
@@ -108,22 +120,37 @@ impl Ofi {
         self.dialing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn awaited(&self) -> MutexGuard<'_, BTreeMap<u64, Instant>> {
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, BTreeMap<u64, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that there is a session over libfabric with a peer.
     pub(super) fn on_session(&self, peer: u64) {
-        self.awaited().remove(&peer);
+        if let Some(known) = self.known().get_mut(&peer) {
+            known.awaited_until = Instant::now();
+        }
+    }
+
+    /// Handles the end of a session over libfabric: this node, which has dialed, dials the peer again.
+    pub(super) fn on_ended(self: &Arc<Self>, shared: &Arc<Shared>, peer: u64) {
+        let name = self.known().get(&peer).map(|known| known.name.clone());
+        if let Some(name) = name {
+            self.dial(shared, peer, name);
+        }
+    }
+
+    /// Forgets a peer that has ended.
+    pub(super) fn forget(&self, peer: u64) {
+        self.known().remove(&peer);
     }
 
     /// Returns until when new streams to a peer wait for its session over libfabric.
     pub(super) fn awaits(&self, peer: u64) -> Option<Instant> {
-        self.awaited().get(&peer).copied().filter(|until| *until > Instant::now())
+        let until = self.known().get(&peer).map(|known| known.awaited_until);
+        until.filter(|until| *until > Instant::now())
     }
 
-    /// Handles the description of a peer without a session over libfabric. Dials the peer if this node is the dialer,
-    /// and no dial is in progress.
+    /// Handles the description of a peer without a session over libfabric. Dials the peer if this node is the dialer.
     pub(super) fn on_peer(
         self: &Arc<Self>,
         shared: &Arc<Shared>,
@@ -132,22 +159,40 @@ impl Ofi {
         is_dialer: bool,
     ) {
         let Some(name) = self.name_of(described).map(<[u8]>::to_vec) else { return };
-        let mut awaited = self.awaited();
-        if awaited.len() >= MOST_AWAITED && !awaited.contains_key(&peer) {
-            awaited.pop_first();
+        let mut known = self.known();
+        if known.len() >= MOST_KNOWN && !known.contains_key(&peer) {
+            known.pop_first();
         }
-        awaited.entry(peer).or_insert_with(|| Instant::now() + AWAIT);
-        drop(awaited);
-        if !is_dialer || !self.dialing().insert(peer) {
+        known.entry(peer).or_insert_with(|| {
+            let (name, awaited_until) = (name.clone(), Instant::now() + AWAIT);
+            Known { name, awaited_until }
+        });
+        drop(known);
+        if is_dialer {
+            self.dial(shared, peer, name);
+        }
+    }
+
+    /// Dials a peer, unless that is in progress, until it has a session over libfabric or has ended.
+    fn dial(self: &Arc<Self>, shared: &Arc<Shared>, peer: u64, name: Vec<u8>) {
+        if !self.dialing().insert(peer) {
             return;
         }
         let (this, shared) = (Arc::clone(self), Arc::downgrade(shared));
         let dialing = Dialing(Arc::clone(self), peer);
         tokio::spawn(async move {
-            let stream = this.streams.connect(&name);
-            match stream {
-                Ok(stream) => this.begin(stream, &shared, true).await,
-                Err(error) => tracing::debug!(peer, %error, "libfabric can't reach a peer"),
+            let mut pause = PAUSE;
+            loop {
+                let stream = this.streams.connect(&name);
+                match stream {
+                    Ok(stream) => this.begin(stream, &shared, true).await,
+                    Err(error) => tracing::debug!(peer, %error, "libfabric can't reach a peer"),
+                }
+                if shared.upgrade().is_none_or(|shared| !shared.lacks_libfabric(peer)) {
+                    break;
+                }
+                tokio::time::sleep(pause).await;
+                pause = LONGEST_PAUSE.min(2 * pause);
             }
             drop(dialing);
         });

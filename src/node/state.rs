@@ -2,6 +2,7 @@
 
 #[cfg(feature = "ofi")]
 mod libfabric;
+mod offers;
 mod receiver;
 mod strangers;
 
@@ -12,25 +13,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
 use midplane_via::session::{Session, Sessions, Stream};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::dials::Dials;
-use super::links::shown;
-use super::meter::{Meter, Role, Streams, Watched, stream_span};
+use super::meter::{Meter, Role, Watched, stream_span};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
-use crate::member::{self, Effect, Hello, Load, MAX_SERVICES, Members, Target};
+use crate::member::{self, Effect, Hello, Load, Members, Target};
 
+pub(super) use offers::Accepted;
+use offers::Offered;
 pub(super) use receiver::Receiver;
-
-/// A stream that waits to be accepted.
-#[derive(Debug)]
-pub(super) struct Accepted {
-    pub(super) stream: Stream,
-    pub(super) id: u64,
-    pub(super) name: String,
-}
 
 /// State that a node's parts share.
 #[derive(Debug)]
@@ -54,7 +48,7 @@ struct State {
     hello: Hello,
     /// Number of changes of `hello` so far.
     generation: u64,
-    listeners: BTreeMap<String, (mpsc::Sender<Accepted>, Arc<Streams>)>,
+    listeners: BTreeMap<String, Offered>,
     members: Members,
     /// Sessions that have not ended, by number.
     sessions: BTreeMap<u64, Arc<Session>>,
@@ -194,6 +188,9 @@ impl Shared {
 
     fn dial(&self, state: &mut State, target: Target) {
         let now = self.now();
+        if state.is_closed {
+            return state.members.handle_refused(now, target);
+        }
         let dialed = self.network.dial(target);
         self.dials.on_dialed(target, dialed.as_ref());
         match dialed {
@@ -234,15 +231,18 @@ impl Shared {
         }
     }
 
-    /// Adds the session of a node that has connected.
+    /// Adds the session of a node that has connected; ends it if this node has ended meanwhile.
     pub(super) fn on_session(&self, session: &Arc<Session>) {
-        self.change(|state, now| {
-            if state.is_closed {
-                return;
+        let is_closed = self.change(|state, now| {
+            if !state.is_closed {
+                state.sessions.insert(session.number(), Arc::clone(session));
+                state.members.handle_accepted(now, session.number(), session.transport());
             }
-            state.sessions.insert(session.number(), Arc::clone(session));
-            state.members.handle_accepted(now, session.number(), session.transport());
+            state.is_closed
         });
+        if is_closed {
+            session.end();
+        }
     }
 
     /// Dials the unknown nodes at these places, for a while from now on. The nodes at addresses in `keys` must have
@@ -253,6 +253,7 @@ impl Shared {
         keys: BTreeSet<(SocketAddr, PublicKey)>,
         time: std::time::Duration,
     ) {
+        self.dials.forget_others(places);
         self.change(|state, now| {
             state.members.handle_keys(keys);
             state.members.handle_places(now, places);
@@ -354,18 +355,14 @@ impl Shared {
         (self.state().hello.incarnation, self.started.elapsed())
     }
 
-    /// Returns the number of streams of each service that wait to be accepted.
-    pub(super) fn waiting(&self) -> BTreeMap<String, usize> {
-        let state = self.state();
-        let waiting = state.listeners.iter().map(|(service, (listener, _))| {
-            (service.clone(), listener.max_capacity() - listener.capacity())
-        });
-        waiting.collect()
-    }
-
     /// Returns whether there is a session with this node, and the node has described itself.
     pub(super) fn knows(&self, id: u64) -> bool {
         self.state().members.knows(id)
+    }
+
+    /// Returns whether the known node of this number has this name.
+    pub(super) fn is_called(&self, id: u64, name: &str) -> bool {
+        self.state().members.is_called(id, name)
     }
 
     /// Returns the random number of this node.
@@ -390,51 +387,12 @@ impl Shared {
         choices.into_iter().filter_map(candidate).collect()
     }
 
-    /// Offers a service from now on; its streams go to `listener`. Fails if the node offers it already, or offers too
-    /// many.
-    pub(super) fn offer(
-        &self,
-        service: &str,
-        listener: mpsc::Sender<Accepted>,
-    ) -> Result<(), Error> {
-        let mut state = self.state();
-        if state.listeners.contains_key(service) {
-            let service = shown(service);
-            let text =
-                format!("this node offers {service:?} already: use that one, or drop it first");
-            return Err(Error::new(ErrorKind::InUse, text));
-        }
-        if state.hello.services.len() >= MAX_SERVICES {
-            let text = format!("this node offers {MAX_SERVICES} services, the most: start another");
-            return Err(Error::new(ErrorKind::InUse, text));
-        }
-        let served = self.meter.streams(Role::Server, service);
-        state.listeners.insert(service.to_owned(), (listener, served));
-        state.hello.services.push(service.to_owned());
-        self.describe_to_all(state);
-        Ok(())
-    }
-
-    /// Withdraws a service.
-    pub(super) fn withdraw(&self, service: &str) {
-        let mut state = self.state();
-        state.listeners.remove(service);
-        state.hello.services.retain(|offered| offered != service);
-        self.describe_to_all(state);
-    }
-
     fn describe_to_all(&self, mut state: MutexGuard<'_, State>) {
         state.generation += 1;
         let links: Vec<_> = state.sessions.keys().copied().collect();
         drop(state);
         self.describe(&links);
         self.changed.notify_waiters();
-    }
-
-    /// Returns the services that this node offers.
-    #[cfg(feature = "discovery-gossip")]
-    pub(super) fn offered(&self) -> BTreeSet<String> {
-        self.state().hello.services.iter().cloned().collect()
     }
 
     /// Returns the sessions that have not ended.
@@ -479,8 +437,8 @@ impl Shared {
         tasks.into_iter().for_each(|task| task.abort());
         drop(listeners);
         self.sessions.close();
-        // The reporting task has ended, so the last counts are reported here. Sessions report later counts when they
-        // end.
+        // The reporting task has ended, so the last counts are reported here. The receiver of the sessions' events
+        // reports later ones.
         self.meter.report(self.sessions().token_counters());
         self.changed.notify_waiters();
     }

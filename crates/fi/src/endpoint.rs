@@ -187,7 +187,7 @@ impl Endpoint {
 
     /// Handles new and closed connections, which takes system calls.
     pub(crate) fn progress_connections(&mut self) {
-        self.requests.extend(self.listener.accept());
+        self.requests.extend(self.listener.accept().0);
         for request in std::mem::take(&mut self.requests) {
             match request.accept() {
                 Ok((rings, endpoint)) => self.accept(rings, endpoint, false),

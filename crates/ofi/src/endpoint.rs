@@ -32,7 +32,7 @@ const MOST_PEERS: usize = 1 << 16;
 
 /// A peer that was inserted into an endpoint. It is valid for that endpoint only.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct PeerId(u32);
+pub struct PeerId(pub(crate) u32);
 
 /// The reason why a frame was not sent.
 #[derive(Debug, Error)]

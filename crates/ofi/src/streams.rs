@@ -243,7 +243,7 @@ impl State {
             return self.on_open(frame.value, payload);
         }
         let Some(connection) = self.connections.get_mut(&frame.to) else {
-            // The stream was dropped before the peer accepted it.
+            // The stream was dropped before the peer accepted it: no frame with a number precedes the reset.
             if let (Kind::Accept, Some(from)) = (frame.kind, from) {
                 let reset = Frame { to: frame.value, number: 0, kind: Kind::Reset, value: 0 };
                 let _ = self.send(from, reset, &[]);
@@ -263,8 +263,7 @@ impl State {
             }
             Kind::Alive => connection.on_number(frame.number, now),
             Kind::Open => {}
-            Kind::Reset => connection.fail(io::ErrorKind::ConnectionReset, &mut self.wakes),
-            Kind::Data | Kind::Credit | Kind::End => {
+            Kind::Data | Kind::Credit | Kind::End | Kind::Reset => {
                 connection.on_ordered(frame, payload, now, &mut self.wakes);
             }
         }
@@ -276,13 +275,26 @@ impl State {
         }
         let Ok(peer) = self.endpoint.insert(name) else { return };
         let Ok(id) = self.add(peer, Some(remote)) else { return };
-        let accept = Frame { to: remote, number: 0, kind: Kind::Accept, value: id };
-        if self.send(peer, accept, &[]).is_err() {
+        if !self.answer_open(id) {
             self.connections.remove(&id);
             return;
         }
         self.accepted.push_back(id);
         self.wakes.extend(self.acceptor.take());
+    }
+
+    /// Reports to the peer that its stream is accepted; if there is no space, the receiving task retries. Returns `false`
+    /// if the peer can't be reached.
+    fn answer_open(&mut self, id: u64) -> bool {
+        let Some(connection) = self.connections.get(&id) else { return true };
+        let (peer, Some(remote)) = (connection.peer, connection.remote) else { return true };
+        let accept = Frame { to: remote, number: 0, kind: Kind::Accept, value: id };
+        let sent = self.send(peer, accept, &[]);
+        let must_wait = sent.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.owes_accept = must_wait;
+        }
+        sent.is_ok() || must_wait
     }
 
     /// Adds a connection under a random number, which no other process can guess.
@@ -327,7 +339,7 @@ impl State {
         });
     }
 
-    /// Returns credit for which there was no space before, and wakes the tasks that wait for space.
+    /// Sends answers and credit for which there was no space before, and wakes the tasks that wait for space.
     fn serve_waiting(&mut self) {
         if self.endpoint.room() == 0 {
             return;
@@ -335,9 +347,14 @@ impl State {
         let mut owing = Vec::new();
         for (id, connection) in &mut self.connections {
             self.wakes.extend(connection.writer.take());
-            owing.extend(connection.owes_credit().then_some(*id));
+            owing.extend((connection.owes_credit() || connection.owes_accept).then_some(*id));
         }
-        owing.into_iter().for_each(|id| self.return_credit(id));
+        for id in owing {
+            if self.connections.get(&id).is_some_and(|connection| connection.owes_accept) {
+                self.answer_open(id);
+            }
+            self.return_credit(id);
+        }
     }
 
     /// Asks silent peers whether they live. Fails the streams of peers that do not answer, and those that miss a frame.

@@ -84,12 +84,13 @@ impl Acceptor {
         self.paused_until
     }
 
-    /// Accepts connections of admitted users, if the listener is readable or a pause has ended.
-    pub(crate) fn accept(&mut self, is_ready: bool, now: Instant) -> Vec<Socket> {
+    /// Accepts connections of admitted users, if the listener is readable or a pause has ended. Also returns whether no
+    /// connection waits any more.
+    pub(crate) fn accept(&mut self, is_ready: bool, now: Instant) -> (Vec<Socket>, bool) {
         let mut taken = Vec::new();
         let is_paused = self.paused_until.map_or(!is_ready, |until| now < until);
         if is_paused {
-            return taken;
+            return (taken, false);
         }
         self.paused_until = None;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -102,7 +103,7 @@ impl Acceptor {
                         taken.push(socket);
                     }
                 }
-                Err(Errno::AGAIN) => break,
+                Err(Errno::AGAIN) => return (taken, true),
                 // The connecting process has closed its end.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(_) => {
@@ -111,7 +112,7 @@ impl Acceptor {
                 }
             }
         }
-        taken
+        (taken, false)
     }
 
     /// Reserves a place for a connection. `None` if its process is not admitted or has its most connections.

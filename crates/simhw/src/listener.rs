@@ -136,7 +136,7 @@ impl<S: Service> EventLoop<S> {
                 }
             }
             let now = Clock::now();
-            let accepted = self.acceptor.accept(ready.acceptor, now).into_iter();
+            let accepted = self.acceptor.accept(ready.acceptor, now).0.into_iter();
             let connections =
                 accepted.map(|socket| Connection::new(socket, S::State::default(), now));
             self.connections.extend(connections);

@@ -84,6 +84,21 @@ fn the_later_of_two_live_nodes_of_one_name_is_not_used_until_the_first_leaves() 
 }
 
 #[test]
+fn of_two_nodes_freed_by_the_end_of_a_third_with_their_name_the_later_is_not_used() {
+    let mut members = members();
+    for id in [2, 3] {
+        members.handle_accepted(Instant::ZERO, id, at(id as u16));
+        members.handle_hello(Instant::ZERO, id, hello(id, 10 * id, "kv"), None);
+    }
+    members.handle_timeout(Instant::from_nanos(TRIAL), |_| Load::default());
+    assert_eq!((members.rival_of(2), members.rival_of(3)), (1, 1));
+    members.handle_ended(Instant::from_nanos(TRIAL), 1);
+    members.handle_timeout(Instant::from_nanos(2 * TRIAL), |_| Load::default());
+    assert_eq!((members.rival_of(2), members.rival_of(3)), (0, 2));
+    assert_eq!(chosen(&members), [(2, false)]);
+}
+
+#[test]
 fn a_node_learns_of_another_with_its_name_from_that_node_or_a_third() {
     let mut members = members();
     assert_eq!(members.rival(), None);

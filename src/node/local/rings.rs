@@ -22,6 +22,8 @@ const RING: usize = 512 * 1024;
 /// Most connections whose greeting is awaited at once, and the limit of time for each.
 const GREETINGS: usize = 64;
 const GREETING_WITHIN: Duration = Duration::from_secs(2);
+/// Pause while connections wait and none can be accepted.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// The listener of a node.
 pub(in crate::node) type Listening = AsyncFd<RingListener>;
@@ -74,9 +76,12 @@ pub(in crate::node) async fn accept(mut listener: Listening, shared: Weak<Shared
     let greetings = Arc::new(Semaphore::new(GREETINGS));
     loop {
         let Ok(mut ready) = listener.readable_mut().await else { return };
-        let requests = ready.get_inner_mut().accept();
-        if requests.is_empty() {
+        let (requests, is_drained) = ready.get_inner_mut().accept();
+        if is_drained {
             ready.clear_ready();
+        } else if requests.is_empty() {
+            // Readiness is reported once: it must not be cleared while connections wait.
+            tokio::time::sleep(PAUSE).await;
         }
         for request in requests {
             let Ok(permit) = Arc::clone(&greetings).acquire_owned().await else { return };

@@ -113,3 +113,35 @@ fn counts_since_the_last_report_are_reported_when_a_node_ends() {
         assert_eq!(kept.value(&format!("midplane_service_streams_open {labels}")), 0);
     }
 }
+
+#[test]
+fn no_stream_counts_as_open_once_its_node_has_ended() {
+    let kept = Kept::default();
+    metrics::with_local_recorder(&kept, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let builder = Node::builder().cluster(format!("held-{}", std::process::id()));
+            let builder = builder.drain(Duration::ZERO);
+            let server = builder.clone().name("server").start().await.unwrap();
+            let client = builder.name("client").start().await.unwrap();
+            let mut listener = server.listen("sink").await.unwrap();
+            let _held = client.connect("sink").await.unwrap();
+            let _accepted = listener.accept().await.unwrap();
+            // Longer than the period of reports.
+            tokio::time::sleep(2 * PERIOD).await;
+            client.shutdown().await;
+            server.shutdown().await;
+        });
+    });
+    for (node, other) in [("client", "server"), ("server", "client")] {
+        let open = format!("midplane_streams_open node={node} peer={other} transport=shm");
+        assert_eq!(kept.value(&open), 0, "{:?}", lock(&kept.0));
+    }
+    for (node, role) in [("client", "client"), ("server", "server")] {
+        let labels = format!("node={node} service=sink role={role}");
+        assert_eq!(kept.value(&format!("midplane_service_streams_open {labels}")), 0);
+        let ended = format!("midplane_sessions_ended_total node={node} transport=shm reason=");
+        let ended = ["closed", "gone"].map(|reason| kept.value(&format!("{ended}{reason}")));
+        assert_eq!(ended.iter().sum::<u64>(), 1, "{:?}", lock(&kept.0));
+    }
+}

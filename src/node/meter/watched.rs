@@ -41,11 +41,7 @@ pub(crate) struct Streams {
 
 impl Streams {
     pub(super) fn report(&self, node: &SharedString, role: Role, service: &str) {
-        let labels = [
-            ("node", node.clone()),
-            ("service", service.to_owned().into()),
-            ("role", role.label().into()),
-        ];
+        let labels = labels(node, role, service);
         let totals = [
             (name::SERVICE_ACCEPTED, &self.accepted),
             (name::SERVICE_REFUSED, &self.refused),
@@ -57,6 +53,16 @@ impl Streams {
         }
         gauge!(name::SERVICE_OPEN, &labels).set(self.open.load(Ordering::Relaxed) as f64);
     }
+
+    /// Reports the last changes, once the node has ended.
+    pub(super) fn end(&self, node: &SharedString, role: Role, service: &str) {
+        self.report(node, role, service);
+        gauge!(name::SERVICE_OPEN, &labels(node, role, service)).set(0.0);
+    }
+}
+
+fn labels(node: &SharedString, role: Role, service: &str) -> [(&'static str, SharedString); 3] {
+    [("node", node.clone()), ("service", service.to_owned().into()), ("role", role.label().into())]
 }
 
 /// Makes the span of a stream.

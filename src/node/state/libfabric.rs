@@ -6,8 +6,18 @@ use midplane_via::session::{Session, TransportKind};
 
 use tokio::time::Instant;
 
-use super::{Candidate, Shared};
+use super::{Candidate, Shared, State};
 use crate::node::ofi::Ofi;
+
+impl State {
+    /// Returns whether there is a session over libfabric to a peer.
+    fn has_libfabric(&self, peer: u64) -> bool {
+        self.sessions.iter().any(|(number, session)| {
+            session.transport() == TransportKind::Ofi
+                && self.members.peer_of(*number).is_some_and(|(id, _)| id == peer)
+        })
+    }
+}
 
 impl Shared {
     /// Accepts nodes over libfabric, and dials peers that have it.
@@ -24,16 +34,31 @@ impl Shared {
         let Some(ofi) = self.ofi.get() else { return };
         let state = self.state();
         let Some((peer, _)) = state.members.peer_of(session.number()) else { return };
-        let has_link = state.sessions.iter().any(|(number, session)| {
-            session.transport() == TransportKind::Ofi
-                && state.members.peer_of(*number).is_some_and(|(id, _)| id == peer)
-        });
-        let is_dialer = state.hello.id < peer;
+        let (has_link, is_dialer) = (state.has_libfabric(peer), state.hello.id < peer);
         drop(state);
         if has_link {
             ofi.on_session(peer);
         } else if session.transport() != TransportKind::Shm {
             ofi.on_peer(self, peer, described, is_dialer);
+        }
+    }
+
+    /// Returns whether a peer is known and there is no session over libfabric to it.
+    pub(in crate::node) fn lacks_libfabric(&self, peer: u64) -> bool {
+        let state = self.state();
+        !state.is_closed && state.members.knows(peer) && !state.has_libfabric(peer)
+    }
+
+    /// Handles the end of a session to a peer, which has ended if it is unknown now.
+    pub(super) fn on_link_ended(self: &Arc<Self>, session: &Session, peer: Option<u64>) {
+        let (Some(ofi), Some(peer)) = (self.ofi.get(), peer) else { return };
+        let state = self.state();
+        let (is_known, is_dialer) = (state.members.knows(peer), state.hello.id < peer);
+        drop(state);
+        if !is_known {
+            ofi.forget(peer);
+        } else if is_dialer && session.transport() == TransportKind::Ofi {
+            ofi.on_ended(self, peer);
         }
     }
 

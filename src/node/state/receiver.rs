@@ -17,6 +17,7 @@ pub(crate) struct Receiver(pub(crate) Arc<Shared>);
 impl Drop for Receiver {
     fn drop(&mut self) {
         self.0.close();
+        self.0.meter.end();
     }
 }
 
@@ -65,8 +66,8 @@ impl Handler for Receiver {
         mut stream: Stream,
     ) -> Result<(), session::Refusal> {
         let state = self.0.state();
-        let offered = state.listeners.get(service).cloned().ok_or(session::Refusal::NoService)?;
-        let (listener, served) = offered;
+        let offered = state.listeners.get(service).ok_or(session::Refusal::NoService)?;
+        let (listener, served) = (offered.listener.clone(), Arc::clone(&offered.served));
         // Refuses streams of unknown nodes, and of nodes whose name belongs to another key.
         let peer = state.members.peer_of(over.number()).ok_or(session::Refusal::NoService)?;
         let (id, name) = (peer.0, peer.1.to_owned());
@@ -91,12 +92,18 @@ impl Handler for Receiver {
 
     fn on_ended(&mut self, session: &Arc<Session>, why: Ended) {
         self.0.meter.on_ended(session, why);
-        self.0.change(|state, now| {
+        let peer = self.0.change(|state, now| {
+            let peer = state.members.peer_of(session.number()).map(|(id, _)| id);
             state.sessions.remove(&session.number());
             if let Some(peer) = state.members.handle_ended(now, session.number()) {
                 tracing::debug!(peer, ?why, "a peer is gone");
             }
             state.review_name();
+            peer
         });
+        #[cfg(feature = "ofi")]
+        self.0.on_link_ended(session, peer);
+        #[cfg(not(feature = "ofi"))]
+        let _ = peer;
     }
 }

@@ -3,8 +3,9 @@
 use midplane_via::session::Session;
 use serde::{Deserialize, Serialize};
 
+use super::super::links::{self, cut};
 use super::super::meter::Role;
-use super::super::{FailedDial, Node, ReceiveTokens, links};
+use super::super::{FailedDial, Node, ReceiveTokens};
 use super::SERVICE;
 
 /// The version of [`Report`]: a reader of another one gets an error that names both.
@@ -189,7 +190,7 @@ impl Node {
         let mut calls = Vec::new();
         meter.calls.each(|service, counted| {
             calls.push(Calls {
-                service: cut(service),
+                service: cut(service, MAX_TEXT),
                 answered: counted.answered.get(),
                 service_errors: counted.service_errors.get(),
                 failed: counted.failed.get(),
@@ -199,7 +200,7 @@ impl Node {
         let losses = meter.losses().into_iter();
         report.losses = losses.map(|(cause, count)| Loss { cause: cause.into(), count }).collect();
         let unanswered = self.unanswered().into_iter().map(|FailedDial { place, dials, error }| {
-            FailedDial { place: cut(&place), dials, error: cut(&error) }
+            FailedDial { place: cut(&place, MAX_TEXT), dials, error: cut(&error, MAX_TEXT) }
         });
         report.unanswered = bounded(unanswered, left_out);
         report
@@ -213,7 +214,7 @@ impl Node {
         let path = self.path(id, name, session, &stats, is_here);
         let pipe = stats.pipe.unwrap_or_default();
         Peer {
-            why: cut(&path.to_string()),
+            why: cut(&path.to_string(), MAX_TEXT),
             name: path.name,
             id,
             incarnation,
@@ -240,7 +241,7 @@ impl Node {
                 }
                 let waiting = waiting.get(service).filter(|_| role == Role::Server);
                 services.push(ServiceStreams {
-                    name: cut(&links::shown(service)),
+                    name: cut(&links::shown(service), MAX_TEXT),
                     role: role.label().into(),
                     open: streams.open.load(std::sync::atomic::Ordering::Relaxed),
                     waiting: waiting.copied().unwrap_or(0) as u64,
@@ -262,12 +263,6 @@ fn bounded<T>(entries: impl IntoIterator<Item = T>, left_out: &mut u64) -> Vec<T
     let kept = all.by_ref().take(MAX_ENTRIES).collect();
     *left_out += all.count() as u64;
     kept
-}
-
-/// Cuts a text to [`MAX_TEXT`] bytes.
-fn cut(text: &str) -> String {
-    let fits = |(at, char): &(usize, char)| at + char.len_utf8() <= MAX_TEXT;
-    text.char_indices().take_while(fits).map(|(_, char)| char).collect()
 }
 
 /// Returns the bytes of memory that the process occupies; 0 if the system does not report them.

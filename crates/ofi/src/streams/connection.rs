@@ -28,6 +28,8 @@ pub(super) struct Connection {
     read: usize,
     /// Number of bytes read whose credit was not returned.
     pub(super) owed: usize,
+    /// True if the peer was not yet told that its stream is accepted.
+    pub(super) owes_accept: bool,
     /// True if the peer has ended its side.
     pub(super) is_ended: bool,
     /// True if this end has ended its side.
@@ -60,6 +62,7 @@ impl Connection {
             incoming: Vec::new(),
             read: 0,
             owed: 0,
+            owes_accept: false,
             is_ended: false,
             is_finished: false,
             failed: None,
@@ -99,6 +102,7 @@ impl Connection {
             let is_right = match frame.kind {
                 Kind::Data => self.on_data(&payload),
                 Kind::Credit => self.on_credit(frame.value, wakes),
+                Kind::Reset => return self.fail(io::ErrorKind::ConnectionReset, wakes),
                 _ => {
                     self.is_ended = true;
                     true
@@ -180,5 +184,23 @@ impl Connection {
     /// Returns whether credit should be returned to the peer.
     pub(super) fn owes_credit(&self) -> bool {
         self.owed >= WINDOW / 2 && !self.is_ended && self.failed.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reset_that_overtakes_data_follows_it() {
+        let (now, mut wakes) = (Instant::now(), Vec::new());
+        let mut connection = Connection::new(PeerId(0), Some(7), now);
+        let frame = |number, kind| Frame { to: 7, number, kind, value: 0 };
+        connection.on_ordered(frame(2, Kind::Reset), &[], now, &mut wakes);
+        connection.on_ordered(frame(1, Kind::Data), b"last", now, &mut wakes);
+        assert_eq!((connection.failed, connection.readable()), (None, &b""[..]));
+        connection.on_ordered(frame(0, Kind::Data), b"first ", now, &mut wakes);
+        assert_eq!(connection.readable(), b"first last");
+        assert_eq!(connection.failed, Some(io::ErrorKind::ConnectionReset));
     }
 }

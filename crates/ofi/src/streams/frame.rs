@@ -16,11 +16,11 @@ pub(super) enum Kind {
     Credit = 4,
     /// Ends the sender's side, after all of its bytes.
     End = 5,
-    /// Fails the stream.
+    /// Fails the stream, after all frames that its sender has sent before.
     Reset = 6,
-    /// Asks whether the receiver is alive. The number is that of the sender's next data, credit or end.
+    /// Asks whether the receiver is alive. The number is that of the sender's next numbered frame.
     Ask = 7,
-    /// Answers [`Kind::Ask`], with the number of the sender's next data, credit or end.
+    /// Answers [`Kind::Ask`], with the number of the sender's next numbered frame.
     Alive = 8,
 }
 
@@ -42,7 +42,7 @@ impl Kind {
 pub(super) struct Frame {
     /// The receiver's number of the stream; 0 in [`Kind::Open`].
     pub(super) to: u64,
-    /// The sequence number among the data, credit and ends of one sender.
+    /// The sequence number among the data, credit, ends and reset of one sender.
     pub(super) number: u32,
     pub(super) kind: Kind,
     pub(super) value: u64,

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::connection::{Connection, Wakes, register};
-use super::frame::{Frame, Kind};
+use super::frame::Kind;
 use super::{Shared, State};
 use crate::order::WINDOW;
 
@@ -158,15 +158,13 @@ impl AsyncWrite for Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let removed = self.shared.with(|state| {
-            let connection = state.connections.remove(&self.id)?;
-            state.wake_driver();
-            let is_over = connection.is_ended && connection.is_finished;
-            if let Some(remote) = connection.remote.filter(|_| !is_over) {
+            let (connection, _) = state.connection(self.id).ok()?;
+            if !(connection.is_ended && connection.is_finished) {
                 // If there is no space, the peer detects the silence.
-                let reset = Frame { to: remote, number: 0, kind: Kind::Reset, value: 0 };
-                let _ = state.send(connection.peer, reset, &[]);
+                let _ = state.send_next(self.id, Kind::Reset, 0, &[]);
             }
-            Some(connection)
+            state.wake_driver();
+            state.connections.remove(&self.id)
         });
         // The wakers in it are dropped without the lock.
         drop(removed);

@@ -107,8 +107,12 @@ impl RingListener {
     }
 
     /// Accepts the waiting connections, at most one batch. Call it when the descriptor is readable.
-    pub fn accept(&mut self) -> Vec<RingRequest> {
-        self.0.accept(true, Clock::now()).into_iter().map(RingRequest).collect()
+    ///
+    /// Also returns whether no connection waits any more. If some wait and none was returned, the system has no free
+    /// descriptor, or they are not of this user: call it again after a pause.
+    pub fn accept(&mut self) -> (Vec<RingRequest>, bool) {
+        let (sockets, is_drained) = self.0.accept(true, Clock::now());
+        (sockets.into_iter().map(RingRequest).collect(), is_drained)
     }
 }
 
@@ -220,7 +224,7 @@ mod tests {
         let name = name();
         let mut listener = RingListener::bind(name.as_bytes()).unwrap();
         let mut one = connect(name.as_bytes(), MIN_CAPACITY, 7).unwrap();
-        let request = listener.accept().pop().unwrap();
+        let request = listener.accept().0.pop().unwrap();
         let (mut other, word) = request.accept().unwrap();
         assert_eq!(word, 7);
         for (from, to) in [(0, 1), (1, 0)] {
@@ -244,6 +248,23 @@ mod tests {
     }
 
     #[test]
+    fn refused_connections_hide_none_behind_them() {
+        let name = name();
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let (most, surplus) = (2, 64);
+        let acceptor = Acceptor::open(&address, Admitted::default(), most).unwrap();
+        let mut listener = RingListener(acceptor);
+        let mut sockets: Vec<_> =
+            (0..most + surplus).map(|_| Socket::connect(&address).unwrap()).collect();
+        let (mut taken, is_drained) = listener.accept();
+        assert_eq!((taken.len(), is_drained), (most, false));
+        taken.clear();
+        sockets.push(Socket::connect(&address).unwrap());
+        let (taken, is_drained) = listener.accept();
+        assert_eq!((taken.len(), is_drained), (2, true), "the last of the surplus, and a new one");
+    }
+
+    #[test]
     fn an_invalid_greeting_is_refused() {
         let name = name();
         let mut listener = RingListener::bind(name.as_bytes()).unwrap();
@@ -252,7 +273,7 @@ mod tests {
         let words = [MAGIC, VERSION, MIN_CAPACITY as u64, 0];
         for (at, word) in [(0, 1), (1, 99), (2, 1 << 40), (2, 5_000), (3, 0)] {
             let socket = Socket::connect(&address).unwrap();
-            let request = listener.accept().pop().unwrap();
+            let request = listener.accept().0.pop().unwrap();
             assert_eq!(request.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
             let mut words = words;
             words[at] = word;
