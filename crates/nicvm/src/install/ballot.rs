@@ -62,8 +62,10 @@ impl Installer {
     pub(super) fn on_commit(&mut self, nic: &mut Context<'_>, from: NodeId, id: ChangeId) {
         let Some(change) = self.of(id) else {
             // The change is done here, but the sender does not know.
-            if self.ended.get(&id) == Some(&true) {
-                self.send(nic, from, &Message::Done { id });
+            self.send(nic, from, &Message::Done { id });
+            if self.ended.get(&id) != Some(&true) {
+                // This member has restarted since its vote: it catches up.
+                self.send(nic, from, &Message::What);
             }
             return;
         };

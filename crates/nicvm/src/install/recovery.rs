@@ -69,7 +69,7 @@ impl Installer {
     }
 
     /// Handles a change that has stalled: sends a message to each member that it waits for, so that a dead one is
-    /// detected.
+    /// detected. Queries the coordinator, whose decision is lost if a member on the path to it has restarted.
     pub(super) fn watch(&self, nic: &mut Context<'_>) {
         let Some(change) = &self.change else { return };
         let id = change.offer.id;
@@ -77,8 +77,13 @@ impl Installer {
         whom.extend(change.parent);
         whom.insert(id.coordinator);
         whom.remove(&nic.node());
+        let is_undecided = matches!(change.phase, Phase::Preparing | Phase::Voted);
         for node in whom {
-            self.send(nic, node, &Message::What);
+            if is_undecided && node == id.coordinator {
+                self.send(nic, node, &Message::Query { id });
+            } else {
+                self.send(nic, node, &Message::What);
+            }
         }
         nic.set_timeout(WATCH, Service::Coarse, STALLED_AFTER);
     }

@@ -3,6 +3,7 @@
 mod catching_up;
 mod cluster;
 mod failing_loader;
+mod restarting_member;
 mod tally;
 
 use std::sync::{Arc, Mutex};
