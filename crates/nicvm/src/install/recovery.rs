@@ -54,7 +54,9 @@ impl Installer {
 
     /// Restarts a version that has failed. If its module does not load, that counts as another failure.
     pub(super) fn restart(&mut self, nic: &mut Context<'_>, number: ExtensionId) {
-        let Some(version) = self.versions.get_mut(&number).filter(|version| version.is_down) else {
+        let version = self.versions.get_mut(&number);
+        let Some(version) = version.filter(|version| version.is_down && !version.is_withdrawn)
+        else {
             return;
         };
         version.restarts += 1;
