@@ -5,6 +5,9 @@
 //! down the tree on arrival; lost frames are sent again. A member whose host is late delays only the results that need
 //! its contribution: it forwards other members' data at once.
 //!
+//! Messages that find a full queue are sent as soon as it has room. If more than a thousand of them wait, a host's next
+//! operation is refused, takes no part in the order, and is posted again later.
+//!
 //! | operation | algorithm |
 //! |---|---|
 //! | barrier | pairwise exchange: in round k with the member whose rank differs in bit k; if the size is no power |
@@ -33,8 +36,9 @@ use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::Payload;
 
+use crate::backlog::Backlog;
 use crate::context::Context;
-use crate::control::MAX_MESSAGE;
+use crate::control::{Body, MAX_MESSAGE};
 use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
 use crate::planted::{self, Bug};
 use crate::timeout::Service;
@@ -64,6 +68,9 @@ pub const MAX_BROADCAST: usize = 1 << 20;
 /// round.
 const PROBE_AFTER: Duration = Duration::from_millis(100);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
+const RETRY: TimeoutId = TimeoutId(u32::MAX - 1);
+/// Messages that wait for room in the queues to other members, from which on the host's operations are refused.
+const MOST_WAITING: usize = 1_024;
 /// Bytes of a message's header: opcode, round, operation number.
 const HEAD: usize = 6;
 const ASK: u8 = 0;
@@ -86,11 +93,14 @@ pub struct CollectiveCounters {
     pub retransmitted: u64,
 }
 
-/// The members of the group, and this member's rank.
-#[derive(Clone, Debug)]
+/// The members of the group, this member's rank, and its messages to the others.
+#[derive(Debug)]
 struct Group {
     members: Vec<NodeId>,
     rank: u16,
+    backlog: Backlog,
+    /// A member for which so many messages wait that one was dropped.
+    stuck: Option<u16>,
 }
 
 impl Group {
@@ -107,16 +117,27 @@ impl Group {
         self.members.iter().position(|member| *member == node).map(|rank| rank as u16)
     }
 
-    /// Sends a member a message of operation `number`.
-    fn send(&self, nic: &mut Context<'_>, rank: u16, head: (u8, u8, u32), body: &[u8]) {
-        let mut message = [0; MAX_MESSAGE];
-        message[0] = head.0;
-        message[1] = head.1;
-        message[2..HEAD].copy_from_slice(&head.2.to_le_bytes());
-        message[HEAD..HEAD + body.len()].copy_from_slice(body);
-        // Ignores a full queue: its peer is down or about to be declared down, which ends the operation.
-        let _ = nic.send_control(self.members[usize::from(rank)], &message[..HEAD + body.len()]);
+    /// Sends a member a message of operation `number`, as soon as there is room for it.
+    fn send(&mut self, nic: &mut Context<'_>, rank: u16, head: (u8, u8, u32), body: &[u8]) {
+        let member = self.members[usize::from(rank)];
+        if !self.backlog.send(nic, member, &emit(head, body)) {
+            self.stuck = Some(rank);
+        }
     }
+
+    /// Sends a member a message that the protocol repeats until it is answered.
+    fn try_send(&self, nic: &mut Context<'_>, rank: u16, head: (u8, u8, u32), body: &[u8]) {
+        let _ = nic.send_control(self.members[usize::from(rank)], &emit(head, body));
+    }
+}
+
+/// Encodes a message: its opcode, its round and the number of its operation precede `body`.
+fn emit((opcode, round, number): (u8, u8, u32), body: &[u8]) -> Body {
+    let mut message = [0; MAX_MESSAGE];
+    (message[0], message[1]) = (opcode, round);
+    message[2..HEAD].copy_from_slice(&number.to_le_bytes());
+    message[HEAD..HEAD + body.len()].copy_from_slice(body);
+    Body::new(&message[..HEAD + body.len()]).expect("it is no longer than a message")
 }
 
 /// The progress of an operation.
@@ -141,7 +162,7 @@ struct Barrier {
 }
 
 impl Barrier {
-    fn advance(&mut self, nic: &mut Context<'_>, group: &Group, number: u32) -> Progress {
+    fn advance(&mut self, nic: &mut Context<'_>, group: &mut Group, number: u32) -> Progress {
         let rounds = tree::rounds(group.size());
         while self.sent < rounds + u8::from(!planted::is(Bug::BarrierShort)) {
             if self.sent > 0 && self.heard & 1 << (self.sent - 1) == 0 {
@@ -202,7 +223,7 @@ impl Collectives {
     #[must_use]
     pub fn new(members: Vec<NodeId>) -> Self {
         Self {
-            group: Group { members, rank: 0 },
+            group: Group { members, rank: 0, backlog: Backlog::new(RETRY), stuck: None },
             next: 0,
             running: BTreeMap::new(),
             holder: Holder::default(),
@@ -231,6 +252,10 @@ impl Collectives {
             nic.refuse(&command, status);
             return;
         }
+        if self.group.backlog.len() >= MOST_WAITING {
+            nic.refuse(&command, Status::Refused);
+            return;
+        }
         let number = self.next;
         if let Some(rank) = self.holder.lost(number) {
             nic.complete(command.region.port, &holder::lost(&command, rank));
@@ -245,7 +270,7 @@ impl Collectives {
             begun: false,
         });
         running.command = Some(command);
-        let group = &self.group;
+        let group = &mut self.group;
         let progress = if running.opcode != opcode {
             // Other members posted another operation under this number: all later ones would mismatch.
             Progress::Failed(Status::Invalid)
@@ -320,7 +345,7 @@ impl Collectives {
         if running.opcode != opcode {
             return None;
         }
-        let group = &self.group;
+        let group = &mut self.group;
         let progress = match &mut running.kind {
             Kind::Barrier(barrier) => {
                 barrier.heard |= 1_u32.checked_shl(round.into())?;
@@ -353,7 +378,7 @@ impl Collectives {
     /// Answers a member's probe about a broadcast that has ended here: this member needs nothing more.
     fn on_late(&self, nic: &mut Context<'_>, from: u16, opcode: u8, round: u8, number: u32) {
         if opcode == BROADCAST && round == broadcast::PROBE {
-            self.group.send(nic, from, (BROADCAST, broadcast::DONE, number), &[]);
+            self.group.try_send(nic, from, (BROADCAST, broadcast::DONE, number), &[]);
         }
     }
 }
@@ -410,6 +435,13 @@ impl Extension for Collectives {
     }
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
+        if timeout == RETRY {
+            self.group.backlog.retry(nic);
+            if let Some(rank) = self.group.stuck.take() {
+                self.on_member_gone(nic, rank, false);
+            }
+            return;
+        }
         if timeout != WATCH {
             if let Some(running) = self.running.get_mut(&timeout.0)
                 && let Kind::Broadcast(broadcast) = &mut running.kind
@@ -422,7 +454,7 @@ impl Extension for Collectives {
         if waits || self.holder.is_starting() {
             // If a member is dead, the missing acknowledgement of this message reveals it.
             for rank in (0..self.group.size()).filter(|rank| *rank != self.group.rank) {
-                self.group.send(nic, rank, (ASK, 0, 0), &[]);
+                self.group.try_send(nic, rank, (ASK, 0, 0), &[]);
             }
         }
         if !self.running.is_empty() || self.holder.is_starting() {
@@ -443,6 +475,7 @@ impl Extension for Collectives {
             PeerEvent::Restarted(node, _) => (node, true),
             PeerEvent::Up(..) => return,
         };
+        self.group.backlog.forget(node);
         if let Some(rank) = self.group.rank_of(node) {
             self.on_member_gone(nic, rank, is_another);
         }

@@ -26,6 +26,7 @@ mod quarantine;
 mod reassembly;
 mod restarts;
 mod senders;
+mod short_queues;
 mod small;
 mod stopped_peer;
 mod stops;

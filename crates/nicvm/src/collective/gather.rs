@@ -23,7 +23,7 @@ impl Gather {
     pub(super) fn begin(
         &mut self,
         nic: &mut Context<'_>,
-        group: &Group,
+        group: &mut Group,
         number: u32,
         command: &Command,
     ) -> Progress {
@@ -56,7 +56,7 @@ impl Gather {
     pub(super) fn on_message(
         &mut self,
         nic: &mut Context<'_>,
-        group: &Group,
+        group: &mut Group,
         number: u32,
         round: u8,
         body: &[u8],
@@ -79,7 +79,13 @@ impl Gather {
         Some(self.take(nic, group, round, body))
     }
 
-    fn take(&mut self, nic: &mut Context<'_>, group: &Group, round: u8, part: &[u8]) -> Progress {
+    fn take(
+        &mut self,
+        nic: &mut Context<'_>,
+        group: &mut Group,
+        round: u8,
+        part: &[u8],
+    ) -> Progress {
         let Some(command) = self.command else { return Progress::Waiting };
         let of = group.after(group.size() - u16::from(round) - 1);
         let place = command.region.part(self.bytes as u32 * u32::from(of), self.bytes as u32);
