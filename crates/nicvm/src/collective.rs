@@ -23,6 +23,7 @@
 mod broadcast;
 mod command;
 mod gather;
+mod group;
 mod holder;
 pub mod host;
 mod reduce;
@@ -36,14 +37,13 @@ use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::Payload;
 
-use crate::backlog::Backlog;
 use crate::context::Context;
-use crate::control::{Body, MAX_MESSAGE};
 use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
 use crate::planted::{self, Bug};
 use crate::timeout::Service;
 use broadcast::Broadcast;
 use gather::Gather;
+use group::Group;
 use holder::Holder;
 use reduce::Reduce;
 
@@ -91,53 +91,6 @@ pub struct CollectiveCounters {
     pub malformed: u64,
     /// Frames of broadcasts that were sent again.
     pub retransmitted: u64,
-}
-
-/// The members of the group, this member's rank, and its messages to the others.
-#[derive(Debug)]
-struct Group {
-    members: Vec<NodeId>,
-    rank: u16,
-    backlog: Backlog,
-    /// A member for which so many messages wait that one was dropped.
-    stuck: Option<u16>,
-}
-
-impl Group {
-    const fn size(&self) -> u16 {
-        self.members.len() as u16
-    }
-
-    /// Returns the rank `distance` after this one in the ring of all members.
-    fn after(&self, distance: u16) -> u16 {
-        ((u32::from(self.rank) + u32::from(distance)) % u32::from(self.size())) as u16
-    }
-
-    fn rank_of(&self, node: NodeId) -> Option<u16> {
-        self.members.iter().position(|member| *member == node).map(|rank| rank as u16)
-    }
-
-    /// Sends a member a message of operation `number`, as soon as there is room for it.
-    fn send(&mut self, nic: &mut Context<'_>, rank: u16, head: (u8, u8, u32), body: &[u8]) {
-        let member = self.members[usize::from(rank)];
-        if !self.backlog.send(nic, member, &emit(head, body)) {
-            self.stuck = Some(rank);
-        }
-    }
-
-    /// Sends a member a message that the protocol repeats until it is answered.
-    fn try_send(&self, nic: &mut Context<'_>, rank: u16, head: (u8, u8, u32), body: &[u8]) {
-        let _ = nic.send_control(self.members[usize::from(rank)], &emit(head, body));
-    }
-}
-
-/// Encodes a message: its opcode, its round and the number of its operation precede `body`.
-fn emit((opcode, round, number): (u8, u8, u32), body: &[u8]) -> Body {
-    let mut message = [0; MAX_MESSAGE];
-    (message[0], message[1]) = (opcode, round);
-    message[2..HEAD].copy_from_slice(&number.to_le_bytes());
-    message[HEAD..HEAD + body.len()].copy_from_slice(body);
-    Body::new(&message[..HEAD + body.len()]).expect("it is no longer than a message")
 }
 
 /// The progress of an operation.
@@ -223,7 +176,7 @@ impl Collectives {
     #[must_use]
     pub fn new(members: Vec<NodeId>) -> Self {
         Self {
-            group: Group { members, rank: 0, backlog: Backlog::new(RETRY), stuck: None },
+            group: Group::new(members),
             next: 0,
             running: BTreeMap::new(),
             holder: Holder::default(),

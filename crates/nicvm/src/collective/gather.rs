@@ -79,13 +79,7 @@ impl Gather {
         Some(self.take(nic, group, round, body))
     }
 
-    fn take(
-        &mut self,
-        nic: &mut Context<'_>,
-        group: &mut Group,
-        round: u8,
-        part: &[u8],
-    ) -> Progress {
+    fn take(&mut self, nic: &mut Context<'_>, group: &Group, round: u8, part: &[u8]) -> Progress {
         let Some(command) = self.command else { return Progress::Waiting };
         let of = group.after(group.size() - u16::from(round) - 1);
         let place = command.region.part(self.bytes as u32 * u32::from(of), self.bytes as u32);
