@@ -481,6 +481,11 @@ impl Context<'_> {
         self.services.transmit.backlog(destination, self.hw.mtu_to(destination), limit)
     }
 
+    /// Cancels the waiting packets of this extension whose bytes would be read from `region`.
+    pub(crate) fn cancel_reads(&mut self, region: RegionRef) {
+        self.services.effects.push(Effect::WithdrawRegion(region));
+    }
+
     /// Cancels all unsent messages and packets of this extension to `destination`: they end with `status`. If this
     /// extension controls the gate, also cancels those of other extensions that wait at the gate for `destination`.
     pub fn cancel_sends(&mut self, destination: NodeId, status: Status) {

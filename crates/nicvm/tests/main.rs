@@ -34,6 +34,7 @@ mod threads;
 mod token_cost;
 mod transmit;
 mod trunk;
+mod vanishing_memory;
 mod versions;
 mod waiting;
 mod withdrawn;
