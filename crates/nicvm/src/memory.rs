@@ -37,7 +37,8 @@ pub const MEMORY: ExtensionId = ExtensionId(6);
 /// Opcode: gives a capability to `region` with the rights of argument 0, a [`CapabilityRights`]; completes with its
 /// three words (arguments 0 to 2).
 pub const GRANT: u8 = 1;
-/// Opcode: revokes the capability in the arguments, with all that were delegated from it.
+/// Opcode: revokes the capability in the arguments, with all that were delegated from it. Large reads under way end as
+/// [`Status::Region`], unless all their frames have left.
 pub const REVOKE: u8 = 2;
 /// Opcode: delegates the capability in the arguments, for its range, with the rights in `flags`.
 pub const DELEGATE: u8 = 3;

@@ -9,7 +9,7 @@ use midplane_nicvm::control::ControlConfig;
 use midplane_nicvm::program::{self, Instruction, PROGRAMS, Programs, Range, assemble};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::host::Host;
-use midplane_simhw::id::NodeId;
+use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::link::LinkProfile;
 use midplane_simhw::port::{Command, Completion, Port, Status};
 use midplane_simhw::profile::NicProfile;
@@ -18,6 +18,8 @@ use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
+
+use crate::harness::{Harness, Peer};
 
 /// Operations that each host posts before it waits for the first.
 const AT_ONCE: usize = 24;
@@ -96,6 +98,44 @@ fn collectives_send_the_messages_that_a_full_queue_has_refused() {
         world.run_until(until);
         assert_eq!(*done.lock().unwrap(), nodes, "operation {kind} of {nodes} hosts hangs");
     }
+}
+
+/// Creates a member of a group of three whose NIC queues one control message for each peer.
+fn member() -> Harness {
+    let mut unit = Unit::new(short());
+    unit.install(COLLECTIVES, Collectives::new([1, 2, 3].map(NodeId).to_vec())).unwrap();
+    Harness::new(unit)
+}
+
+#[test]
+fn operations_are_refused_while_a_thousand_messages_wait() {
+    let mut harness = member();
+    for _ in 0..1_100 {
+        harness.post(PortId(0), collective::barrier(1));
+    }
+    let refused = harness.completions();
+    assert!(refused.iter().all(|(_, done)| done.status == Status::Refused));
+    assert_eq!(refused.len(), 1_100 - 1 - 1_024);
+}
+
+/// The messages that a member forwards for others are not refused, so their number has a bound of its own.
+#[test]
+fn a_member_for_which_too_many_messages_wait_counts_as_lost() {
+    let mut harness = member();
+    let mut peer = Peer::new(NodeId(3));
+    harness.post(PortId(0), collective::barrier(7));
+    for number in 1..16_500_u32 {
+        // The first round of an all-gather.
+        let message = [&[5, 0][..], &number.to_le_bytes(), &[1; 8]].concat();
+        peer.send(&mut harness, COLLECTIVES.into(), &message);
+    }
+    let running =
+        |harness: &Harness| harness.unit.extension::<Collectives>(COLLECTIVES).unwrap().running();
+    assert_eq!(running(&harness), 16_500);
+    harness.pass(2_000_000);
+    assert_eq!(running(&harness), 0);
+    let done = harness.completions();
+    assert_eq!((done.len(), done[0].1.status, done[0].1.args[0]), (1, Status::PeerLost, 1));
 }
 
 /// Builds a program of `code` over `memory`, and returns a capability to run it.
