@@ -98,10 +98,10 @@ impl Installer {
     /// Handles a commit from the parent, or from the leader that ends the change of a dead coordinator.
     pub(super) fn on_commit(&mut self, nic: &mut Context<'_>, from: NodeId, id: ChangeId) {
         let Some(change) = self.of(id) else {
-            // The change is done here, but the sender does not know.
+            // The sender need not wait: the change is done here, or this member has restarted since its vote.
             self.send(nic, from, &Message::Done { id });
             if self.ended.get(&id) != Some(&true) {
-                // This member has restarted since its vote: it catches up.
+                // This member lacks the version, so it catches up.
                 self.send(nic, from, &Message::What);
             }
             return;

@@ -4,9 +4,9 @@ mod automatic_rollback;
 mod catching_up;
 mod cluster;
 mod failing_loader;
+mod middle_member;
 mod quarantine;
 mod restarting_member;
-mod stopping_member;
 mod tally;
 
 use std::sync::{Arc, Mutex};

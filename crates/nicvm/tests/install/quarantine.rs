@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use midplane_nicvm::extension::Epoch;
-use midplane_nicvm::install::{self, LIST, Listed, Policy, QUARANTINE, ROLL_BACK};
+use midplane_nicvm::install::{self, LIST, Listed, MAX_MODULE, Policy, QUARANTINE, ROLL_BACK};
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{ExtensionId, NodeId};
 use midplane_simhw::port::{Command, Status};
@@ -66,6 +66,22 @@ fn a_member_that_was_away_takes_the_version_down_when_it_is_back() {
     cluster.order(2, b"C".to_vec(), make);
     cluster.pass(Duration::from_secs(1));
     assert_eq!(cluster.versions(), [None; 3]);
+}
+
+#[test]
+fn a_member_does_not_run_a_version_that_is_taken_down_while_the_member_fetches_it() {
+    let mut module = vec![0; MAX_MODULE];
+    module[0] = b'A';
+    for after_micros in (0..2_000).step_by(50) {
+        let mut cluster = Cluster::new(3, 1, false);
+        assert_eq!(cluster.install(1, &module, Policy::Deactivate).status, Status::Done);
+        cluster.world.crash(NodeId(2));
+        cluster.world.restart(NodeId(2));
+        cluster.pass(Duration::from_micros(after_micros));
+        assert_eq!(cluster.about(0, QUARANTINE).status, Status::Done);
+        cluster.pass(Duration::from_secs(2));
+        assert_eq!(cluster.versions(), [None; 3], "{after_micros} us after the restart");
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Members that stop in an orderly way while a change is under way.
+//! A member between the coordinator and other members: it stops in an orderly way while a change is under way, or the
+//! version is taken down before it runs.
 
 use midplane_nicvm::control::Address;
 use midplane_nicvm::extension::{Epoch, Extension};
@@ -15,6 +16,7 @@ const OFFER: u8 = 1;
 const READY: u8 = 3;
 const COMMIT: u8 = 5;
 const WHAT: u8 = 10;
+const WITHDRAW: u8 = 15;
 /// Bytes of the messages [`READY`], and of a refusal or an abort.
 const READY_BYTES: u16 = 7;
 const REFUSED_BYTES: u16 = 10;
@@ -132,4 +134,18 @@ fn a_member_that_stops_before_its_vote_refuses_the_change() {
     for node in [0, 3, 4].map(NodeId) {
         assert_eq!(sent(&effects, node, REFUSED_BYTES), 1, "node {node:?}: {effects:?}");
     }
+}
+
+/// The notice comes from another member that runs the version already, so it may overtake the commit.
+#[test]
+fn a_version_that_is_taken_down_before_the_commit_arrives_does_not_run() {
+    let mut middle = Middle::offered();
+    middle.vote_below();
+    let withdraw = [WITHDRAW, TALLY.0, 1, 0];
+    middle.below[0].send(&mut middle.harness, installer(), &withdraw);
+    middle.tell(COMMIT, &[]);
+    let unit = &middle.harness.unit;
+    assert_eq!(unit.epoch(TALLY), None);
+    let installer = unit.extension::<Installer>(INSTALLER).unwrap();
+    assert_eq!(installer.installed(TALLY), Some((Epoch(1), install::hash(MODULE))));
 }
