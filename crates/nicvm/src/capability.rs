@@ -138,8 +138,10 @@ struct Entry {
     generation: u32,
     is_live: bool,
     depth: u8,
-    /// Parent entry that this one was delegated from, with its generation.
-    above: Option<(u16, u32)>,
+    /// True if other entries were delegated from this one.
+    is_delegated: bool,
+    /// Parent entry that this one was delegated from. It is live for as long as this one is.
+    above: Option<u16>,
 }
 
 /// Table of the capabilities that a node has granted.
@@ -194,11 +196,12 @@ impl Capabilities {
         if above.depth >= MAX_DEPTH {
             return Err(Denied::Depth);
         }
-        self.enter(region, rights, above.depth + 1, Some((from.entry, from.generation)))
+        let made = self.enter(region, rights, above.depth + 1, Some(from.entry))?;
+        self.entries[usize::from(from.entry)].is_delegated = true;
+        Ok(made)
     }
 
-    /// Returns the region of a capability, if it grants `wanted`. Costs a comparison or two for the entry and for each
-    /// entry that it was delegated from.
+    /// Returns the region of a capability, if it grants `wanted`. Costs a comparison or two.
     ///
     /// # Errors
     /// [`Denied`] says what is not granted.
@@ -215,10 +218,6 @@ impl Capabilities {
         if !entry.rights.contains(wanted) {
             return Err(Denied::Rights(entry.rights));
         }
-        let mut above = entry.above;
-        while let Some((number, generation)) = above {
-            above = self.live(number, generation).ok_or(Denied::Stale)?.above;
-        }
         let length = entry.region.length;
         entry.region.part(capability.offset, capability.length).ok_or(Denied::Range { length })
     }
@@ -232,7 +231,11 @@ impl Capabilities {
         if entry.key != capability.key {
             return Err(Denied::Forged);
         }
+        let is_delegated = entry.is_delegated;
         self.remove(capability.entry);
+        if is_delegated {
+            self.remove_descendants();
+        }
         Ok(())
     }
 
@@ -249,8 +252,12 @@ impl Capabilities {
     /// Returns the port that owns the region of an entry, if the entry is live.
     #[must_use]
     pub fn owner(&self, capability: &Capability) -> Option<PortId> {
-        let entry = self.live(capability.entry, capability.generation)?;
-        Some(entry.region.port)
+        self.region(capability).map(|region| region.port)
+    }
+
+    /// Returns the whole region of an entry, if the entry is live.
+    pub(crate) fn region(&self, capability: &Capability) -> Option<RegionRef> {
+        self.live(capability.entry, capability.generation).map(|entry| entry.region)
     }
 
     fn live(&self, number: u16, generation: u32) -> Option<&Entry> {
@@ -263,7 +270,7 @@ impl Capabilities {
         region: RegionRef,
         rights: CapabilityRights,
         depth: u8,
-        above: Option<(u16, u32)>,
+        above: Option<u16>,
     ) -> Result<Capability, Denied> {
         let key = self.keys.as_mut().ok_or(Denied::Full)?.next_u64() >> 8;
         let number = match self.free.pop() {
@@ -275,6 +282,7 @@ impl Capabilities {
                     key: 0,
                     generation: 0,
                     is_live: false,
+                    is_delegated: false,
                     depth,
                     above,
                 });
@@ -284,7 +292,8 @@ impl Capabilities {
         };
         let entry = &mut self.entries[usize::from(number)];
         let generation = entry.generation.wrapping_add(1);
-        *entry = Entry { region, rights, key, generation, is_live: true, depth, above };
+        let (is_live, is_delegated) = (true, false);
+        *entry = Entry { region, rights, key, generation, is_live, is_delegated, depth, above };
         Ok(Capability {
             node: self.node,
             entry: number,
@@ -300,6 +309,18 @@ impl Capabilities {
         self.entries[usize::from(number)].is_live = false;
         self.free.push(number);
     }
+
+    /// Removes the entries that were delegated, directly or not, from one that was removed.
+    fn remove_descendants(&mut self) {
+        for number in 0..self.entries.len() {
+            let mut chain = std::iter::successors(Some(&self.entries[number]), |entry| {
+                entry.above.map(|above| &self.entries[usize::from(above)])
+            });
+            if self.entries[number].is_live && !chain.all(|entry| entry.is_live) {
+                self.remove(number as u16);
+            }
+        }
+    }
 }
 
 /// Prints neither keys nor the secret.
@@ -314,188 +335,4 @@ impl std::fmt::Debug for Capabilities {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn region(length: u32) -> RegionRef {
-        RegionRef { generation: 1, length, ..RegionRef::default() }
-    }
-
-    #[derive(Clone, Debug)]
-    enum Op {
-        Give(u8),
-        Delegate(usize, u8, u32, u32),
-        Revoke(usize),
-        Check(usize, u8, u32, u32),
-        Forge(usize, [u64; 3]),
-    }
-
-    fn op() -> impl Strategy<Value = Op> {
-        let (which, rights) = (0..40_usize, 0..32_u8);
-        prop_oneof![
-            (0..32_u8).prop_map(Op::Give),
-            (which.clone(), rights.clone(), 0..120_u32, 0..120_u32)
-                .prop_map(|(w, r, o, l)| Op::Delegate(w, r, o, l)),
-            which.clone().prop_map(Op::Revoke),
-            (which.clone(), rights, 0..120_u32, 0..120_u32)
-                .prop_map(|(w, r, o, l)| Op::Check(w, r, o, l)),
-            (which, any::<[u64; 3]>()).prop_map(|(w, bits)| Op::Forge(w, bits)),
-        ]
-    }
-
-    /// A capability as the test models it.
-    struct Model {
-        capability: Capability,
-        range: (u32, u32),
-        rights: u8,
-        above: Option<usize>,
-        revoked: bool,
-    }
-
-    fn is_live(model: &[Model], mut at: usize) -> bool {
-        loop {
-            if model[at].revoked {
-                return false;
-            }
-            match model[at].above {
-                Some(above) => at = above,
-                None => return true,
-            }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn capabilities_survive_their_words(words: [u64; 3]) {
-            prop_assert_eq!(Capability::from_words(words).to_words(), words);
-        }
-
-        #[test]
-        fn accesses_need_a_granted_and_unrevoked_capability(ops in prop::collection::vec(op(), 1..120)) {
-            let mut table = Capabilities::new(NodeId(3), [42; 32]);
-            let mut model: Vec<Model> = Vec::new();
-            for op in ops {
-                match op {
-                    Op::Give(rights) => {
-                        let capability = table.grant(region(100), CapabilityRights(rights)).unwrap();
-                        model.push(Model { capability, range: (0, 100), rights, above: None, revoked: false });
-                    }
-                    Op::Delegate(which, rights, offset, length) if which < model.len() => {
-                        let of = &model[which];
-                        let may = is_live(&model, which)
-                            && of.rights & CapabilityRights::DELEGATE.0 != 0
-                            && of.rights & rights == rights
-                            && offset + length <= of.range.1;
-                        let part = Capability { offset, length, ..of.capability };
-                        let range = (of.range.0 + offset, length);
-                        let made = table.delegate(&part, CapabilityRights(rights));
-                        if matches!(made, Err(Denied::Depth)) {
-                            continue;
-                        }
-                        prop_assert_eq!(made.is_ok(), may, "{:?}", made);
-                        if let Ok(capability) = made {
-                            model.push(Model { capability, range, rights, above: Some(which), revoked: false });
-                        }
-                    }
-                    Op::Revoke(which) if which < model.len() => {
-                        let revoked = table.revoke(&model[which].capability);
-                        prop_assert_eq!(revoked.is_ok(), !model[which].revoked);
-                        model[which].revoked = true;
-                    }
-                    Op::Check(which, rights, offset, length) if which < model.len() => {
-                        let of = &model[which];
-                        let may = is_live(&model, which)
-                            && of.rights & rights == rights
-                            && offset + length <= of.range.1;
-                        let part = Capability { offset, length, ..of.capability };
-                        let checked = table.check(&part, CapabilityRights(rights));
-                        prop_assert_eq!(checked.is_ok(), may);
-                        if let Ok(region) = checked {
-                            prop_assert_eq!((region.offset, region.length), (of.range.0 + offset, length));
-                        }
-                    }
-                    Op::Forge(which, bits) if which < model.len() => {
-                        let forged = Capability { key: bits[0] >> 8, ..model[which].capability };
-                        prop_assert!(table.check(&forged, CapabilityRights(0)).is_err());
-                        prop_assert!(table.check(&Capability::from_words(bits), CapabilityRights(0)).is_err());
-                    }
-                    _ => {}
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_capability_is_delegated_eight_times_in_succession() {
-        let mut table = Capabilities::new(NodeId(0), [1; 32]);
-        let mut last = table.grant(region(8), CapabilityRights::ALL).unwrap();
-        for _ in 0..MAX_DEPTH {
-            last = table.delegate(&last, CapabilityRights::ALL).unwrap();
-        }
-        assert_eq!(table.delegate(&last, CapabilityRights::ALL), Err(Denied::Depth));
-        assert!(table.check(&last, CapabilityRights::ALL).is_ok());
-    }
-
-    /// SplitMix64: a generator whose steps invert.
-    struct SplitMix(u64);
-
-    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-    const FIRST: u64 = 0xBF58_476D_1CE4_E5B9;
-    const SECOND: u64 = 0x94D0_49BB_1331_11EB;
-
-    impl SplitMix {
-        fn draw(&mut self) -> u64 {
-            self.0 = self.0.wrapping_add(STEP);
-            let z = (self.0 ^ self.0 >> 30).wrapping_mul(FIRST);
-            let z = (z ^ z >> 27).wrapping_mul(SECOND);
-            z ^ z >> 31
-        }
-
-        /// Reconstructs the generator's state after it drew `value`.
-        fn after(value: u64) -> Self {
-            let z = unshift(value, 31).wrapping_mul(inverse(SECOND));
-            let z = unshift(z, 27).wrapping_mul(inverse(FIRST));
-            Self(unshift(z, 30))
-        }
-    }
-
-    /// Returns the `x` with `x ^ x >> by == y`.
-    fn unshift(y: u64, by: u32) -> u64 {
-        (0..64 / by).fold(y, |x, _| y ^ x >> by)
-    }
-
-    /// Returns the inverse of an odd number modulo 2^64: each round doubles the number of correct bits.
-    fn inverse(odd: u64) -> u64 {
-        (0..6).fold(odd, |x, _| x.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(x))))
-    }
-
-    /// Derives the next key from two that were drawn in succession, by trying all values of the 8 bits that the first
-    /// one lacks.
-    fn derive_next_key(first: u64, second: u64) -> Option<u64> {
-        let mut guesses = (0..256).map(|low| SplitMix::after(first << 8 | low));
-        let mut found =
-            guesses.find_map(|mut guess| (guess.draw() >> 8 == second).then_some(guess))?;
-        Some(found.draw() >> 8)
-    }
-
-    #[test]
-    fn two_held_keys_do_not_reveal_a_third() {
-        let mut weak = SplitMix(4711);
-        let keys = [(); 3].map(|()| weak.draw() >> 8);
-        assert_eq!(
-            derive_next_key(keys[0], keys[1]),
-            Some(keys[2]),
-            "the attack works on a weak generator"
-        );
-        for secret in 0..32 {
-            let mut table = Capabilities::new(NodeId(0), [secret; 32]);
-            let held = [(); 2].map(|()| table.grant(region(8), CapabilityRights::READ).unwrap());
-            let other = table.grant(region(8), CapabilityRights::ALL).unwrap();
-            let derived = derive_next_key(held[0].key, held[1].key);
-            assert_ne!(derived, Some(other.key), "a key was derived from two others");
-            let forged = Capability { key: derived.unwrap_or_default(), ..other };
-            assert_eq!(table.check(&forged, CapabilityRights::READ), Err(Denied::Forged));
-        }
-    }
-}
+mod tests;

@@ -5,6 +5,9 @@
 //! down the tree on arrival; lost frames are sent again. A member whose host is late delays only the results that need
 //! its contribution: it forwards other members' data at once.
 //!
+//! Messages that find a full queue are sent as soon as it has room. If more than a thousand of them wait, a host's next
+//! operation is refused, takes no part in the order, and is posted again later.
+//!
 //! | operation | algorithm |
 //! |---|---|
 //! | barrier | pairwise exchange: in round k with the member whose rank differs in bit k; if the size is no power |
@@ -20,6 +23,7 @@
 mod broadcast;
 mod command;
 mod gather;
+mod group;
 mod holder;
 pub mod host;
 mod reduce;
@@ -34,12 +38,12 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::Payload;
 
 use crate::context::Context;
-use crate::control::MAX_MESSAGE;
 use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
 use crate::planted::{self, Bug};
 use crate::timeout::Service;
 use broadcast::Broadcast;
 use gather::Gather;
+use group::Group;
 use holder::Holder;
 use reduce::Reduce;
 
@@ -64,6 +68,9 @@ pub const MAX_BROADCAST: usize = 1 << 20;
 /// round.
 const PROBE_AFTER: Duration = Duration::from_millis(100);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
+const RETRY: TimeoutId = TimeoutId(u32::MAX - 1);
+/// Messages that wait for room in the queues to other members, from which on the host's operations are refused.
+const MOST_WAITING: usize = 1_024;
 /// Bytes of a message's header: opcode, round, operation number.
 const HEAD: usize = 6;
 const ASK: u8 = 0;
@@ -84,39 +91,6 @@ pub struct CollectiveCounters {
     pub malformed: u64,
     /// Frames of broadcasts that were sent again.
     pub retransmitted: u64,
-}
-
-/// The members of the group, and this member's rank.
-#[derive(Clone, Debug)]
-struct Group {
-    members: Vec<NodeId>,
-    rank: u16,
-}
-
-impl Group {
-    const fn size(&self) -> u16 {
-        self.members.len() as u16
-    }
-
-    /// Returns the rank `distance` after this one in the ring of all members.
-    fn after(&self, distance: u16) -> u16 {
-        ((u32::from(self.rank) + u32::from(distance)) % u32::from(self.size())) as u16
-    }
-
-    fn rank_of(&self, node: NodeId) -> Option<u16> {
-        self.members.iter().position(|member| *member == node).map(|rank| rank as u16)
-    }
-
-    /// Sends a member a message of operation `number`.
-    fn send(&self, nic: &mut Context<'_>, rank: u16, head: (u8, u8, u32), body: &[u8]) {
-        let mut message = [0; MAX_MESSAGE];
-        message[0] = head.0;
-        message[1] = head.1;
-        message[2..HEAD].copy_from_slice(&head.2.to_le_bytes());
-        message[HEAD..HEAD + body.len()].copy_from_slice(body);
-        // Ignores a full queue: its peer is down or about to be declared down, which ends the operation.
-        let _ = nic.send_control(self.members[usize::from(rank)], &message[..HEAD + body.len()]);
-    }
 }
 
 /// The progress of an operation.
@@ -141,7 +115,7 @@ struct Barrier {
 }
 
 impl Barrier {
-    fn advance(&mut self, nic: &mut Context<'_>, group: &Group, number: u32) -> Progress {
+    fn advance(&mut self, nic: &mut Context<'_>, group: &mut Group, number: u32) -> Progress {
         let rounds = tree::rounds(group.size());
         while self.sent < rounds + u8::from(!planted::is(Bug::BarrierShort)) {
             if self.sent > 0 && self.heard & 1 << (self.sent - 1) == 0 {
@@ -202,7 +176,7 @@ impl Collectives {
     #[must_use]
     pub fn new(members: Vec<NodeId>) -> Self {
         Self {
-            group: Group { members, rank: 0 },
+            group: Group::new(members),
             next: 0,
             running: BTreeMap::new(),
             holder: Holder::default(),
@@ -231,6 +205,10 @@ impl Collectives {
             nic.refuse(&command, status);
             return;
         }
+        if self.group.backlog.len() >= MOST_WAITING {
+            nic.refuse(&command, Status::Refused);
+            return;
+        }
         let number = self.next;
         if let Some(rank) = self.holder.lost(number) {
             nic.complete(command.region.port, &holder::lost(&command, rank));
@@ -245,7 +223,7 @@ impl Collectives {
             begun: false,
         });
         running.command = Some(command);
-        let group = &self.group;
+        let group = &mut self.group;
         let progress = if running.opcode != opcode {
             // Other members posted another operation under this number: all later ones would mismatch.
             Progress::Failed(Status::Invalid)
@@ -320,7 +298,7 @@ impl Collectives {
         if running.opcode != opcode {
             return None;
         }
-        let group = &self.group;
+        let group = &mut self.group;
         let progress = match &mut running.kind {
             Kind::Barrier(barrier) => {
                 barrier.heard |= 1_u32.checked_shl(round.into())?;
@@ -353,7 +331,7 @@ impl Collectives {
     /// Answers a member's probe about a broadcast that has ended here: this member needs nothing more.
     fn on_late(&self, nic: &mut Context<'_>, from: u16, opcode: u8, round: u8, number: u32) {
         if opcode == BROADCAST && round == broadcast::PROBE {
-            self.group.send(nic, from, (BROADCAST, broadcast::DONE, number), &[]);
+            self.group.try_send(nic, from, (BROADCAST, broadcast::DONE, number), &[]);
         }
     }
 }
@@ -410,6 +388,13 @@ impl Extension for Collectives {
     }
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
+        if timeout == RETRY {
+            self.group.backlog.retry(nic);
+            if let Some(rank) = self.group.stuck.take() {
+                self.on_member_gone(nic, rank, false);
+            }
+            return;
+        }
         if timeout != WATCH {
             if let Some(running) = self.running.get_mut(&timeout.0)
                 && let Kind::Broadcast(broadcast) = &mut running.kind
@@ -422,7 +407,7 @@ impl Extension for Collectives {
         if waits || self.holder.is_starting() {
             // If a member is dead, the missing acknowledgement of this message reveals it.
             for rank in (0..self.group.size()).filter(|rank| *rank != self.group.rank) {
-                self.group.send(nic, rank, (ASK, 0, 0), &[]);
+                self.group.try_send(nic, rank, (ASK, 0, 0), &[]);
             }
         }
         if !self.running.is_empty() || self.holder.is_starting() {
@@ -443,6 +428,7 @@ impl Extension for Collectives {
             PeerEvent::Restarted(node, _) => (node, true),
             PeerEvent::Up(..) => return,
         };
+        self.group.backlog.forget(node);
         if let Some(rank) = self.group.rank_of(node) {
             self.on_member_gone(nic, rank, is_another);
         }

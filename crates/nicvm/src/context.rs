@@ -183,27 +183,30 @@ impl Context<'_> {
             return Err(ControlRefused::TooLong(message.len()));
         };
         part.copy_from_slice(message);
+        if self.control_room(to) == 0 {
+            self.services.control_refused += 1;
+            let is_own = to == self.node();
+            let waiting = if is_own { self.own_waiting() } else { self.control_pending(to) };
+            return Err(ControlRefused::QueueFull { to, waiting });
+        }
         if to == self.node() {
-            let waiting = self.own_waiting();
-            if waiting >= MOST_OWN {
-                self.services.control_refused += 1;
-                return Err(ControlRefused::QueueFull { to, waiting });
-            }
             let body = Body::new(message).expect("its length is checked");
             self.services
                 .effects
                 .push(Effect::Local(LocalEffect::Control { epoch: self.epoch, body }));
             return Ok(());
         }
-        let staged = self.control_staged(to);
-        if self.services.control.room(to) <= staged {
-            self.services.control_refused += 1;
-            let waiting = self.services.control.pending(to) + staged;
-            return Err(ControlRefused::QueueFull { to, waiting });
-        }
         let length = message.len() as u8;
         self.services.effects.push(Effect::Control { to, length, body });
         Ok(())
+    }
+
+    /// Returns how many control messages to `to` would be accepted now.
+    pub(crate) fn control_room(&self, to: NodeId) -> usize {
+        if to == self.node() {
+            return MOST_OWN.saturating_sub(self.own_waiting());
+        }
+        self.services.control.room(to).saturating_sub(self.control_staged(to))
     }
 
     /// Counts the effects within this unit that are not dispatched yet, those of this handler included.
@@ -476,6 +479,11 @@ impl Context<'_> {
     #[must_use]
     pub fn backlog(&self, destination: NodeId, limit: BacklogLimit) -> Option<Backlog> {
         self.services.transmit.backlog(destination, self.hw.mtu_to(destination), limit)
+    }
+
+    /// Cancels the waiting packets of this extension whose bytes would be read from `region`.
+    pub(crate) fn cancel_reads(&mut self, region: RegionRef) {
+        self.services.effects.push(Effect::WithdrawRegion(region));
     }
 
     /// Cancels all unsent messages and packets of this extension to `destination`: they end with `status`. If this

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
-use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::port::{Command, Status};
 use sha2::{Digest, Sha256};
 
 use crate::context::Context;
@@ -103,7 +103,15 @@ struct Version {
     policy: Policy,
     former: Option<Hash>,
     is_down: bool,
+    /// True if it was taken down on all members: nothing but another version runs under the number again.
+    is_withdrawn: bool,
     restarts: u32,
+}
+
+impl Version {
+    const fn new(epoch: Epoch, hash: Hash, policy: Policy, is_withdrawn: bool) -> Self {
+        Self { epoch, hash, policy, former: None, is_down: is_withdrawn, is_withdrawn, restarts: 0 }
+    }
 }
 
 /// The installer of one node.
@@ -191,65 +199,6 @@ impl Installer {
         }
     }
 
-    /// Begins the change that a host's command asks for, as its coordinator.
-    fn begin(&mut self, nic: &mut Context<'_>, command: Command) {
-        let number = ExtensionId(command.args[0] as u8);
-        let runs = self.versions.get(&number).copied();
-        let (module, policy) = match command.opcode {
-            INSTALL => {
-                let length = command.region.length as usize;
-                let policy = Policy::of(command.args[1]);
-                let module = nic.read(command.region).ok().map(|bytes| bytes.to_vec());
-                match (module, policy) {
-                    (Some(module), Some(policy)) if length > 0 && length <= MAX_MODULE => {
-                        (Some(module), policy)
-                    }
-                    _ => {
-                        nic.refuse(&command, Status::Invalid);
-                        return;
-                    }
-                }
-            }
-            _ => (None, runs.map_or(Policy::Deactivate, |version| version.policy)),
-        };
-        let back = runs.and_then(|version| version.former);
-        let content = module.as_deref().map(hash).or(back);
-        let (Some(content), None) = (content, &self.change) else {
-            let refusal = if self.change.is_some() { Refusal::Busy } else { Refusal::Absent };
-            refuse(nic, &command, nic.node(), refusal);
-            return;
-        };
-        if let Some(module) = module {
-            self.modules.insert(content, module);
-        }
-        self.changes = self.changes.wrapping_add(1);
-        let offer = Offer {
-            id: ChangeId::new(nic.node(), nic.incarnation(), self.changes),
-            number,
-            epoch: runs.map_or(Epoch(1), |version| version.epoch.next()),
-            hash: content,
-            length: if command.opcode == INSTALL { command.region.length } else { 0 },
-            policy,
-            members: self.living(nic.node()),
-        };
-        let mut change = Change::new(offer, self.rank, &self.members);
-        change.command = Some(command);
-        self.change = Some(change);
-        self.spread(nic);
-        self.prepare(nic);
-    }
-
-    /// Returns the members that are not known to be down, as bits by rank.
-    fn living(&self, own: NodeId) -> [u8; 32] {
-        let mut bits = [0; 32];
-        for (rank, member) in self.members.iter().enumerate() {
-            if *member == own || !self.gone.contains(member) {
-                bits[rank / 8] |= 1 << (rank % 8);
-            }
-        }
-        bits
-    }
-
     fn on_message(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) -> Option<()> {
         self.gone.remove(&from);
         let message = Message::parse(message)?;
@@ -284,14 +233,10 @@ impl Installer {
             Message::Query { id } => self.on_query(nic, from, id),
             Message::Known { id, knows } => self.on_known(nic, from, id, knows),
             Message::What => self.on_what(nic, from),
-            Message::Runs { number, epoch, hash, length, policy } => {
-                self.on_runs(
-                    nic,
-                    from,
-                    (number, epoch),
-                    (hash, length),
-                    Policy::of(policy.into())?,
-                );
+            Message::Runs { number, epoch, hash, length, policy, is_withdrawn } => {
+                let policy = Policy::of(policy.into())?;
+                let version = Version::new(epoch, hash, policy, is_withdrawn);
+                self.on_runs(nic, from, number, version, length);
             }
             Message::Fetch { hash } => self.on_fetch(nic, from, hash),
             Message::Piece { hash, at, bytes } => self.on_piece(nic, from, hash, (at, bytes)),
@@ -356,14 +301,20 @@ impl Installer {
         (id.coordinator == node).then(|| id.is_before(incarnation))
     }
 
-    /// Takes down the version that runs under a number here.
+    /// Takes down a version that runs under a number here, or that is about to.
     fn withdraw(&mut self, nic: &mut Context<'_>, number: ExtensionId, epoch: Epoch) {
-        if let Some(version) = self.versions.get_mut(&number)
-            && version.epoch == epoch
-            && !version.is_down
-        {
-            version.is_down = true;
+        let version = self.versions.get_mut(&number);
+        if let Some(version) = version.filter(|it| it.epoch == epoch && !it.is_withdrawn) {
+            (version.is_down, version.is_withdrawn) = (true, true);
             nic.withdraw(number);
+        }
+        if let Some(fetch) = self.fetching.get_mut(&number) {
+            fetch.on_withdrawn(epoch);
+        }
+        let brings =
+            |change: &&mut Change| (change.offer.number, change.offer.epoch) == (number, epoch);
+        if let Some(change) = self.change.as_mut().filter(brings) {
+            change.is_withdrawn = true;
         }
     }
 
@@ -373,7 +324,7 @@ impl Installer {
         let Some(version) = self.versions.get(&number).filter(|v| v.epoch == epoch) else { return };
         // The node on which it failed carries out the policy.
         if on == nic.node() && version.policy == Policy::RollBack && version.former.is_some() {
-            self.begin(nic, about(ROLL_BACK, number, 0));
+            self.roll_back(nic, number, None);
         }
     }
 }
@@ -391,18 +342,9 @@ impl Extension for Installer {
 
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         match command.opcode {
-            INSTALL | ROLL_BACK => self.begin(nic, command),
-            QUARANTINE => {
-                let number = ExtensionId(command.args[0] as u8);
-                let Some(version) = self.versions.get(&number).copied() else {
-                    refuse(nic, &command, nic.node(), Refusal::Absent);
-                    return;
-                };
-                let withdraw = Message::Withdraw { number, epoch: version.epoch };
-                self.send_to_all(nic, &withdraw);
-                self.withdraw(nic, number, version.epoch);
-                nic.complete(command.region.port, &Completion::of(&command, Status::Done));
-            }
+            INSTALL => self.install(nic, command),
+            ROLL_BACK => self.roll_back(nic, ExtensionId(command.args[0] as u8), Some(command)),
+            QUARANTINE => self.quarantine(nic, &command),
             LIST => self.list(nic, &command),
             _ => nic.refuse(&command, Status::Invalid),
         }
@@ -485,6 +427,11 @@ impl Extension for Installer {
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        self.abort(nic, nic.node(), Refusal::Lost);
+        let is_preparing =
+            self.change.as_ref().map(|change| change.phase) == Some(Phase::Preparing);
+        // After this member's vote, another member decides how the change ends.
+        if is_preparing {
+            self.reject(nic, nic.node(), Refusal::Lost);
+        }
     }
 }

@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+mod backlog;
 pub mod capability;
 pub mod collective;
 pub mod context;

@@ -37,7 +37,8 @@ pub const MEMORY: ExtensionId = ExtensionId(6);
 /// Opcode: gives a capability to `region` with the rights of argument 0, a [`CapabilityRights`]; completes with its
 /// three words (arguments 0 to 2).
 pub const GRANT: u8 = 1;
-/// Opcode: revokes the capability in the arguments, with all that were delegated from it.
+/// Opcode: revokes the capability in the arguments, with all that were delegated from it. Large reads under way end as
+/// [`Status::Region`], unless all their frames have left.
 pub const REVOKE: u8 = 2;
 /// Opcode: delegates the capability in the arguments, for its range, with the rights in `flags`.
 pub const DELEGATE: u8 = 3;
@@ -190,7 +191,13 @@ impl Memory {
                 nic.refuse(command, Status::Region);
                 return;
             }
-            REVOKE => self.table.revoke(&capability).map(|()| capability),
+            REVOKE => {
+                // Frames of reads under way leave no more; their requesters ask again, and are refused.
+                let region = self.table.region(&capability);
+                let revoked = self.table.revoke(&capability);
+                region.filter(|_| revoked.is_ok()).into_iter().for_each(|at| nic.cancel_reads(at));
+                revoked.map(|()| capability)
+            }
             _ => self.table.delegate(&capability, CapabilityRights(command.flags as u8)),
         };
         match changed {
@@ -240,16 +247,15 @@ impl Memory {
                 return;
             }
         };
-        let mut inline = Vec::new();
-        if !matches!(access, Access::Read | Access::WriteMany) {
-            match nic.read(command.region) {
-                Ok(bytes) => inline = bytes.to_vec(),
-                Err(_) => {
-                    nic.refuse(&command, Status::Region);
-                    return;
-                }
+        let inline = match nic.read(command.region) {
+            _ if access == Access::Read => Vec::new(),
+            Ok(_) if access == Access::WriteMany => Vec::new(),
+            Ok(bytes) => bytes.to_vec(),
+            Err(_) => {
+                nic.refuse(&command, Status::Region);
+                return;
             }
-        }
+        };
         let capability = match command.opcode {
             READ | WRITE => Capability { length, ..capability },
             _ => capability,
@@ -368,36 +374,13 @@ impl Memory {
             }
             Message::Lacking { number, first, count } => {
                 let pending = self.pending.get(&number).filter(|pending| pending.owner == from);
-                if let Some(outgoing) = pending.and_then(|pending| pending.outgoing.as_ref()) {
-                    self.counters.retransmitted += outgoing.send(nic, from, number, first, count);
+                if let Some(outgoing) = pending.and_then(|pending| pending.outgoing) {
+                    match outgoing.send(nic, from, number, first, count) {
+                        Some(sent) => self.counters.retransmitted += sent,
+                        None => self.end(nic, number, Status::Region, 0),
+                    }
                 }
             }
-        }
-        Some(())
-    }
-
-    fn on_frame(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) -> Option<()> {
-        let number = frame.header.sequence;
-        if frame.header.flags & bulk::OF_READ == 0 {
-            let incoming = self.arriving.get_mut(&(from, number))?;
-            let capability = incoming.capability();
-            if capability.is_some_and(|it| self.table.check(&it, CapabilityRights::WRITE).is_err())
-            {
-                self.arriving.remove(&(from, number));
-                self.deny(nic, from, number, Status::Region);
-                return Some(());
-            }
-            incoming.take(nic, &mut self.words, frame)?;
-            if incoming.is_whole() {
-                self.end_arriving(nic, from, number);
-            }
-            return Some(());
-        }
-        let pending = self.pending.get_mut(&number).filter(|pending| pending.owner == from)?;
-        let incoming = pending.incoming.as_mut()?;
-        incoming.take(nic, &mut self.words, frame)?;
-        if incoming.is_whole() {
-            self.end(nic, number, Status::Done, 0);
         }
         Some(())
     }

@@ -2,9 +2,10 @@
 //!
 //! After the Virtual Communication Machine (DVCM paper, sections 2 and 3): most instructions assemble a message from
 //! application memory, or scatter one into it. A program is checked when it is built. So a run fails only if its memory
-//! was deregistered, it exceeds a limit on steps or effects, or too few waits are posted. Its effects are carried out
-//! when it ends, and dropped if it fails. A holder of a capability with the right to run a program may trigger it from
-//! another node, and receives its completion.
+//! was deregistered, it exceeds a limit on steps or effects, too few waits are posted, or its messages find no room in a
+//! queue. Its effects are carried out when it ends, and dropped if it fails. A holder of a capability with the right to
+//! run a program may trigger it from another node, and receives its completion: [`Status::PeerLost`] if the node does
+//! not answer within 2 s.
 //!
 //! A message of up to 97 bytes is one control message: reliable, and in order with other such messages to its node. A
 //! longer one, of up to 64 KiB ([`MESSAGE`]), travels in data frames, as the paper's messages do. It is unreliable: a
@@ -15,6 +16,7 @@
 
 mod code;
 mod long;
+mod remote;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -32,6 +34,7 @@ use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
 use crate::timeout::Service;
 use crate::transmit::Sent;
 use long::{ASSEMBLY_TIMEOUT, LongMessages, Unsent};
+use remote::RemoteRuns;
 
 pub use code::{CheckError, Condition, Instruction, Range, assemble, check, disassemble};
 
@@ -138,8 +141,7 @@ pub struct Programs {
     programs: BTreeMap<u16, Program>,
     buffers: BTreeMap<PortId, Vec<Command>>,
     waits: BTreeMap<PortId, VecDeque<Command>>,
-    next: u32,
-    pending: BTreeMap<u32, (NodeId, Command)>,
+    remote: RemoteRuns,
     long: LongMessages,
     unsent: Unsent,
     counters: ProgramCounters,
@@ -148,8 +150,6 @@ pub struct Programs {
 /// The timeout of the messages that are being reassembled.
 const EXPIRE: TimeoutId = TimeoutId(0);
 
-const RUN_REQUEST: u8 = 1;
-const RUN_RESULT: u8 = 2;
 const PROGRAM_MESSAGE: u8 = 3;
 
 impl Default for Programs {
@@ -168,8 +168,7 @@ impl Programs {
             programs: BTreeMap::new(),
             buffers: BTreeMap::new(),
             waits: BTreeMap::new(),
-            next: 0,
-            pending: BTreeMap::new(),
+            remote: RemoteRuns::new(),
             long: LongMessages::new(),
             unsent: Unsent::default(),
             counters: ProgramCounters::default(),
@@ -248,7 +247,7 @@ impl Programs {
             code::Effect::Send { node, bytes, .. } => Some((NodeId(*node), bytes.len())),
             _ => None,
         });
-        if !self.unsent.has_room(sends) {
+        if !self.unsent.has_room(sends) || !has_room(nic, machine.effects()) {
             return Err(Status::Refused);
         }
         if !ran {
@@ -272,16 +271,7 @@ impl Programs {
             finish(nic, command, ran);
             return;
         }
-        let number = self.next;
-        self.next = self.next.wrapping_add(1);
-        let mut message = vec![RUN_REQUEST];
-        message.extend(number.to_le_bytes());
-        message.extend(capability.to_words().iter().flat_map(|word| word.to_le_bytes()));
-        if nic.send_control(capability.node, &message).is_err() {
-            nic.refuse(command, Status::Refused);
-            return;
-        }
-        self.pending.insert(number, (capability.node, *command));
+        self.remote.request(nic, &capability, command);
     }
 
     fn on_message(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) -> Option<()> {
@@ -293,37 +283,7 @@ impl Programs {
         }
         let (number, rest) = rest.split_first_chunk::<4>()?;
         let number = u32::from_le_bytes(*number);
-        match *kind {
-            RUN_REQUEST => {
-                let mut words = [0; 3];
-                for (word, bytes) in words.iter_mut().zip(rest.as_chunks::<8>().0) {
-                    *word = u64::from_le_bytes(*bytes);
-                }
-                let ran = self.execute(nic, &Capability::from_words(words));
-                let (status, (counted, steps)) = match ran {
-                    Ok(ended) => (Status::Done, ended),
-                    Err(status) => (status, (0, 0)),
-                };
-                let mut answer = vec![RUN_RESULT];
-                answer.extend(number.to_le_bytes());
-                answer.push(status as u8);
-                answer.extend(counted.to_le_bytes());
-                answer.extend(steps.to_le_bytes());
-                let _ = nic.send_control(from, &answer);
-            }
-            RUN_RESULT => {
-                let (head, steps) = rest.split_first_chunk::<9>()?;
-                let [status, counted @ ..] = *head;
-                let status = Status::from_number(status)?;
-                let steps = u32::from_le_bytes(steps.try_into().ok()?);
-                self.pending.get(&number).filter(|(owner, _)| *owner == from)?;
-                let (_, command) = self.pending.remove(&number)?;
-                let ran = (status == Status::Done).then_some((u64::from_le_bytes(counted), steps));
-                finish(nic, &command, ran.ok_or(status));
-            }
-            _ => return None,
-        }
-        Some(())
+        self.on_run(nic, from, (*kind, number), rest)
     }
 
     /// Writes a program's message into the next buffer of its port.
@@ -347,6 +307,21 @@ impl Programs {
     }
 }
 
+/// Returns whether the queues for control messages have room for the short messages of a run.
+fn has_room(nic: &Context<'_>, effects: &[code::Effect]) -> bool {
+    let mut needed = BTreeMap::<NodeId, usize>::new();
+    for effect in effects {
+        // The calls of other extensions take room among the messages to this node.
+        let to = match effect {
+            code::Effect::Send { node, bytes, .. } if bytes.len() <= SHORT => NodeId(*node),
+            code::Effect::Call { .. } => nic.node(),
+            _ => continue,
+        };
+        *needed.entry(to).or_default() += 1;
+    }
+    needed.into_iter().all(|(to, messages)| nic.control_room(to) >= messages)
+}
+
 /// Carries out one effect of a run. A signal or a call takes the next of `waits`, of which there are enough.
 fn take_effect(
     nic: &mut Context<'_>,
@@ -362,8 +337,7 @@ fn take_effect(
             let mut message = vec![PROGRAM_MESSAGE];
             message.extend(port.to_le_bytes());
             message.extend(bytes);
-            // A full queue belongs to a peer that is down or about to be declared down.
-            let _ = nic.send_control(NodeId(*node), &message);
+            nic.send_control(NodeId(*node), &message).map_err(|_| Status::Refused)?;
         }
         code::Effect::Signal { cookie } => {
             let wait = waits.pop_front().expect("there are enough waits");
@@ -441,7 +415,12 @@ impl Extension for Programs {
         }
     }
 
-    fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
+    fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
+        match timeout {
+            remote::RETRY => return self.remote.results.retry(nic),
+            remote::SWEEP => return self.remote.sweep(nic),
+            _ => {}
+        }
         self.counters.incomplete += self.long.expire(nic.now());
         if !self.long.is_empty() {
             nic.set_timeout(EXPIRE, Service::Coarse, ASSEMBLY_TIMEOUT);
@@ -458,23 +437,18 @@ impl Extension for Programs {
         self.buffers.remove(&port);
         self.waits.remove(&port);
         self.counters.incomplete += self.long.forget_port(port);
-        self.pending.retain(|_, (_, command)| command.region.port != port);
+        self.remote.forget_port(port);
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event {
             self.counters.incomplete += self.long.forget_sender(node);
-            let of = self.pending.iter().filter(|(_, (owner, _))| *owner == node);
-            for number in of.map(|(number, _)| *number).collect::<Vec<_>>() {
-                if let Some((_, command)) = self.pending.remove(&number) {
-                    nic.refuse(&command, Status::PeerLost);
-                }
-            }
+            self.remote.on_lost(nic, node);
         }
     }
 
     fn outstanding_commands(&mut self) -> Vec<Command> {
-        let pending = std::mem::take(&mut self.pending).into_values().map(|(_, command)| command);
+        let pending = self.remote.take();
         let buffers = std::mem::take(&mut self.buffers).into_values().flatten();
         let waits = std::mem::take(&mut self.waits).into_values().flatten();
         pending.chain(buffers).chain(waits).collect()

@@ -60,7 +60,7 @@ impl Broadcast {
     pub(super) fn begin(
         &mut self,
         nic: &mut Context<'_>,
-        group: &Group,
+        group: &mut Group,
         number: u32,
         command: &Command,
     ) -> Progress {
@@ -104,7 +104,7 @@ impl Broadcast {
     }
 
     /// Sends a small broadcast to the children in its tree.
-    fn spread(&self, nic: &mut Context<'_>, group: &Group, number: u32) {
+    fn spread(&self, nic: &mut Context<'_>, group: &mut Group, number: u32) {
         let (size, root) = (group.size(), self.root);
         let mut body = root.to_le_bytes().to_vec();
         body.extend_from_slice(&self.bytes);
@@ -176,7 +176,7 @@ impl Broadcast {
         }
         if self.lacks == 0 {
             if let Some(parent) = parent(group, root) {
-                group.send(nic, parent, (BROADCAST, DONE, number), &[]);
+                group.try_send(nic, parent, (BROADCAST, DONE, number), &[]);
             }
             if !self.waiting.is_empty() {
                 nic.set_timeout(TimeoutId(number), Service::Exact, RETRY);
@@ -189,7 +189,7 @@ impl Broadcast {
     pub(super) fn on_message(
         &mut self,
         nic: &mut Context<'_>,
-        group: &Group,
+        group: &mut Group,
         number: u32,
         (from, round): (u16, u8),
         body: &[u8],
@@ -216,7 +216,7 @@ impl Broadcast {
                     true => (DONE, Vec::new()),
                     false => (MISSING, self.bitmap()),
                 };
-                group.send(nic, from, (BROADCAST, round, number), &bits);
+                group.try_send(nic, from, (BROADCAST, round, number), &bits);
                 Some((Progress::Waiting, 0))
             }
             _ => None,
@@ -263,7 +263,7 @@ impl Broadcast {
     /// Probes the children that have not reported that they have all.
     pub(super) fn probe(&self, nic: &mut Context<'_>, group: &Group, number: u32) {
         for child in &self.waiting {
-            group.send(nic, *child, (BROADCAST, PROBE, number), &[]);
+            group.try_send(nic, *child, (BROADCAST, PROBE, number), &[]);
         }
         if !self.waiting.is_empty() {
             nic.set_timeout(TimeoutId(number), Service::Exact, RETRY);

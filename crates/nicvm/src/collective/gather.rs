@@ -23,7 +23,7 @@ impl Gather {
     pub(super) fn begin(
         &mut self,
         nic: &mut Context<'_>,
-        group: &Group,
+        group: &mut Group,
         number: u32,
         command: &Command,
     ) -> Progress {
@@ -56,7 +56,7 @@ impl Gather {
     pub(super) fn on_message(
         &mut self,
         nic: &mut Context<'_>,
-        group: &Group,
+        group: &mut Group,
         number: u32,
         round: u8,
         body: &[u8],

@@ -234,8 +234,9 @@ impl Collectives {
         self.send_to_others(nic, (HOLD, LEFT, from));
     }
 
-    fn send_to_others(&self, nic: &mut Context<'_>, head: (u8, u8, u32)) {
-        for rank in (0..self.group.size()).filter(|rank| *rank != self.group.rank) {
+    fn send_to_others(&mut self, nic: &mut Context<'_>, head: (u8, u8, u32)) {
+        let own = self.group.rank;
+        for rank in (0..self.group.size()).filter(|rank| *rank != own) {
             self.group.send(nic, rank, head, &[]);
         }
     }

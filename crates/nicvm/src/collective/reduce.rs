@@ -106,7 +106,7 @@ impl Reduce {
     pub(super) fn begin(
         &mut self,
         nic: &mut Context<'_>,
-        group: &Group,
+        group: &mut Group,
         number: u32,
         command: &Command,
     ) -> Progress {
@@ -141,7 +141,7 @@ impl Reduce {
     pub(super) fn advance(
         &mut self,
         nic: &mut Context<'_>,
-        group: &Group,
+        group: &mut Group,
         number: u32,
     ) -> Progress {
         let Some((command, operation)) = self.own else { return Progress::Waiting };
@@ -156,7 +156,7 @@ impl Reduce {
     fn double(
         &mut self,
         nic: &mut Context<'_>,
-        group: &Group,
+        group: &mut Group,
         number: u32,
         operation: Operation,
         command: &Command,
@@ -187,7 +187,7 @@ impl Reduce {
     fn climb(
         &mut self,
         nic: &mut Context<'_>,
-        group: &Group,
+        group: &mut Group,
         number: u32,
         operation: Operation,
         command: &Command,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use midplane_simhw::hardware::Hardware;
 use midplane_simhw::id::{DmaId, ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Status};
+use midplane_simhw::region::RegionRef;
 use midplane_simhw::time::Instant;
 
 use crate::admission::{Admission, AdmissionUpdate};
@@ -27,6 +28,7 @@ pub(crate) enum Effect {
     Admission(AdmissionUpdate),
     Allow { destination: NodeId, bytes: u64, until: Instant },
     GiveUp { destination: NodeId, status: Status },
+    WithdrawRegion(RegionRef),
     Steer,
     StopPort(PortId),
     ResumePort(PortId),
@@ -143,6 +145,12 @@ impl UnitServices {
                 Effect::Allow { destination, bytes, until } => {
                     self.transmit.allow(destination, bytes, until);
                 }
+                Effect::WithdrawRegion(region) => {
+                    self.transmit.withdraw(hw, Status::Region, |waiting| {
+                        let read = waiting.region.filter(|_| waiting.extension == extension);
+                        read.is_some_and(|read| overlap(read, region))
+                    });
+                }
                 Effect::GiveUp { destination, status } => {
                     let steers = self.gate_controller == Some(extension);
                     self.transmit.withdraw(hw, status, |waiting| {
@@ -199,4 +207,11 @@ impl UnitServices {
         self.transmit.abort();
         hw.abort();
     }
+}
+
+/// Returns whether two ranges of registered memory have a byte in common.
+fn overlap(a: RegionRef, b: RegionRef) -> bool {
+    let is_same = (a.port, a.slot, a.generation) == (b.port, b.slot, b.generation);
+    let ends = [a, b].map(|range| u64::from(range.offset) + u64::from(range.length));
+    is_same && u64::from(a.offset) < ends[1] && u64::from(b.offset) < ends[0]
 }

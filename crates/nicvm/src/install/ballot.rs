@@ -1,13 +1,50 @@
 //! All or none: an offer travels down the tree, votes travel up, and the change commits or aborts.
 
 use midplane_simhw::id::{ExtensionId, NodeId};
-use midplane_simhw::port::{Completion, Status};
+use midplane_simhw::port::{Command, Completion, Status};
 
-use super::change::Phase;
+use super::change::{Change, Phase};
 use super::wire::{ChangeId, Hash, Message, Offer};
 use super::{Context, Epoch, Extension, Installer, Policy, Refusal, Version, refuse};
 
 impl Installer {
+    /// Begins a change as its coordinator. The module is here; its length is 0 if all members should have it.
+    pub(super) fn begin(
+        &mut self,
+        nic: &mut Context<'_>,
+        number: ExtensionId,
+        (content, length, policy): (Hash, u32, Policy),
+        command: Option<Command>,
+    ) {
+        self.changes = self.changes.wrapping_add(1);
+        let runs = self.versions.get(&number);
+        let offer = Offer {
+            id: ChangeId::new(nic.node(), nic.incarnation(), self.changes),
+            number,
+            epoch: runs.map_or(Epoch(1), |version| version.epoch.next()),
+            hash: content,
+            length,
+            policy,
+            members: self.living(nic.node()),
+        };
+        let mut change = Change::new(offer, self.rank, &self.members);
+        change.command = command;
+        self.change = Some(change);
+        self.spread(nic);
+        self.prepare(nic);
+    }
+
+    /// Returns the members that are not known to be down, as bits by rank.
+    fn living(&self, own: NodeId) -> [u8; 32] {
+        let mut bits = [0; 32];
+        for (rank, member) in self.members.iter().enumerate() {
+            if *member == own || !self.gone.contains(member) {
+                bits[rank / 8] |= 1 << (rank % 8);
+            }
+        }
+        bits
+    }
+
     /// Loads the offered module beside the running version, and votes. Called once the module is complete, or should be
     /// present.
     pub(super) fn prepare(&mut self, nic: &mut Context<'_>) {
@@ -61,9 +98,11 @@ impl Installer {
     /// Handles a commit from the parent, or from the leader that ends the change of a dead coordinator.
     pub(super) fn on_commit(&mut self, nic: &mut Context<'_>, from: NodeId, id: ChangeId) {
         let Some(change) = self.of(id) else {
-            // The change is done here, but the sender does not know.
-            if self.ended.get(&id) == Some(&true) {
-                self.send(nic, from, &Message::Done { id });
+            // The sender need not wait: the change is done here, or this member has restarted since its vote.
+            self.send(nic, from, &Message::Done { id });
+            if self.ended.get(&id) != Some(&true) {
+                // This member lacks the version, so it catches up.
+                self.send(nic, from, &Message::What);
             }
             return;
         };
@@ -82,13 +121,15 @@ impl Installer {
         let Some(change) = &mut self.change else { return };
         let Some(extension) = change.ready.take() else { return };
         let (offer, lost_coordinator) = (change.offer, change.lost_coordinator);
+        let is_withdrawn = change.is_withdrawn;
         change.phase = Phase::Committed;
         change.waiting = change.children.iter().copied().collect();
         for child in change.children.clone() {
             self.send(nic, child, &Message::Commit { id: offer.id });
         }
         self.end(offer.id, true);
-        self.run(nic, offer.number, offer.epoch, offer.hash, offer.policy, extension);
+        let version = Version::new(offer.epoch, offer.hash, offer.policy, is_withdrawn);
+        self.run(nic, offer.number, version, extension);
         self.counters.committed += 1;
         let coordinator = offer.id.coordinator;
         if lost_coordinator && !self.gone.contains(&coordinator) {
@@ -98,20 +139,22 @@ impl Installer {
         self.report_done(nic);
     }
 
+    /// Runs a version, unless it was taken down on all members.
     pub(super) fn run(
         &mut self,
         nic: &mut Context<'_>,
         number: ExtensionId,
-        epoch: Epoch,
-        content: Hash,
-        policy: Policy,
+        version: Version,
         extension: Box<dyn Extension>,
     ) {
-        nic.replace(number, epoch, extension);
+        if version.is_withdrawn {
+            nic.withdraw(number);
+        } else {
+            nic.replace(number, version.epoch, extension);
+        }
         let former = self.versions.get(&number).map(|version| version.hash);
-        let former = former.filter(|former| *former != content);
-        let version = Version { epoch, hash: content, policy, former, is_down: false, restarts: 0 };
-        self.versions.insert(number, version);
+        let former = former.filter(|former| *former != version.hash);
+        self.versions.insert(number, Version { former, ..version });
         self.drop_unused();
     }
 

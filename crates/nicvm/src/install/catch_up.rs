@@ -10,7 +10,7 @@ use midplane_simhw::id::{ExtensionId, NodeId};
 
 use super::wire::{Hash, Message, PIECE};
 use super::{
-    Context, Epoch, Installer, MAX_MODULE, Policy, STALLED_AFTER, Service, TimeoutId, Version, hash,
+    Context, Epoch, Installer, MAX_MODULE, STALLED_AFTER, Service, TimeoutId, Version, hash,
 };
 
 pub(super) const FETCHING: TimeoutId = TimeoutId(u32::MAX - 2);
@@ -33,6 +33,15 @@ pub(super) struct Fetch {
     idle: u32,
 }
 
+impl Fetch {
+    /// Notes that version `epoch` was taken down on all members.
+    pub(super) fn on_withdrawn(&mut self, epoch: Epoch) {
+        if self.version.epoch == epoch {
+            self.version = Version { is_down: true, is_withdrawn: true, ..self.version };
+        }
+    }
+}
+
 impl Installer {
     /// Reports the versions that run here to a member that has started or come back.
     pub(super) fn on_what(&self, nic: &mut Context<'_>, to: NodeId) {
@@ -44,19 +53,25 @@ impl Installer {
                 hash: version.hash,
                 length,
                 policy: version.policy as u8,
+                is_withdrawn: version.is_withdrawn,
             };
             self.send(nic, to, &runs);
         }
     }
 
+    /// Handles the report that a version runs on another member, or was taken down on all.
     pub(super) fn on_runs(
         &mut self,
         nic: &mut Context<'_>,
         from: NodeId,
-        (number, epoch): (ExtensionId, Epoch),
-        (content, length): (Hash, u32),
-        policy: Policy,
+        number: ExtensionId,
+        version: Version,
+        length: u32,
     ) {
+        let Version { epoch, hash: content, .. } = version;
+        if version.is_withdrawn {
+            self.withdraw(nic, number, epoch);
+        }
         if !self.is_news(number, epoch) || length == 0 || length as usize > MAX_MODULE {
             return;
         }
@@ -67,8 +82,6 @@ impl Installer {
             change.is_behind = true;
             return;
         }
-        let former = None;
-        let version = Version { epoch, hash: content, policy, former, is_down: false, restarts: 0 };
         if self.modules.contains_key(&content) {
             self.catch_up(nic, number, version);
             return;
@@ -205,6 +218,6 @@ impl Installer {
             return;
         };
         self.counters.caught_up += 1;
-        self.run(nic, number, version.epoch, version.hash, version.policy, extension);
+        self.run(nic, number, version, extension);
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Change {
     pub(super) parent: Option<NodeId>,
     /// True if a member runs a version of the epoch that this change would bring: another one, if the change is aborted.
     pub(super) is_behind: bool,
+    /// True if the version that this change brings was taken down on all members.
+    pub(super) is_withdrawn: bool,
     /// True once the coordinator was lost: it is down, or has restarted and does not know this change.
     pub(super) lost_coordinator: bool,
     /// The member that ends the change after the coordinator's death.
@@ -52,6 +54,7 @@ impl Change {
             phase: Phase::Preparing,
             parent: None,
             is_behind: false,
+            is_withdrawn: false,
             lost_coordinator: false,
             leader: None,
             children: Vec::new(),

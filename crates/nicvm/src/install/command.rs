@@ -4,7 +4,7 @@ use midplane_simhw::id::{ExtensionId, NodeId};
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::RegionRef;
 
-use super::{Context, INSTALLER};
+use super::{Context, INSTALLER, Installer, MAX_MODULE, Message, hash};
 
 /// Opcode: installs the module in `region` under the number of argument 0, with the [`Policy`] of argument 1. Completes
 /// when it runs on all members (argument 0: its epoch, argument 1: the number of members), or with [`Status::Refused`]
@@ -12,7 +12,9 @@ use super::{Context, INSTALLER};
 pub(crate) const INSTALL: u8 = 1;
 /// Opcode: returns to the previous version of the number of argument 0, on all members.
 pub const ROLL_BACK: u8 = 2;
-/// Opcode: takes down the extension of the number of argument 0, on all members.
+/// Opcode: takes down the extension of the number of argument 0, on all members. It stays down until another version is
+/// installed or rolled back to: neither its [`Policy`] nor the restart of a member runs it again. The members remember
+/// this in the memory of their NICs, as they do the installed modules: if all members restart, both are lost.
 pub const QUARANTINE: u8 = 3;
 /// Opcode: writes the list of this node's installed extensions into `region`, as [`Listed`](super::Listed) records.
 pub const LIST: u8 = 4;
@@ -21,7 +23,7 @@ pub const LIST: u8 = 4;
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[repr(u8)]
 pub enum Policy {
-    /// The extension stays down on that node.
+    /// The extension stays down on that node, until another version is installed or the node restarts.
     #[default]
     Deactivate = 0,
     /// The cluster returns to the previous version.
@@ -93,4 +95,57 @@ pub(super) fn refuse(nic: &mut Context<'_>, command: &Command, who: NodeId, refu
         command.region.port,
         &Completion { args, ..Completion::of(command, Status::Refused) },
     );
+}
+
+impl Installer {
+    /// Handles a host's command to install a module.
+    pub(super) fn install(&mut self, nic: &mut Context<'_>, command: Command) {
+        let number = ExtensionId(command.args[0] as u8);
+        let fits = (1..=MAX_MODULE).contains(&(command.region.length as usize));
+        let module = nic.read(command.region).ok().map(|bytes| bytes.to_vec());
+        let (Some(module), Some(policy), true) = (module, Policy::of(command.args[1]), fits) else {
+            nic.refuse(&command, Status::Invalid);
+            return;
+        };
+        if self.change.is_some() {
+            refuse(nic, &command, nic.node(), Refusal::Busy);
+            return;
+        }
+        let (content, length) = (hash(&module), command.region.length);
+        self.modules.insert(content, module);
+        self.begin(nic, number, (content, length, policy), Some(command));
+    }
+
+    /// Begins to roll back the version under a number, for a host's command or without one.
+    pub(super) fn roll_back(
+        &mut self,
+        nic: &mut Context<'_>,
+        number: ExtensionId,
+        command: Option<Command>,
+    ) {
+        let runs = self.versions.get(&number);
+        let back = runs.and_then(|version| Some((version.former?, 0, version.policy)));
+        match back {
+            Some(back) if self.change.is_none() => self.begin(nic, number, back, command),
+            _ => {
+                let is_busy = self.change.is_some();
+                let refusal = if is_busy { Refusal::Busy } else { Refusal::Absent };
+                if let Some(command) = command {
+                    refuse(nic, &command, nic.node(), refusal);
+                }
+            }
+        }
+    }
+
+    /// Takes a version down on all members.
+    pub(super) fn quarantine(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let number = ExtensionId(command.args[0] as u8);
+        let Some(epoch) = self.versions.get(&number).map(|version| version.epoch) else {
+            refuse(nic, command, nic.node(), Refusal::Absent);
+            return;
+        };
+        self.send_to_all(nic, &Message::Withdraw { number, epoch });
+        self.withdraw(nic, number, epoch);
+        nic.complete(command.region.port, &Completion::of(command, Status::Done));
+    }
 }

@@ -54,7 +54,9 @@ impl Installer {
 
     /// Restarts a version that has failed. If its module does not load, that counts as another failure.
     pub(super) fn restart(&mut self, nic: &mut Context<'_>, number: ExtensionId) {
-        let Some(version) = self.versions.get_mut(&number).filter(|version| version.is_down) else {
+        let version = self.versions.get_mut(&number);
+        let Some(version) = version.filter(|version| version.is_down && !version.is_withdrawn)
+        else {
             return;
         };
         version.restarts += 1;
@@ -69,7 +71,7 @@ impl Installer {
     }
 
     /// Handles a change that has stalled: sends a message to each member that it waits for, so that a dead one is
-    /// detected.
+    /// detected. Queries the coordinator, whose decision is lost if a member on the path to it has restarted.
     pub(super) fn watch(&self, nic: &mut Context<'_>) {
         let Some(change) = &self.change else { return };
         let id = change.offer.id;
@@ -77,8 +79,13 @@ impl Installer {
         whom.extend(change.parent);
         whom.insert(id.coordinator);
         whom.remove(&nic.node());
+        let is_undecided = matches!(change.phase, Phase::Preparing | Phase::Voted);
         for node in whom {
-            self.send(nic, node, &Message::What);
+            if is_undecided && node == id.coordinator {
+                self.send(nic, node, &Message::Query { id });
+            } else {
+                self.send(nic, node, &Message::What);
+            }
         }
         nic.set_timeout(WATCH, Service::Coarse, STALLED_AFTER);
     }

@@ -109,6 +109,8 @@ pub(super) enum Message<'a> {
         hash: Hash,
         length: u32,
         policy: u8,
+        /// True if it was taken down on all members.
+        is_withdrawn: bool,
     },
     Fetch {
         hash: Hash,
@@ -140,6 +142,10 @@ impl<'a> Reader<'a> {
 
     fn byte(&mut self) -> Option<u8> {
         self.take::<1>().map(|[byte]| byte)
+    }
+
+    fn flag(&mut self) -> Option<bool> {
+        self.byte().filter(|byte| *byte < 2).map(|byte| byte == 1)
     }
 
     fn short(&mut self) -> Option<u16> {
@@ -224,9 +230,12 @@ impl<'a> Message<'a> {
             Self::Query { id } => head(8, *id),
             Self::Known { id, knows } => head(9, *id).byte(*knows),
             Self::What => Writer::of(10),
-            Self::Runs { number, epoch, hash, length, policy } => {
-                Writer::of(11).version(*number, *epoch).hash(*hash).word(*length).byte(*policy)
-            }
+            Self::Runs { number, epoch, hash, length, policy, is_withdrawn } => Writer::of(11)
+                .version(*number, *epoch)
+                .hash(*hash)
+                .word(*length)
+                .byte(*policy)
+                .byte(u8::from(*is_withdrawn)),
             Self::Fetch { hash } => Writer::of(12).hash(*hash),
             Self::Piece { hash, at, bytes } => Writer::of(13).hash(*hash).word(*at).bytes(bytes),
             Self::Failed { number, epoch } => Writer::of(14).version(*number, *epoch),
@@ -259,7 +268,8 @@ impl<'a> Message<'a> {
             11 => {
                 let (number, epoch) = read.version()?;
                 let (hash, length, policy) = (read.hash()?, read.word()?, read.byte()?);
-                Self::Runs { number, epoch, hash, length, policy }
+                let is_withdrawn = read.flag()?;
+                Self::Runs { number, epoch, hash, length, policy, is_withdrawn }
             }
             12 => Self::Fetch { hash: read.hash()? },
             13 => Self::Piece { hash: read.hash()?, at: read.word()?, bytes: read.rest() },

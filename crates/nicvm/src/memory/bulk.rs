@@ -3,12 +3,15 @@
 use midplane_simhw::frame::{Frame, HEADER_BYTES};
 use midplane_simhw::hardware::Source;
 use midplane_simhw::id::{NodeId, PortId};
-use midplane_simhw::region::RegionRef;
+use midplane_simhw::port::Status;
+use midplane_simhw::region::{RegionError, RegionRef};
 use midplane_simhw::time::Instant;
 
 use super::wire::{Access, Message};
 use super::words::RecentWords;
-use super::{Capability, Context, INLINE, Memory, RETRY, RETRY_AFTER, Service, patience};
+use super::{
+    Capability, CapabilityRights, Context, INLINE, Memory, RETRY, RETRY_AFTER, Service, patience,
+};
 use crate::transmit::Packet;
 
 /// Flag of the frames of reads, which travel to the requester.
@@ -46,11 +49,12 @@ impl Outgoing {
         Self { region, flags }
     }
 
-    pub(super) fn send_all(&self, nic: &mut Context<'_>, to: NodeId, number: u32) {
-        self.send(nic, to, number, 0, u32::MAX);
+    pub(super) fn send_all(&self, nic: &mut Context<'_>, to: NodeId, number: u32) -> Option<u64> {
+        self.send(nic, to, number, 0, u32::MAX)
     }
 
-    /// Sends up to `count` frames, from `first` on. Returns how many it sent.
+    /// Sends up to `count` frames, from `first` on. Returns how many it sent, or `None` if the memory is not registered
+    /// any more.
     pub(super) fn send(
         &self,
         nic: &mut Context<'_>,
@@ -58,7 +62,8 @@ impl Outgoing {
         number: u32,
         first: u32,
         count: u32,
-    ) -> u64 {
+    ) -> Option<u64> {
+        nic.read(self.region).ok()?;
         let (chunk, total) = (chunk(nic), self.region.length);
         let frames = total.div_ceil(chunk);
         let wanted = first.min(frames)..first.saturating_add(count).min(frames);
@@ -70,7 +75,7 @@ impl Outgoing {
             // A frame that does not leave is requested again.
             let _ = nic.send_packet(&Packet { flags, sequence, words, source, ..Packet::to(to) });
         }
-        wanted.len() as u64
+        Some(wanted.len() as u64)
     }
 }
 
@@ -119,13 +124,7 @@ impl Incoming {
         self.region.port
     }
 
-    pub(super) const fn capability(&self) -> Option<Capability> {
-        self.capability
-    }
-
     /// Returns whether the requester of this write has ended it by now as [`Status::PeerLost`].
-    ///
-    /// [`Status::PeerLost`]: midplane_simhw::port::Status::PeerLost
     pub(super) fn is_late(&self, now: Instant) -> bool {
         now >= self.since + patience(self.region)
     }
@@ -142,13 +141,14 @@ impl Incoming {
         self.all_sent = true;
     }
 
-    /// Writes a frame into memory; returns `None` if it does not fit.
-    pub(super) fn take(
+    /// Writes a frame into memory. Returns `None` if it does not fit, and an error if the memory is not registered any
+    /// more.
+    fn take(
         &mut self,
         nic: &mut Context<'_>,
         words: &mut RecentWords,
         frame: &Frame<'_>,
-    ) -> Option<()> {
+    ) -> Option<Result<(), RegionError>> {
         let [place, total] = frame.header.words;
         let (at, chunk) = (place as u32, (place >> 32) as u32);
         let length = self.region.length;
@@ -168,12 +168,14 @@ impl Incoming {
         let has = self.has.get_mut((at / chunk) as usize)?;
         if !std::mem::replace(has, true) {
             let part = self.region.part(at, bytes)?;
-            nic.write(part, frame.payload).ok()?;
+            if let Err(error) = nic.write(part, frame.payload) {
+                return Some(Err(error));
+            }
             words.overwrite(part, frame.payload);
             self.lacks -= 1;
             (self.quiet, self.request_after) = (0, 1);
         }
-        Some(())
+        Some(Ok(()))
     }
 
     /// Counts a tick of [`RETRY_AFTER`]. Returns whether the missing frames are to be requested now: no new one has
@@ -209,6 +211,38 @@ impl Incoming {
 }
 
 impl Memory {
+    /// Handles a frame of a large access. Returns `None` if it belongs to none that is under way, or does not fit it.
+    pub(super) fn on_frame(
+        &mut self,
+        nic: &mut Context<'_>,
+        from: NodeId,
+        frame: &Frame<'_>,
+    ) -> Option<()> {
+        let number = frame.header.sequence;
+        if frame.header.flags & OF_READ == 0 {
+            let incoming = self.arriving.get_mut(&(from, number))?;
+            let capability = incoming.capability;
+            let is_revoked = |it| self.table.check(&it, CapabilityRights::WRITE).is_err();
+            if capability.is_some_and(is_revoked)
+                || incoming.take(nic, &mut self.words, frame)?.is_err()
+            {
+                self.arriving.remove(&(from, number));
+                self.deny(nic, from, number, Status::Region);
+            } else if incoming.is_whole() {
+                self.end_arriving(nic, from, number);
+            }
+            return Some(());
+        }
+        let pending = self.pending.get_mut(&number).filter(|pending| pending.owner == from)?;
+        let incoming = pending.incoming.as_mut()?;
+        if incoming.take(nic, &mut self.words, frame)?.is_err() {
+            self.end(nic, number, Status::Region, 0);
+        } else if incoming.is_whole() {
+            self.end(nic, number, Status::Done, 0);
+        }
+        Some(())
+    }
+
     /// Requests the missing frames of large accesses for which no more frames arrive.
     pub(super) fn retry(&mut self, nic: &mut Context<'_>) {
         let waits = |incoming: &&mut Incoming| incoming.is_all_sent() && !incoming.is_whole();

@@ -38,7 +38,10 @@ impl Memory {
                     |at: usize| Some(u32::from_le_bytes(inline.get(at..at + 4)?.try_into().ok()?));
                 let Some((first, count)) = word(0).zip(word(4)) else { return };
                 let outgoing = Outgoing::new(region, bulk::OF_READ);
-                self.counters.retransmitted += outgoing.send(nic, from, number, first, count);
+                match outgoing.send(nic, from, number, first, count) {
+                    Some(sent) => self.counters.retransmitted += sent,
+                    None => self.deny(nic, from, number, Status::Region),
+                }
                 return;
             }
             Access::WriteMany => {
@@ -85,8 +88,7 @@ impl Memory {
         region: RegionRef,
     ) -> Option<Vec<u8>> {
         if region.length as usize > INLINE {
-            nic.read(region).ok()?;
-            Outgoing::new(region, bulk::OF_READ).send_all(nic, from, number);
+            Outgoing::new(region, bulk::OF_READ).send_all(nic, from, number)?;
             return Some(Vec::new());
         }
         let mut bytes = nic.read(region).ok()?.to_vec();

@@ -149,6 +149,14 @@ impl Outgoing {
         }
     }
 
+    /// Returns the memory that a packet's bytes are read from when it leaves.
+    pub(super) const fn region(&self) -> Option<RegionRef> {
+        match self.0 {
+            Form::Packet { bytes: Bytes::Region(region), .. } => Some(region),
+            _ => None,
+        }
+    }
+
     /// Returns whether it is a packet.
     pub(super) const fn is_packet(&self) -> bool {
         matches!(self.0, Form::Packet { .. })

@@ -70,7 +70,7 @@ fn a_member_that_lacks_more_modules_than_a_queue_holds_fetches_all() {
 fn runs(number: u8, module: u32) -> Vec<u8> {
     let hash = install::hash(&module.to_le_bytes()).0;
     let length = (MAX_MODULE as u32).to_le_bytes();
-    [&[11, number, 1, 0][..], &hash, &length, &[0]].concat()
+    [&[11, number, 1, 0][..], &hash, &length, &[0, 0]].concat()
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use midplane_nicvm::extension::{Epoch, Extension};
 use midplane_nicvm::install::{self, INSTALLER, Installer, Policy};
+use midplane_nicvm::messages::{MESSAGES, Messages};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
@@ -56,6 +57,7 @@ impl Cluster {
             let members = (0..nodes).map(NodeId).collect();
             let mut unit = Unit::default();
             unit.install(INSTALLER, Installer::new(members, loader)).unwrap();
+            unit.install(MESSAGES, Messages::new()).unwrap();
             unit
         });
         Self { world, nodes, seen }

@@ -1,8 +1,12 @@
 //! Extensions installed across a cluster: on all nodes or on none, in spite of losses and dead members.
 
+mod automatic_rollback;
 mod catching_up;
 mod cluster;
 mod failing_loader;
+mod middle_member;
+mod quarantine;
+mod restarting_member;
 mod tally;
 
 use std::sync::{Arc, Mutex};

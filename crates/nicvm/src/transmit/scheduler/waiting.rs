@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use midplane_simhw::hardware::{Hardware, Source, TransmitRefused};
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::Status;
+use midplane_simhw::region::RegionRef;
 use midplane_simhw::time::Instant;
 
 use super::super::flows::{Key, Queue};
@@ -137,7 +138,8 @@ impl Transmit {
             let Key { node, extension, controlled, .. } = queue.key;
             let before = queue.waiting.len();
             queue.waiting.retain(|outgoing| {
-                let goes = which(&Waiting { node, extension, controlled, port: outgoing.port() });
+                let (port, region) = (outgoing.port(), outgoing.region());
+                let goes = which(&Waiting { node, extension, controlled, port, region });
                 if goes {
                     outgoing.complete(hw, status);
                     report_end(news, outgoing, status, now);
@@ -166,6 +168,8 @@ pub(crate) struct Waiting {
     pub(crate) controlled: bool,
     /// The port whose command it completes.
     pub(crate) port: Option<PortId>,
+    /// The memory that a packet's bytes are read from when it leaves.
+    pub(crate) region: Option<RegionRef>,
 }
 
 /// A packet that waits, prepared for its flow.
