@@ -45,6 +45,8 @@ pub(super) struct ViQueues {
     pub(super) id: ViId,
     pub(super) attributes: ViAttributes,
     pub(super) state: ViState,
+    /// Connection requests that have made the interface pending.
+    pub(super) requests: u32,
     pub(super) posted: [PostedQueue; 2],
     pub(super) cqs: [Option<CqId>; 2],
 }
@@ -63,7 +65,8 @@ impl Queues {
             self.vis.resize_with(at + 1, || None);
         }
         let posted = <[PostedQueue; 2]>::default();
-        self.vis[at] = Some(ViQueues { id, attributes, state: ViState::Idle, posted, cqs });
+        let state = ViState::Idle;
+        self.vis[at] = Some(ViQueues { id, attributes, state, requests: 0, posted, cqs });
     }
 
     /// Removes an interface and its queues.
