@@ -359,7 +359,9 @@ impl Nic {
                 if error.ends_connection() {
                     self.queues.set_state(vi, ViState::Error);
                 }
-                self.errors.push_back((vi, error));
+                if error.is_kept(self.errors.len()) {
+                    self.errors.push_back((vi, error));
+                }
             }
         }
         // If the port is full, its completions are to be taken first: a later poll retries.
