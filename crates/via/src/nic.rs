@@ -284,13 +284,15 @@ impl Nic {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), NicError>> {
-        if self.poll_all() {
-            return Poll::Ready(Ok(()));
-        }
-        self.ring_if_unrung();
-        // Another process may have opened its rings meanwhile.
-        if self.gated.is_some() {
+        let before = self.handled;
+        self.poll_all();
+        if self.handled == before {
+            self.ring_if_unrung();
+            // Another process may have opened its rings, or taken frames from them, meanwhile.
             self.catch_up();
+        }
+        if self.handled != before {
+            return Poll::Ready(Ok(()));
         }
         if self.gated.as_mut().is_some_and(|gated| !gated.arm_wakeup(context.waker())) {
             // Something may have arrived meanwhile.

@@ -56,6 +56,8 @@ pub(super) struct ViQueues {
 pub(super) struct Queues {
     vis: Vec<Option<ViQueues>>,
     completions: Vec<VecDeque<(ViId, WorkQueue)>>,
+    /// Descriptors of all queues that have not completed.
+    pub(super) unended: usize,
 }
 
 impl Queues {
@@ -74,8 +76,8 @@ impl Queues {
         for queue in &mut self.completions {
             queue.retain(|(other, _)| *other != vi);
         }
-        if let Some(gone) = self.vis.get_mut(vi.number.index()) {
-            *gone = None;
+        if let Some(gone) = self.vis.get_mut(vi.number.index()).and_then(Option::take) {
+            self.unended -= gone.posted.iter().map(PostedQueue::unended).sum::<usize>();
         }
     }
 
@@ -136,6 +138,7 @@ impl Queues {
     ) -> Option<u16> {
         let queues = self.vis.get_mut(vi.index())?.as_mut()?;
         let scratch = queues.posted[queue as usize].end(number, end)?;
+        self.unended -= 1;
         push_completion(&mut self.completions, queues, queue);
         scratch
     }
@@ -151,6 +154,7 @@ impl Queues {
     ) -> Option<Option<u16>> {
         let queues = self.vis.get_mut(vi.index())?.as_mut()?;
         let scratch = queues.posted[queue as usize].end_pending(end)?;
+        self.unended -= 1;
         push_completion(&mut self.completions, queues, queue);
         Some(scratch)
     }
@@ -238,6 +242,9 @@ impl Nic {
         mut command: Command,
         descriptor: Descriptor,
     ) -> Result<(), PostFailed> {
+        if !self.has_room() {
+            return Err(PostFailed { error: NicError::QueueFull, descriptor });
+        }
         let scratch = match self.describe(&descriptor, &mut command) {
             Ok(scratch) => scratch,
             Err(error) => return Err(PostFailed { error, descriptor }),
@@ -256,6 +263,7 @@ impl Nic {
             return Err(PostFailed { error: error.into(), descriptor });
         }
         posted.push(descriptor, scratch);
+        self.queues.unended += 1;
         Ok(())
     }
 
