@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
-use midplane_simhw::host::Host as _;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::peer_rings::{News, PeerRings, SendRefused, WORDS};
 use midplane_simhw::region::{Payload, Region};

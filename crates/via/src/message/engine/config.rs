@@ -18,7 +18,7 @@ pub enum WhenFull {
     /// that process.
     Wait,
     /// The send fails with [`Failure::Refused`](crate::message::request::Failure::Refused). Ready sends, whose receive
-    /// is posted, wait as with [`WhenFull::Wait`]; so do messages of processes that agree.
+    /// is posted, wait as with [`WhenFull::Wait`]; so do the messages of an agreement.
     Refuse,
 }
 
