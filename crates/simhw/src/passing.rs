@@ -11,10 +11,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock, mpsc};
 
+use nix::sys::socket::{UnixCredentials, getsockopt, sockopt::PeerCredentials};
 use rustix::cmsg_space;
 use rustix::fs::fcntl_get_seals;
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_socket_passcred, socket_domain, socket_peercred, socket_type};
+use rustix::net::sockopt::{set_socket_passcred, socket_domain, socket_type};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
@@ -57,6 +58,12 @@ pub(crate) fn seqpacket() -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
+/// Returns the credentials of the process that made the other end of a socket. Its process number is 0 if that process
+/// is outside this process's PID namespace; rustix has no such number.
+fn credentials(socket: &impl AsFd) -> rustix::io::Result<UnixCredentials> {
+    getsockopt(socket, PeerCredentials).map_err(|error| Errno::from_raw_os_error(error as i32))
+}
+
 impl Socket {
     /// Wraps an accepted socket.
     pub(crate) const fn new(socket: OwnedFd) -> Self {
@@ -90,12 +97,13 @@ impl Socket {
 
     /// Returns the user of the process at the other end, as reported by the system.
     pub(crate) fn user(&self) -> rustix::io::Result<u32> {
-        Ok(socket_peercred(self)?.uid.as_raw())
+        Ok(credentials(self)?.uid())
     }
 
-    /// Returns the process that connected the other end, as reported by the system.
+    /// Returns the process that connected the other end, as reported by the system. Processes outside this process's
+    /// PID namespace have no number here, and count as one process, 0.
     pub(crate) fn process(&self) -> rustix::io::Result<u32> {
-        Ok(socket_peercred(self)?.pid.as_raw_nonzero().get().unsigned_abs())
+        Ok(credentials(self)?.pid().unsigned_abs())
     }
 
     /// Sends `words`, and at most two descriptors with them.
@@ -245,7 +253,7 @@ impl Passed {
         let file = self.0.file();
         let is_local = socket_domain(file).ok()? == AddressFamily::UNIX;
         let is_stream = is_local && socket_type(file).ok()? == SocketType::STREAM;
-        let is_its = is_stream && socket_peercred(file).ok()? == socket_peercred(from).ok()?;
+        let is_its = is_stream && credentials(file).ok()? == credentials(from).ok()?;
         is_its.then_some(Socket(self.0))
     }
 }
@@ -326,6 +334,15 @@ mod tests {
         let theirs = Socket::new(theirs);
         theirs.send(&[0], &[theirs.as_fd()]).unwrap();
         assert!(!ours.take_wakes());
+    }
+
+    #[test]
+    fn both_ends_of_a_connection_know_the_other_process_and_its_user() {
+        let (ours, theirs) = connection();
+        for end in [ours, theirs] {
+            assert_eq!(end.process(), Ok(std::process::id()));
+            assert_eq!(end.user(), Ok(rustix::process::getuid().as_raw()));
+        }
     }
 
     #[test]

@@ -46,7 +46,7 @@ use connect::{Incoming, Pending};
 use endpoint::{Endpoint, Link, PendingEnd};
 use fragments::{Chain, Cutter};
 use frame::Fields;
-use message::{Message, send_message};
+use message::{Outbox, RETRY};
 use names::Names;
 use receive::Fault;
 pub(crate) use receive::MAX_RESPONSES;
@@ -61,8 +61,6 @@ const MIN_RESEND_NS: u64 = 1_000_000;
 /// Most doublings of the pause between two resends after reports of a gap.
 const MOST_DOUBLINGS: u32 = 3;
 const _: () = assert!(window::CONVERSATION_NS < MIN_RESEND_NS);
-/// Most asynchronous errors stored for a port; the oldest are dropped.
-const MAX_ERRORS: usize = 256;
 
 /// Virtual Interfaces, as an extension.
 #[derive(Debug, Default)]
@@ -80,6 +78,7 @@ pub struct Via {
     /// Asynchronous errors to be delivered, by port; `listening` has the commands that wait for the next one.
     errors: BTreeMap<PortId, VecDeque<(PortId, AsyncError)>>,
     listening: BTreeMap<PortId, u64>,
+    outbox: Outbox,
     cutter: Cutter,
     /// When the next sweep is due.
     alarm: Option<Instant>,
@@ -140,7 +139,7 @@ impl Via {
         why: AsyncError,
     ) {
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
-        send_end(nic, endpoint, DescriptorError::to_bits(Err(fault.remote)));
+        self.outbox.send(nic, endpoint.end(DescriptorError::to_bits(Err(fault.remote))));
         endpoint.errors.extend(fault.local);
         endpoint.flush(nic, own, ViState::Error);
         endpoint.errors.push_back(why);
@@ -262,6 +261,7 @@ impl Via {
     }
 
     fn on_link_lost(&mut self, nic: &mut Context<'_>, node: NodeId, why: AsyncError) {
+        self.outbox.forget_node(node);
         self.forget_node(nic, node);
         for at in 0..self.vis.len() {
             let linked =
@@ -277,15 +277,6 @@ impl Via {
                 self.break_link_as(nic, PortId(at as u16), fault, own, why);
             }
         }
-    }
-}
-
-/// Notifies the other end that the connection has ended.
-fn send_end(nic: &mut Context<'_>, endpoint: &Endpoint, error: u8) {
-    if let Some(link) = &endpoint.link {
-        let expected = link.receiving.settled();
-        let (vi, connection) = (link.vi.0, link.connection);
-        send_message(nic, link.node, &Message::End { vi, connection, expected, error });
     }
 }
 
@@ -356,7 +347,10 @@ impl Extension for Via {
         self.settle(nic, vi);
     }
 
-    fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
+    fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
+        if timeout == RETRY {
+            return self.outbox.send_again(nic);
+        }
         let now = nic.now();
         let late = self.alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
         if late >= self.config.dead_after_ns / 8 {
@@ -456,7 +450,7 @@ impl Extension for Via {
         self.listening.remove(&port);
         for at in 0..self.vis.len() {
             if let Some(endpoint) = self.vis[at].take_if(|endpoint| endpoint.owner == port) {
-                send_end(nic, &endpoint, 0);
+                self.outbox.send(nic, endpoint.end(0));
                 self.retire(&endpoint);
             }
         }
@@ -466,7 +460,7 @@ impl Extension for Via {
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         self.fail(nic, ConnectError::Gone, |_| true);
         for endpoint in self.vis.iter_mut().flatten() {
-            send_end(nic, endpoint, 0);
+            self.outbox.send(nic, endpoint.end(0));
             endpoint.flush(nic, DescriptorError::Flushed, ViState::Error);
         }
     }

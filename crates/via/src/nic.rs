@@ -284,13 +284,15 @@ impl Nic {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), NicError>> {
-        if self.poll_all() {
-            return Poll::Ready(Ok(()));
-        }
-        self.ring_if_unrung();
-        // Another process may have opened its rings meanwhile.
-        if self.gated.is_some() {
+        let before = self.handled;
+        self.poll_all();
+        if self.handled == before {
+            self.ring_if_unrung();
+            // Another process may have opened its rings, or taken frames from them, meanwhile.
             self.catch_up();
+        }
+        if self.handled != before {
+            return Poll::Ready(Ok(()));
         }
         if self.gated.as_mut().is_some_and(|gated| !gated.arm_wakeup(context.waker())) {
             // Something may have arrived meanwhile.
@@ -359,7 +361,9 @@ impl Nic {
                 if error.ends_connection() {
                     self.queues.set_state(vi, ViState::Error);
                 }
-                self.errors.push_back((vi, error));
+                if error.is_kept(self.errors.len()) {
+                    self.errors.push_back((vi, error));
+                }
             }
         }
         // If the port is full, its completions are to be taken first: a later poll retries.
@@ -433,7 +437,7 @@ impl Drop for Call<'_> {
 const SCRATCH_TAG: ProtectionTag = ProtectionTag(u32::MAX);
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use midplane_nicvm::unit::Unit;
     use midplane_simhw::link::LinkProfile;
     use midplane_simhw::profile::NicProfile;
@@ -447,17 +451,22 @@ mod tests {
     use crate::descriptor::Descriptor;
     use crate::firmware::{Via, ViaConfig};
 
+    /// Makes two nodes whose NICs run Virtual Interfaces.
+    pub(crate) fn world() -> World<Unit> {
+        let link = LinkProfile::plain(LineRate::mbps(1000), std::time::Duration::ZERO);
+        let star = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(1 << 16)));
+        World::new(&star, NicProfile::MODERN, 1, |_, _| {
+            let mut unit = Unit::default();
+            unit.install(VIA, Via::new(ViaConfig::default())).expect("it is the first");
+            unit
+        })
+    }
+
     /// If the NIC reports an error while the port is full, the host awaits the next error as soon as completions
     /// were taken; once the NIC refuses, it stops.
     #[test]
     fn a_full_port_awaits_the_next_error_once_it_has_room() {
-        let link = LinkProfile::plain(LineRate::mbps(1000), std::time::Duration::ZERO);
-        let star = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(1 << 16)));
-        let mut world = World::new(&star, NicProfile::MODERN, 1, |_, _| {
-            let mut unit = Unit::default();
-            unit.install(VIA, Via::new(ViaConfig::default())).expect("it is the first");
-            unit
-        });
+        let mut world = world();
         let host = world.host(NodeId(0));
         let ended = world.block_on(NodeId(0), async move {
             let mut nic = Nic::open(&host, PortOptions::default().depth(8)).await.unwrap();

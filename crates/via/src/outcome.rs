@@ -115,7 +115,16 @@ pub enum AsyncError {
     PeerRestarted = 5,
 }
 
+/// Most asynchronous errors that end no connection and wait to be taken, of one process. Further ones are dropped.
+const MAX_ERRORS: usize = 256;
+
 impl AsyncError {
+    /// Returns whether a queue of `length` errors keeps this one as well. An error that ends a connection is always
+    /// kept: there is one for each connection.
+    pub(crate) const fn is_kept(self, length: usize) -> bool {
+        self.ends_connection() || length < MAX_ERRORS
+    }
+
     /// Returns whether this error ends the connection.
     #[must_use]
     pub const fn ends_connection(self) -> bool {

@@ -14,6 +14,7 @@ mod hostile;
 mod hostile_frames;
 mod interfaces;
 mod live;
+mod many_connections;
 mod message_allocations;
 mod message_bounds;
 mod message_collectives;

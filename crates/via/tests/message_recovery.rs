@@ -234,3 +234,22 @@ fn a_process_whose_window_is_full_learns_of_an_abandoned_or_revoked_communicator
         harness::turns(programs.collect(), &views);
     }
 }
+
+/// Rank 0's messages fill all of rank 1's window before both agree.
+#[test]
+fn processes_agree_although_a_full_window_refuses_messages() {
+    let config = Config::default().window(4096).eager(64).when_full(WhenFull::Refuse);
+    let views = harness::world(2, MemoryConfig::default(), config);
+    let programs = views.clone().into_iter().map(|world| async move {
+        let other = world.duplicate().await.unwrap();
+        if world.rank() == Rank(0) {
+            for all in [&world, &other].repeat(100) {
+                let _ = all.isend(Mode::Standard, Rank(1), Tag(1), vec![]).map(Pending::free);
+            }
+        }
+        let agreed = other.agree(flags_of(world.rank().0)).await;
+        assert_eq!(agreed, Ok(flags_of(0) & flags_of(1)));
+        assert_eq!(other.shrink().await.unwrap().size(), 2);
+    });
+    harness::turns(programs.collect(), &views);
+}

@@ -7,11 +7,12 @@ use std::task::{Context, Poll, Waker};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::{Communicator, block_on};
-use midplane_via::message::engine::Config;
-use midplane_via::message::envelope::Tag;
+use midplane_via::message::engine::{Config, WhenFull};
+use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
 use midplane_via::message::memory::MemoryConfig;
-use midplane_via::message::request::Mode;
+use midplane_via::message::process::MessageError;
+use midplane_via::message::request::{Failure, Mode};
 use midplane_via::message::window::{Lock, Window, WindowError};
 
 use crate::scenarios::{self, harness};
@@ -286,5 +287,76 @@ fn a_read_longer_than_a_message_is_refused_and_fails_no_other_access() {
         let (done, serving) = (pin!(world.receive(Rank(1), Tag(1))), pin!(window.serve()));
         let ended = futures_util::future::select(done, serving).await;
         assert!(matches!(ended, futures_util::future::Either::Left((Ok(_), _))));
+    });
+}
+
+/// Runs both ranks with narrow windows that refuse messages once they are full.
+fn refusing<F: Future<Output = ()> + Send + 'static>(program: impl Fn(Communicator) -> F) {
+    let config = Config::default().window(4096).eager(64).when_full(WhenFull::Refuse);
+    let views = harness::world(2, MemoryConfig::default(), config);
+    harness::turns(views.clone().into_iter().map(program).collect(), &views);
+}
+
+/// Sends messages over two communicators until the receiver's window is full; returns how many over each.
+async fn fill(both: [&Communicator; 2], to: Rank) -> [usize; 2] {
+    let mut sent = [0; 2];
+    for (all, sent) in both.into_iter().zip(&mut sent) {
+        while all.send(to, Tag(1), vec![]).await.is_ok() {
+            *sent += 1;
+        }
+    }
+    sent
+}
+
+/// Serves the window until the other process has sent its last message.
+async fn serve(world: &Communicator, window: &Window<u64>, other: Rank) {
+    let done = world.receive(other, Tag(2));
+    futures_util::future::select(pin!(done), pin!(window.serve())).await;
+}
+
+#[test]
+fn a_process_whose_window_is_full_gets_the_answers_that_it_waits_for() {
+    refusing(|world| async move {
+        let other = world.duplicate().await.unwrap();
+        let window = Window::<u64>::create(&world, 1).await.unwrap();
+        if world.rank() == Rank(0) {
+            fill([&world, &other], Rank(1)).await;
+            return serve(&world, &window, Rank(1)).await;
+        }
+        for number in 0..100 {
+            assert_eq!(window.fetch(Rank(0), 0, 1, Operation::Sum).await, Ok(number));
+        }
+        world.send(Rank(0), Tag(2), vec![]).await.unwrap();
+    });
+}
+
+#[test]
+fn refused_requests_hold_back_no_later_one() {
+    let (filled, full) = tokio::sync::watch::channel(None);
+    refusing(|world| {
+        let (filled, mut full) = (filled.clone(), full.clone());
+        async move {
+            let other = world.duplicate().await.unwrap();
+            let window = Window::<u64>::create(&world, 1).await.unwrap();
+            if world.rank() == Rank(0) {
+                let sent = *full.wait_for(Option::is_some).await.unwrap();
+                for (all, sent) in [&world, &other].into_iter().zip(sent.unwrap()) {
+                    for _ in 0..sent {
+                        all.receive(Rank(1), Tag(1)).await.unwrap();
+                    }
+                }
+                world.send(Rank(1), Tag(3), vec![]).await.unwrap();
+                return serve(&world, &window, Rank(1)).await;
+            }
+            let sent = fill([&world, &other], Rank(0)).await;
+            let refused = WindowError::Message(MessageError::Failed(Failure::Refused(Peer(0))));
+            for _ in 0..100 {
+                assert_eq!(window.fetch(Rank(0), 0, 1, Operation::Sum).await, Err(refused));
+            }
+            filled.send(Some(sent)).unwrap();
+            world.receive(Rank(0), Tag(3)).await.unwrap();
+            assert_eq!(window.fetch(Rank(0), 0, 1, Operation::Sum).await, Ok(0));
+            world.send(Rank(0), Tag(2), vec![]).await.unwrap();
+        }
     });
 }

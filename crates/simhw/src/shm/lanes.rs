@@ -368,10 +368,11 @@ impl Lanes {
         }
     }
 
-    /// Handles the events of the rendezvous.
+    /// Handles the events of the rendezvous, once polls have returned all shared memory of earlier ones. Until then the
+    /// inbox keeps them, and its bound disconnects a peer that shares more.
     #[inline]
     fn handle_events(&mut self) {
-        if self.events.is_pending.load(Ordering::Relaxed) {
+        if self.events.is_pending.load(Ordering::Relaxed) && self.shown.is_empty() {
             self.handle_all_events();
         }
     }

@@ -322,7 +322,8 @@ impl Via {
         }
         // Too late: the requester no longer waits.
         let (vi, connection) = (from.vi, from.connection);
-        send_message(nic, node, &Message::End { vi, connection, expected: 0, error: 0 });
+        let end = Message::End { vi, connection, expected: 0, error: 0 };
+        self.outbox.send(nic, Some((node, end)));
     }
 
     fn on_end(

@@ -11,6 +11,7 @@ use midplane_simhw::time::Instant;
 
 use super::fragments::Fragments;
 use super::gate::Gate;
+use super::message::Message;
 use super::names::MemoryNames;
 use super::window::{ReceiveWindow, SendWindow};
 use crate::attributes::{ViAttributes, ViState};
@@ -270,6 +271,15 @@ impl Endpoint {
             remote_connection: link.connection,
         };
         Some((ends, link.remote))
+    }
+
+    /// Returns the message that notifies the other end of the connection's end, if there is a connection. `error` is the
+    /// error in the frame that is expected next.
+    pub(super) fn end(&self, error: u8) -> Option<(NodeId, Message)> {
+        let link = self.link.as_ref()?;
+        let expected = link.receiving.settled();
+        let (vi, connection) = (link.vi.0, link.connection);
+        Some((link.node, Message::End { vi, connection, expected, error }))
     }
 
     /// Ends the connection: all posted descriptors complete, the first send with `first`.

@@ -27,7 +27,7 @@ use midplane_simhw::port::{Command, Completion, Status};
 
 use super::Via;
 use super::endpoint::{Arriving, Endpoint};
-use super::message::{Message, Step, send_message};
+use super::message::{Message, Step};
 use crate::attributes::Reliability;
 use crate::command::{OFFER, POST_RECEIVE, POST_SEND, RECALL, RETURN};
 use crate::context::GateContext;
@@ -213,12 +213,10 @@ impl Endpoint {
         }
     }
 
-    /// Sends a step of the gate to the other end's NIC.
-    fn send_step(&self, nic: &mut Context<'_>, step: Step) {
-        if let Some(link) = &self.link {
-            let (vi, connection) = (link.vi.0, link.connection);
-            send_message(nic, link.node, &Message::Gate { vi, connection, step });
-        }
+    /// Returns the message with a step of the gate to the other end's NIC, if there is a connection.
+    fn step(&self, step: Step) -> Option<(NodeId, Message)> {
+        let link = self.link.as_ref()?;
+        Some((link.node, Message::Gate { vi: link.vi.0, connection: link.connection, step }))
     }
 
     /// Returns whether the NIC may grant the send queue. The interface must have reliable delivery, and neither end's
@@ -243,7 +241,10 @@ impl Via {
         endpoint.gate.offers[queue as usize] = true;
         match queue {
             WorkQueue::Send => self.begin_to_grant(nic, command.port),
-            WorkQueue::Receive => endpoint.send_step(nic, Step::Ready),
+            WorkQueue::Receive => {
+                let ready = endpoint.step(Step::Ready);
+                self.outbox.send(nic, ready);
+            }
         }
     }
 
@@ -287,7 +288,8 @@ impl Via {
                 endpoint.recall(nic, queue);
                 // The host has stopped posting, so all its messages are in the receiver's ring.
                 if was != Sends::Returning {
-                    endpoint.send_step(nic, Step::Close);
+                    let close = endpoint.step(Step::Close);
+                    self.outbox.send(nic, close);
                 }
             }
             WorkQueue::Receive => {
@@ -336,7 +338,7 @@ impl Via {
         if is_between && endpoint.link.as_ref().is_some_and(|link| link.sending.is_empty()) {
             endpoint.gate.sends = Sends::Asked;
             endpoint.gate.is_peer_ready = false;
-            endpoint.send_step(nic, Step::Open);
+            self.outbox.send(nic, endpoint.step(Step::Open));
         }
     }
 
@@ -367,7 +369,7 @@ impl Via {
                 if grants {
                     endpoint.grant(nic, WorkQueue::Receive, 0);
                 }
-                endpoint.send_step(nic, Step::Opened(grants));
+                self.outbox.send(nic, endpoint.step(Step::Opened(grants)));
             }
             Step::Opened(is_granted) if gate.sends == Sends::Asked => {
                 gate.sends = Sends::Nic;
@@ -376,7 +378,7 @@ impl Via {
                     Some(number) => endpoint.grant(nic, WorkQueue::Send, number),
                     None => {
                         if is_granted {
-                            endpoint.send_step(nic, Step::Close);
+                            self.outbox.send(nic, endpoint.step(Step::Close));
                         }
                         self.settle(nic, vi);
                     }
@@ -402,7 +404,7 @@ impl Via {
             }
             if endpoint.gate.sends == Sends::Closing && is_quiet {
                 endpoint.gate.sends = Sends::Returning;
-                endpoint.send_step(nic, Step::Close);
+                self.outbox.send(nic, endpoint.step(Step::Close));
             }
         }
         if !is_quiet {
@@ -427,7 +429,7 @@ impl Via {
     pub(super) fn shut_gates(&mut self, nic: &mut Context<'_>, port: PortId) {
         for endpoint in self.vis.iter().flatten().filter(|endpoint| endpoint.owner == port) {
             if endpoint.gate.receives == Receives::Host {
-                endpoint.send_step(nic, Step::Shut);
+                self.outbox.send(nic, endpoint.step(Step::Shut));
             }
         }
         self.check_gates(nic);
@@ -438,7 +440,7 @@ impl Via {
         if let Some(Some(endpoint)) = self.vis.get(vi.index())
             && endpoint.gate.offers[1]
         {
-            endpoint.send_step(nic, Step::Ready);
+            self.outbox.send(nic, endpoint.step(Step::Ready));
         }
         self.begin_to_grant(nic, vi);
     }

@@ -1,12 +1,24 @@
 //! Control messages between the NICs of two ends.
 
+use std::collections::VecDeque;
+use std::time::Duration;
+
 use midplane_nicvm::context::Context;
 use midplane_nicvm::control::MAX_MESSAGE;
+use midplane_nicvm::extension::TimeoutId;
+use midplane_nicvm::timeout::Service;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::wire;
 use serde::{Deserialize, Serialize};
 
 use crate::attributes::Discriminator;
+
+/// The timeout after which the messages of an [`Outbox`] are sent again.
+pub(super) const RETRY: TimeoutId = TimeoutId(1);
+/// Long enough that messages to a slow or dead node cost little, short compared with a process's wait.
+const RETRY_AFTER: Duration = Duration::from_micros(500);
+/// Most messages that wait for all nodes; further ones are dropped.
+const MAX_WAITING: usize = 1 << 14;
 
 /// Control messages between NICs about connections.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
@@ -70,6 +82,34 @@ pub(super) enum Step {
     Close,
     /// To the sender: close the gate.
     Shut,
+}
+
+/// Messages about connections that exist. Those that their nodes can't take yet wait here, in order.
+#[derive(Debug, Default)]
+pub(super) struct Outbox(VecDeque<(NodeId, Message)>);
+
+impl Outbox {
+    /// Sends a message, after the earlier ones to its node; later, if the node can't take it now.
+    pub(super) fn send(&mut self, nic: &mut Context<'_>, message: Option<(NodeId, Message)>) {
+        let Some((to, message)) = message else { return };
+        let waits = self.0.iter().any(|(node, _)| *node == to);
+        if (waits || !send_message(nic, to, &message)) && self.0.len() < MAX_WAITING {
+            if self.0.is_empty() {
+                nic.set_timeout(RETRY, Service::Exact, RETRY_AFTER);
+            }
+            self.0.push_back((to, message));
+        }
+    }
+
+    /// Sends the messages that their nodes can take now.
+    pub(super) fn send_again(&mut self, nic: &mut Context<'_>) {
+        std::mem::take(&mut self.0).into_iter().for_each(|message| self.send(nic, Some(message)));
+    }
+
+    /// Drops the messages to a node that has failed or restarted: they concern its former connections.
+    pub(super) fn forget_node(&mut self, node: NodeId) {
+        self.0.retain(|(to, _)| *to != node);
+    }
 }
 
 /// Sends a message; returns `false` if the node can't take it now.

@@ -7,8 +7,8 @@ use midplane_simhw::frame::HEADER_BYTES;
 use midplane_simhw::id::PortId;
 use midplane_simhw::port::{Command, Completion, Status};
 
+use super::Via;
 use super::endpoint::Endpoint;
-use super::{MAX_ERRORS, Via, send_end};
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{CREATE, DESTROY, DISCONNECT, EVENT, QUERY, QUERY_NIC};
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
@@ -106,16 +106,22 @@ impl Via {
         }
         self.fail(nic, ConnectError::Gone, |pending| pending.is_of(vi));
         if let Some(endpoint) = self.own(owner, vi) {
-            send_end(nic, endpoint, 0);
+            let end = endpoint.end(0);
             endpoint.flush(nic, DescriptorError::Flushed, ViState::Idle);
             // Errors reported later concern the next connection.
             endpoint.errors.clear();
             let name = endpoint.name;
-            if let Some(errors) = self.errors.get_mut(&owner) {
-                errors.retain(|(vi, _)| *vi != name);
-            }
+            self.drop_errors(owner, name);
+            self.outbox.send(nic, end);
         }
         Self::answer(nic, caller, Ok(None), 0);
+    }
+
+    /// Drops the errors of an interface that wait for its port.
+    fn drop_errors(&mut self, owner: PortId, name: PortId) {
+        if let Some(errors) = self.errors.get_mut(&owner) {
+            errors.retain(|(vi, _)| *vi != name);
+        }
     }
 
     /// Ends a connection that the other end has ended. That end expected frame `expected` next, and `error` is the
@@ -140,9 +146,10 @@ impl Via {
         }
         let (owner, name) = (endpoint.owner, endpoint.name);
         let queue = self.errors.entry(owner).or_default();
-        queue.extend(endpoint.errors.drain(..).map(|error| (name, error)));
-        while queue.len() > MAX_ERRORS {
-            queue.pop_front();
+        for error in endpoint.errors.drain(..) {
+            if error.is_kept(queue.len()) {
+                queue.push_back((name, error));
+            }
         }
         self.deliver_error(nic, owner);
     }
@@ -158,8 +165,9 @@ impl Via {
         nic.complete(owner, &told);
     }
 
-    /// Retires an interface: frames for it never reach a later interface with its number.
+    /// Retires an interface: its frames and its errors never reach a later interface with its number.
     pub(super) fn retire(&mut self, endpoint: &Endpoint) {
+        self.drop_errors(endpoint.owner, endpoint.name);
         self.names.forget_vi(endpoint.owner, endpoint.name);
         self.names.retire(endpoint.number, endpoint.connection);
     }

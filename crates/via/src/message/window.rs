@@ -430,8 +430,15 @@ impl<T: Number> Window<T> {
         let mut answer = Answer { shared: &self.shared, rank, pending: None };
         answer.pending = Some(self.communicator.ireceive(rank, Tag(tag))?);
         let bytes = request.to_bytes(values.as_bytes());
-        let sending = self.communicator.isend(Mode::Standard, rank, REQUEST, bytes)?;
-        self.serving(sending).await??;
+        let sent = match self.communicator.isend(Mode::Standard, rank, REQUEST, bytes) {
+            Ok(sending) => self.serving(sending).await?.map(drop),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = sent {
+            // No answer comes.
+            answer.pending = None;
+            return Err(error.into());
+        }
         let received = self.serving(&mut answer).await??;
         decode(answered, &received.bytes).ok_or(WindowError::Refused(rank))
     }

@@ -33,7 +33,8 @@ pub enum ConnectFailed {
 #[must_use = "pass it to `Nic::connected`, `finish` or `requested`"]
 pub struct Ticket {
     cookie: u64,
-    vi: Option<ViId>,
+    /// The interface that the request has made pending, and the number of its request.
+    vi: Option<(ViId, u32)>,
 }
 
 /// A connection request from another node: accept or reject it.
@@ -149,10 +150,13 @@ impl Nic {
         let is_idle = self.queues.of(vi)?.state == ViState::Idle;
         let parameters = parameters(to.node, to.discriminator, local, timeout);
         let cookie = self.start_with(about(vi.number, opcode, 0), &parameters)?;
-        if is_idle {
-            self.queues.set_state(vi, ViState::ConnectPending);
+        let queues = self.queues.of(vi)?;
+        if !is_idle {
+            return Ok(Ticket { cookie, vi: None });
         }
-        Ok(Ticket { cookie, vi: is_idle.then_some(vi) })
+        queues.state = ViState::ConnectPending;
+        queues.requests = queues.requests.wrapping_add(1);
+        Ok(Ticket { cookie, vi: Some((vi, queues.requests)) })
     }
 
     fn start_with(
@@ -181,8 +185,12 @@ impl Nic {
         self.poll_all();
         let Some(completion) = self.finished(ticket.cookie) else { return Ok(None) };
         let result = attributes_of(&completion);
-        if let (Err(_), Some(vi)) = (&result, ticket.vi) {
-            self.queues.set_state(vi, ViState::Idle);
+        // The interface may have begun another connection since.
+        if let (Err(_), Some((vi, request))) = (&result, ticket.vi)
+            && let Ok(queues) = self.queues.of(vi)
+            && (queues.state, queues.requests) == (ViState::ConnectPending, request)
+        {
+            queues.state = ViState::Idle;
         }
         Ok(Some(result?.unwrap_or_default()))
     }
@@ -334,4 +342,34 @@ fn attributes_of(completion: &Completion) -> Result<Option<ViAttributes>, Connec
     let [code, first, second, _] = completion.args;
     ConnectError::of(code)?;
     Ok(ViAttributes::from_words([first, second]))
+}
+
+#[cfg(test)]
+mod tests {
+    use midplane_simhw::port::PortOptions;
+
+    use super::*;
+    use crate::nic::tests::world;
+
+    #[test]
+    fn the_failure_of_an_earlier_request_leaves_a_later_connection_connected() {
+        let mut world = world();
+        let host = world.host(NodeId(0));
+        let done = world.block_on(NodeId(0), async move {
+            let mut nic = Nic::open(&host, PortOptions::default()).await.unwrap();
+            let one = nic.create_vi(ViAttributes::default()).await.unwrap();
+            let other = nic.create_vi(ViAttributes::default()).await.unwrap();
+            let name = |text: &str| Discriminator::new(text.as_bytes()).unwrap();
+            let to = |text| Address { node: NodeId(0), discriminator: name(text) };
+            let early = nic.connect_peer(one, to("nobody"), name("one"), None).unwrap();
+            nic.disconnect(one).await.unwrap();
+            let late = nic.connect_peer(one, to("other"), name("one"), None).unwrap();
+            let its = nic.connect_peer(other, to("one"), name("other"), None).unwrap();
+            nic.finish(&late).await.unwrap();
+            nic.finish(&its).await.unwrap();
+            assert!(nic.connected(&early).is_err());
+            assert_eq!(nic.queues.of(one).unwrap().state, ViState::Connected);
+        });
+        done.expect("nothing waits for ever");
+    }
 }

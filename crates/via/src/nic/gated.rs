@@ -21,25 +21,30 @@ use std::task::Waker;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::peer_rings::{News, PeerRings};
 use midplane_simhw::port::{Command, Completion, HostGate, Status};
-use midplane_simhw::region::{RegionOptions, Rights};
+use midplane_simhw::region::RegionOptions;
 
 use super::posted::number;
 use super::{MAX_SEGMENTS, Nic, NicError, PostFailed, ViId, WorkQueue};
 use crate::attributes::{Reliability, ViAttributes, ViState};
 use crate::command::{DISCONNECT, Ends, OFFER, POST_SEND, RECALL, RETURN, about};
-use crate::descriptor::{Descriptor, Transfer};
+use crate::descriptor::Descriptor;
 use crate::memory::{Memory, MemoryOptions};
 use crate::outcome::{AsyncError, DescriptorError};
 use exposed::Exposed;
 use fast_path::{FastPath, Fault, Holder, Rings, Stop};
 use frame::{Fields, Kind};
-use tables::{Tables, failed};
+use tables::{Tables, failed, refusal};
 
 /// Polls of the rings between two polls of the port, while the port can only report events of connections.
 const POLLS_PER_PORT: u32 = 64;
 /// Most frames taken from the rings before a queue is returned, or a connection ends. The bound exceeds what rings
 /// hold; it stops the drain if other processes send without end.
 const MAX_UNDER_WAY: u32 = 1 << 20;
+/// Commands that the port may have under way besides descriptors and those of paths: one awaits the next error, and one
+/// returns a queue.
+const OWN_COMMANDS: usize = 2;
+/// Commands of one path that may be under way: an offer or a recall of each queue.
+const PATH_COMMANDS: usize = 2;
 const QUEUES: [WorkQueue; 2] = [WorkQueue::Send, WorkQueue::Receive];
 
 /// The host's paths that bypass its NIC.
@@ -58,6 +63,8 @@ pub(super) struct Gated {
     /// True if some interface keeps frames that arrived before the NIC granted the queue that they are for.
     has_early: bool,
     polls: u32,
+    /// Most commands of the gate that the port may have under way at once.
+    commands: usize,
     exposed: Exposed,
 }
 
@@ -72,6 +79,7 @@ impl Gated {
             recalls: 0,
             has_early: false,
             polls: 0,
+            commands: OWN_COMMANDS,
             exposed: Exposed::default(),
         }
     }
@@ -117,7 +125,8 @@ impl Gated {
         true
     }
 
-    /// Sends an interface's pending frames, as far as the rings have room; returns how many.
+    /// Sends an interface's pending frames, as far as the rings have room; returns how many. The end of the connection
+    /// counts as a frame, because it completes descriptors as well.
     #[inline]
     fn pump(&mut self, tables: &mut Tables<'_>, vi: PortId) -> u64 {
         let Self { rings, gate, paths, is_behind, exposed, .. } = self;
@@ -128,7 +137,10 @@ impl Gated {
         match stop {
             Ok(()) => {}
             Err(Stop::Full) => *is_behind = true,
-            Err(Stop::Gone) => self.break_path(tables, vi, None),
+            Err(Stop::Gone) => {
+                self.break_path(tables, vi, None);
+                return frames + 1;
+            }
             Err(stop @ (Stop::Closed | Stop::NeedsNic)) => {
                 path.give_up(WorkQueue::Send, stop == Stop::NeedsNic);
                 *is_behind = true;
@@ -392,23 +404,34 @@ impl Nic {
         gated.polls.is_multiple_of(POLLS_PER_PORT) || self.port.outstanding() > 1 + gated.recalls
     }
 
-    /// Adds the path of a new interface.
+    /// Returns whether the port holds one more descriptor, even if the host returns all its queues to the NIC.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        let Some(gated) = &self.gated else { return true };
+        self.queues.unended + gated.commands < self.port.depth()
+    }
+
+    /// Adds the path of a new interface, unless the commands of all paths would take more than half of the port.
     pub(super) fn add_path(&mut self, vi: ViId, attributes: ViAttributes) {
-        let Some(gated) = self.gated.as_mut().filter(|_| may_be_granted(&attributes)) else {
-            return;
-        };
+        let most = self.port.depth() / 2;
+        let may_add = |gated: &&mut Gated| gated.commands + PATH_COMMANDS <= most;
+        let gated = self.gated.as_mut().filter(may_add);
+        let Some(gated) = gated.filter(|_| may_be_granted(&attributes)) else { return };
         let at = vi.number.index();
         if at >= gated.paths.len() {
             gated.paths.resize_with(at + 1, || None);
         }
         gated.paths[at] = Some(FastPath::new(attributes));
+        gated.commands += PATH_COMMANDS;
     }
 
     /// Removes the path of an interface that was destroyed.
     pub(super) fn remove_path(&mut self, vi: ViId) {
-        if let Some(place) = self.gated.as_mut().and_then(|it| it.paths.get_mut(vi.number.index()))
+        if let Some(gated) = &mut self.gated
+            && let Some(place) = gated.paths.get_mut(vi.number.index())
+            && place.take().is_some()
         {
-            *place = None;
+            gated.commands -= PATH_COMMANDS;
         }
     }
 
@@ -446,11 +469,13 @@ impl Nic {
         descriptor: Descriptor,
     ) -> Result<(), PostFailed> {
         let (depth, owner) = (self.port.depth(), self.port.id());
-        let segments = descriptor.segments.len();
+        let (segments, has_room) = (descriptor.segments.len(), self.has_room());
         let refused = match self.queues.of(vi) {
             Err(error) => Some(error),
             Ok(_) if segments > MAX_SEGMENTS => Some(NicError::TooManySegments(segments)),
-            Ok(queues) if queues.posted[queue as usize].len() >= depth => Some(NicError::QueueFull),
+            Ok(queues) if !has_room || queues.posted[queue as usize].len() >= depth => {
+                Some(NicError::QueueFull)
+            }
             Ok(_) => None,
         };
         if let Some(error) = refused {
@@ -470,6 +495,7 @@ impl Nic {
         let posted = &mut queues.posted[queue as usize];
         let at = posted.next_number();
         posted.keep(descriptor);
+        tables.queues.unended += 1;
         if let Some(error) = wrong {
             tables.queues.end(number, queue, at, failed(queue, error));
             // The connection breaks: descriptors posted before this one complete as flushed.
@@ -500,24 +526,4 @@ impl Nic {
             gated.exposed.insert(memory);
         }
     }
-}
-
-/// Returns the error of an invalid descriptor, or `None`.
-fn refusal(
-    descriptor: &Descriptor,
-    queue: WorkQueue,
-    owner: PortId,
-    attributes: &ViAttributes,
-) -> Option<DescriptorError> {
-    let rights = match (queue, &descriptor.transfer) {
-        (WorkQueue::Send, Transfer::Send | Transfer::RdmaWrite(_)) => Rights::LOCAL_READ,
-        _ => Rights::LOCAL_WRITE,
-    };
-    let may_use =
-        |segment: &crate::memory::Segment| segment.memory().is_of(owner, attributes.tag, rights);
-    if !descriptor.segments.iter().all(may_use) {
-        return Some(DescriptorError::Protection);
-    }
-    let is_long = descriptor.bytes() > attributes.max_transfer as usize;
-    is_long.then_some(DescriptorError::Length)
 }

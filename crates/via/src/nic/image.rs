@@ -235,6 +235,7 @@ impl Nic {
                     if !is_its_own || !place.restore(at, descriptor, held.ended, is_kept) {
                         return Err(wrong("a descriptor's cookie is not one that there is"));
                     }
+                    queues.unended += usize::from(held.ended.is_none());
                 }
             }
         }

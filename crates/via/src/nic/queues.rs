@@ -45,6 +45,8 @@ pub(super) struct ViQueues {
     pub(super) id: ViId,
     pub(super) attributes: ViAttributes,
     pub(super) state: ViState,
+    /// Connection requests that have made the interface pending.
+    pub(super) requests: u32,
     pub(super) posted: [PostedQueue; 2],
     pub(super) cqs: [Option<CqId>; 2],
 }
@@ -54,6 +56,8 @@ pub(super) struct ViQueues {
 pub(super) struct Queues {
     vis: Vec<Option<ViQueues>>,
     completions: Vec<VecDeque<(ViId, WorkQueue)>>,
+    /// Descriptors of all queues that have not completed.
+    pub(super) unended: usize,
 }
 
 impl Queues {
@@ -63,7 +67,8 @@ impl Queues {
             self.vis.resize_with(at + 1, || None);
         }
         let posted = <[PostedQueue; 2]>::default();
-        self.vis[at] = Some(ViQueues { id, attributes, state: ViState::Idle, posted, cqs });
+        let state = ViState::Idle;
+        self.vis[at] = Some(ViQueues { id, attributes, state, requests: 0, posted, cqs });
     }
 
     /// Removes an interface and its queues.
@@ -71,8 +76,8 @@ impl Queues {
         for queue in &mut self.completions {
             queue.retain(|(other, _)| *other != vi);
         }
-        if let Some(gone) = self.vis.get_mut(vi.number.index()) {
-            *gone = None;
+        if let Some(gone) = self.vis.get_mut(vi.number.index()).and_then(Option::take) {
+            self.unended -= gone.posted.iter().map(PostedQueue::unended).sum::<usize>();
         }
     }
 
@@ -133,6 +138,7 @@ impl Queues {
     ) -> Option<u16> {
         let queues = self.vis.get_mut(vi.index())?.as_mut()?;
         let scratch = queues.posted[queue as usize].end(number, end)?;
+        self.unended -= 1;
         push_completion(&mut self.completions, queues, queue);
         scratch
     }
@@ -148,6 +154,7 @@ impl Queues {
     ) -> Option<Option<u16>> {
         let queues = self.vis.get_mut(vi.index())?.as_mut()?;
         let scratch = queues.posted[queue as usize].end_pending(end)?;
+        self.unended -= 1;
         push_completion(&mut self.completions, queues, queue);
         Some(scratch)
     }
@@ -235,6 +242,9 @@ impl Nic {
         mut command: Command,
         descriptor: Descriptor,
     ) -> Result<(), PostFailed> {
+        if !self.has_room() {
+            return Err(PostFailed { error: NicError::QueueFull, descriptor });
+        }
         let scratch = match self.describe(&descriptor, &mut command) {
             Ok(scratch) => scratch,
             Err(error) => return Err(PostFailed { error, descriptor }),
@@ -253,6 +263,7 @@ impl Nic {
             return Err(PostFailed { error: error.into(), descriptor });
         }
         posted.push(descriptor, scratch);
+        self.queues.unended += 1;
         Ok(())
     }
 

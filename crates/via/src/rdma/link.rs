@@ -4,6 +4,8 @@ mod arrivals;
 mod departures;
 mod notices;
 mod renewal;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -85,6 +87,8 @@ pub(super) struct Link {
     lost: bool,
     /// The command that ends the former connection, while it is under way.
     ending: Option<u64>,
+    /// True once all state of the former connection is reset, until the next one is requested.
+    is_reset: bool,
     /// True if the next connection replaces one that was lost.
     replaces_lost: bool,
     /// Receive descriptors that the NIC has.
@@ -141,6 +145,7 @@ impl Link {
             has_greeted: false,
             lost: false,
             ending: None,
+            is_reset: false,
             replaces_lost: false,
             posted: 0,
             area,
@@ -162,13 +167,18 @@ impl Link {
         Ok(link)
     }
 
+    /// Posts the receive descriptors of a new connection. If that fails, the next call posts the rest.
     fn post_receives(&mut self, nic: &mut Nic) -> Result<(), NicError> {
-        // The first message is received into memory. All others are written to the area, and only consume a descriptor.
-        let hello = self.control.segment(CONTROL_BYTES, HELLO_BYTES).expect("its second half");
-        post(nic.post_receive(self.vi, Descriptor::of(hello)))?;
-        self.posted += 1;
-        for _ in 0..self.config.descriptors {
-            post(nic.post_receive(self.vi, Descriptor::default()))?;
+        while self.posted <= self.config.descriptors.into() {
+            // The first message is received into memory. All others are written to the area, and only consume a
+            // descriptor.
+            let descriptor = match self.posted {
+                0 => Descriptor::of(
+                    self.control.segment(CONTROL_BYTES, HELLO_BYTES).expect("its second half"),
+                ),
+                _ => Descriptor::default(),
+            };
+            nic.post_receive(self.vi, descriptor).map_err(|failed| failed.error)?;
             self.posted += 1;
         }
         Ok(())
@@ -271,10 +281,16 @@ impl Link {
                 Ok(())
             }
             Err(failed) => {
-                self.spare.push(failed.descriptor);
+                self.spare(failed.descriptor);
                 Err(failed.error)
             }
         }
+    }
+
+    /// Keeps a descriptor for a later send. It must not keep memory registered.
+    fn spare(&mut self, mut descriptor: Descriptor) {
+        descriptor.segments.clear();
+        self.spare.push(descriptor);
     }
 
     /// Takes completed sends from the NIC.
@@ -286,10 +302,7 @@ impl Link {
                 Some(Held::Send(send)) => self.released.push_back(send),
                 Some(Held::Nothing) | None => {}
             }
-            // A spare descriptor must not keep memory registered.
-            let mut descriptor = done.descriptor;
-            descriptor.segments.clear();
-            self.spare.push(descriptor);
+            self.spare(done.descriptor);
         }
     }
 
@@ -353,8 +366,4 @@ impl Link {
         let _ = nic.start_disconnect(self.vi);
         self.lost = true;
     }
-}
-
-fn post(posted: Result<(), crate::nic::PostFailed>) -> Result<(), NicError> {
-    posted.map_err(|failed| failed.error)
 }

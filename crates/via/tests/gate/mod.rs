@@ -2,6 +2,7 @@
 //! and any movement of the gate. Connections end as those over NICs do. No frame of a ring is trusted.
 
 mod early;
+mod full;
 mod moves;
 mod rings;
 mod saving;

@@ -9,8 +9,8 @@ use crate::shm::rendezvous::{Link, PeerListener};
 use crate::sync::Ordering;
 use crate::wakes::Wakes;
 
-/// Most pending events of all peers together. A peer that shares memory while so many are pending is disconnected.
-const MAX_PENDING: usize = 1024;
+/// Most pieces of memory of one peer that wait for the task. A peer that shares more is disconnected.
+pub(super) const MAX_SHOWN: usize = 1024;
 
 /// The events that no poll has handled yet.
 #[derive(Debug, Default)]
@@ -36,8 +36,13 @@ pub(super) struct PeerInbox {
 impl PeerInbox {
     fn push(&self, node: NodeId, event: PeerEvent) -> bool {
         let mut pending = self.queue.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(event, PeerEvent::Shown(..)) && pending.len() >= MAX_PENDING {
-            return false;
+        if matches!(event, PeerEvent::Shown(..)) {
+            let is_its = |(other, event): &&(NodeId, PeerEvent)| {
+                *other == node && matches!(event, PeerEvent::Shown(..))
+            };
+            if pending.iter().filter(is_its).count() >= MAX_SHOWN {
+                return false;
+            }
         }
         pending.push((node, event));
         self.queue.is_pending.store(true, Ordering::Release);

@@ -61,6 +61,43 @@ fn a_peer_that_shares_an_invalid_file_is_disconnected() {
 }
 
 #[test]
+fn a_peer_that_shares_memory_faster_than_it_is_taken_is_disconnected() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let (mut honest, mut liar) = pair("much-memory");
+    while honest.poll().is_none() {
+        std::thread::yield_now();
+    }
+    let (_, file) = Segment::shared(Kind::Arena, 100).unwrap();
+    let is_connected = |lanes: &Lanes| {
+        let pending = lanes.events.pending.lock().unwrap();
+        let has_left = pending.iter().any(|(_, event)| matches!(event, PeerEvent::Left));
+        !has_left && matches!(&lanes.peers[1], Peer::Connected(peer) if !peer.is_leaving)
+    };
+    let (mut shared, mut taken) = (0, 0);
+    while is_connected(&honest) {
+        if pass(&link(&mut liar, 0).socket, [shared, 0], 100, file.as_fd()).is_err() {
+            // The socket has no space.
+            std::thread::yield_now();
+            continue;
+        }
+        shared += 1;
+        if shared % 8 == 0 {
+            taken += usize::from(matches!(honest.poll(), Some(News::Shown { .. })));
+        }
+        assert!(honest.shown.len() <= inbox::MAX_SHOWN, "it keeps all that the peer shares");
+    }
+    let left = loop {
+        match honest.poll() {
+            // It has connected again by itself, or not yet.
+            Some(News::Restarted(node) | News::Left(node)) => break node,
+            _ => std::thread::yield_now(),
+        }
+    };
+    assert_eq!((left, taken > 0), (NodeId(1), true));
+}
+
+#[test]
 fn a_peer_that_sends_a_frame_longer_than_the_mtu_is_disconnected() {
     let runtime = runtime();
     let _entered = runtime.enter();

@@ -17,7 +17,8 @@ pub enum WhenFull {
     /// The message waits at the sender until a receive asks for it. So do later messages of its context to
     /// that process.
     Wait,
-    /// The send fails with [`Failure::Refused`](crate::message::request::Failure::Refused).
+    /// The send fails with [`Failure::Refused`](crate::message::request::Failure::Refused). Ready sends, whose receive
+    /// is posted, wait as with [`WhenFull::Wait`]; so do the messages of an agreement.
     Refuse,
 }
 

@@ -215,7 +215,8 @@ impl Core {
         }
         let full = !link.has_window(self.class(route), ENTRY + length);
         let key = Key { context: route.context, source: self.own, tag: route.tag };
-        if short && full && self.config.when_full == WhenFull::Refuse && !key.is_notice() {
+        let refuses = self.config.when_full == WhenFull::Refuse && route.mode != Mode::Ready;
+        if short && full && refuses && !key.is_notice() && !route.context.is_recovery() {
             return Err(Attempt::Failed(Failure::Refused(route.to)));
         }
         if !link.hinted.holds(self.class(route)) {

@@ -226,7 +226,8 @@ impl<T: Number> Part<T> {
             return Ok(());
         }
         let bytes = encode(status, values);
-        match self.communicator.isend(Mode::Standard, to, Tag(reply), bytes) {
+        // The process has posted its receive, and so gets the answer even if its window is full.
+        match self.communicator.isend(Mode::Ready, to, Tag(reply), bytes) {
             Ok(send) => answers.push(send.kept()),
             // The process was lost: a receive reports that.
             Err(MessageError::Failed(_)) => {}

@@ -490,7 +490,8 @@ impl FastPath {
                 || side.posts_from.is_some()
                 || side.holder == Holder::Host && !side.awaits_recall
         };
-        !self.map_requests.is_empty()
+        self.owes_end
+            || !self.map_requests.is_empty()
             || self.needs_nic && self.has(WorkQueue::Send)
             || self.sides.iter().any(owes)
     }

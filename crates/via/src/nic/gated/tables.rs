@@ -3,8 +3,11 @@
 use std::collections::VecDeque;
 
 use midplane_simhw::id::PortId;
+use midplane_simhw::region::Rights;
 
-use crate::descriptor::Descriptor;
+use crate::attributes::ViAttributes;
+use crate::descriptor::{Descriptor, Transfer};
+use crate::memory::Segment;
 use crate::nic::posted::End;
 use crate::nic::queues::Queues;
 use crate::nic::{ViId, WorkQueue};
@@ -57,4 +60,23 @@ pub(super) const fn failed(queue: WorkQueue, error: DescriptorError) -> End {
 
 pub(super) const fn done(operation: Operation, length: u32, immediate: Option<u32>) -> End {
     End { operation, outcome: Ok(()), length, immediate }
+}
+
+/// Returns the error of an invalid descriptor, or `None`.
+pub(super) fn refusal(
+    descriptor: &Descriptor,
+    queue: WorkQueue,
+    owner: PortId,
+    attributes: &ViAttributes,
+) -> Option<DescriptorError> {
+    let rights = match (queue, &descriptor.transfer) {
+        (WorkQueue::Send, Transfer::Send | Transfer::RdmaWrite(_)) => Rights::LOCAL_READ,
+        _ => Rights::LOCAL_WRITE,
+    };
+    let may_use = |segment: &Segment| segment.memory().is_of(owner, attributes.tag, rights);
+    if !descriptor.segments.iter().all(may_use) {
+        return Some(DescriptorError::Protection);
+    }
+    let is_long = descriptor.bytes() > attributes.max_transfer as usize;
+    is_long.then_some(DescriptorError::Length)
 }

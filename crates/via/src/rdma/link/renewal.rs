@@ -13,6 +13,19 @@ impl Link {
         nic: &mut Nic,
         names: (u32, Peer, Peer),
     ) -> Result<bool, Broken> {
+        if !self.is_reset && !self.end(nic)? {
+            return Ok(false);
+        }
+        match self.post_receives(nic).and_then(|()| self.begin(nic, names, None)) {
+            Ok(()) => self.is_reset = false,
+            Err(NicError::QueueFull) => {}
+            Err(_) => return Err(Broken),
+        }
+        Ok(!self.is_reset)
+    }
+
+    /// Continues to end the former connection; returns whether its state is reset.
+    fn end(&mut self, nic: &mut Nic) -> Result<bool, Broken> {
         let Some(ending) = self.ending else {
             match nic.begin_disconnect(self.vi) {
                 Ok(cookie) => self.ending = Some(cookie),
@@ -31,8 +44,7 @@ impl Link {
         }
         self.ending = None;
         self.reset();
-        self.post_receives(nic)?;
-        self.begin(nic, names, None)?;
+        self.is_reset = true;
         Ok(true)
     }
 
