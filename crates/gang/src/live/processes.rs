@@ -388,7 +388,8 @@ impl Processes {
         if word == Word::Go && self.let_go(job) {
             return;
         }
-        for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
+        let ranks = if let Word::GoAlone(rank) = word { rank..=rank } else { 0..=u16::MAX };
+        for (_, held) in self.members.range((job, *ranks.start())..=(job, *ranks.end())) {
             let _ = held.words.send(word);
         }
     }
