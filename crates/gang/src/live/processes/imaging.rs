@@ -313,7 +313,7 @@ async fn refuse(routes: &mut Routes, job: JobId, epoch: Epoch, why: String) {
 
 async fn open(routes: &mut Routes, job: JobId, epoch: Epoch) -> Option<Link> {
     for _ in 0..DIALS {
-        if let Some(link) = routes.open(Purpose::Images(job, epoch)).await {
+        if let Some((_, link)) = routes.open(Purpose::Images(job, epoch)).await {
             return Some(link);
         }
         sleep(RETRY_INTERVAL).await;
