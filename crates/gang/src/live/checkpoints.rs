@@ -77,8 +77,11 @@ impl Checkpoints {
     /// Writes a checkpoint with the rights of the requesting user, then sends [`Input::Written`].
     pub(super) fn write(&self, write: Write) {
         let Write { job, client, checkpoint, folder, user, .. } = write;
-        let work =
-            move |_: &Users| checkpoint.write_to(&path(&folder)).map_err(|error| error.to_string());
+        let work = move |_: &Users| {
+            let folder = path(&folder);
+            let _locked = collections::lock(&folder)?;
+            checkpoint.write_to(&folder).map_err(|error| error.to_string())
+        };
         self.with_rights_of(user, work, move |done| {
             Event::Core(Input::Written(job, client, done.map(|()| 0)))
         });

@@ -128,17 +128,13 @@ pub async fn serve(
         host,
         addresses: options.peers.clone().into(),
         credentials,
-        patience,
         root: root_is,
         events,
     };
+    let channels = nic.channels.clone();
     let changes = RootChanges { root, above, record };
-    let event_loop = EventLoop::new(
-        core,
-        (processes, nic.channels.clone()),
-        (routes.clone(), users.clone()),
-        changes,
-    );
+    let event_loop =
+        EventLoop::new(core, (processes, channels), (routes.clone(), users.clone()), changes);
     tokio::spawn(clients::take(listener, routes.clone(), users));
     if let Some(listener) = network {
         tokio::spawn(peers::take(listener, routes.clone(), cluster));
