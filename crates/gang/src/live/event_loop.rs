@@ -216,6 +216,8 @@ impl EventLoop {
             |job| root.is_some_and(|root| root.collects(job)),
             |job| root.is_some_and(|root| root.has(job)),
         );
+        // This comes after all messages, because no other host waits for it.
+        self.processes.relax();
         let check = self.processes.check_again().map(|interval| now() + interval);
         self.core.poll_timeout().into_iter().chain(check).min()
     }
