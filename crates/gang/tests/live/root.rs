@@ -107,6 +107,9 @@ pub(crate) fn is_paused() {
         listing(&stage, others[1]).is_some_and(|listing| others.contains(&listing.root))
     });
     kill_process(daemon, Signal::CONT).unwrap();
+    wait_until("the former root has a root", || {
+        listing(&stage, root).is_some_and(|listing| listing.root != root)
+    });
     std::fs::write(stage.path().join("end"), "").unwrap();
     for (host, client) in hosts.zip(clients) {
         let (code, out, error) = stage.end(client);
