@@ -5,7 +5,7 @@
 //! checkpoint counts as none after its host has died.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,8 @@ pub(crate) const FORMAT: u16 = 1;
 pub(crate) const IMAGES: u16 = 2;
 pub(crate) const MANIFEST: &str = "manifest.json";
 const NETWORK: &str = "network.bin";
+/// Most bytes of a manifest: its program has at most a message between daemons, and JSON may quote each byte twice.
+const MANIFEST_BYTES: u64 = 64 << 20;
 
 /// A job's state at one cut.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -130,6 +132,17 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     write_anew(path, bytes).map_err(at(path))
 }
 
+/// Reads a regular file, but at most one byte more than `most`.
+fn read(path: &Path, most: u64) -> Result<Vec<u8>, CheckpointError> {
+    let file = File::open(path).map_err(at(path))?;
+    if !file.metadata().map_err(at(path))?.is_file() {
+        return Err(CheckpointProblem::Contradiction("it is no regular file").at(path));
+    }
+    let mut bytes = Vec::new();
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes).map_err(at(path))?;
+    Ok(bytes)
+}
+
 fn process_name(rank: usize) -> String {
     format!("process-{rank}.bin")
 }
@@ -139,6 +152,7 @@ impl Manifest {
     pub(crate) fn write_to(&self, folder: &Path) -> Result<(), CheckpointError> {
         let manifest = folder.join(MANIFEST);
         let text = serde_json::to_vec_pretty(self).expect("a manifest can be written as JSON");
+        is_short(&text, &manifest)?;
         let unfinished = folder.join("manifest.part");
         write(&unfinished, &text)?;
         fs::rename(&unfinished, &manifest).map_err(at(&manifest))?;
@@ -149,14 +163,45 @@ impl Manifest {
     /// Reads the manifest of a checkpoint of any format.
     pub(crate) fn read_from(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(MANIFEST);
-        let text = match fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(CheckpointProblem::Unfinished.at(folder));
+        let text = read(&path, MANIFEST_BYTES).map_err(|error| match error.problem {
+            CheckpointProblem::File(error) if error.kind() == io::ErrorKind::NotFound => {
+                CheckpointProblem::Unfinished.at(folder)
             }
-            Err(error) => return Err(at(&path)(error)),
-        };
+            problem => problem.at(&path),
+        })?;
+        is_short(&text, &path)?;
         serde_json::from_slice(&text).map_err(|error| CheckpointProblem::Manifest(error).at(path))
+    }
+
+    /// Reads the checkpoint of this manifest, and checks all of its parts.
+    pub(crate) fn read_parts(self, folder: &Path) -> Result<Checkpoint, CheckpointError> {
+        let path = folder.join(MANIFEST);
+        if self.format != FORMAT {
+            return Err(CheckpointProblem::Format(self.format).at(path));
+        }
+        let names: Vec<&str> = self.parts.iter().map(|part| part.name.as_str()).collect();
+        let expected = (0..self.ranks).map(process_name);
+        let expected: Vec<String> =
+            std::iter::once(NETWORK.to_owned()).chain(expected).take(names.len() + 1).collect();
+        if names != expected {
+            let what = "its parts do not match its number of ranks";
+            return Err(CheckpointProblem::Contradiction(what).at(path));
+        }
+        let mut parts = Vec::new();
+        for part in &self.parts {
+            parts.push(read_part(folder, part)?);
+        }
+        let mut parts = parts.into_iter();
+        let bytes = parts.next().unwrap_or_default();
+        let network = NetworkContext::from_bytes(&bytes)
+            .map_err(|error| CheckpointProblem::Network(error).at(folder.join(NETWORK)))?;
+        let same =
+            (network.job, network.epoch, network.ranks.len()) == (self.job, self.epoch, self.ranks);
+        if !same {
+            let what = "the network's part is of another job, epoch or number of ranks";
+            return Err(CheckpointProblem::Contradiction(what).at(path));
+        }
+        Ok(Checkpoint { network, processes: parts.collect(), program: self.program })
     }
 }
 
@@ -206,40 +251,21 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError`], which names the file.
     pub fn read_from(folder: &Path) -> Result<Self, CheckpointError> {
-        let path = folder.join(MANIFEST);
-        let manifest = Manifest::read_from(folder)?;
-        if manifest.format != FORMAT {
-            return Err(CheckpointProblem::Format(manifest.format).at(path));
-        }
-        let names: Vec<&str> = manifest.parts.iter().map(|part| part.name.as_str()).collect();
-        let expected = (0..manifest.ranks).map(process_name);
-        let expected: Vec<String> =
-            std::iter::once(NETWORK.to_owned()).chain(expected).take(names.len() + 1).collect();
-        if names != expected {
-            let what = "its parts do not match its number of ranks";
-            return Err(CheckpointProblem::Contradiction(what).at(path));
-        }
-        let mut parts = Vec::new();
-        for part in &manifest.parts {
-            parts.push(read_part(folder, part)?);
-        }
-        let mut parts = parts.into_iter();
-        let bytes = parts.next().unwrap_or_default();
-        let network = NetworkContext::from_bytes(&bytes)
-            .map_err(|error| CheckpointProblem::Network(error).at(folder.join(NETWORK)))?;
-        let same = (network.job, network.epoch, network.ranks.len())
-            == (manifest.job, manifest.epoch, manifest.ranks);
-        if !same {
-            let what = "the network's part is of another job, epoch or number of ranks";
-            return Err(CheckpointProblem::Contradiction(what).at(path));
-        }
-        Ok(Self { network, processes: parts.collect(), program: manifest.program })
+        Manifest::read_from(folder)?.read_parts(folder)
     }
+}
+
+/// Refuses a manifest that is longer than [`MANIFEST_BYTES`].
+fn is_short(text: &[u8], path: &Path) -> Result<(), CheckpointError> {
+    if text.len() as u64 <= MANIFEST_BYTES {
+        return Ok(());
+    }
+    Err(CheckpointProblem::Contradiction("a manifest has at most 64 MiB").at(path))
 }
 
 fn read_part(folder: &Path, part: &Part) -> Result<Vec<u8>, CheckpointError> {
     let path = folder.join(&part.name);
-    let bytes = fs::read(&path).map_err(at(&path))?;
+    let bytes = read(&path, part.bytes)?;
     let (name, length) = (part.name.clone(), bytes.len() as u64);
     let found = Part { name, bytes: length, crc32: crc32fast::hash(&bytes) };
     match found.differs_from(part) {

@@ -157,3 +157,22 @@ fn objects_referenced_only_by_a_message_are_not_collected() {
         }
     }
 }
+
+/// Regression: a link to a device without an end made the reader allocate all memory.
+#[cfg(unix)]
+#[test]
+fn a_checkpoint_has_regular_files_alone_and_no_more_of_them_is_read_than_it_states() {
+    for name in ["manifest.json", "network.bin", "process-1.bin"] {
+        let folder = tempfile::tempdir().unwrap();
+        checkpoint().write_to(folder.path()).unwrap();
+        let file = folder.path().join(name);
+        // A file without data that is longer than this host's memory.
+        fs::File::options().write(true).open(&file).unwrap().set_len(1 << 40).unwrap();
+        let said = Checkpoint::read_from(folder.path()).unwrap_err().to_string();
+        assert!(said.contains("at most") || said.contains(", not "), "{name}: {said}");
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
+        let said = Checkpoint::read_from(folder.path()).unwrap_err().to_string();
+        assert!(said.contains("no regular file"), "{name}: {said}");
+    }
+}

@@ -77,8 +77,11 @@ impl Checkpoints {
     /// Writes a checkpoint with the rights of the requesting user, then sends [`Input::Written`].
     pub(super) fn write(&self, write: Write) {
         let Write { job, client, checkpoint, folder, user, .. } = write;
-        let work =
-            move |_: &Users| checkpoint.write_to(&path(&folder)).map_err(|error| error.to_string());
+        let work = move |_: &Users| {
+            let folder = path(&folder);
+            let _locked = collections::lock(&folder)?;
+            checkpoint.write_to(&folder).map_err(|error| error.to_string())
+        };
         self.with_rights_of(user, work, move |done| {
             Event::Core(Input::Written(job, client, done.map(|()| 0)))
         });
@@ -89,17 +92,16 @@ impl Checkpoints {
         let (folder, is_root) = (path(folder), caller.user.uid == 0);
         let work = move |users: &Users| {
             if !(users.has_all() && is_root) {
-                // If the manifest can't be read, `read_from` reports why.
-                return match Manifest::read_from(&folder) {
-                    Ok(manifest) if manifest.format == IMAGES => Err(images_are_for_root(&folder)),
-                    _ => read_from(&folder, most),
+                return match manifest(&folder)? {
+                    it if it.format == IMAGES => Err(images_are_for_root(&folder)),
+                    it => read_from(it, &folder, most),
                 };
             }
             let opened = RootFolder::open(&folder)?;
-            let read = match Manifest::read_from(opened.path()) {
-                Ok(manifest) if manifest.format == IMAGES => read_images(opened.path(), &folder),
-                _ => read_from(opened.path(), most),
-            };
+            let read = manifest(opened.path()).and_then(|it| match it.format {
+                IMAGES => read_images(opened.path(), &folder),
+                _ => read_from(it, opened.path(), most),
+            });
             read.map_err(|why| opened.explain(&why))
         };
         self.with_rights_of(caller.user.clone(), work, move |read| {
@@ -128,38 +130,38 @@ fn read_images(folder: &Path, name: &Path) -> Result<(Program, Contents), String
     Ok((program_of(folder, &manifest.program)?, contents))
 }
 
-fn read_from(folder: &Path, most: u64) -> Result<(Program, Contents), String> {
-    is_at_most(most, folder)?;
-    let checkpoint = Checkpoint::read_from(folder).map_err(|error| error.to_string())?;
-    Ok((program_of(folder, &checkpoint.program)?, Contents::States(checkpoint)))
+fn manifest(folder: &Path) -> Result<Manifest, String> {
+    Manifest::read_from(folder).map_err(|error| error.to_string())
 }
 
-/// Refuses a checkpoint that exceeds the memory limit, before any of it is read.
-fn is_at_most(most: u64, folder: &Path) -> Result<(), String> {
-    // If the folder can't be read, the reader reports why.
-    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let bytes: u64 = files.filter_map(|file| Some(file.metadata().ok()?.len())).sum();
-    if bytes <= most {
-        return Ok(());
+/// Reads the parts of a checkpoint, unless they exceed the memory limit.
+fn read_from(manifest: Manifest, folder: &Path, most: u64) -> Result<(Program, Contents), String> {
+    let bytes = manifest.parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
+    if bytes > most {
+        return Err(format!(
+            "{}: has {bytes} bytes, more than the {most} that the root may hold of a checkpoint; start `midplane gang \
+             daemon` with a larger --checkpoint-mib",
+            folder.display()
+        ));
     }
-    Err(format!(
-        "{}: has {bytes} bytes, more than the {most} that the root may hold of a checkpoint; start `midplane gang daemon` \
-         with a larger --checkpoint-mib",
-        folder.display()
-    ))
+    let checkpoint = manifest.read_parts(folder).map_err(|error| error.to_string())?;
+    Ok((program_of(folder, &checkpoint.program)?, Contents::States(checkpoint)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::{FORMAT, Part};
+    use crate::names::{Epoch, JobId};
 
+    /// Regression: what the folder's files had was summed, and a link or a file that grew had more.
     #[test]
-    fn a_checkpoint_that_is_longer_than_the_limit_is_not_read() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("process-0.bin"), [0; 100]).unwrap();
-        let refused = is_at_most(99, folder.path()).unwrap_err();
-        assert!(refused.contains("100 bytes, more than the 99"));
-        assert!(is_at_most(100, folder.path()).is_ok());
-        assert!(is_at_most(0, Path::new("/nowhere")).is_ok());
+    fn a_checkpoint_that_states_more_bytes_than_the_limit_is_not_read() {
+        let parts = [60, 40].map(|bytes| Part { name: "any".into(), bytes, crc32: 0 }).into();
+        let (format, job, epoch, program) = (FORMAT, JobId(1), Epoch(1), String::new());
+        let manifest = Manifest { format, job, epoch, ranks: 1, program, parts };
+        let refusal = |most| read_from(manifest.clone(), Path::new("/nowhere"), most).unwrap_err();
+        assert!(refusal(99).contains("100 bytes, more than the 99"));
+        assert!(refusal(100).contains("its parts do not match"));
     }
 }

@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use tokio::sync::{mpsc, watch};
 
 use super::event::Event;
@@ -30,25 +32,43 @@ struct Collection {
     canceled: watch::Sender<()>,
 }
 
+/// Opens a folder for a checkpoint, creates it if needed, and locks it until the file is dropped.
+///
+/// # Errors
+/// The reason, such as that another checkpoint is being written there.
+pub(super) fn lock(folder: &Path) -> Result<File, String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+    fs::create_dir_all(folder).map_err(failed)?;
+    let opened = File::open(folder).map_err(failed)?;
+    match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(format!(
+            "{}: another checkpoint is being written there; name another folder",
+            folder.display()
+        )),
+        // Some file systems have no locks.
+        _ => Ok(opened),
+    }
+}
+
 /// A checkpoint without its manifest. When dropped, removes its files unless the manifest was written.
 struct Unfinished {
     folder: PathBuf,
     ranks: u16,
     /// True if the folder was created for this checkpoint.
     is_new: bool,
+    _locked: File,
 }
 
 impl Unfinished {
     fn create(folder: PathBuf, ranks: u16) -> Result<Self, String> {
         let is_new = !folder.exists();
-        let made = fs::create_dir_all(&folder);
-        made.map_err(|error| format!("{}: {error}", folder.display()))?;
+        let _locked = lock(&folder)?;
         // What is removed if the checkpoint fails must be its own.
         let mut places = (0..ranks).map(|rank| criu::of_rank(&folder, rank));
         if let Some(taken) = places.find(|place| place.exists()) {
             return Err(format!("{}: it exists; name another folder", taken.display()));
         }
-        Ok(Self { folder, ranks, is_new })
+        Ok(Self { folder, ranks, is_new, _locked })
     }
 }
 
@@ -230,5 +250,20 @@ mod tests {
         fs::create_dir(&kept).unwrap();
         drop(begun);
         assert!(!kept.exists() && folder.path().exists());
+    }
+
+    /// Regression: both wrote their files there, and the one that failed removed those of the other.
+    #[test]
+    fn two_checkpoints_are_not_written_to_one_folder_at_a_time() {
+        let base = tempfile::tempdir().unwrap();
+        let folder = base.path().join("saved");
+        let first = Unfinished::create(folder.clone(), 2).unwrap();
+        let refused = [Unfinished::create(folder.clone(), 2).err(), lock(&folder).err()];
+        for why in refused {
+            assert!(why.is_some_and(|why| why.contains("another checkpoint is being written")));
+        }
+        assert!(folder.exists());
+        drop(first);
+        assert!(!folder.exists() && lock(&folder).is_ok());
     }
 }

@@ -122,12 +122,12 @@ pub async fn serve(
         (ranks_nic, process_groups),
         events.clone(),
     );
-    let (root, root_is) = watch::channel(root_host);
-    let (above, above_is) = watch::channel(above);
+    let ((root, root_is), (above, above_is)) = (watch::channel(root_host), watch::channel(above));
     let routes = Routes {
         host,
         addresses: options.peers.clone().into(),
         credentials,
+        patience,
         root: root_is,
         events,
     };

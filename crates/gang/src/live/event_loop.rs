@@ -62,7 +62,6 @@ pub(super) struct EventLoop {
     refusals: Refusals,
     checkpoints: Checkpoints,
     collections: Collections,
-    events: mpsc::UnboundedSender<Event>,
     routes: Routes,
     changes: RootChanges,
 }
@@ -103,7 +102,6 @@ impl EventLoop {
             refusals: Refusals::default(),
             checkpoints: Checkpoints::new(users, routes.events.clone()),
             collections: Collections::new(routes.events.clone()),
-            events: routes.events.clone(),
             routes,
             changes,
         }
@@ -218,6 +216,8 @@ impl EventLoop {
             |job| root.is_some_and(|root| root.collects(job)),
             |job| root.is_some_and(|root| root.has(job)),
         );
+        // This comes after all messages, because no other host waits for it.
+        self.processes.relax();
         let check = self.processes.check_again().map(|interval| now() + interval);
         self.core.poll_timeout().into_iter().chain(check).min()
     }
@@ -371,11 +371,18 @@ impl EventLoop {
         let streams = self.streams_of(job);
         let input = if has_rank_0 { streams.input.take() } else { None };
         let ends = (streams.output.clone(), input);
-        let events = self.events.clone();
+        let routes = self.routes.clone();
         tokio::spawn(async move {
-            let feeding = streams::at_root(link, &ranks, ends).await;
-            let _ = events.send(Event::Core(Input::StreamsDone(host, job)));
-            feeding.finish().await;
+            let carried = async {
+                let feeding = streams::at_root(link, &ranks, ends, &routes).await;
+                let _ = routes.events.send(Event::Core(Input::StreamsDone(host, job)));
+                feeding.finish().await;
+            };
+            tokio::select! {
+                () = carried => {}
+                // The link ends, so that the host connects to the next root with further output.
+                () = routes.root_leaves(routes.host) => {}
+            }
         });
     }
 }

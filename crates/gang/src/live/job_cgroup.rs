@@ -147,10 +147,17 @@ impl JobCgroups {
         &self.folder
     }
 
-    /// Creates the group of a job.
+    /// Creates the group of a job. If an earlier job's processes are still in a group of this name, the new group gets
+    /// a number as well.
     pub(super) fn cgroup(&self, name: &str) -> io::Result<JobCgroup> {
-        let folder = self.folder.join(name);
-        fs::create_dir(&folder)?;
+        let (mut folder, mut number) = (self.folder.join(name), 0);
+        while let Err(error) = fs::create_dir(&folder) {
+            if error.kind() != io::ErrorKind::AlreadyExists {
+                return Err(named(&folder, &error));
+            }
+            number += 1;
+            folder = self.folder.join(format!("{name}.{number}"));
+        }
         JobCgroup::open(folder)
     }
 
@@ -351,5 +358,16 @@ mod tests {
         assert_eq!(own.as_deref(), Some(Path::new("/sys/fs/cgroup/user.slice/a.scope")));
         assert_eq!(group_folder(mounts, "1:cpu:/old\n"), None);
         assert_eq!(group_folder("24 1 0:21 / /proc rw - proc proc rw\n", "0::/\n"), None);
+    }
+
+    /// Regression: a job of a new root had no group while processes of an earlier job of its number were still ending.
+    #[test]
+    fn a_job_whose_number_was_used_before_gets_a_group_of_its_own() {
+        let own = tempfile::tempdir().unwrap();
+        let folder = own.path().to_owned();
+        let cgroups = JobCgroups { folder, has_memory: false, lack_of_memory: None };
+        fs::create_dir(own.path().join("job-1")).unwrap();
+        // The new folder is no control group, so it can't be opened.
+        assert!(cgroups.cgroup("job-1").is_err() && own.path().join("job-1.1").is_dir());
     }
 }

@@ -13,6 +13,7 @@ use midplane_simhw::seal::stream::{
 };
 use midplane_simhw::seal::{Identity, Key};
 use midplane_simhw::wire;
+use rustix::net::sockopt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -25,6 +26,8 @@ use crate::node_core::message::LONGEST;
 const HEAD: usize = 4;
 /// Most time that a dialling peer may take to authenticate.
 const HANDSHAKE: Duration = Duration::from_secs(3);
+/// Unanswered probes after which an idle connection ends.
+const PROBES: u32 = 3;
 
 /// A standard stream of a rank.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -147,17 +150,33 @@ impl Credentials {
     }
 }
 
-/// Connects to the daemon of `host`.
+/// Makes the system end an idle connection whose other host does not answer for about `silence`, at least four
+/// seconds: it may have lost its power. A limit for unacknowledged data would also end the connections of clients that
+/// pause reading.
+fn end_in_silence(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+    let interval = (silence / (1 + PROBES)).max(Duration::from_secs(1));
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, interval)?;
+    sockopt::set_tcp_keepintvl(stream, interval)?;
+    Ok(sockopt::set_tcp_keepcnt(stream, PROBES)?)
+}
+
+/// Connects to the daemon of `host`. The connection ends if that host does not answer for about `silence`.
 ///
 /// # Errors
 /// The system's error; [`io::ErrorKind::PermissionDenied`] if the other side has another key.
 ///
 /// # Cancel safety
 /// If this is dropped, the connection closes.
-pub async fn dial(address: &str, host: u16, credentials: &Credentials) -> io::Result<Link> {
+pub async fn dial(
+    address: &str,
+    (host, silence): (u16, Duration),
+    credentials: &Credentials,
+) -> io::Result<Link> {
     let dialed = async {
         let mut stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
+        end_in_silence(&stream, silence)?;
         let dial = match credentials {
             Credentials::Shared(key) => {
                 let (dial, message) = Dial::new(key).map_err(denied)?;
@@ -180,7 +199,7 @@ pub async fn dial(address: &str, host: u16, credentials: &Credentials) -> io::Re
 }
 
 /// Authenticates a dialling daemon, and returns its first message. If hosts have keys of their own, also returns which
-/// host it is.
+/// host it is. The connection ends if that host does not answer for about `silence`.
 ///
 /// # Errors
 /// As [`dial`], and [`io::ErrorKind::InvalidData`] if the first message is malformed.
@@ -188,11 +207,12 @@ pub async fn dial(address: &str, host: u16, credentials: &Credentials) -> io::Re
 /// # Cancel safety
 /// If this is dropped, the connection closes.
 pub async fn accept<T: DeserializeOwned>(
-    mut stream: TcpStream,
+    (mut stream, silence): (TcpStream, Duration),
     credentials: &Credentials,
 ) -> io::Result<(Option<u16>, T, Link)> {
     let accepted = async {
         stream.set_nodelay(true)?;
+        end_in_silence(&stream, silence)?;
         let (host, ends, reply) = match credentials {
             Credentials::Shared(key) => {
                 let mut message = [0; HANDSHAKE_BYTES];

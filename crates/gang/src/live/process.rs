@@ -69,11 +69,6 @@ impl Process {
         Self::of(pid)
     }
 
-    /// Reaps the child with this process ID, if it has exited.
-    pub(crate) fn reap(pid: Pid) {
-        let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
-    }
-
     /// Returns the process ID, which is also the ID of its group.
     #[must_use]
     pub const fn pid(&self) -> Pid {
@@ -105,12 +100,12 @@ impl Process {
         }
     }
 
-    /// Restores the process's own priority before it resumes.
-    pub(crate) fn relax(&mut self) {
-        if let Some(nice) = self.own_nice.take() {
-            // The process may have ended.
-            let _ = setpriority_process(Some(self.pid), nice);
-        }
+    /// Restores the process's own priority. Returns its nice value, if its priority was raised.
+    pub(crate) fn relax(&mut self) -> Option<i32> {
+        let nice = self.own_nice.take()?;
+        // The process may have ended.
+        let _ = setpriority_process(Some(self.pid), nice);
+        Some(nice)
     }
 
     /// Orders the process to stop. [`Process::is_still`] returns whether it has.
@@ -146,6 +141,11 @@ impl Process {
     /// Takes the place of the process that has restored this one.
     pub(crate) fn replace(&mut self, former: &Self) {
         (self.is_suspended, self.is_halted) = (former.is_suspended, former.is_halted);
+        self.halt_again();
+    }
+
+    /// Stops the process again if it is halted, after another program may have continued it.
+    pub(crate) fn halt_again(&self) {
         if self.is_halted {
             self.signal(Signal::STOP);
         }
@@ -214,6 +214,18 @@ impl Process {
     }
 }
 
+/// Sets the nice value of those threads of a process that have inherited a raised priority.
+pub(super) fn relax_threads(pid: i32, nice: i32) {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let numbers = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
+    for thread in numbers.filter_map(Pid::from_raw) {
+        if getpriority_process(Some(thread)).is_ok_and(|its| its == FIRST) {
+            // The thread may have ended.
+            let _ = setpriority_process(Some(thread), nice);
+        }
+    }
+}
+
 /// Returns whether all descendants of a stopped process that are in its group are stopped or have ended. Descendants
 /// in other groups were not ordered to stop.
 pub(super) fn descendants_are_stopped(group: Pid) -> bool {
@@ -275,6 +287,24 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(process.end(), Some(End::Killed(Signal::KILL.as_raw())));
+    }
+
+    /// Regression: threads and processes that a process started while it was to stop kept the raised priority.
+    #[test]
+    fn what_a_process_starts_while_its_priority_is_raised_gets_the_own_priority_back() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: it takes root");
+        }
+        let start = || Process::start(Command::new("sleep").arg("1000")).unwrap().0;
+        let [mut process, mut started] = [(); 2].map(|()| start());
+        setpriority_process(Some(process.pid), 5).unwrap();
+        [&mut process, &mut started].into_iter().for_each(Process::hurry);
+        let nice = |process: &Process| getpriority_process(Some(process.pid)).unwrap();
+        assert_eq!((nice(&process), nice(&started)), (FIRST, FIRST));
+        assert_eq!(process.relax(), Some(5));
+        relax_threads(started.pid.as_raw_nonzero().get(), 5);
+        assert_eq!((nice(&process), nice(&started)), (5, 5));
+        [process, started].iter().for_each(|process| process.signal(Signal::KILL));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod imaging;
 mod launching;
+mod priorities;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -146,6 +147,10 @@ pub(super) struct Processes {
     holds: BTreeMap<JobId, Hold>,
     /// The base folder for images of processes, once it was created.
     images: Option<PathBuf>,
+    /// Processes that CRIU has left behind, to be reaped.
+    strays: Vec<Process>,
+    /// Jobs whose processes have a raised priority.
+    hurried: Vec<JobId>,
     /// Control groups of killed jobs, to be removed once they are empty.
     emptied: Vec<JobCgroup>,
     /// True if a child has changed its state since the last [`Processes::ended`].
@@ -179,6 +184,8 @@ impl Processes {
             pmi: BTreeMap::new(),
             holds: BTreeMap::new(),
             images: None,
+            strays: Vec::new(),
+            hurried: Vec::new(),
             emptied: Vec::new(),
             have_changed: true,
         }
@@ -248,26 +255,14 @@ impl Processes {
         }
     }
 
-    /// Raises the priority of processes that are to stop: they must get a processor to stop, and do nothing else with
-    /// it.
-    fn hurry(&mut self, jobs: &[JobId]) {
-        for job in jobs {
-            for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
-                held.process.hurry();
-            }
-        }
-    }
-
     /// Resumes the processes of jobs.
     pub(super) fn resume(&mut self, jobs: &[JobId]) {
         self.keep_memory(jobs);
+        self.relax();
         for job in jobs {
             if let Some(hold) = self.holds.get_mut(job) {
                 hold.runs = true;
                 continue;
-            }
-            for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
-                held.process.relax();
             }
             for cgroup in self.cgroups.get(job).into_iter().chain(self.adopted.get(job)) {
                 // If a group stays frozen, the job makes no progress, which its owner notices.
@@ -388,7 +383,8 @@ impl Processes {
         if word == Word::Go && self.let_go(job) {
             return;
         }
-        for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
+        let ranks = if let Word::GoAlone(rank) = word { rank..=rank } else { 0..=u16::MAX };
+        for (_, held) in self.members.range((job, *ranks.start())..=(job, *ranks.end())) {
             let _ = held.words.send(word);
         }
     }
@@ -412,6 +408,7 @@ impl Processes {
             return Vec::new();
         }
         let mut ended = self.take_restored();
+        self.strays.retain_mut(|process| process.end().is_none());
         for ((job, rank), held) in &mut self.members {
             if held.is_reported {
                 continue;

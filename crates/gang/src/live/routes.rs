@@ -19,6 +19,8 @@ use crate::node_core::message::{Hello, Purpose};
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Most time that a request waits for a root. An election takes less.
 const ELECTION: Duration = Duration::from_secs(3);
+/// Most times that the root is dialled for the last output of ended ranks: for at least ten seconds.
+const LAST_DIALS: u32 = 200;
 
 /// The addresses and the credentials for connections to other daemons. Clones share what is known of the root.
 #[derive(Clone)]
@@ -28,6 +30,8 @@ pub(super) struct Routes {
     pub(super) addresses: Arc<[String]>,
     /// `None` for a single daemon without a key.
     pub(super) credentials: Option<Credentials>,
+    /// Silence after which a connection with another host ends.
+    pub(super) patience: Duration,
     pub(super) root: watch::Receiver<Option<u16>>,
     pub(super) events: mpsc::UnboundedSender<Event>,
 }
@@ -39,6 +43,12 @@ impl Routes {
         *found.ok()?.ok()?
     }
 
+    /// Waits until a host is no longer the root.
+    pub(super) async fn root_leaves(&self, root: u16) {
+        // If the daemon ends, so does this.
+        let _ = self.root.clone().wait_for(|now| *now != Some(root)).await;
+    }
+
     /// Connects to another host's daemon.
     ///
     /// # Errors
@@ -47,7 +57,8 @@ impl Routes {
         let address = self.addresses.get(usize::from(host));
         let (address, credentials) =
             address.zip(self.credentials.as_ref()).ok_or(io::ErrorKind::NotFound)?;
-        let (mut sender, receiver) = link::dial(address, host, credentials).await?;
+        let (mut sender, receiver) =
+            link::dial(address, (host, self.patience), credentials).await?;
         sender.send(&Frame::message(&Hello { host: self.host, purpose })).await?;
         Ok((sender, receiver))
     }
@@ -63,7 +74,8 @@ impl Routes {
     }
 
     /// Carries the streams of a job's ranks on this host to and from the root until all ranks have closed them. After
-    /// each loss of the root, connects to the next one. While there is no root, ranks whose pipes are full block.
+    /// each loss of the root, connects to the next one. While there is no root, ranks whose pipes are full block, and
+    /// the last output of ended ranks waits for [`LAST_DIALS`].
     pub(super) fn carry(
         &self,
         job: JobId,
@@ -73,14 +85,22 @@ impl Routes {
         let mut routes = self.clone();
         let mut input = Some(input);
         tokio::spawn(async move {
+            let mut last_dials = 0..LAST_DIALS;
             loop {
-                if let Some(link) = routes.open(Purpose::Streams(job)).await
-                    && streams::to_root(link, &mut output, &mut input).await
-                {
-                    return;
+                if let Some((root, link)) = routes.open(Purpose::Streams(job)).await {
+                    tokio::select! {
+                        is_done = streams::to_root(link, &mut output, &mut input) => {
+                            if is_done {
+                                return;
+                            }
+                        }
+                        // The root may have lost its power, or live on.
+                        () = routes.root_leaves(root) => {}
+                    }
                 }
-                // The ranks have ended, and no root fetches their last output.
-                if output.is_closed() {
+                // If no other host can take over, the next root gives the number of the ended job to another one.
+                let is_kept = !output.is_empty() && routes.addresses.len() > 2;
+                if output.is_closed() && (!is_kept || last_dials.next().is_none()) {
                     return;
                 }
                 sleep(RETRY_INTERVAL).await;
@@ -88,14 +108,99 @@ impl Routes {
         });
     }
 
-    /// Connects to the root, for the streams or the images of a job's ranks on this host.
-    pub(super) async fn open(&mut self, purpose: Purpose) -> Option<Link> {
+    /// Connects to the root, for the streams or the images of a job's ranks on this host. Also returns which host it
+    /// is.
+    pub(super) async fn open(&mut self, purpose: Purpose) -> Option<(u16, Link)> {
         let root = self.find_root().await?;
         if root != self.host {
-            return self.dial(root, purpose).await.ok();
+            return Some((root, self.dial(root, purpose).await.ok()?));
         }
         let (ours, theirs) = UnixStream::pair().ok()?;
         self.events.send(Event::Link(root, purpose, Box::new(link::local(theirs)))).ok()?;
-        Some(link::local(ours))
+        Some((root, link::local(ours)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use tokio::task::yield_now;
+
+    use super::*;
+    use crate::live::link::Stream;
+
+    /// Most time that a test waits.
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// The daemon of host 0 of three, whose ranks have output.
+    struct Daemon {
+        root: watch::Sender<Option<u16>>,
+        events: mpsc::UnboundedReceiver<Event>,
+        output: mpsc::Sender<Frame>,
+        _input: mpsc::Receiver<Frame>,
+    }
+
+    impl Daemon {
+        /// Starts to carry the streams of ranks. Other hosts can't be dialled.
+        fn start(root: u16) -> Self {
+            let (root, root_is) = watch::channel(Some(root));
+            let (events, happens) = mpsc::unbounded_channel();
+            let addresses = ["a", "b", "c"].map(String::from).into();
+            let routes = Routes {
+                host: 0,
+                addresses,
+                credentials: None,
+                patience: PATIENCE,
+                root: root_is,
+                events,
+            };
+            let ((output, from_ranks), (to_rank, _input)) = (mpsc::channel(1), mpsc::channel(1));
+            routes.carry(JobId(1), from_ranks, to_rank);
+            Self { root, events: happens, output, _input }
+        }
+
+        /// Returns the next link of the streams to this host as the root.
+        async fn link(&mut self) -> Link {
+            let event = timeout(PATIENCE, self.events.recv()).await;
+            let Ok(Some(Event::Link(0, _, link))) = event else { panic!("no link") };
+            *link
+        }
+    }
+
+    fn frame() -> Frame {
+        Frame::Data { rank: 0, stream: Stream::Output, bytes: Bytes::from_static(b"last") }
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+    }
+
+    /// Regression: it was dropped if no root could be dialled when the ranks ended.
+    #[test]
+    fn the_last_output_of_ended_ranks_waits_for_the_next_root() {
+        run(async {
+            let mut daemon = Daemon::start(1);
+            daemon.output.send(frame()).await.unwrap();
+            daemon.output = mpsc::channel(1).0;
+            yield_now().await;
+            daemon.root.send_replace(Some(0));
+            let (_sender, mut receiver) = daemon.link().await;
+            assert_eq!(receiver.receive().await.unwrap(), Some(frame()));
+        });
+    }
+
+    /// Regression: the link to a root that had lost its power, or was no longer the root, took all further output.
+    #[test]
+    fn output_leaves_a_root_that_is_replaced_although_the_link_to_it_stays() {
+        run(async {
+            let mut daemon = Daemon::start(0);
+            let _first = daemon.link().await;
+            daemon.root.send_replace(None);
+            yield_now().await;
+            daemon.root.send_replace(Some(0));
+            let (_sender, mut receiver) = daemon.link().await;
+            daemon.output.send(frame()).await.unwrap();
+            assert_eq!(receiver.receive().await.unwrap(), Some(frame()));
+        });
     }
 }

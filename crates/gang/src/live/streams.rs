@@ -13,11 +13,12 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::clock::now;
 use super::link::{Frame, Link, Receiver, Sender, Stream};
+use super::routes::Routes;
 
 /// The daemon's ends of a started rank's standard streams.
 #[derive(Debug)]
@@ -212,10 +213,14 @@ pub(super) async fn at_root(
     (mut sender, mut receiver): Link,
     ranks: &BTreeSet<u16>,
     (mut output, input): (Outlet, Option<mpsc::Receiver<Frame>>),
+    routes: &Routes,
 ) -> Feeding {
-    let writing = tokio::spawn(async move {
+    let (mut writing, (host, root)) = (JoinSet::new(), (routes.host, routes.root.clone()));
+    writing.spawn(async move {
         if let Some(mut input) = input
             && send_all(&mut sender, &mut input).await
+            // Otherwise the job's input continues at the next root.
+            && *root.borrow() == Some(host)
         {
             // Marks the end of the input, which no data frame can express.
             let _ = sender.send(&Frame::message(&())).await;
@@ -235,7 +240,7 @@ pub(super) async fn at_root(
 
 /// Carries a job's input at the root, after the ranks of a host have closed their output.
 pub(super) struct Feeding {
-    writing: JoinHandle<Sender>,
+    writing: JoinSet<Sender>,
     receiver: Receiver,
     client: watch::Receiver<Option<mpsc::Sender<Frame>>>,
 }
@@ -245,11 +250,10 @@ impl Feeding {
     pub(super) async fn finish(mut self) {
         let over = async { while self.client.changed().await.is_ok() {} };
         tokio::select! {
-            _ = &mut self.writing => {}
+            _ = self.writing.join_next() => {}
             _ = self.receiver.receive() => {}
             () = over => {}
         }
-        self.writing.abort();
     }
 }
 

@@ -109,6 +109,8 @@ pub(crate) struct JobManager {
     hosts: BTreeSet<u16>,
     names: Vec<String>,
     jobs: BTreeMap<JobId, Job>,
+    /// Clients whose checkpoints are being read.
+    restoring: BTreeSet<ClientId>,
     /// The last switches, each with the jobs that ran afterwards.
     switches: VecDeque<(Switch, Vec<JobId>)>,
     switch_count: u64,
@@ -142,6 +144,7 @@ impl JobManager {
             hosts: BTreeSet::from([0]),
             names,
             jobs: BTreeMap::new(),
+            restoring: BTreeSet::new(),
             switches: VecDeque::new(),
             switch_count: 0,
             next_order: 0,
@@ -180,10 +183,11 @@ impl JobManager {
         }
     }
 
-    /// Cancels the checkpoint of a client that has disconnected. Ends the client's job, or detaches the client from it
+    /// Cancels the checkpoint and the restore of a client that has disconnected. Ends the client's job, or detaches the client from it
     /// if the client may connect again.
     pub(super) fn handle_client_gone(&mut self, now: Instant, client: ClientId, may_return: bool) {
         self.give_up_saving(client);
+        self.restoring.remove(&client);
         if may_return {
             for it in self.jobs.values_mut() {
                 it.client.take_if(|own| *own == client);
@@ -196,6 +200,16 @@ impl JobManager {
     /// Returns the job that a client has started or attached to.
     pub(super) fn job_of(&self, client: ClientId) -> Option<JobId> {
         self.jobs.iter().find(|(_, job)| job.client == Some(client)).map(|(job, _)| *job)
+    }
+
+    /// Begins to restore a job for a client.
+    pub(super) fn begin_restore(&mut self, client: ClientId) {
+        self.restoring.insert(client);
+    }
+
+    /// Returns whether a client has a job, or is restoring one.
+    pub(super) fn is_busy(&self, client: ClientId) -> bool {
+        self.restoring.contains(&client) || self.job_of(client).is_some()
     }
 
     pub(crate) fn has(&self, job: JobId) -> bool {

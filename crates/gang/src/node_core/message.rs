@@ -111,6 +111,8 @@ pub(crate) enum Word {
     Ask,
     /// Lets the ranks continue that have sent their states or were dumped.
     Go,
+    /// Lets one rank continue, which has sent its state.
+    GoAlone(u16),
     /// Keeps the ranks suspended, and makes images of their processes, for the cut of this epoch.
     Dump(Epoch),
 }

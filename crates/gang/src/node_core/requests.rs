@@ -57,6 +57,7 @@ impl NodeCore {
                 return manager.save(job, caller, (folder, end)).err().map(Reply::Refused);
             }
             Request::Restore { folder, weight } => {
+                manager.begin_restore(client);
                 let most = manager.most_saved;
                 self.effects.push_back(Effect::Read { caller, folder, weight, most });
             }
@@ -83,12 +84,15 @@ impl NodeCore {
 
 /// Returns why a client may not request this, if it may not.
 fn refusal(manager: &JobManager, caller: &Caller, request: &Request) -> Option<String> {
-    if let Some(job) = named_job(request) {
-        return manager.refusal_of(&caller.user, job);
+    if let Some(job) = named_job(request)
+        && let Some(why) = manager.refusal_of(&caller.user, job)
+    {
+        return Some(why);
     }
-    let begins = matches!(request, Request::Run { .. } | Request::Restore { .. });
-    let job = manager.job_of(caller.client).filter(|_| begins)?;
-    Some(format!("this connection has job {job} already: open one for each job"))
+    let begins =
+        matches!(request, Request::Run { .. } | Request::Restore { .. } | Request::Attach(_));
+    (begins && manager.is_busy(caller.client))
+        .then(|| "this connection has a job already: open one for each job".into())
 }
 
 /// Returns the job that a request names, if any.

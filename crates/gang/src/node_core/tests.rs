@@ -4,6 +4,7 @@
 mod cluster;
 mod network;
 mod node;
+mod restores;
 mod scenario;
 mod takeover;
 
@@ -29,6 +30,12 @@ fn clusters_survive_their_faults_at_the_pinned_seeds() {
 #[test]
 fn a_job_that_is_abandoned_elsewhere_leaves_others_to_be_stopped() {
     let _ = run(5039);
+}
+
+/// Regression: a rank that saved of its own accord let ranks continue whose states were in a checkpoint.
+#[test]
+fn a_checkpoint_survives_ranks_that_save_of_their_own_accord() {
+    let _ = run(7522);
 }
 
 #[test]

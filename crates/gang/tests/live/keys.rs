@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use midplane_gang::live::link::{Credentials, Frame, Receiver, Sender, dial};
 use midplane_gang::live::message::{Cluster, Hello, Purpose};
@@ -14,6 +15,8 @@ use serde::Serialize;
 use crate::scenes::listing;
 use crate::stage::{Stage, wait_until};
 
+/// Silence after which a connection ends.
+const SILENCE: Duration = Duration::from_secs(60);
 /// The key of every stage's fabric.
 const FABRIC: [u8; 32] = [0x5a; 32];
 
@@ -53,7 +56,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// Connects with the root by these credentials, and claims to be this host.
 async fn claim(root: &str, credentials: &Credentials, host: u16) -> Option<(Sender, Receiver)> {
-    let (mut sender, receiver) = dial(root, 0, credentials).await.ok()?;
+    let (mut sender, receiver) = dial(root, (0, SILENCE), credentials).await.ok()?;
     let cluster = Cluster { hosts: 2, slots: 1, arity: 2 };
     sender.send(&Frame::message(&Hello { host, purpose: Purpose::Child(cluster) })).await.ok()?;
     Some((sender, receiver))
@@ -121,7 +124,7 @@ pub(crate) fn another_host() {
     let (runtime, credentials) = (runtime(), keys.credentials(2));
     let cluster = Cluster { hosts: 3, slots: 1, arity: 2 };
     runtime.block_on(async {
-        let (mut sender, receiver) = dial(&root, 0, &credentials).await.unwrap();
+        let (mut sender, receiver) = dial(&root, (0, SILENCE), &credentials).await.unwrap();
         sender
             .send(&Frame::message(&Hello { host: 1, purpose: Purpose::Child(cluster) }))
             .await
@@ -130,7 +133,7 @@ pub(crate) fn another_host() {
     });
     // It is admitted as itself. Then it reports that host 1 is gone, and that host 1 has joined through it.
     let link = runtime.block_on(async {
-        let (mut sender, receiver) = dial(&root, 0, &credentials).await.unwrap();
+        let (mut sender, receiver) = dial(&root, (0, SILENCE), &credentials).await.unwrap();
         sender
             .send(&Frame::message(&Hello { host: 2, purpose: Purpose::Child(cluster) }))
             .await

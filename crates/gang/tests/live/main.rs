@@ -131,6 +131,7 @@ const TESTS: &[choice::Scene] = &[
     ("a_request_over_the_network_wakes_a_suspended_job", arrivals::wake_a_job),
     ("a_tree_of_daemons_survives_the_loss_of_one", scenes::a_tree_loses_one),
     ("another_host_takes_over_from_a_root_that_is_killed", root::takes_over),
+    ("output_leaves_a_root_that_is_paused_and_continues", root::is_paused),
     ("messages_survive_the_root", root::messages_survive),
     ("a_client_outlives_its_daemon", root::clients_outlive_their_daemon),
     ("without_a_majority_requests_are_refused", root::no_majority),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use midplane_gang::live::client::ask;
 use midplane_gang::live::message::{Listing, Reply, Request};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::stage::{Stage, said, wait_until};
 
@@ -85,6 +86,38 @@ pub(crate) fn takes_over() {
     });
     let all = stage.client_at(root, 3, "pipes", &["true"]).output().unwrap();
     assert_eq!(said(all), (0, String::new(), String::new()));
+}
+
+/// A root is paused while its connections stay, and continues once another host is the root. Clients that it served,
+/// and the output of ranks on the other hosts, find the new root.
+pub(crate) fn is_paused() {
+    let (stage, root, others) = three();
+    let script = waiter(&stage);
+    let begin = |number| {
+        let mut client = stage.client_at(others[0], 1, "pipes", &["sh", "-c", &script]);
+        let client = client.stdin(std::process::Stdio::null()).spawn().unwrap();
+        stage.number(&format!("rank-{number}-0"));
+        client
+    };
+    let clients = [1, 2, 3].map(begin);
+    let hosts = listing(&stage, others[0]).unwrap().jobs.into_iter().map(|job| job.slots.0);
+    let daemon = Pid::from_child(&stage.daemons[usize::from(root)]);
+    kill_process(daemon, Signal::STOP).unwrap();
+    wait_until("another host is the root", || {
+        listing(&stage, others[1]).is_some_and(|listing| others.contains(&listing.root))
+    });
+    kill_process(daemon, Signal::CONT).unwrap();
+    wait_until("the former root has a root", || {
+        listing(&stage, root).is_some_and(|listing| listing.root != root)
+    });
+    std::fs::write(stage.path().join("end"), "").unwrap();
+    for (host, client) in hosts.zip(clients) {
+        let (code, out, error) = stage.end(client);
+        match host == root {
+            true => assert!(code == 1 && error.contains("is gone"), "{code} {out} {error}"),
+            false => assert_eq!((code, out.as_str()), (0, "began\nended\n"), "{error}"),
+        }
+    }
 }
 
 /// Without a majority, a request is refused with the reason.

@@ -64,7 +64,11 @@ async fn serve(link: Link, mut routes: Routes, user: User) {
             serve_at_root(link, routes, user, false).await;
         }
         Some(root) => match routes.dial(root, Purpose::Client(user)).await {
-            Ok(far) => join(link, far).await,
+            Ok(far) => tokio::select! {
+                () = join(link, far) => {}
+                // The client searches the next root. The connection may stay: the host of a root can lose its power.
+                () = routes.root_leaves(root) => {}
+            },
             Err(_) => {
                 refuse(link, format!("the root, host {root}, does not answer: ask again")).await
             }

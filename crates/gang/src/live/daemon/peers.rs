@@ -75,7 +75,8 @@ async fn admit(
     let refuse = |refusal| {
         let _ = routes.events.send(Event::Refused(refusal));
     };
-    let accepted = link::accept::<Hello>(stream, routes.credentials.as_ref()?).await;
+    let accepted = link::accept::<Hello>((stream, routes.patience), routes.credentials.as_ref()?);
+    let accepted = accepted.await;
     let accepted = accepted.inspect_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => refuse(Refusal::Key(from)),
         io::ErrorKind::InvalidData => refuse(Refusal::Version(from)),

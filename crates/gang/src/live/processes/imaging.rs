@@ -84,6 +84,8 @@ impl Processes {
             tokio::spawn(async move { refuse(&mut routes, job, epoch, why).await });
             return;
         }
+        // The images contain priorities.
+        self.relax();
         let prepared = self.prepare(job);
         let goes = Arc::new(AtomicBool::new(false));
         self.holds.insert(job, Hold { runs: false, is_dumped: false, goes: Arc::clone(&goes) });
@@ -171,6 +173,10 @@ impl Processes {
         if !self.holds.get(&job).is_some_and(is_over) {
             return;
         }
+        for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
+            // CRIU has continued it.
+            held.process.halt_again();
+        }
         let runs = self.holds.remove(&job).is_some_and(|hold| hold.runs);
         if runs {
             self.resume(&[job]);
@@ -254,7 +260,7 @@ impl Processes {
     /// Takes charge of the processes that CRIU has restored. Returns the ranks that could not be restored, with the
     /// reasons.
     pub(super) fn take_restored(&mut self) -> Vec<(JobId, u16, RankEvent)> {
-        let mut failed = Vec::new();
+        let (mut failed, mut strays) = (Vec::new(), Vec::new());
         for ((job, rank), held) in &mut self.members {
             let Some(end) = held.restoring.as_ref().and_then(|_| held.process.end()) else {
                 continue;
@@ -276,14 +282,18 @@ impl Processes {
                     }
                 },
                 (End::Exited(code), pid) if folder.join(criu::LOG).exists() => {
-                    pid.into_iter().for_each(Process::reap);
+                    strays.extend(pid);
                     let message = criu::failure(&folder);
                     failed.push((*job, *rank, RankEvent::Aborted { code, message }));
                 }
                 // CRIU was killed, or has written the reason to its standard error.
-                (_, pid) => pid.into_iter().for_each(Process::reap),
+                (_, pid) => strays.extend(pid),
             }
         }
+        // The process may not have exited yet, and another rank may have this process ID.
+        let is_rank = |pid: &Pid| self.members.values().any(|held| held.process.pid() == *pid);
+        strays.retain(|pid| !is_rank(pid));
+        self.strays.extend(strays.into_iter().filter_map(|pid| Process::adopt(pid).ok()));
         failed
     }
 }
@@ -313,7 +323,7 @@ async fn refuse(routes: &mut Routes, job: JobId, epoch: Epoch, why: String) {
 
 async fn open(routes: &mut Routes, job: JobId, epoch: Epoch) -> Option<Link> {
     for _ in 0..DIALS {
-        if let Some(link) = routes.open(Purpose::Images(job, epoch)).await {
+        if let Some((_, link)) = routes.open(Purpose::Images(job, epoch)).await {
             return Some(link);
         }
         sleep(RETRY_INTERVAL).await;

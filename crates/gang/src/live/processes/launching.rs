@@ -49,15 +49,12 @@ impl Processes {
         let (mut opened, mut outcome) = (Vec::new(), Outcome::default());
         let own = (0_u16..).zip(&hosts).filter(|(_, host)| **host == self.host);
         let own: Vec<u16> = own.map(|(rank, _)| rank).collect();
-        if let Some(groups) = &self.groups {
-            let cgroup = groups.cgroup(&format!("job-{job}"));
-            self.cgroups.extend(cgroup.ok().map(|cgroup| (job, cgroup)));
-        }
         let rights = match own.is_empty() {
             true => None,
             false => {
                 let rights = self.users.rights(&launch.user);
                 let ready = rights.and_then(|rights| {
+                    self.open_group(job)?;
                     self.adopt(launch)?;
                     self.admit(job, &rights)?;
                     self.limit(launch, own.len())?;
@@ -97,6 +94,15 @@ impl Processes {
         let waits = Waits::new(step, self.of_job(job), false);
         self.waits = Some(Waits { outcome, adopted, ..waits });
         opened
+    }
+
+    /// Creates the control group of a job, if this process may create groups.
+    fn open_group(&mut self, job: JobId) -> Result<(), String> {
+        let Some(groups) = &self.groups else { return Ok(()) };
+        let cgroup = groups.cgroup(&format!("job-{job}"));
+        let cgroup = cgroup.map_err(|error| format!("its control group: {error}"))?;
+        self.cgroups.insert(job, cgroup);
+        Ok(())
     }
 
     /// Lets ranks of another user open ports on the NIC while the job is on this host.

@@ -65,16 +65,17 @@ impl JobManager {
 
     /// Returns the next job to be checked, and when.
     pub(super) fn next_check(&self) -> Option<(JobId, Instant)> {
-        let is_free = |it: &Job| it.checks.ordered.is_empty();
-        if self.geometry.is_none() || !self.jobs.values().all(is_free) {
+        // A job that was removed is never cut, even if that was ordered before.
+        let jobs = || self.jobs.iter().filter(|(_, it)| !it.is_removed);
+        if self.geometry.is_none() || !jobs().all(|(_, it)| it.checks.ordered.is_empty()) {
             return None;
         }
         let may_be_stuck = |it: &&Job| {
             it.is_launched && it.checks.found.is_none() && it.entry.ends.iter().any(Option::is_none)
         };
         let at = |it: &Job| it.checks.next.unwrap_or(it.admitted_at);
-        let jobs = self.jobs.iter().filter(|(_, it)| may_be_stuck(it) && !it.is_removed);
-        jobs.map(|(job, it)| (*job, at(it))).min_by_key(|(_, at)| *at)
+        let stuck = jobs().filter(|(_, it)| may_be_stuck(it));
+        stuck.map(|(job, it)| (*job, at(it))).min_by_key(|(_, at)| *at)
     }
 
     /// Detects from the contexts of a cut whether a job is deadlocked or terminated.

@@ -157,6 +157,7 @@ impl JobManager {
         let Some(it) = self.jobs.get_mut(&job) else { return };
         it.saves.left.insert(rank);
         let Some(rank) = it.saves.missing() else { return };
+        let is_dumped = it.saves.images.is_some();
         let (states, wanted) = it.saves.renew();
         if let Some(Wanted { caller, .. }) = wanted {
             self.refuse(
@@ -164,9 +165,22 @@ impl JobManager {
                 format!("job {job}: rank {rank} ended, or left, before it was saved"),
             );
         }
-        if !states.is_empty() {
+        self.let_senders_go(job, &states);
+        if is_dumped {
             self.let_go(job);
         }
+    }
+
+    /// Lets those ranks continue whose states have arrived. Any other rank may be about to send its state, and must
+    /// then block, because the next checkpoint may have that state.
+    fn let_senders_go(&mut self, job: JobId, states: &BTreeMap<u16, RankState>) {
+        for (rank, _) in states.iter().filter(|(_, state)| state.has_state()) {
+            self.let_go_alone(job, *rank);
+        }
+    }
+
+    fn let_go_alone(&mut self, job: JobId, rank: u16) {
+        self.everywhere(Down::Say(job, Word::GoAlone(rank)));
     }
 
     /// Handles a client's request to save a job. Asks its ranks for their states, unless they were asked before.
@@ -223,10 +237,10 @@ impl JobManager {
         if chunk.kind == ChunkKind::Context && !is_saved {
             return;
         }
-        // The root that asked for this state is lost.
+        // The root that asked for this state is lost, or the rank saves of its own accord.
         if !it.saves.is_asked {
             if chunk.kind == ChunkKind::State && chunk.is_last {
-                self.let_go(job);
+                self.let_go_alone(job, rank);
             }
             return;
         }
@@ -249,7 +263,7 @@ impl JobManager {
         let is_handed_over = it.saves.states[&rank].has_state();
         if is_handed_over && it.saves.missing().is_some() {
             it.saves.states.remove(&rank);
-            return self.let_go(job);
+            return self.let_go_alone(job, rank);
         }
         let all =
             it.saves.states.len() == ranks && it.saves.states.values().all(RankState::has_state);
@@ -275,8 +289,9 @@ impl JobManager {
         ));
         self.replies.extend(refused.map(|(client, reply)| (self.recorded, client, reply)));
         if is_last {
-            it.saves.renew();
-            self.let_go(job);
+            let (states, _) = it.saves.renew();
+            self.let_senders_go(job, &states);
+            self.let_go_alone(job, rank);
         }
     }
 
@@ -362,6 +377,10 @@ impl JobManager {
     pub(crate) fn restore(&mut self, now: Instant, read: Read) {
         let Read { caller, weight, read } = read;
         let client = caller.client;
+        // The client has left, or an earlier root has read this for it.
+        if !self.restoring.remove(&client) {
+            return;
+        }
         if let Err(why) = read.and_then(|read| self.restore_from(now, (caller, weight), read)) {
             self.refuse(client, why);
         }

@@ -127,6 +127,8 @@ pub(super) struct Cluster {
     pub(super) longest_report: u64,
     /// Decides when data arrives for suspended jobs; `None` if no data arrives.
     arrivals: Option<Rng>,
+    /// Decides which ranks send their states of their own accord; `None` if none does.
+    pub(super) own_saves: Option<Rng>,
     /// Jobs for which a host has reported an arrival since they were suspended.
     pub(super) arrived: BTreeSet<(u16, JobId)>,
     events: BTreeMap<(Instant, u64), Event>,
@@ -160,6 +162,8 @@ impl Cluster {
             longest_report: 0,
             // The seeds in docs/tests.md have other remainders, so data arrives in none of their runs.
             arrivals: (seed % 3 == 1).then(|| Rng::new(seed, "arrivals")),
+            // As for arrivals.
+            own_saves: (seed % 5 == 2).then(|| Rng::new(seed, "own saves")),
             arrived: BTreeSet::new(),
             events: BTreeMap::new(),
             sequence: 0,

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::node_core::job_manager::RootConfig;
-use crate::node_core::message::{Cluster, Program, Reply};
+use crate::node_core::message::{Cluster, End, Program, RankEvent, Reply};
 use crate::node_core::user::Caller;
 use crate::schedule::{Request, RoundRobin};
 use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
@@ -65,6 +65,24 @@ fn jobs_that_images_would_damage_are_refused_with_the_cure() {
 fn a_client_can_t_start_ranks_from_images_that_it_has_not_restored() {
     let (root, job) = scene(Program { images: true, ..Program::default() });
     assert!(!root.jobs[&job].entry.launch.program.images);
+}
+
+/// Returns whether the ranks of the job may continue.
+fn goes(root: &mut JobManager) -> bool {
+    let is_go = |out: &Out| matches!(out, Out::Everywhere(Down::Say(_, Word::Go)));
+    std::iter::from_fn(|| root.poll_out()).filter(is_go).count() > 0
+}
+
+/// Regression: its hosts kept the job suspended for ever.
+#[test]
+fn a_job_that_outlives_a_rank_continues_if_the_rank_dies_while_it_is_dumped() {
+    let (mut root, job) = scene(Program { keep_going: true, ..Program::default() });
+    save(&mut root, job, 2, false).unwrap();
+    assert!(root.begin_images(job, Epoch(1)).is_some() && !goes(&mut root));
+    root.handle_rank(NOW, (job, 1), RankEvent::Ended(End::Killed(9)));
+    assert!(goes(&mut root) && !root.collects(job));
+    let replies: Vec<_> = std::iter::from_fn(|| root.poll_reply()).collect();
+    assert!(matches!(replies[..], [_, (2, Reply::Refused(_))]), "{replies:?}");
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -165,12 +183,8 @@ proptest! {
                 }
                 _ => {}
             }
-            let goes = std::iter::from_fn(|| root.poll_out())
-                .filter(|out| matches!(out, Out::Everywhere(Down::Say(_, Word::Go))))
-                .count()
-                > 0;
             // The hosts ignore an order that arrives twice.
-            if goes && let Some(it) = kept.take() {
+            if goes(&mut root) && let Some(it) = kept.take() {
                 prop_assert!(it.is_void || (!it.ends && dumped.len() == usize::from(HOSTS)));
             }
             prop_assert!(kept.is_none() || root.collects(job), "nothing lets the job continue");

@@ -79,16 +79,29 @@ impl Scene {
 
     /// Returns whether a word was sent to all ranks of the job.
     fn says(&mut self, word: Word) -> bool {
-        let is_it = |out: &Out| matches!(out, Out::Everywhere(Down::Say(job, it)) if (*job, *it) == (self.job, word));
-        std::iter::from_fn(|| self.root.poll_out()).filter(is_it).count() > 0
+        self.words().contains(&word)
+    }
+
+    /// Returns the words that were sent to the ranks of the job.
+    fn words(&mut self) -> Vec<Word> {
+        let word = |out| match out {
+            Out::Everywhere(Down::Say(job, word)) if job == self.job => Some(word),
+            _ => None,
+        };
+        std::iter::from_fn(|| self.root.poll_out()).filter_map(word).collect()
+    }
+
+    /// Returns whether blocked ranks may continue.
+    fn goes(&mut self) -> bool {
+        self.words().iter().any(|word| matches!(word, Word::Go | Word::GoAlone(_)))
     }
 
     fn add_chunk(&mut self, rank: u16, chunk: &StateChunk) -> bool {
         self.root.add_chunk(NOW, self.job, rank, chunk);
-        self.says(Word::Go)
+        self.goes()
     }
 
-    /// Has a rank send its state, in two parts. Returns whether all ranks may continue.
+    /// Has a rank send its state, in two parts. Returns whether ranks may continue.
     fn hand_over(&mut self, rank: u16) -> bool {
         let (kind, bytes) = (ChunkKind::State, Bytes::from_static(b"x"));
         let chunk = |at, is_last| StateChunk { kind, at, bytes: bytes.clone(), is_last };
@@ -99,7 +112,7 @@ impl Scene {
     /// Ends a rank. Returns whether all other ranks may continue.
     fn rank_ends(&mut self, rank: u16, end: End) -> bool {
         self.root.handle_rank(NOW, (self.job, rank), RankEvent::Ended(end));
-        self.says(Word::Go)
+        self.goes()
     }
 
     fn replies(&mut self) -> Vec<Reply> {
@@ -144,7 +157,7 @@ fn a_rank_that_takes_no_part_any_longer_lets_the_others_go_on() {
     assert_eq!(scene.save(), Ok(true));
     assert!(!scene.hand_over(0) && !scene.hand_over(1));
     scene.root.left(scene.job, 2);
-    assert!(scene.says(Word::Go));
+    assert_eq!(scene.words(), [Word::GoAlone(0), Word::GoAlone(1)]);
     scene.is_refused("rank 2 ended, or left");
     assert!(scene.save().is_err());
 }
@@ -238,7 +251,7 @@ fn a_rank_that_leaves_while_its_checkpoint_is_written_is_in_it() {
     let write = scene.root.cut(scene.job, Epoch(1)).unwrap();
     assert!(write.go);
     scene.root.left(scene.job, 1);
-    assert!(!scene.says(Word::Go));
+    assert!(!scene.goes());
     assert_eq!(scene.replies(), []);
     scene.root.handle_written(NOW, (scene.job, 3), Err("late".into()));
     assert_eq!(scene.replies(), [], "it is of another client's checkpoint");
@@ -264,4 +277,30 @@ fn interfaces_that_are_open_in_the_cut_are_refused_by_host() {
     scene.is_refused("on host 5 have Virtual Interfaces");
     stand_still(&mut scene);
     assert!(scene.root.cut(scene.job, Epoch(2)).is_some());
+}
+
+/// Regression: it let all ranks continue, also those whose states counted for a checkpoint that was requested meanwhile.
+#[test]
+fn a_rank_that_saves_of_its_own_accord_lets_no_other_rank_go_on() {
+    let mut scene = Scene::new();
+    let (kind, bytes) = (ChunkKind::State, Bytes::from_static(b"x"));
+    let chunk = StateChunk { kind, at: 0, bytes, is_last: true };
+    scene.root.add_chunk(NOW, scene.job, 0, &chunk);
+    assert_eq!(scene.words(), [Word::GoAlone(0)]);
+    // Another rank's state is on its way when the checkpoint is requested, and that rank must stay blocked.
+    stand_still(&mut scene);
+    assert!(scene.root.cut(scene.job, Epoch(1)).is_some());
+}
+
+/// Regression: the cut of a job whose processes have ended, but not its output, kept all other jobs from being checked.
+#[test]
+fn a_job_that_lingers_stops_no_checks_of_others() {
+    let mut scene = Scene::new();
+    let lingering = scene.root.jobs.get_mut(&scene.job).unwrap();
+    lingering.checks.ordered.push_back(Purpose::Check);
+    lingering.is_removed = true;
+    let request = Request { nodes: RANKS, weight: 1 };
+    let job = scene.root.admit(NOW, caller(3), (request, RANKS), (program(), false)).unwrap();
+    scene.root.jobs.get_mut(&job).unwrap().is_launched = true;
+    assert_eq!(scene.root.next_check(), Some((job, NOW)));
 }

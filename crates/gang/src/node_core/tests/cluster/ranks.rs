@@ -53,7 +53,10 @@ impl Cluster {
                 self.resumed_at = self.now;
                 self.arrived.retain(|(at, job)| *at != host || !jobs.contains(job));
                 for member in self.hosts[usize::from(host)].node.ranks_of(jobs) {
-                    self.hosts[usize::from(host)].node.resume(self.now, member);
+                    let node = &mut self.hosts[usize::from(host)].node;
+                    node.resume(self.now, member);
+                    let saves = self.own_saves.as_mut().is_some_and(|rng| rng.chance(0.3));
+                    node.processes.entry(member).and_modify(|it| it.is_asked |= saves && !it.waits);
                     self.enter_barrier(host, member);
                     self.schedule_rank(host, member);
                 }
@@ -118,8 +121,10 @@ impl Cluster {
             let node = &mut self.hosts[usize::from(host)].node;
             let process = node.processes.get_mut(&member).expect("it was just listed");
             match word {
-                Word::Ask => process.is_asked = true,
-                Word::Go => process.waits = false,
+                // A rank that waits drops this word.
+                Word::Ask => process.is_asked |= !process.waits,
+                Word::GoAlone(rank) if rank != member.1 => continue,
+                Word::Go | Word::GoAlone(_) => process.waits = false,
                 Word::Dump(_) => unreachable!("the user is not root"),
             }
             process.update(self.now);
