@@ -102,13 +102,15 @@ impl Members {
     /// Handles a node that leaves or has ended: nodes that were not used because of it are used again.
     pub(super) fn on_departure(&mut self, now: Instant, id: u64) {
         let mut freed = None;
-        for (other, peer) in self.peers.iter_mut().filter(|(_, peer)| peer.rival == Some(id)) {
+        for peer in self.peers.values_mut().filter(|peer| peer.rival == Some(id)) {
             peer.rival = None;
             self.effects.extend(peer.links.iter().copied().map(Effect::Describe));
-            freed = freed.max(Some((peer.incarnation, *other)));
+            freed = Some((peer.name.clone(), peer.key));
         }
-        if let Some((_, last)) = freed {
-            // If there are several, the first of them is used.
+        if let Some((name, key)) = freed
+            && let Some(last) = self.namesakes(&name, key).pop()
+        {
+            // The first of several is tested, and then used.
             self.on_namesake(now, last);
         }
         self.release(now, id);

@@ -151,7 +151,7 @@ impl Node {
         self.0.shared.check()?;
         let (outbox, inbox) = mpsc::channel(listener::BACKLOG);
         let number = self.0.shared.offer(&service, outbox)?;
-        let offer = Offer::new(Arc::clone(&self.0.shared), service, number);
+        let offer = Offer::new(Arc::downgrade(&self.0.shared), service, number);
         Ok(Listener::new(offer, inbox))
     }
 

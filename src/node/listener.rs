@@ -4,7 +4,7 @@
 mod incoming;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use midplane_via::session::Stream;
@@ -48,20 +48,22 @@ pub struct Listener {
 /// A service that a node offers until this is withdrawn or dropped.
 #[derive(Debug)]
 pub(crate) struct Offer {
-    shared: Arc<Shared>,
+    shared: Weak<Shared>,
     service: String,
     /// Distinguishes it from a later offer of the same name.
     number: u64,
 }
 
 impl Offer {
-    pub(super) const fn new(shared: Arc<Shared>, service: String, number: u64) -> Self {
+    pub(super) const fn new(shared: Weak<Shared>, service: String, number: u64) -> Self {
         Self { shared, service, number }
     }
 
     /// Withdraws the service at once; the node may then offer the name again.
     pub(crate) fn withdraw(&self) {
-        self.shared.withdraw(&self.service, self.number);
+        if let Some(shared) = self.shared.upgrade() {
+            shared.withdraw(&self.service, self.number);
+        }
     }
 }
 

@@ -10,7 +10,7 @@ mod tests;
 mod watched;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -118,6 +118,7 @@ pub(crate) struct Meter {
     losses: Losses,
     pub(crate) messages_sent: Total,
     pub(crate) messages_received: Total,
+    has_ended: AtomicBool,
 }
 
 /// A session whose peer has described itself.
@@ -146,6 +147,7 @@ impl Meter {
             losses: Losses::default(),
             messages_sent: Total::default(),
             messages_received: Total::default(),
+            has_ended: AtomicBool::new(false),
         }
     }
 
@@ -232,15 +234,13 @@ impl Meter {
         counter!(name::SESSIONS_ENDED, &labels).increment(1);
     }
 
-    /// Counts the ends of all sessions, because the node has ended. No stream counts as open any more.
+    /// Counts the ends of all sessions, because the node has ended. The next report counts no stream as open.
     pub(super) fn end(&self) {
+        self.has_ended.store(true, Ordering::Relaxed);
         let open: Vec<_> =
             lock(&self.sessions).values().map(|its| Arc::clone(&its.session)).collect();
         for session in open {
             self.on_ended(&session, session.ended().unwrap_or(Ended::Closed));
-        }
-        for role in [Role::Server, Role::Client] {
-            self.of(role).each(|service, streams| streams.end(&self.node, role, service));
         }
     }
 
@@ -260,7 +260,11 @@ impl Meter {
         }
         drop(sessions);
         for role in [Role::Server, Role::Client] {
-            self.of(role).each(|service, streams| streams.report(&self.node, role, service));
+            self.of(role).each(|service, streams| {
+                // Read under the lock of `each`: the report after the node's end sets the gauge last.
+                let has_ended = self.has_ended.load(Ordering::Relaxed);
+                streams.report(&self.node, role, service, has_ended);
+            });
         }
         self.calls.each(|service, calls| {
             let outcomes = [

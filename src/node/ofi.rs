@@ -27,7 +27,7 @@ const HARDWARE: [&str; 8] = ["cxi", "efa", "verbs", "opx", "psm3", "psm2", "usni
 const AWAIT: Duration = Duration::from_millis(300);
 /// Most peers whose endpoints are kept.
 const MOST_KNOWN: usize = 4_096;
-/// Pause before a peer is dialed again, which doubles up to the longest.
+/// Pause before a peer is dialed again; it doubles up to the longest.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Most concurrent handshakes with peers that have connected.
@@ -133,10 +133,7 @@ impl Ofi {
 
     /// Handles the end of a session over libfabric: this node, which has dialed, dials the peer again.
     pub(super) fn on_ended(self: &Arc<Self>, shared: &Arc<Shared>, peer: u64) {
-        let name = self.known().get(&peer).map(|known| known.name.clone());
-        if let Some(name) = name {
-            self.dial(shared, peer, name);
-        }
+        self.dial(shared, peer, PAUSE);
     }
 
     /// Forgets a peer that has ended.
@@ -163,39 +160,45 @@ impl Ofi {
         if known.len() >= MOST_KNOWN && !known.contains_key(&peer) {
             known.pop_first();
         }
-        known.entry(peer).or_insert_with(|| {
-            let (name, awaited_until) = (name.clone(), Instant::now() + AWAIT);
-            Known { name, awaited_until }
-        });
+        known.entry(peer).or_insert_with(|| Known { name, awaited_until: Instant::now() + AWAIT });
         drop(known);
         if is_dialer {
-            self.dial(shared, peer, name);
+            self.dial(shared, peer, Duration::ZERO);
         }
     }
 
-    /// Dials a peer, unless that is in progress, until it has a session over libfabric or has ended.
-    fn dial(self: &Arc<Self>, shared: &Arc<Shared>, peer: u64, name: Vec<u8>) {
+    /// Dials a peer after a pause, unless that is in progress, until it has a session over libfabric or has ended.
+    fn dial(self: &Arc<Self>, shared: &Arc<Shared>, peer: u64, pause: Duration) {
         if !self.dialing().insert(peer) {
             return;
         }
-        let (this, shared) = (Arc::clone(self), Arc::downgrade(shared));
-        let dialing = Dialing(Arc::clone(self), peer);
+        let (this, shared, mut pause) = (Arc::downgrade(self), Arc::downgrade(shared), pause);
         tokio::spawn(async move {
-            let mut pause = PAUSE;
             loop {
+                tokio::time::sleep(pause).await;
+                pause = (2 * pause).clamp(PAUSE, LONGEST_PAUSE);
+                let Some(this) = this.upgrade() else { return };
+                let Some(name) = this.next_dial(&shared, peer) else { return };
                 let stream = this.streams.connect(&name);
                 match stream {
                     Ok(stream) => this.begin(stream, &shared, true).await,
                     Err(error) => tracing::debug!(peer, %error, "libfabric can't reach a peer"),
                 }
-                if shared.upgrade().is_none_or(|shared| !shared.lacks_libfabric(peer)) {
-                    break;
-                }
-                tokio::time::sleep(pause).await;
-                pause = LONGEST_PAUSE.min(2 * pause);
             }
-            drop(dialing);
         });
+    }
+
+    /// Returns the endpoint of a peer to be dialed. `None` ends the dialing: the peer has a session, or one of the nodes
+    /// has ended.
+    fn next_dial(&self, shared: &Weak<Shared>, peer: u64) -> Option<Vec<u8>> {
+        // Held while the sessions are read: the end of one either precedes that, or begins a new dialing.
+        let mut dialing = self.dialing();
+        let is_due = shared.upgrade().is_some_and(|shared| shared.lacks_libfabric(peer));
+        let name = self.known().get(&peer).filter(|_| is_due).map(|known| known.name.clone());
+        if name.is_none() {
+            dialing.remove(&peer);
+        }
+        name
     }
 
     /// Creates a session over a stream, after its handshake.
@@ -223,15 +226,6 @@ impl Ofi {
                 drop(permit);
             });
         }
-    }
-}
-
-/// A dial in progress.
-struct Dialing(Arc<Ofi>, u64);
-
-impl Drop for Dialing {
-    fn drop(&mut self) {
-        self.0.dialing().remove(&self.1);
     }
 }
 

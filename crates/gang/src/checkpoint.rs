@@ -21,7 +21,7 @@ pub(crate) const FORMAT: u16 = 1;
 pub(crate) const IMAGES: u16 = 2;
 pub(crate) const MANIFEST: &str = "manifest.json";
 const NETWORK: &str = "network.bin";
-/// Most bytes of a manifest: its program has at most a message between daemons, and JSON may quote each byte twice.
+/// Most bytes of a manifest: its program has at most a message between daemons, 8 MiB, and JSON may quote a byte by 7.
 const MANIFEST_BYTES: u64 = 64 << 20;
 
 /// A job's state at one cut.
@@ -134,11 +134,11 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
 
 /// Reads a regular file, but at most one byte more than `most`.
 fn read(path: &Path, most: u64) -> Result<Vec<u8>, CheckpointError> {
-    let file = File::open(path).map_err(at(path))?;
-    if !file.metadata().map_err(at(path))?.is_file() {
+    // Before it is opened, because that would wait for the writer of a pipe.
+    if !fs::metadata(path).map_err(at(path))?.is_file() {
         return Err(CheckpointProblem::Contradiction("it is no regular file").at(path));
     }
-    let mut bytes = Vec::new();
+    let (file, mut bytes) = (File::open(path).map_err(at(path))?, Vec::new());
     file.take(most.saturating_add(1)).read_to_end(&mut bytes).map_err(at(path))?;
     Ok(bytes)
 }

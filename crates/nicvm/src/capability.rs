@@ -5,6 +5,8 @@
 //! capability can't be forged, and a generation, so a revoked one is refused. A holder may narrow the range for itself.
 //! A capability with fewer rights for another holder is a new entry below the old one, and is revoked with it.
 
+use std::collections::BTreeSet;
+
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::region::RegionRef;
 use rand_chacha::ChaCha20Rng;
@@ -138,9 +140,7 @@ struct Entry {
     generation: u32,
     is_live: bool,
     depth: u8,
-    /// True if other entries were delegated from this one.
-    is_delegated: bool,
-    /// Parent entry that this one was delegated from. It is live for as long as this one is.
+    /// Parent entry that this one was delegated from. The parent is live while this entry is.
     above: Option<u16>,
 }
 
@@ -152,6 +152,8 @@ pub struct Capabilities {
     keys: Option<ChaCha20Rng>,
     entries: Vec<Entry>,
     free: Vec<u16>,
+    /// The live entries that were delegated, each after the entry that it was delegated from.
+    below: BTreeSet<(u16, u16)>,
 }
 
 impl Capabilities {
@@ -164,7 +166,8 @@ impl Capabilities {
 
     /// Creates the table of a NIC that has not started: it can give no capability.
     pub(crate) const fn unkeyed() -> Self {
-        Self { node: NodeId(0), keys: None, entries: Vec::new(), free: Vec::new() }
+        let (entries, free, below) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Self { node: NodeId(0), keys: None, entries, free, below }
     }
 
     /// Gives a capability to a region.
@@ -197,7 +200,7 @@ impl Capabilities {
             return Err(Denied::Depth);
         }
         let made = self.enter(region, rights, above.depth + 1, Some(from.entry))?;
-        self.entries[usize::from(from.entry)].is_delegated = true;
+        self.below.insert((from.entry, made.entry));
         Ok(made)
     }
 
@@ -231,11 +234,7 @@ impl Capabilities {
         if entry.key != capability.key {
             return Err(Denied::Forged);
         }
-        let is_delegated = entry.is_delegated;
         self.remove(capability.entry);
-        if is_delegated {
-            self.remove_descendants();
-        }
         Ok(())
     }
 
@@ -282,7 +281,6 @@ impl Capabilities {
                     key: 0,
                     generation: 0,
                     is_live: false,
-                    is_delegated: false,
                     depth,
                     above,
                 });
@@ -292,8 +290,7 @@ impl Capabilities {
         };
         let entry = &mut self.entries[usize::from(number)];
         let generation = entry.generation.wrapping_add(1);
-        let (is_live, is_delegated) = (true, false);
-        *entry = Entry { region, rights, key, generation, is_live, is_delegated, depth, above };
+        *entry = Entry { region, rights, key, generation, is_live: true, depth, above };
         Ok(Capability {
             node: self.node,
             entry: number,
@@ -305,20 +302,16 @@ impl Capabilities {
         })
     }
 
+    /// Removes an entry, with those that were delegated from it.
     fn remove(&mut self, number: u16) {
-        self.entries[usize::from(number)].is_live = false;
+        let entry = &mut self.entries[usize::from(number)];
+        entry.is_live = false;
         self.free.push(number);
-    }
-
-    /// Removes the entries that were delegated, directly or not, from one that was removed.
-    fn remove_descendants(&mut self) {
-        for number in 0..self.entries.len() {
-            let mut chain = std::iter::successors(Some(&self.entries[number]), |entry| {
-                entry.above.map(|above| &self.entries[usize::from(above)])
-            });
-            if self.entries[number].is_live && !chain.all(|entry| entry.is_live) {
-                self.remove(number as u16);
-            }
+        if let Some(above) = entry.above {
+            self.below.remove(&(above, number));
+        }
+        while let Some(&(_, child)) = self.below.range((number, 0)..=(number, u16::MAX)).next() {
+            self.remove(child);
         }
     }
 }

@@ -5,8 +5,8 @@
 //! down the tree on arrival; lost frames are sent again. A member whose host is late delays only the results that need
 //! its contribution: it forwards other members' data at once.
 //!
-//! Messages that find a full queue are sent as soon as it has room. If more than a thousand of them wait, a host's next
-//! operation is refused, takes no part in the order, and is posted again later.
+//! Messages that find a full queue are sent as soon as it has room. While a thousand of them wait, the host's next
+//! operations wait as well, and begin in their order.
 //!
 //! | operation | algorithm |
 //! |---|---|
@@ -29,7 +29,7 @@ pub mod host;
 mod reduce;
 mod tree;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::frame::Frame;
@@ -69,7 +69,7 @@ pub const MAX_BROADCAST: usize = 1 << 20;
 const PROBE_AFTER: Duration = Duration::from_millis(100);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
 const RETRY: TimeoutId = TimeoutId(u32::MAX - 1);
-/// Messages that wait for room in the queues to other members, from which on the host's operations are refused.
+/// Messages that wait for room in the queues to other members, from which on the host's operations wait.
 const MOST_WAITING: usize = 1_024;
 /// Bytes of a message's header: opcode, round, operation number.
 const HEAD: usize = 6;
@@ -167,6 +167,8 @@ pub struct Collectives {
     /// Number of the host's next operation.
     next: u32,
     running: BTreeMap<u32, Running>,
+    /// Operations of the host that begin once fewer messages wait.
+    postponed: VecDeque<Command>,
     holder: Holder,
     counters: CollectiveCounters,
 }
@@ -179,6 +181,7 @@ impl Collectives {
             group: Group::new(members),
             next: 0,
             running: BTreeMap::new(),
+            postponed: VecDeque::new(),
             holder: Holder::default(),
             counters: CollectiveCounters::default(),
         }
@@ -203,10 +206,6 @@ impl Collectives {
         };
         if let Err(status) = self.holder.admits(command.region.port) {
             nic.refuse(&command, status);
-            return;
-        }
-        if self.group.backlog.len() >= MOST_WAITING {
-            nic.refuse(&command, Status::Refused);
             return;
         }
         let number = self.next;
@@ -351,6 +350,10 @@ impl Extension for Collectives {
         match command.opcode {
             HOLD => self.hold(nic, &command),
             START => self.start(nic, command),
+            _ if self.group.backlog.len() >= MOST_WAITING || !self.postponed.is_empty() => {
+                // The host's ports bound their number.
+                self.postponed.push_back(command);
+            }
             _ => self.begin(nic, command),
         }
     }
@@ -393,6 +396,11 @@ impl Extension for Collectives {
             if let Some(rank) = self.group.stuck.take() {
                 self.on_member_gone(nic, rank, false);
             }
+            while self.group.backlog.len() < MOST_WAITING
+                && let Some(command) = self.postponed.pop_front()
+            {
+                self.begin(nic, command);
+            }
             return;
         }
         if timeout != WATCH {
@@ -417,6 +425,7 @@ impl Extension for Collectives {
 
     fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
         self.leave(nic, port);
+        self.postponed.retain(|command| command.region.port != port);
         for running in self.running.values_mut() {
             running.command.take_if(|command| command.region.port == port);
         }
@@ -436,11 +445,14 @@ impl Extension for Collectives {
 
     fn outstanding_commands(&mut self) -> Vec<Command> {
         let running = self.running.values_mut().filter_map(|running| running.command.take());
-        running.chain(self.holder.take_start()).collect()
+        running.chain(self.postponed.drain(..)).chain(self.holder.take_start()).collect()
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         self.cancel_start(nic);
+        for command in self.postponed.drain(..) {
+            nic.refuse(&command, Status::Cancelled);
+        }
         for number in self.running.keys().copied().collect::<Vec<_>>() {
             self.settle(nic, number, &Progress::Failed(Status::Cancelled));
         }

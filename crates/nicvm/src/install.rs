@@ -103,7 +103,7 @@ struct Version {
     policy: Policy,
     former: Option<Hash>,
     is_down: bool,
-    /// True if it was taken down on all members: nothing but another version runs under the number again.
+    /// True if it was taken down on all members: this version never runs again.
     is_withdrawn: bool,
     restarts: u32,
 }

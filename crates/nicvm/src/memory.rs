@@ -192,7 +192,7 @@ impl Memory {
                 return;
             }
             REVOKE => {
-                // Frames of reads under way leave no more; their requesters ask again, and are refused.
+                // The requesters of the cancelled frames request them again, and are refused.
                 let region = self.table.region(&capability);
                 let revoked = self.table.revoke(&capability);
                 region.filter(|_| revoked.is_ok()).into_iter().for_each(|at| nic.cancel_reads(at));

@@ -277,6 +277,10 @@ impl Via {
                 self.break_link_as(nic, PortId(at as u16), fault, own, why);
             }
         }
+        if why == AsyncError::PeerRestarted {
+            // The ends that wait concern connections which the restarted node does not know.
+            self.outbox.forget_node(node);
+        }
     }
 }
 

@@ -40,8 +40,13 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    pub(super) fn report(&self, node: &SharedString, role: Role, service: &str) {
-        let labels = labels(node, role, service);
+    /// Reports the changes since the last report. Once the node has ended, no stream counts as open.
+    pub(super) fn report(&self, node: &SharedString, role: Role, service: &str, has_ended: bool) {
+        let labels = [
+            ("node", node.clone()),
+            ("service", service.to_owned().into()),
+            ("role", role.label().into()),
+        ];
         let totals = [
             (name::SERVICE_ACCEPTED, &self.accepted),
             (name::SERVICE_REFUSED, &self.refused),
@@ -51,18 +56,9 @@ impl Streams {
         for (name, total) in totals {
             count(name, &labels, total.take());
         }
-        gauge!(name::SERVICE_OPEN, &labels).set(self.open.load(Ordering::Relaxed) as f64);
+        let open = if has_ended { 0 } else { self.open.load(Ordering::Relaxed) };
+        gauge!(name::SERVICE_OPEN, &labels).set(open as f64);
     }
-
-    /// Reports the last changes, once the node has ended.
-    pub(super) fn end(&self, node: &SharedString, role: Role, service: &str) {
-        self.report(node, role, service);
-        gauge!(name::SERVICE_OPEN, &labels(node, role, service)).set(0.0);
-    }
-}
-
-fn labels(node: &SharedString, role: Role, service: &str) -> [(&'static str, SharedString); 3] {
-    [("node", node.clone()), ("service", service.to_owned().into()), ("role", role.label().into())]
 }
 
 /// Makes the span of a stream.

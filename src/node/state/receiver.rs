@@ -16,8 +16,8 @@ pub(crate) struct Receiver(pub(crate) Arc<Shared>);
 /// Closes the node when the driver's task is dropped, also at the end of its runtime, so that no task waits forever.
 impl Drop for Receiver {
     fn drop(&mut self) {
-        self.0.close();
         self.0.meter.end();
+        self.0.close();
     }
 }
 

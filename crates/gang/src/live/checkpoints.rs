@@ -154,7 +154,7 @@ mod tests {
     use crate::checkpoint::{FORMAT, Part};
     use crate::names::{Epoch, JobId};
 
-    /// Regression: what the folder's files had was summed, and a link or a file that grew had more.
+    /// Regression: the limit was compared with the sizes of the folder's entries. Links, and files that grew, exceeded it.
     #[test]
     fn a_checkpoint_that_states_more_bytes_than_the_limit_is_not_read() {
         let parts = [60, 40].map(|bytes| Part { name: "any".into(), bytes, crc32: 0 }).into();

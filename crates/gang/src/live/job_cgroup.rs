@@ -158,7 +158,8 @@ impl JobCgroups {
             number += 1;
             folder = self.folder.join(format!("{name}.{number}"));
         }
-        JobCgroup::open(folder)
+        let group = JobCgroup::open(folder.clone());
+        group.inspect_err(|_| drop(fs::remove_dir(&folder)))
     }
 
     /// Returns whether jobs' groups have the memory controller.

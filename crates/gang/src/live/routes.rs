@@ -43,10 +43,13 @@ impl Routes {
         *found.ok()?.ok()?
     }
 
-    /// Waits until a host is no longer the root.
+    /// Waits until another host is the root, or this host no longer is. A host that has lost its parent knows no root
+    /// for a while, and may then find the same one.
     pub(super) async fn root_leaves(&self, root: u16) {
+        let is_own = root == self.host;
+        let has_left = |now: &Option<u16>| now.map_or(is_own, |now| now != root);
         // If the daemon ends, so does this.
-        let _ = self.root.clone().wait_for(|now| *now != Some(root)).await;
+        let _ = self.root.clone().wait_for(has_left).await;
     }
 
     /// Connects to another host's daemon.
@@ -94,11 +97,11 @@ impl Routes {
                                 return;
                             }
                         }
-                        // The root may have lost its power, or live on.
+                        // The link ends although the former root's host may have closed nothing.
                         () = routes.root_leaves(root) => {}
                     }
                 }
-                // If no other host can take over, the next root gives the number of the ended job to another one.
+                // With at most two hosts, no other takes over: a restarted root gives the job's number to another job.
                 let is_kept = !output.is_empty() && routes.addresses.len() > 2;
                 if output.is_closed() && (!is_kept || last_dials.next().is_none()) {
                     return;

@@ -188,11 +188,9 @@ pub(super) async fn to_root(
         while let Ok(Some(frame)) = receiver.receive().await {
             // A message instead of data marks the end of the input.
             let is_data = matches!(frame, Frame::Data { .. });
-            let to = input.take().filter(|_| is_data);
-            if let Some(to) = to
-                && to.send(frame).await.is_ok()
-            {
-                *input = Some(to);
+            let Some(to) = input.as_ref() else { continue };
+            if !is_data || to.send(frame).await.is_err() {
+                *input = None;
             }
         }
     });

@@ -183,8 +183,8 @@ impl JobManager {
         }
     }
 
-    /// Cancels the checkpoint and the restore of a client that has disconnected. Ends the client's job, or detaches the client from it
-    /// if the client may connect again.
+    /// Cancels the checkpoint and the restore of a client that has disconnected. Ends the client's job, or detaches the
+    /// client from it if the client may connect again.
     pub(super) fn handle_client_gone(&mut self, now: Instant, client: ClientId, may_return: bool) {
         self.give_up_saving(client);
         self.restoring.remove(&client);

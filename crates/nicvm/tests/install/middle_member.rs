@@ -52,7 +52,7 @@ impl Middle {
         members[0] = 0b1_1111;
         let content = install::hash(MODULE).0;
         let version = [&[TALLY.0, 1, 0][..], &content, &length, &[0], &members].concat();
-        middle.tell(OFFER, &version);
+        middle.send(OFFER, &version);
         let words = [1 << 32 | 1 << 48, 0];
         let header = Header {
             extension: INSTALLER,
@@ -67,7 +67,7 @@ impl Middle {
     }
 
     /// Sends node 1 a message of the coordinator about the change.
-    fn tell(&mut self, kind: u8, rest: &[u8]) -> Vec<Effect> {
+    fn send(&mut self, kind: u8, rest: &[u8]) -> Vec<Effect> {
         let message = [&[kind][..], &CHANGE, rest].concat();
         self.coordinator.send(&mut self.harness, installer(), &message)
     }
@@ -105,7 +105,7 @@ fn sent(effects: &[Effect], to: NodeId, length: u16) -> usize {
     effects.iter().filter(is_it).count()
 }
 
-/// The coordinator may have committed: only it can say how the change ends.
+/// The coordinator may have committed: only the coordinator decides how the change ends.
 #[test]
 fn a_member_that_stops_after_its_vote_aborts_the_change_nowhere() {
     let mut middle = Middle::offered();
@@ -120,7 +120,7 @@ fn a_member_that_stops_after_its_vote_aborts_the_change_nowhere() {
 fn a_member_that_stops_after_the_commit_aborts_the_change_nowhere() {
     let mut middle = Middle::offered();
     middle.vote_below();
-    middle.tell(COMMIT, &[]);
+    middle.send(COMMIT, &[]);
     assert_eq!(middle.harness.unit.epoch(TALLY), Some(Epoch(1)));
     let effects = middle.stop();
     for node in [0, 3, 4].map(NodeId) {
@@ -143,7 +143,7 @@ fn a_version_that_is_taken_down_before_the_commit_arrives_does_not_run() {
     middle.vote_below();
     let withdraw = [WITHDRAW, TALLY.0, 1, 0];
     middle.below[0].send(&mut middle.harness, installer(), &withdraw);
-    middle.tell(COMMIT, &[]);
+    middle.send(COMMIT, &[]);
     let unit = &middle.harness.unit;
     assert_eq!(unit.epoch(TALLY), None);
     let installer = unit.extension::<Installer>(INSTALLER).unwrap();

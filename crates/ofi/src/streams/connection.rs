@@ -28,7 +28,7 @@ pub(super) struct Connection {
     read: usize,
     /// Number of bytes read whose credit was not returned.
     pub(super) owed: usize,
-    /// True if the peer was not yet told that its stream is accepted.
+    /// True if the acceptance of the stream was not sent to the peer yet.
     pub(super) owes_accept: bool,
     /// True if the peer has ended its side.
     pub(super) is_ended: bool,

@@ -404,11 +404,16 @@ impl Nic {
         gated.polls.is_multiple_of(POLLS_PER_PORT) || self.port.outstanding() > 1 + gated.recalls
     }
 
-    /// Returns whether the port holds one more descriptor, even if the host returns all its queues to the NIC.
+    /// Returns how many descriptors the port holds, even if the host returns all its queues to the NIC.
+    pub(super) fn most_posted(&self) -> usize {
+        let commands = self.gated.as_ref().map_or(0, |gated| gated.commands);
+        self.port.depth().saturating_sub(commands)
+    }
+
+    /// Returns whether the port holds one more descriptor.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
-        let Some(gated) = &self.gated else { return true };
-        self.queues.unended + gated.commands < self.port.depth()
+        self.gated.is_none() || self.queues.unended < self.most_posted()
     }
 
     /// Adds the path of a new interface, unless the commands of all paths would take more than half of the port.

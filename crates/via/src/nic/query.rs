@@ -21,7 +21,8 @@ pub struct NicAttributes {
     pub max_vis: usize,
     /// Interfaces that exist now.
     pub vis: usize,
-    /// Most descriptors, connection requests and queries that this process may have under way.
+    /// Most descriptors, connection requests and queries that this process may have under way. If interfaces bypass the
+    /// NIC, two places of the port for each of them are subtracted.
     pub max_posted: usize,
     /// Most data segments of a descriptor.
     pub max_segments: usize,
@@ -71,7 +72,7 @@ impl Nic {
             max_discriminator: MAX_DISCRIMINATOR,
             max_vis,
             vis,
-            max_posted: self.port.depth(),
+            max_posted: self.most_posted(),
             max_segments: MAX_SEGMENTS,
             max_region: MAX_REGION,
             max_regions: MAX_REGIONS,

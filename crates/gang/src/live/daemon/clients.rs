@@ -66,7 +66,7 @@ async fn serve(link: Link, mut routes: Routes, user: User) {
         Some(root) => match routes.dial(root, Purpose::Client(user)).await {
             Ok(far) => tokio::select! {
                 () = join(link, far) => {}
-                // The client searches the next root. The connection may stay: the host of a root can lose its power.
+                // The client finds the next root. The former root's host may have closed nothing.
                 () = routes.root_leaves(root) => {}
             },
             Err(_) => {

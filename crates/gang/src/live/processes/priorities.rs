@@ -24,15 +24,19 @@ impl Processes {
             return;
         }
         for job in std::mem::take(&mut self.hurried) {
-            let (mut pids, mut nice) = (Vec::new(), None);
+            let (mut ranks, mut nice) = (Vec::new(), None);
             for (_, held) in self.members.range_mut((job, 0)..=(job, u16::MAX)) {
-                nice = held.process.relax().or(nice);
-                pids.push(held.process.pid().as_raw_nonzero().get());
+                let pid = held.process.pid().as_raw_nonzero().get();
+                if let Some(own) = held.process.relax() {
+                    relax_threads(pid, own);
+                    nice.get_or_insert(own);
+                }
+                ranks.push(pid);
             }
             let Some(nice) = nice else { continue };
             let group = self.cgroups.get(&job).map(JobCgroup::folder);
-            pids.extend(group.and_then(|it| job_cgroup::processes(it).ok()).into_iter().flatten());
-            pids.into_iter().for_each(|pid| relax_threads(pid, nice));
+            let all = group.and_then(|it| job_cgroup::processes(it).ok()).into_iter().flatten();
+            all.filter(|pid| !ranks.contains(pid)).for_each(|pid| relax_threads(pid, nice));
         }
     }
 }

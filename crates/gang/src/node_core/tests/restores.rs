@@ -34,7 +34,7 @@ fn restoring() -> (Cluster, ClientId) {
     (cluster, client)
 }
 
-/// Regression: the job ran without a client, which no one was told of.
+/// Regression: the job ran without a client, and no client was notified.
 #[test]
 fn a_checkpoint_that_is_read_for_a_client_that_has_left_starts_no_job() {
     for may_return in [false, true] {

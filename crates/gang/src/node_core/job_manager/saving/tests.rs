@@ -109,7 +109,7 @@ impl Scene {
         self.add_chunk(rank, &chunk(1, true))
     }
 
-    /// Ends a rank. Returns whether all other ranks may continue.
+    /// Ends a rank. Returns whether ranks may continue.
     fn rank_ends(&mut self, rank: u16, end: End) -> bool {
         self.root.handle_rank(NOW, (self.job, rank), RankEvent::Ended(end));
         self.goes()
@@ -281,7 +281,7 @@ fn interfaces_that_are_open_in_the_cut_are_refused_by_host() {
 
 /// Regression: it let all ranks continue, also those whose states counted for a checkpoint that was requested meanwhile.
 #[test]
-fn a_rank_that_saves_of_its_own_accord_lets_no_other_rank_go_on() {
+fn a_rank_that_saves_of_its_own_accord_lets_no_other_rank_continue() {
     let mut scene = Scene::new();
     let (kind, bytes) = (ChunkKind::State, Bytes::from_static(b"x"));
     let chunk = StateChunk { kind, at: 0, bytes, is_last: true };
