@@ -46,7 +46,7 @@ pub(crate) struct Copy<'a, K, V> {
 pub(crate) struct Ack<K> {
     /// Key of the copy.
     pub(crate) key: K,
-    /// The version of the value that the receiver shows, or a newer one that it has seen.
+    /// The newest version of the key that the receiver has seen.
     pub(crate) version: u64,
     /// Number of the copy.
     pub(crate) number: u64,
@@ -237,10 +237,10 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         self.queue.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Returns the last value of `key` and its version.
-    #[cfg(test)]
-    pub(crate) fn get(&self, key: &K) -> Option<(&V, u64)> {
-        self.slots.get(key).map(|slot| (&slot.value, slot.version))
+    /// Returns the version of the last value of `key`.
+    #[must_use]
+    pub(crate) fn version(&self, key: &K) -> Option<u64> {
+        self.slots.get(key).map(|slot| slot.version)
     }
 
     /// Returns true if a version of `key` or a later one is acknowledged, or the receiver is lost.

@@ -15,9 +15,9 @@
 //! does not replace a value that was written later (by Lamport's clock). If only slow writes are
 //! made, and then stop, all copies therefore become equal.
 //!
-//! A node that restarts has lost its copy and its clock. The others' acknowledgements tell it their
-//! clocks, so that its writes count as later than what they show. When it sends its first frame, or
-//! answers after it was reported dead, it gets the others' last slow writes anew. Values whose
+//! A node that restarts has lost its copy and its clock. The others' acknowledgements show it that,
+//! and it stamps its slow writes again, later than all that they know. When it sends its first frame,
+//! or answers after it was reported dead, it gets the others' last slow writes anew. Values whose
 //! writers died or restarted stay unknown to it until the location is written again.
 
 #[cfg(any(test, feature = "unstable"))]
@@ -27,7 +27,7 @@ pub mod extension;
 mod log;
 mod shared;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::id::NodeId;
@@ -84,9 +84,15 @@ pub(crate) enum Update<V> {
         /// The value.
         value: V,
     },
-    /// The acknowledgement of a slow write; may be lost. Its version is a clock: the latest of the
-    /// writer's values and of the value shown.
-    SlowAck(Ack<Location>),
+    /// The acknowledgement of a slow write; may be lost. Its version is the clock of the writer's
+    /// newest slow write to the location.
+    SlowAck {
+        /// The acknowledgement.
+        ack: Ack<Location>,
+        /// If the value is not shown, or the writer has made newer ones: the newest clock of the
+        /// writer's slow writes, and the receiver's clock.
+        behind: Option<(u64, u64)>,
+    },
     /// A PRAM write; must arrive once and in order.
     Pram {
         /// The location.
@@ -123,6 +129,10 @@ pub(crate) struct Memory<V> {
     cells: BTreeMap<Location, Cell<V>>,
     /// The clock of the newest slow write seen of each writer and location; older ones are discarded.
     versions: BTreeMap<(NodeId, Location), u64>,
+    /// The clock of the newest slow write seen of each writer.
+    newest: BTreeMap<NodeId, u64>,
+    /// The nodes whose acknowledgements have shown that this node has restarted.
+    restart_told_by: BTreeSet<NodeId>,
     /// The number of this node's last slow write to each location.
     written: BTreeMap<Location, u64>,
     /// This node's Lamport clock.
@@ -154,6 +164,8 @@ impl<V: Clone> Memory<V> {
             me,
             cells: BTreeMap::new(),
             versions: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            restart_told_by: BTreeSet::new(),
             written: BTreeMap::new(),
             clock: 0,
             pram_written: 0,
@@ -316,11 +328,16 @@ impl<V: Clone> Memory<V> {
             }
             Update::Slow { location, order, number, clock, value } => {
                 let origin = Origin { writer: from, level: Level::Slow, order };
-                let version = self.on_slow(location, clock, value, origin);
+                let newest = self.newest.entry(from).or_default();
+                let is_older = clock < *newest;
+                *newest = clock.max(*newest);
+                let newest = *newest;
+                let (version, is_shown) = self.on_slow(location, clock, value, origin);
+                let behind = (is_older || !is_shown).then_some((newest, self.clock));
                 let ack = Ack { key: location, version, number };
-                self.outbox.push_back((from, Update::SlowAck(ack)));
+                self.outbox.push_back((from, Update::SlowAck { ack, behind }));
             }
-            Update::SlowAck(ack) => self.on_ack(now, from, &ack),
+            Update::SlowAck { ack, behind } => self.on_ack(now, from, ack, behind),
             Update::Pram { location, clock, value } => {
                 let order = self.pram_seen.entry(from).or_default();
                 *order += 1;
@@ -388,7 +405,7 @@ impl<V: Clone> Memory<V> {
         }
     }
 
-    /// Advances the Lamport clock for the next write and returns it. Its lower half word is this
+    /// Advances the Lamport clock for the next write and returns it. Its lowest 16 bits are this
     /// node's number, so that no two nodes' writes have the same clock. If a peer has set it to its
     /// end, it stays there.
     const fn tick(&mut self) -> u64 {
@@ -396,41 +413,55 @@ impl<V: Clone> Memory<V> {
         self.clock
     }
 
-    /// Applies a slow write if it is new. Returns the version to acknowledge.
-    fn on_slow(&mut self, location: Location, clock: u64, value: V, origin: Origin) -> u64 {
-        let shown = self.cells.get(&location).map(|cell| (cell.clock, cell.origin.writer));
-        let shown_clock = shown.map_or(0, |(clock, _)| clock);
+    /// Applies a slow write if it is new. Returns the version to acknowledge, and true if the write is
+    /// shown.
+    fn on_slow(&mut self, location: Location, clock: u64, value: V, origin: Origin) -> (u64, bool) {
         let seen = self.versions.entry((origin.writer, location)).or_default();
         if clock <= *seen {
-            return shown_clock.max(*seen);
+            return (*seen, clock == *seen);
         }
         *seen = clock;
         self.clock = self.clock.max(clock);
-        if shown.is_some_and(|shown| shown >= (clock, origin.writer)) {
-            return shown_clock.max(clock);
+        let is_later = |cell: &Cell<V>| (clock, origin.writer) > (cell.clock, cell.origin.writer);
+        let is_shown = self.cells.get(&location).is_none_or(is_later);
+        if is_shown {
+            self.apply(location, clock, value, origin);
         }
-        self.apply(location, clock, value, origin);
-        clock
+        (clock, is_shown)
     }
 
-    /// Handles an acknowledgement. If the receiver has a later value there while this node still
-    /// shows its own, this node does not know that value: it or its writer has restarted, or the
-    /// value is under way. Stamps the own write again, or the two copies might differ for good.
-    fn on_ack(&mut self, now: Instant, from: NodeId, ack: &Ack<Location>) {
-        let mut ack = *ack;
-        self.clock = self.clock.max(ack.version);
-        let order = self.written.get(&ack.key).copied();
-        let own = self.cells.get(&ack.key).filter(|cell| {
-            let Origin { writer, level, .. } = cell.origin;
-            (writer, level, Some(cell.origin.order)) == (self.me, Level::Slow, order)
-        });
-        if let Some(cell) = own.filter(|cell| cell.clock < ack.version) {
-            let (order, value) = (cell.origin.order, cell.value.clone());
-            self.stamp(now, ack.key, order, value);
+    /// Handles an acknowledgement. If the receiver knows writes of this node that it has not made,
+    /// this node has restarted: the receiver would ignore its writes, whose clocks are lower.
+    fn on_ack(
+        &mut self,
+        now: Instant,
+        from: NodeId,
+        mut ack: Ack<Location>,
+        behind: Option<(u64, u64)>,
+    ) {
+        let Some(slots) = self.slow.get_mut(&from) else { return };
+        let is_of_former = slots.version(&ack.key).is_none_or(|version| ack.version > version);
+        if is_of_former {
             ack.version = 0;
         }
-        if let Some(slots) = self.slow.get_mut(&from) {
-            slots.handle_ack(now, &ack);
+        slots.handle_ack(now, &ack);
+        let Some((newest, clock)) = behind else { return };
+        let has_restarted = is_of_former || newest > self.clock;
+        self.clock = self.clock.max(clock);
+        if has_restarted && self.restart_told_by.insert(from) {
+            self.stamp_again(now);
+        }
+    }
+
+    /// Stamps this node's slow writes that it still shows again, with the present clock.
+    fn stamp_again(&mut self, now: Instant) {
+        let shown = self.written.iter().filter_map(|(location, order)| {
+            let cell = self.cells.get(location)?;
+            let origin = Origin { writer: self.me, level: Level::Slow, order: *order };
+            (cell.origin == origin).then(|| (*location, *order, cell.value.clone()))
+        });
+        for (location, order, value) in shown.collect::<Vec<_>>() {
+            self.stamp(now, location, order, value);
         }
     }
 

@@ -113,10 +113,8 @@ impl Pair {
     }
 
     fn missing(&self, keys: u32) -> usize {
-        let is_missing = |key: &u32| {
-            let sent = self.slots.get(key).map(|(_, version)| version);
-            sent != self.latest.get(key).map(|(_, version)| version)
-        };
+        let is_missing =
+            |key: &u32| self.slots.version(key) != self.latest.get(key).map(|(_, version)| version);
         (0..keys).filter(is_missing).count()
     }
 }

@@ -400,11 +400,12 @@ fn any_update() -> impl Strategy<Value = Update<Value>> {
                 Update::Slow { location, order, number, clock, value }
             }
         ),
-        (0_u32..3, number(), number()).prop_map(|(key, version, number)| Update::SlowAck(Ack {
-            key,
-            version,
-            number
-        })),
+        (0_u32..3, number(), number(), number(), number()).prop_map(
+            |(key, version, number, newest, clock)| Update::SlowAck {
+                ack: Ack { key, version, number },
+                behind: (newest > 1).then_some((newest, clock)),
+            }
+        ),
         (0_u32..3, number(), number()).prop_map(|(location, clock, value)| Update::Pram {
             location,
             clock,

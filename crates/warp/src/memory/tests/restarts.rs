@@ -15,7 +15,7 @@ fn memory(node: u16, nodes: u16) -> Memory<Value> {
 /// Takes the acknowledgements out of the updates that a memory sends.
 fn acks(memory: &mut Memory<Value>) -> Vec<Update<Value>> {
     let sent = std::iter::from_fn(|| memory.poll_send()).map(|(_, update)| update);
-    sent.filter(|update| matches!(update, Update::SlowAck(_))).collect()
+    sent.filter(|update| matches!(update, Update::SlowAck { .. })).collect()
 }
 
 /// Restarts a node without its memory. The others notice.
@@ -162,4 +162,26 @@ fn writes_of_peers_add_a_bounded_number_of_locations() {
     filled.handle_update(at(1), NodeId(1), pram);
     assert_eq!((acks(&mut filled).len(), filled.dropped()), (0, 2));
     assert!(!filled.takes(beyond) && filled.takes(0) && filled.read(beyond).is_none());
+}
+
+/// A write that another's causally later write has replaced must not come back, even if this node
+/// does not know the later one yet.
+#[test]
+fn without_a_restart_a_later_write_of_another_node_stays() {
+    let (mut first, mut second, mut reader) = (memory(0, 3), memory(1, 3), memory(2, 3));
+    let deliver = |from: &mut Memory<Value>, to: &mut Memory<Value>, now| {
+        let update = from.poll_slow(at(now), to.me).expect("it is due");
+        to.handle_update(at(now), from.me, update);
+        acks(to).remove(0)
+    };
+    first.slow_write(at(1), 7, 1);
+    drop(deliver(&mut first, &mut second, 1));
+    second.slow_write(at(2), 7, 2);
+    drop(deliver(&mut second, &mut reader, 2));
+    let ack = deliver(&mut first, &mut reader, 3);
+    first.handle_update(at(4), NodeId(2), ack);
+    drop(deliver(&mut second, &mut first, 5));
+    for memory in [first, second, reader] {
+        assert_eq!(memory.read(7), Some(&2), "node {}", memory.me);
+    }
 }
