@@ -17,6 +17,7 @@ pub mod chains;
 pub mod counts;
 #[cfg(target_os = "linux")]
 pub mod daemons;
+pub mod folder;
 pub mod incast;
 #[cfg(feature = "lab")]
 pub mod kernel_tcp;

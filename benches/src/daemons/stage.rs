@@ -11,6 +11,7 @@ use midplane::gang::live::message::{Listing, Reply, Request, Slice};
 use midplane::gang::names::JobId;
 
 use super::parts::{KEY, runtime};
+use crate::folder::Folder;
 use midplane_kit::processes;
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +24,7 @@ pub struct Stage {
     socket: PathBuf,
     daemons: Vec<Child>,
     /// Holds the sockets of this run's own daemons.
-    _folder: Option<tempfile::TempDir>,
+    _folder: Option<Folder>,
 }
 
 /// Parameters of a run's daemons.
@@ -51,7 +52,7 @@ fn fresh_key() -> Result<String, String> {
 impl Stage {
     /// Starts daemons on this host, and waits until they have found each other.
     pub fn start(of: Daemons<'_>) -> Result<Self, String> {
-        let folder = tempfile::tempdir();
+        let folder = Folder::create();
         let folder = folder.map_err(|error| format!("starting a daemon: {error}"))?;
         let mut stage = Self::start_in(folder.path(), of)?;
         stage._folder = Some(folder);

@@ -38,7 +38,8 @@ const HELP: &str = r#"A pipeline and its message:
               hierarchical, auto (default) or lp
   fragments   exactly this many
   vector      only time these fragments, instead of planning
-  groups      refragment at the borders; each group is one compound stage
+  groups      refragment at the borders; each group is one compound stage; not
+              with lp
   align       bytes of which fragments but the last are multiples; 1 for whole
               bytes: without it, the planners' fragments are fractions of bytes
 

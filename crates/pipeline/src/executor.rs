@@ -48,13 +48,14 @@
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::{JoinError, JoinSet};
 
 use crate::timing::Row;
@@ -63,8 +64,9 @@ use crate::unit::Micros;
 /// The largest fragment that is read into memory: a gibibyte.
 pub const MAX_FRAGMENT: u64 = 1 << 30;
 
-/// The most fragments that may wait between two stages.
-const QUEUE: usize = 1024;
+/// The most fragments that may wait between two stages: enough that a stage seldom waits for the one
+/// before, and few enough that a fast source does not fill the memory.
+const QUEUE: usize = 4;
 
 /// The reason why a message did not arrive.
 #[derive(Debug, thiserror::Error)]
@@ -189,6 +191,14 @@ impl<W: AsyncWrite + Unpin + Send + 'static> StageWorker for Write<W> {
     }
 }
 
+/// A fragment on its way from stage to stage.
+struct Piece {
+    fragment: usize,
+    bytes: Bytes,
+    /// Its part of the fragments that may be in the chain, returned when it leaves.
+    _credit: Option<OwnedSemaphorePermit>,
+}
+
 /// The result of a stage's task.
 type Ended = Result<Result<Vec<Row>, ExecutionError>, JoinError>;
 
@@ -198,21 +208,48 @@ pub struct Executor {
     start: Instant,
     tasks: JoinSet<Result<Vec<Row>, ExecutionError>>,
     stages: usize,
-    out: mpsc::Receiver<(usize, Bytes)>,
+    out: mpsc::Receiver<Piece>,
 }
 
 impl Executor {
     /// Starts to read fragments of the given sizes; this is stage 0. Must be called within a tokio runtime.
+    ///
+    /// At most four fragments wait before each stage.
     ///
     /// # Panics
     ///
     /// Outside a tokio runtime.
     #[must_use]
     pub fn source<R: AsyncRead + Unpin + Send + 'static>(source: R, sizes: Vec<u64>) -> Self {
+        Self::begin(source, sizes, None)
+    }
+
+    /// Starts to read, as [`Executor::source`] does, and keeps at most `max_in_flight` fragments in the
+    /// chain at once, at least 1. Pass the limit of the plan
+    /// ([`Limits::max_in_flight`](crate::Limits::max_in_flight)).
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    #[must_use]
+    pub fn limited<R: AsyncRead + Unpin + Send + 'static>(
+        source: R,
+        sizes: Vec<u64>,
+        max_in_flight: usize,
+    ) -> Self {
+        let credits = max_in_flight.clamp(1, Semaphore::MAX_PERMITS);
+        Self::begin(source, sizes, Some(Arc::new(Semaphore::new(credits))))
+    }
+
+    fn begin<R: AsyncRead + Unpin + Send + 'static>(
+        source: R,
+        sizes: Vec<u64>,
+        credits: Option<Arc<Semaphore>>,
+    ) -> Self {
         let start = now();
         let (send, out) = mpsc::channel(QUEUE);
         let mut tasks = JoinSet::new();
-        tasks.spawn(read(Cut::new(source, sizes), send, start));
+        tasks.spawn(read(Cut::new(source, sizes), credits, send, start));
         Self { start, tasks, stages: 1, out }
     }
 
@@ -280,17 +317,23 @@ fn since(start: Instant) -> Micros {
 
 async fn read<R: AsyncRead + Unpin>(
     mut cut: Cut<R>,
-    send: mpsc::Sender<(usize, Bytes)>,
+    credits: Option<Arc<Semaphore>>,
+    send: mpsc::Sender<Piece>,
     clock: Instant,
 ) -> Result<Vec<Row>, ExecutionError> {
     let mut rows = Vec::new();
     for fragment in 0.. {
+        let credit = match &credits {
+            // The semaphore is never closed.
+            Some(credits) => Arc::clone(credits).acquire_owned().await.ok(),
+            None => None,
+        };
         let start = since(clock);
         let next = poll_fn(|cx| Pin::new(&mut cut).poll_next(cx)).await;
         let Some(bytes) = next else { break };
         let bytes = bytes.map_err(|source| ExecutionError::Io { stage: 0, source })?;
         rows.push(Row { stage: 0, fragment, bytes: bytes.len() as f64, start, end: since(clock) });
-        if send.send((fragment, bytes)).await.is_err() {
+        if send.send(Piece { fragment, bytes, _credit: credit }).await.is_err() {
             break;
         }
         // Lets later stages on the same thread run between two fragments.
@@ -302,17 +345,17 @@ async fn read<R: AsyncRead + Unpin>(
 async fn work<S: StageWorker>(
     mut worker: S,
     stage: usize,
-    mut input: mpsc::Receiver<(usize, Bytes)>,
-    send: mpsc::Sender<(usize, Bytes)>,
+    mut input: mpsc::Receiver<Piece>,
+    send: mpsc::Sender<Piece>,
     clock: Instant,
 ) -> Result<Vec<Row>, ExecutionError> {
     let mut rows = Vec::new();
-    while let Some((fragment, bytes)) = input.recv().await {
+    while let Some(Piece { fragment, bytes, _credit: credit }) = input.recv().await {
         let (start, size) = (since(clock), bytes.len() as f64);
-        let done =
+        let bytes =
             worker.process(bytes).await.map_err(|source| ExecutionError::Io { stage, source })?;
         rows.push(Row { stage, fragment, bytes: size, start, end: since(clock) });
-        if send.send((fragment, done)).await.is_err() {
+        if send.send(Piece { fragment, bytes, _credit: credit }).await.is_err() {
             break;
         }
         tokio::task::yield_now().await;

@@ -102,6 +102,12 @@ impl Stage {
         Ok(self)
     }
 
+    /// Adds `surplus_us` to the overhead of the first fragment, clamped to the valid range.
+    pub(crate) fn with_surplus(mut self, surplus_us: f64) -> Self {
+        self.first = into_cost(self.overhead + surplus_us);
+        self
+    }
+
     /// Creates a stage from fitted costs, clamped to the valid range.
     pub(crate) fn clamped(overhead_us: f64, us_per_byte: f64, error: f64) -> Self {
         let overhead = into_cost(overhead_us);

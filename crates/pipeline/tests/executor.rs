@@ -1,13 +1,18 @@
 //! Tests the executor with real stages: it delivers the bytes that it read, cut as planned.
 
 use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use midplane_pipeline::executor::{Copy, ExecutionError, Executor, StageWorker, Write};
 use midplane_pipeline::gantt::{Chart, chrome_trace, svg};
 use midplane_pipeline::{Pipeline, Request, Stage, fixed};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 struct Broken;
@@ -87,4 +92,54 @@ async fn a_broken_stage_ends_the_run_while_its_neighbours_wait_for_io() {
         .run();
     let ended = timeout(Duration::from_secs(10), run).await.expect("it ends");
     assert!(matches!(ended, Err(ExecutionError::Io { stage: 1, .. })), "{ended:?}");
+}
+
+/// An endless source that counts the bytes that were read.
+struct Counted(Arc<AtomicU64>);
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.0.fetch_add(into.remaining() as u64, Ordering::Relaxed);
+        into.put_slice(&vec![1; into.remaining()]);
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Passes on a fragment for each permit.
+struct Stalled(Arc<Semaphore>);
+
+impl StageWorker for Stalled {
+    async fn process(&mut self, fragment: Bytes) -> io::Result<Bytes> {
+        self.0.acquire().await.map_err(io::Error::other)?.forget();
+        Ok(fragment)
+    }
+}
+
+#[tokio::test]
+async fn a_fast_source_fills_neither_the_memory_nor_more_than_the_plans_limit() {
+    const SIZE: u64 = 1 << 10;
+    const COUNT: u64 = 1_000;
+    for (limit, most) in [(None, 20), (Some(0), 1), (Some(3), 3)] {
+        let (count, permits) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(0)));
+        let (source, sizes) = (Counted(Arc::clone(&count)), vec![SIZE; COUNT as usize]);
+        let executor = match limit {
+            Some(limit) => Executor::limited(source, sizes, limit),
+            None => Executor::source(source, sizes),
+        };
+        let run = tokio::spawn(executor.stage(Copy).stage(Stalled(Arc::clone(&permits))).run());
+        for left in 0..50 {
+            for _ in 0..1_000 {
+                tokio::task::yield_now().await;
+            }
+            let inside = count.load(Ordering::Relaxed) / SIZE - left;
+            assert!(inside <= most, "{inside} fragments in a chain limited to {limit:?}");
+            permits.add_permits(1);
+        }
+        permits.add_permits(COUNT as usize);
+        assert_eq!(run.await.unwrap().unwrap().len() as u64, 3 * COUNT);
+    }
 }

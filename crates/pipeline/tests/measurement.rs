@@ -137,3 +137,23 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_monitored_stage_keeps_the_surplus_of_the_first_fragment() {
+    let stage = Stage::new(5.0, 0.01).unwrap().with_first_overhead(55.0).unwrap();
+    let mut monitor = Monitor::new(&Pipeline::new(vec![stage]).unwrap());
+    let surplus = |monitor: &Monitor| {
+        let path = monitor.pipeline();
+        path.latency(&[1000.0], None).get() - path.stages()[0].time(1000.0).get()
+    };
+    let mut seen = Vec::new();
+    for i in 0..200 {
+        let bytes = f64::from(500 + i % 7 * 400);
+        let verdict = monitor.handle_timing(0, bytes, 2.0 * stage.time(bytes).get());
+        assert!((surplus(&monitor) - 50.0).abs() < 1e-9, "timing {i}: {}", surplus(&monitor));
+        seen.push(verdict);
+    }
+    assert!(seen.contains(&Verdict::Suspect(0)) && seen.contains(&Verdict::Replan));
+    let doubled = monitor.pipeline().stages()[0].time(1000.0).get();
+    assert!((doubled / 30.0 - 1.0).abs() < 0.05, "{doubled}");
+}

@@ -206,7 +206,7 @@ impl Extension for Warp {
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         match (command.opcode, self.path(command.node)) {
             (SEND, Some(at)) => {
-                self.paths[at].enqueue(command);
+                self.paths[at].enqueue(nic, command);
                 self.pump(nic, at);
             }
             (RECEIVE, _) => self.receiver.on_command(nic, command),
@@ -261,7 +261,7 @@ impl Extension for Warp {
 
     fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
         self.receiver.on_port_closed(nic, port);
-        self.paths.iter_mut().for_each(|path| path.on_port_closed(nic.now(), port));
+        self.paths.iter_mut().for_each(|path| path.on_port_closed(nic, port));
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
@@ -285,6 +285,11 @@ impl Extension for Warp {
             self.paths[at].on_sent(nic, sent);
             self.pump(nic, at);
         }
+    }
+
+    fn outstanding_commands(&mut self) -> Vec<Command> {
+        let unsent = self.paths.iter_mut().flat_map(|path| path.take_commands());
+        unsent.chain(self.receiver.outstanding_commands()).collect()
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {

@@ -5,6 +5,9 @@
 //! allows it. A value becomes due again until the receiver acknowledges it. The measured loss
 //! determines how soon. A value is missing after 2.3 feedback delays with a probability of 10^-9,
 //! and without loss only one copy is sent.
+//!
+//! Of a receiver that is lost nothing is expected. One value is still sent to it now and then, so
+//! that it answers when it returns.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -22,13 +25,15 @@ const ACK_TIMEOUT: f64 = 1.25;
 const LOSS_GAIN: f64 = 1.0 / 16.0;
 /// The most loss that the sender compensates with more copies.
 const MAX_LOSS: f64 = 0.9;
+/// Feedback delays between two copies to a receiver that is lost.
+const LOST_DELAYS: f64 = 64.0;
 
 /// A copy of a value, to be sent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Copy<'a, K, V> {
     /// Key of the value.
     pub(crate) key: &'a K,
-    /// Number of the value among those of its key, from 1.
+    /// Version of the value.
     pub(crate) version: u64,
     /// Number of the copy among all copies, from 0; its [`Ack`] repeats it.
     pub(crate) number: u64,
@@ -41,7 +46,7 @@ pub(crate) struct Copy<'a, K, V> {
 pub(crate) struct Ack<K> {
     /// Key of the copy.
     pub(crate) key: K,
-    /// The newest version of the key that the receiver has.
+    /// The newest version of the key that the receiver has seen.
     pub(crate) version: u64,
     /// Number of the copy.
     pub(crate) number: u64,
@@ -72,6 +77,9 @@ pub(crate) struct LatestSender<K, V> {
     flying: VecDeque<(u64, Instant)>,
     loss: f64,
     delay_ns: f64,
+    is_lost: bool,
+    /// True if an acknowledgement has arrived since [`LatestSender::is_silent`] was called.
+    is_heard: bool,
 }
 
 impl<K: Ord + Clone, V> LatestSender<K, V> {
@@ -87,32 +95,61 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
             flying: VecDeque::new(),
             loss: 0.0,
             delay_ns: nanos(delay).max(1) as f64,
+            is_lost: false,
+            is_heard: false,
         }
     }
 
-    /// Writes `value`, which replaces the key's last value, sent or not. Returns its version.
-    pub(crate) fn write(&mut self, now: Instant, key: K, value: V) -> u64 {
-        let version = match self.slots.get_mut(&key) {
-            Some(slot) => {
-                let waits = slot.acknowledged < slot.version && slot.due <= now;
-                slot.version += 1;
-                slot.value = value;
-                if waits {
-                    // Keeps its place in the queue. Otherwise a key that is written all the time
-                    // would never be sent.
-                    return slot.version;
-                }
+    /// Writes `value`, which replaces the key's last value, sent or not. `version` is above those of
+    /// the key's earlier values, and above 0.
+    pub(crate) fn write(&mut self, now: Instant, key: K, version: u64, value: V) {
+        if let Some(slot) = self.slots.get_mut(&key) {
+            let waits = slot.acknowledged < slot.version && slot.due <= now;
+            slot.version = version;
+            slot.value = value;
+            if waits {
+                // Keeps its place in the queue. Otherwise a key that is written all the time would
+                // never be sent.
+                return;
+            }
+            if !self.is_lost {
                 slot.due = now;
-                slot.version
             }
-            None => {
-                let slot = Slot { value, version: 1, acknowledged: 0, due: now };
-                self.slots.insert(key.clone(), slot);
-                1
+        } else {
+            let slot = Slot { value, version, acknowledged: 0, due: now };
+            self.slots.insert(key.clone(), slot);
+        }
+        if !self.is_lost || self.queue.is_empty() {
+            self.enqueue(now, key);
+        }
+    }
+
+    /// Sends all values anew, for a receiver that has returned or may have lost them; to one that is
+    /// lost only one value, now and then.
+    pub(crate) fn begin_anew(&mut self, now: Instant, is_lost: bool) {
+        self.is_lost = is_lost;
+        self.queue.clear();
+        self.flying.clear();
+        for (key, slot) in &mut self.slots {
+            slot.acknowledged = 0;
+            slot.due = now;
+            if !is_lost || self.queue.is_empty() {
+                self.order += 1;
+                self.queue.insert((now, self.order), key.clone());
             }
-        };
-        self.enqueue(now, key);
-        version
+        }
+    }
+
+    /// Returns true if the receiver is lost.
+    #[must_use]
+    pub(crate) const fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    /// Returns true if values wait for an acknowledgement and none has arrived since the last call.
+    #[must_use]
+    pub(crate) fn is_silent(&mut self) -> bool {
+        !std::mem::take(&mut self.is_heard) && self.unacknowledged().next().is_some()
     }
 
     /// Returns a copy of the value that has waited longest, if one is due; the caller is to send it
@@ -145,7 +182,8 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
     #[must_use]
     pub(crate) fn is_due(&self, now: Instant, key: &K) -> bool {
         let slot = self.slots.get(key);
-        slot.is_some_and(|slot| slot.acknowledged < slot.version && slot.due <= now)
+        let is_due = |slot: &Slot<V>| slot.acknowledged < slot.version && slot.due <= now;
+        !self.is_lost && slot.is_some_and(is_due)
     }
 
     /// Returns a copy of the last value of `key` to send, due or not. Returns `None` if the key was
@@ -158,7 +196,9 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         let number = self.next_number;
         self.next_number += 1;
         self.sent += 1;
-        self.flying.push_back((number, now));
+        if !self.is_lost {
+            self.flying.push_back((number, now));
+        }
         self.enqueue(due, key.clone());
         let (key, slot) = self.slots.get_key_value(key)?;
         Some(Copy { key, version, number, value: &slot.value })
@@ -178,6 +218,7 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
 
     /// Records that the receiver has a value.
     pub(crate) fn handle_ack(&mut self, now: Instant, ack: &Ack<K>) {
+        self.is_heard = true;
         if let Some(slot) = self.slots.get_mut(&ack.key) {
             slot.acknowledged = slot.acknowledged.max(ack.version.min(slot.version));
         }
@@ -196,16 +237,24 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         self.queue.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Returns the last value of `key` and its version.
-    #[cfg(test)]
-    pub(crate) fn get(&self, key: &K) -> Option<(&V, u64)> {
-        self.slots.get(key).map(|slot| (&slot.value, slot.version))
+    /// Returns the version of the last value of `key`.
+    #[must_use]
+    pub(crate) fn version(&self, key: &K) -> Option<u64> {
+        self.slots.get(key).map(|slot| slot.version)
     }
 
-    /// Returns the number of keys whose last value is not acknowledged.
+    /// Returns true if a version of `key` or a later one is acknowledged, or the receiver is lost.
     #[must_use]
-    pub(crate) fn unacknowledged(&self) -> usize {
-        self.slots.values().filter(|slot| slot.acknowledged < slot.version).count()
+    pub(crate) fn has_acknowledged(&self, key: &K, version: u64) -> bool {
+        self.is_lost || self.slots.get(key).is_none_or(|slot| slot.acknowledged >= version)
+    }
+
+    /// Returns the keys whose last value is not acknowledged, with its version; none of a receiver
+    /// that is lost.
+    pub(crate) fn unacknowledged(&self) -> impl Iterator<Item = (&K, u64)> {
+        let slots = self.slots.iter().filter(|_| !self.is_lost);
+        let waiting = slots.filter(|(_, slot)| slot.acknowledged < slot.version);
+        waiting.map(|(key, slot)| (key, slot.version))
     }
 
     /// Returns the number of copies sent.
@@ -230,6 +279,9 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
 
     /// Returns how long to wait for an acknowledgement before the next copy, in nanoseconds.
     fn resend_ns(&self) -> u64 {
+        if self.is_lost {
+            return (LOST_DELAYS * self.delay_ns) as u64;
+        }
         // Assumes the same loss in both directions.
         let one_way = (1.0 - (1.0 - self.loss).sqrt()).min(MAX_LOSS);
         let copies = if one_way > 1e-3 { MISSING_LN / one_way.ln() } else { 1.0 };

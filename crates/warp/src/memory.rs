@@ -14,6 +14,11 @@
 //! coherent writes once they are committed. Levels may be mixed, also on one location. A slow write
 //! does not replace a value that was written later (by Lamport's clock). If only slow writes are
 //! made, and then stop, all copies therefore become equal.
+//!
+//! A node that restarts has lost its copy and its clock. The others' acknowledgements show it that,
+//! and it stamps its slow writes again, later than all that they know. When it sends its first frame,
+//! or answers after it was reported dead, it gets the others' last slow writes anew. Values whose
+//! writers died or restarted stay unknown to it until the location is written again.
 
 #[cfg(any(test, feature = "unstable"))]
 pub mod check;
@@ -22,7 +27,7 @@ pub mod extension;
 mod log;
 mod shared;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::id::NodeId;
@@ -58,7 +63,8 @@ pub struct Origin {
     /// The level of the write.
     pub level: Level,
     /// Number of the write, from 1: among the writer's slow writes to this location, among its PRAM
-    /// writes, or among the coherent writes of all nodes.
+    /// writes, or among the coherent writes of all nodes. The numbers of a writer that restarts
+    /// begin again.
     pub order: u64,
 }
 
@@ -70,16 +76,23 @@ pub(crate) enum Update<V> {
         /// The location.
         location: Location,
         /// Number of the write among the writer's slow writes to this location, from 1.
-        version: u64,
+        order: u64,
         /// Number of the copy among all copies sent; its acknowledgement repeats it.
         number: u64,
-        /// The writer's Lamport clock.
+        /// The writer's Lamport clock: the version of the value.
         clock: u64,
         /// The value.
         value: V,
     },
-    /// The acknowledgement of a slow write; may be lost.
-    SlowAck(Ack<Location>),
+    /// The acknowledgement of a slow write; may be lost. Its version is the clock of the writer's
+    /// newest slow write to the location.
+    SlowAck {
+        /// The acknowledgement.
+        ack: Ack<Location>,
+        /// If the value is not shown, or the writer has made newer ones: the newest clock of the
+        /// writer's slow writes, and the receiver's clock.
+        behind: Option<(u64, u64)>,
+    },
     /// A PRAM write; must arrive once and in order.
     Pram {
         /// The location.
@@ -114,16 +127,28 @@ struct Cell<V> {
 pub(crate) struct Memory<V> {
     me: NodeId,
     cells: BTreeMap<Location, Cell<V>>,
-    /// The newest slow version seen of each writer and location; older ones are discarded.
+    /// The clock of the newest slow write seen of each writer and location; older ones are discarded.
     versions: BTreeMap<(NodeId, Location), u64>,
+    /// The clock of the newest slow write seen of each writer.
+    newest: BTreeMap<NodeId, u64>,
+    /// The nodes whose acknowledgements have shown that this node has restarted.
+    restart_told_by: BTreeSet<NodeId>,
+    /// The number of this node's last slow write to each location.
+    written: BTreeMap<Location, u64>,
     /// This node's Lamport clock.
     clock: u64,
     pram_written: u64,
     pram_seen: BTreeMap<NodeId, u64>,
+    /// The last slow writes for each other node, with their numbers.
     slow: BTreeMap<NodeId, LatestSender<Location, (u64, V)>>,
     coherent: Coherent<V>,
     outbox: VecDeque<(NodeId, Update<V>)>,
+    /// Writes of peers that found no room.
+    dropped: u64,
 }
+
+/// A slow write that a node has not acknowledged: the node, the location and the version.
+pub(crate) type Awaited = (NodeId, Location, u64);
 
 impl<V: Clone> Memory<V> {
     /// Creates the memory of node `me`. `nodes` are all that share it, with `me` among them;
@@ -139,25 +164,49 @@ impl<V: Clone> Memory<V> {
             me,
             cells: BTreeMap::new(),
             versions: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            restart_told_by: BTreeSet::new(),
+            written: BTreeMap::new(),
             clock: 0,
             pram_written: 0,
             pram_seen: BTreeMap::new(),
             slow: others.map(|node| (*node, LatestSender::new(delay))).collect(),
             coherent: Coherent::new(me, nodes),
             outbox: VecDeque::new(),
+            dropped: 0,
         }
+    }
+
+    /// Returns true if `location` takes slow and PRAM writes: it has a value, or fewer than
+    /// [`MAX_LOCATIONS`] locations have one. Ask before a write.
+    #[must_use]
+    pub(crate) fn takes(&self, location: Location) -> bool {
+        self.cells.len() < MAX_LOCATIONS || self.cells.contains_key(&location)
+    }
+
+    /// Returns how many slow and PRAM writes of peers were dropped, because they were to new
+    /// locations beyond [`MAX_LOCATIONS`].
+    #[must_use]
+    pub(crate) const fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     /// Writes the latest value: readers see this writer's values of this location in order. Any but
     /// the last may be skipped. Never waits.
     pub(crate) fn slow_write(&mut self, now: Instant, location: Location, value: V) {
+        let order = self.written.entry(location).or_default();
+        *order += 1;
+        let order = *order;
+        self.stamp(now, location, order, value);
+    }
+
+    /// Gives the last slow write to a location the next clock, and queues it for all other nodes.
+    fn stamp(&mut self, now: Instant, location: Location, order: u64, value: V) {
         let clock = self.tick();
-        let mut version = self.versions.get(&(self.me, location)).map_or(1, |last| last + 1);
         for slots in self.slow.values_mut() {
-            version = slots.write(now, location, (clock, value.clone()));
+            slots.write(now, location, clock, (order, value.clone()));
         }
-        self.versions.insert((self.me, location), version);
-        let origin = Origin { writer: self.me, level: Level::Slow, order: version };
+        let origin = Origin { writer: self.me, level: Level::Slow, order };
         self.cells.insert(location, Cell { value, clock, origin });
     }
 
@@ -166,7 +215,7 @@ impl<V: Clone> Memory<V> {
     pub(crate) fn pram_write(&mut self, location: Location, value: V) {
         let clock = self.tick();
         self.pram_written += 1;
-        for node in self.slow.keys() {
+        for node in self.slow.keys().filter(|node| !self.coherent.has_lost(**node)) {
             let update = Update::Pram { location, clock, value: value.clone() };
             self.outbox.push_back((*node, update));
         }
@@ -235,9 +284,7 @@ impl<V: Clone> Memory<V> {
     #[must_use]
     pub(crate) fn poll_slow(&mut self, now: Instant, destination: NodeId) -> Option<Update<V>> {
         let copy = self.slow.get_mut(&destination)?.poll_send(now)?;
-        let (clock, value) = copy.value.clone();
-        let (location, version, number) = (*copy.key, copy.version, copy.number);
-        Some(Update::Slow { location, version, number, clock, value })
+        Some(update_of(&copy))
     }
 
     /// Returns the slow write that has waited longest, if it is due at half of all other nodes or
@@ -245,20 +292,18 @@ impl<V: Clone> Memory<V> {
     /// writes, this is a conditional send.
     #[must_use]
     pub(crate) fn poll_slow_to_all(&mut self, now: Instant) -> Option<Update<V>> {
-        let mut first = self.slow.values_mut().filter_map(|slots| slots.poll_key(now).copied());
-        let location = first.next()?;
+        let mut live = self.slow.values_mut().filter(|slots| !slots.is_lost());
+        let location = live.find_map(|slots| slots.poll_key(now).copied())?;
         let due = self.slow.values().filter(|slots| slots.is_due(now, &location)).count();
-        if 2 * due < self.slow.len() {
+        let live = self.slow.values().filter(|slots| !slots.is_lost()).count();
+        if 2 * due < live {
             return None;
         }
         let number = self.slow.values().map(LatestSender::next_number).max()?;
         let mut update = None;
-        for slots in self.slow.values_mut() {
+        for slots in self.slow.values_mut().filter(|slots| !slots.is_lost()) {
             slots.number_from(number);
-            if let Some(Copy { version, value: (clock, value), .. }) = slots.send(now, &location) {
-                let (clock, value) = (*clock, value.clone());
-                update = Some(Update::Slow { location, version, number, clock, value });
-            }
+            update = slots.send(now, &location).map(|copy| update_of(&copy)).or(update);
         }
         update
     }
@@ -276,17 +321,23 @@ impl<V: Clone> Memory<V> {
             return;
         }
         match update {
-            Update::Slow { location, version, number, clock, value } => {
-                self.on_slow(from, (location, version, clock), value);
-                let seen = self.versions.get(&(from, location)).copied().unwrap_or(version);
-                let ack = Ack { key: location, version: seen, number };
-                self.outbox.push_back((from, Update::SlowAck(ack)));
+            Update::Slow { location, .. } | Update::Pram { location, .. }
+                if !self.takes(location) =>
+            {
+                self.dropped += 1;
             }
-            Update::SlowAck(ack) => {
-                if let Some(slots) = self.slow.get_mut(&from) {
-                    slots.handle_ack(now, &ack);
-                }
+            Update::Slow { location, order, number, clock, value } => {
+                let origin = Origin { writer: from, level: Level::Slow, order };
+                let newest = self.newest.entry(from).or_default();
+                let is_older = clock < *newest;
+                *newest = clock.max(*newest);
+                let newest = *newest;
+                let (version, is_shown) = self.on_slow(location, clock, value, origin);
+                let behind = (is_older || !is_shown).then_some((newest, self.clock));
+                let ack = Ack { key: location, version, number };
+                self.outbox.push_back((from, Update::SlowAck { ack, behind }));
             }
+            Update::SlowAck { ack, behind } => self.on_ack(now, from, ack, behind),
             Update::Pram { location, clock, value } => {
                 let order = self.pram_seen.entry(from).or_default();
                 *order += 1;
@@ -302,40 +353,116 @@ impl<V: Clone> Memory<V> {
 
     /// Handles the loss of a node: no write waits for it any more. If it was the sequencer of
     /// coherent writes, another node takes over, as long as a majority of all nodes lives.
-    pub(crate) fn on_peer_lost(&mut self, node: NodeId) {
-        self.slow.remove(&node);
+    pub(crate) fn on_peer_lost(&mut self, now: Instant, node: NodeId) {
+        if let Some(slots) = self.slow.get_mut(&node) {
+            slots.begin_anew(now, true);
+        }
         self.outbox.retain(|(to, _)| *to != node);
         self.coherent.on_lost(node);
         self.apply_committed();
     }
 
-    /// Returns the number of slow writes, per node and location, whose last value is not
-    /// acknowledged.
-    #[must_use]
-    pub(crate) fn unacknowledged(&self) -> usize {
-        self.slow.values().map(LatestSender::unacknowledged).sum()
+    /// Handles a sign of life of a node. If it was lost, or `has_restarted`, it gets this node's last
+    /// slow values anew.
+    pub(crate) fn on_peer_seen(&mut self, now: Instant, node: NodeId, has_restarted: bool) {
+        if let Some(slots) = self.slow.get_mut(&node).filter(|it| it.is_lost() || has_restarted) {
+            slots.begin_anew(now, false);
+        }
     }
 
-    /// Advances the Lamport clock for the next write and returns it. If a peer has set it to its
+    /// Returns the slow writes whose last value is not acknowledged, for each node that is not lost.
+    #[must_use]
+    pub(crate) fn unacknowledged(&self) -> Vec<Awaited> {
+        let slots = self.slow.iter();
+        let waiting = slots.flat_map(|(node, slots)| {
+            slots.unacknowledged().map(|(location, version)| (*node, *location, version))
+        });
+        waiting.collect()
+    }
+
+    /// Returns true if a slow write or a later one is acknowledged, or its node is lost.
+    #[must_use]
+    pub(crate) fn is_acknowledged(&self, (node, location, version): Awaited) -> bool {
+        self.slow.get(&node).is_none_or(|slots| slots.has_acknowledged(&location, version))
+    }
+
+    /// Returns true if slow writes may wait for an acknowledgement. While it does, call
+    /// `call_silent` now and then.
+    #[must_use]
+    pub(crate) fn waits_for_acks(&self) -> bool {
+        self.slow.values().any(|slots| !slots.is_lost() && slots.poll_timeout().is_some())
+    }
+
+    /// Sends a reliable message without effect to each node of which slow writes await
+    /// acknowledgements, and none has arrived since the last call. If the node has died, the failed
+    /// delivery reveals it. Leaves out nodes that are not `known`: they may not have started yet.
+    pub(crate) fn call_silent(&mut self, known: impl Fn(NodeId) -> bool) {
+        for (node, slots) in &mut self.slow {
+            if slots.is_silent() && known(*node) {
+                let nothing = Update::Coherent(Coherence::Ask { view: 0 });
+                self.outbox.push_back((*node, nothing));
+            }
+        }
+    }
+
+    /// Advances the Lamport clock for the next write and returns it. Its lowest 16 bits are this
+    /// node's number, so that no two nodes' writes have the same clock. If a peer has set it to its
     /// end, it stays there.
     const fn tick(&mut self) -> u64 {
-        self.clock = self.clock.saturating_add(1);
+        self.clock = (self.clock | u16::MAX as u64).saturating_add(1) | self.me.0 as u64;
         self.clock
     }
 
-    fn on_slow(&mut self, from: NodeId, write: (Location, u64, u64), value: V) {
-        let (location, version, clock) = write;
-        let seen = self.versions.entry((from, location)).or_default();
-        if version <= *seen {
-            return;
+    /// Applies a slow write if it is new. Returns the version to acknowledge, and true if the write is
+    /// shown.
+    fn on_slow(&mut self, location: Location, clock: u64, value: V, origin: Origin) -> (u64, bool) {
+        let seen = self.versions.entry((origin.writer, location)).or_default();
+        if clock <= *seen {
+            return (*seen, clock == *seen);
         }
-        *seen = version;
-        let origin = Origin { writer: from, level: Level::Slow, order: version };
-        let is_later = |cell: &Cell<V>| (clock, from) > (cell.clock, cell.origin.writer);
-        if self.cells.get(&location).is_none_or(is_later) {
+        *seen = clock;
+        self.clock = self.clock.max(clock);
+        let is_later = |cell: &Cell<V>| (clock, origin.writer) > (cell.clock, cell.origin.writer);
+        let is_shown = self.cells.get(&location).is_none_or(is_later);
+        if is_shown {
             self.apply(location, clock, value, origin);
         }
+        (clock, is_shown)
+    }
+
+    /// Handles an acknowledgement. If the receiver knows writes of this node that it has not made,
+    /// this node has restarted: the receiver would ignore its writes, whose clocks are lower.
+    fn on_ack(
+        &mut self,
+        now: Instant,
+        from: NodeId,
+        mut ack: Ack<Location>,
+        behind: Option<(u64, u64)>,
+    ) {
+        let Some(slots) = self.slow.get_mut(&from) else { return };
+        let is_of_former = slots.version(&ack.key).is_none_or(|version| ack.version > version);
+        if is_of_former {
+            ack.version = 0;
+        }
+        slots.handle_ack(now, &ack);
+        let Some((newest, clock)) = behind else { return };
+        let has_restarted = is_of_former || newest > self.clock;
         self.clock = self.clock.max(clock);
+        if has_restarted && self.restart_told_by.insert(from) {
+            self.stamp_again(now);
+        }
+    }
+
+    /// Stamps this node's slow writes that it still shows again, with the present clock.
+    fn stamp_again(&mut self, now: Instant) {
+        let shown = self.written.iter().filter_map(|(location, order)| {
+            let cell = self.cells.get(location)?;
+            let origin = Origin { writer: self.me, level: Level::Slow, order: *order };
+            (cell.origin == origin).then(|| (*location, *order, cell.value.clone()))
+        });
+        for (location, order, value) in shown.collect::<Vec<_>>() {
+            self.stamp(now, location, order, value);
+        }
     }
 
     fn apply(&mut self, location: Location, clock: u64, value: V, origin: Origin) {
@@ -355,6 +482,12 @@ impl<V: Clone> Memory<V> {
             self.outbox.push_back((to, Update::Coherent(message)));
         }
     }
+}
+
+/// Makes the update that carries a copy of a slow write.
+fn update_of<V: Clone>(copy: &Copy<'_, Location, (u64, V)>) -> Update<V> {
+    let (order, value) = copy.value.clone();
+    Update::Slow { location: *copy.key, order, number: copy.number, clock: copy.version, value }
 }
 
 #[cfg(test)]

@@ -7,3 +7,4 @@ mod firmware;
 mod live;
 mod mermera;
 mod quinn;
+mod traps;

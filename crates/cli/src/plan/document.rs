@@ -139,6 +139,10 @@ fn plan_one(entry: &Entry, pipeline: &Pipeline) -> Result<Plan, PlanError> {
         Planner::RampUpDown => (Base::RampUpDown, ramp_up_down),
         Planner::Hierarchical => return hierarchical::hierarchical(pipeline, &request, groups),
         Planner::Auto => return auto(pipeline, &request, groups, Refragment::WhereItHelps),
+        Planner::Lp if groups.is_some() => {
+            let needs = "a chain without groups: drop them, or choose hierarchical or auto";
+            return Err(PlanError::NotApplicable { planner: "lp", needs, stages });
+        }
         Planner::Lp => return optimum(pipeline, &request),
     };
     match groups {
@@ -192,6 +196,20 @@ mod tests {
         assert_eq!(family(&stages("")).as_deref(), Ok("Ramp"));
         assert_eq!(family(&stages(r#","error":0.1"#)).as_deref(), Ok("Ramp"));
         assert_eq!(family(&stages(r#","error":0.5"#)).as_deref(), Ok("Fixed"));
+    }
+
+    #[test]
+    fn lp_refuses_groups() {
+        let stage = r#"{"overhead_us":1,"us_per_byte":1}"#;
+        let lp = |groups: &str| {
+            let text = format!(
+                r#"{{"pipelines":[{{"bytes":64,"fragments":2,"planner":"lp"{groups},"stages":[{stage},{stage}]}}]}}"#
+            );
+            solve(&text)
+        };
+        assert!(lp("").is_ok());
+        let refused = lp(r#","groups":[[0],[1]]"#).unwrap_err();
+        assert!(refused.contains("planner lp needs a chain without groups"), "{refused}");
     }
 
     #[test]

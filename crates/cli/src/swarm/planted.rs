@@ -52,16 +52,21 @@ pub(crate) fn table(arguments: &Arguments, bugs: &[Bug]) -> Result<u8, Failure> 
     });
     let document = Document { bugs: bugs.collect() };
     plant(None);
-    print_document(arguments.json, &document, text);
+    print_document(arguments.json, &document, |document| text(document, arguments));
     let missed = document.bugs.iter().any(|row| row.found_by_seed.is_none());
     Ok(if missed { FAILED } else { 0 })
 }
 
-fn text(document: &Document) -> String {
+/// Returns the number of seeds that were run until `seed` found a bug.
+fn count(arguments: &Arguments, seed: u64) -> u64 {
+    arguments.seed.map_or(seed - arguments.first + 1, |_| 1)
+}
+
+fn text(document: &Document, arguments: &Arguments) -> String {
     let rows = document.bugs.iter().map(|row| {
         let found = match (row.found_by_seed, &row.complaints) {
             (Some(seed), Some(complaints)) => {
-                let (seeds, what) = (seed + 1, &complaints[0]);
+                let (seeds, what) = (count(arguments, seed), &complaints[0]);
                 format!("{seeds} | {what} | {}", replay(seed, Some(row.bug)))
             }
             _ => format!("not in {} | |", row.seeds_tried),
@@ -69,4 +74,28 @@ fn text(document: &Document) -> String {
         format!("| {} | {} | {found} |\n", row.bug, row.what)
     });
     rows.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn the_number_of_seeds_counts_from_the_first() {
+        let count_of = |words: &[&str], seed| {
+            let words = ["swarm"].iter().chain(words);
+            count(&Line::parse_from(words).arguments, seed)
+        };
+        assert_eq!(count_of(&[], 6), 7);
+        assert_eq!(count_of(&["--first", "1000"], 1_006), 7);
+        assert_eq!(count_of(&["--seed", "17"], 17), 1);
+    }
 }

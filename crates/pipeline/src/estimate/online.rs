@@ -56,6 +56,8 @@ pub struct Monitor {
 #[derive(Clone, Debug)]
 struct Watched {
     model: Stage,
+    /// The first fragment's overhead less that of the others.
+    surplus: f64,
     window: VecDeque<(f64, f64)>,
     rise: f64,
     fall: f64,
@@ -74,6 +76,10 @@ impl Monitor {
 
     /// Records the time in microseconds that a fragment of `bytes` spent in a stage. Ignores
     /// invalid times and stages that do not exist.
+    ///
+    /// If a stage has another overhead for the first fragment of a message
+    /// ([`Stage::with_first_overhead`]), do not pass the time of that fragment. The difference of the
+    /// two overheads is not measured: the model keeps it.
     pub fn handle_timing(&mut self, stage: usize, bytes: f64, us: f64) -> Verdict {
         let good = bytes.is_finite() && us.is_finite() && bytes > 0.0 && us >= 0.0;
         match self.stages.get_mut(stage) {
@@ -97,6 +103,7 @@ impl Watched {
     fn new(model: Stage) -> Self {
         Self {
             model,
+            surplus: model.first_overhead().get() - model.g(),
             window: VecDeque::with_capacity(WINDOW),
             rise: 0.0,
             fall: 0.0,
@@ -151,7 +158,7 @@ impl Watched {
         }
         self.suspect = true;
         self.window.drain(..newest);
-        self.model = self.scaled().stage();
+        self.model = self.scaled().stage().with_surplus(self.surplus);
         false
     }
 
@@ -208,7 +215,7 @@ impl Watched {
 
     /// Replaces the model of the stage.
     fn replace(&mut self, line: &Line) {
-        self.model = line.stage();
+        self.model = line.stage().with_surplus(self.surplus);
         (self.rise, self.fall, self.suspect, self.since_fit) = (0.0, 0.0, false, 0);
         self.due = self.window.len();
     }

@@ -151,8 +151,12 @@ impl Path {
         self.law = Listeners::new(&self.law.nodes(), control, nic.now());
     }
 
-    pub(super) fn enqueue(&mut self, command: Command) {
+    /// Adds a message. If the path was paused and the message's process runs, the path resumes.
+    pub(super) fn enqueue(&mut self, nic: &Context<'_>, command: Command) {
         self.users.insert(command.region.port);
+        if !nic.is_suspended(command.region.port) {
+            self.resume(nic.now(), Duration::ZERO);
+        }
         self.is_mixed &= !self.queue.is_empty() || self.waiting.is_some();
         self.queue.push_back(Outgoing { command, number: 0, offset: 0 });
     }
@@ -276,6 +280,11 @@ impl Path {
     /// feedback is no sign of loss.
     pub(super) fn on_port_suspended(&mut self, nic: &Context<'_>) {
         self.is_mixed = true;
+        self.pause_if_suspended(nic);
+    }
+
+    /// Pauses the path if the processes of all its users are suspended.
+    fn pause_if_suspended(&mut self, nic: &Context<'_>) {
         let is_stopped = |port: &PortId| nic.is_suspended(*port);
         let is_probed = self.probe_at.is_some();
         if !self.users.is_empty()
@@ -285,6 +294,14 @@ impl Path {
         {
             self.is_paused = true;
             self.law.pause();
+        }
+    }
+
+    /// Resumes the path if it is paused, without comparing new stamps with old ones.
+    fn resume(&mut self, now: Instant, suspended: Duration) {
+        if std::mem::take(&mut self.is_paused) {
+            self.law.resume(now, suspended);
+            self.is_anew = true;
         }
     }
 
@@ -302,19 +319,18 @@ impl Path {
             .partition::<Vec<_>, _>(|(command, _)| command.region.port == port);
         self.unreported = unreported;
         reported.into_iter().for_each(|(command, status)| complete(nic, &command, status));
-        if self.users.contains(&port) && std::mem::take(&mut self.is_paused) {
-            self.law.resume(nic.now(), suspended);
-            self.is_anew = true;
+        if self.users.contains(&port) {
+            self.resume(nic.now(), suspended);
         }
     }
 
     /// Discards the messages of a closed port, whose memory is no longer registered.
-    pub(super) fn on_port_closed(&mut self, now: Instant, port: PortId) {
+    pub(super) fn on_port_closed(&mut self, nic: &Context<'_>, port: PortId) {
         self.users.remove(&port);
-        if self.users.is_empty() && std::mem::take(&mut self.is_paused) {
-            self.law.resume(now, Duration::ZERO);
-            self.is_anew = true;
+        if self.users.is_empty() {
+            self.resume(nic.now(), Duration::ZERO);
         }
+        self.pause_if_suspended(nic);
         self.queue.retain(|message| message.owner() != port);
         self.unreported.retain(|(command, _)| command.region.port != port);
         if let Some(waiting) = self.waiting.as_mut().filter(|it| it.message.owner() == port) {
@@ -322,13 +338,22 @@ impl Path {
         }
     }
 
+    /// Returns the commands that are not completed.
+    pub(super) fn take_commands(&mut self) -> impl Iterator<Item = Command> + '_ {
+        let waiting = self.waiting.take().filter(|waiting| waiting.is_last);
+        let waiting = waiting.map(|waiting| waiting.message.command);
+        let unreported = self.unreported.drain(..).map(|(command, _)| command);
+        let queued = self.queue.drain(..).map(|message| message.command);
+        waiting.into_iter().chain(unreported).chain(queued)
+    }
+
     /// Completes all waiting messages as unsent.
     pub(super) fn end(&mut self, nic: &mut Context<'_>) {
         for (command, status) in self.unreported.drain(..) {
             complete(nic, &command, status);
         }
-        for waiting in self.queue.drain(..) {
-            complete(nic, &waiting.command, Status::ExtensionDown);
+        for command in self.take_commands() {
+            complete(nic, &command, Status::ExtensionDown);
         }
     }
 

@@ -107,9 +107,15 @@ impl Sources {
         self.all.values().filter_map(|source| self.due(source)).min()
     }
 
-    /// Discards the estimator of `node`, whose clock and path have changed.
+    /// Discards the estimates of `node`, whose clock and path may have changed. Its feedback keeps its
+    /// numbers, because the node ignores lower ones if it has noticed no change.
     pub(super) fn forget(&mut self, node: NodeId) {
-        self.all.retain(|(from, _), _| *from != node);
+        let sources = self.all.iter_mut().filter(|((from, _), _)| *from == node);
+        for (_, source) in sources {
+            source.estimator = Estimator::new(self.config.grouping());
+            source.newest = (0, 0);
+            source.pending = None;
+        }
     }
 
     /// Returns from when on a sender's feedback may be piggybacked.
@@ -158,5 +164,43 @@ impl Sources {
             self.drain_until = now.plus_nanos(nanos(self.config.span * DRAIN_SPANS));
         }
         now < self.drain_until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use midplane_simhw::time::LineRate;
+
+    use super::*;
+
+    /// A one-sided loss: this node forgets a sender, which has noticed nothing.
+    #[test]
+    fn feedback_to_a_sender_that_was_forgotten_keeps_its_numbers() {
+        let config = WarpConfig::new(&[NodeId(1)], LineRate::mbps(100), 16 << 10, 1);
+        let estimate = Estimate {
+            warp: 1.0,
+            delay_ns: 1,
+            min_delay_ns: 1,
+            noise_ns: 0.0,
+            newest: Instant::from_nanos(1),
+            span_ns: 1,
+            epoch: 0,
+        };
+        let now = Instant::from_nanos(2);
+        let key = (NodeId(1), false);
+        let mut sources = Sources::new(&config);
+        let source = Source {
+            estimator: Estimator::new(config.grouping()),
+            feedbacks: 5_000,
+            newest: (9, 9),
+            pending: Some((estimate, now)),
+            fed_at: Instant::ZERO,
+        };
+        sources.all.insert(key, source);
+        sources.forget(NodeId(1));
+        assert!(sources.feedback(key, now).is_none(), "an estimate of the old path");
+        sources.all.get_mut(&key).expect("it is known").pending = Some((estimate, now));
+        let feedback = sources.feedback(key, now).expect("an estimate is pending");
+        assert_eq!(Feedback::parse(&feedback).expect("it is whole").sequence, 5_001);
     }
 }

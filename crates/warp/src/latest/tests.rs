@@ -49,6 +49,7 @@ struct Pair {
     loss: f64,
     rate: f64,
     now: Instant,
+    written: u64,
     copies: VecDeque<(Instant, u32, u64, u64, u64)>,
     acks: VecDeque<(Instant, Ack<u32>)>,
 }
@@ -65,9 +66,15 @@ impl Pair {
             loss,
             rate,
             now: Instant::from_nanos(1),
+            written: 0,
             copies: VecDeque::new(),
             acks: VecDeque::new(),
         }
+    }
+
+    fn write(&mut self, key: u32, value: u64) {
+        self.written += 1;
+        self.slots.write(self.now, key, self.written, value);
     }
 
     fn step(&mut self) {
@@ -106,10 +113,8 @@ impl Pair {
     }
 
     fn missing(&self, keys: u32) -> usize {
-        let is_missing = |key: &u32| {
-            let sent = self.slots.get(key).map(|(_, version)| version);
-            sent != self.latest.get(key).map(|(_, version)| version)
-        };
+        let is_missing =
+            |key: &u32| self.slots.version(key) != self.latest.get(key).map(|(_, version)| version);
         (0..keys).filter(is_missing).count()
     }
 }
@@ -119,11 +124,11 @@ fn check_visible(seed: u64) {
     // Writes some keys often, and one only once, at the end.
     for round in 0..200_u64 {
         let key = pair.rng.below(19) as u32;
-        pair.slots.write(pair.now, key, round);
+        pair.write(key, round);
         (0..5).for_each(|_| pair.step());
     }
     for key in 0..20 {
-        pair.slots.write(pair.now, key, u64::from(key));
+        pair.write(key, u64::from(key));
     }
     pair.run(3);
     assert_eq!(pair.missing(20), 0, "seed {seed}, loss measured {:.2}", pair.slots.loss);
@@ -146,10 +151,10 @@ proptest! {
 fn without_loss_a_value_is_sent_once() {
     let mut pair = Pair::new(1, 0.0, 1e9);
     for key in 0..100 {
-        pair.slots.write(pair.now, key, 1);
+        pair.write(key, 1);
         pair.run(2);
     }
-    assert_eq!((pair.slots.sent(), pair.slots.unacknowledged()), (100, 0));
+    assert_eq!((pair.slots.sent(), pair.slots.unacknowledged().count()), (100, 0));
     assert!(pair.slots.poll_timeout().is_none_or(|at| at > pair.now));
 }
 
@@ -159,7 +164,7 @@ fn a_slow_gate_sends_the_latest_value_of_each_key_in_turn() {
     // recent ones.
     let mut pair = Pair::new(2, 0.0, f64::from(BYTES) * 2.0 / 1e-3);
     for round in 0..2_000_u64 {
-        pair.slots.write(pair.now, (round % 4) as u32, round);
+        pair.write((round % 4) as u32, round);
         pair.step();
     }
     assert!(
@@ -184,7 +189,7 @@ proptest! {
     ) {
         let mut pair = Pair::new(seed, loss, 1e8);
         for (key, steps) in writes {
-            pair.slots.write(pair.now, key, u64::from(steps));
+            pair.write(key, u64::from(steps));
             (0..steps).for_each(|_| pair.step());
         }
         // All copies are lost for a while.
@@ -194,4 +199,24 @@ proptest! {
         pair.run(60);
         prop_assert_eq!(pair.missing(10), 0);
     }
+}
+
+#[test]
+fn a_lost_receiver_gets_one_value_now_and_then_and_all_values_when_it_returns() {
+    let mut pair = Pair::new(3, 0.0, 1e9);
+    (0..10).for_each(|key| pair.write(key, 1));
+    pair.run(2);
+    pair.loss = 1.0;
+    pair.slots.begin_anew(pair.now, true);
+    let before = pair.slots.sent();
+    (0..12).for_each(|key| pair.write(key, 2));
+    pair.run(640);
+    let copies = pair.slots.sent() - before;
+    assert!((5..=12).contains(&copies), "{copies} copies to a receiver that is lost");
+    assert_eq!(pair.slots.unacknowledged().count(), 0, "nothing is expected from it");
+    assert!(pair.slots.has_acknowledged(&0, u64::MAX) && !pair.slots.is_silent());
+    pair.loss = 0.0;
+    pair.slots.begin_anew(pair.now, false);
+    pair.run(3);
+    assert_eq!((pair.missing(12), pair.slots.unacknowledged().count()), (0, 0));
 }

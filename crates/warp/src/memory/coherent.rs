@@ -61,8 +61,8 @@ pub(crate) enum Coherence<V> {
         /// The last committed place.
         place: u64,
     },
-    /// From the sequencer of a new view: requests a node's log. To the sequencer of the present
-    /// view: has no effect, but fails if that node is dead.
+    /// From the sequencer of a new view: requests a node's log. Of the receiver's present view or an
+    /// earlier one: has no effect, but its delivery fails if that node is dead.
     Ask {
         /// The view.
         view: u64,
@@ -200,6 +200,11 @@ impl<V: Clone> Coherent<V> {
     /// Returns true if `node` is one of the nodes that share the order.
     pub(super) fn has_member(&self, node: NodeId) -> bool {
         self.nodes.contains(&node)
+    }
+
+    /// Returns true if `node` was reported lost at some time.
+    pub(super) fn has_lost(&self, node: NodeId) -> bool {
+        self.lost.contains(&node)
     }
 
     pub(super) fn handle(&mut self, from: NodeId, message: Coherence<V>) {

@@ -2,6 +2,7 @@
 //! travel in frames that leave when Warp's gate is open, and the last value of each location is
 //! repeated until acknowledged.
 
+mod config;
 mod frames;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,22 +15,24 @@ use midplane_nicvm::timeout::Service;
 use midplane_nicvm::transmit::{Packet, Sending, Sent};
 use midplane_simhw::frame::Frame;
 use midplane_simhw::hardware::Source;
-use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::Payload;
 use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
+pub use config::MermeraConfig;
 use frames::{Acks, add, has_short_values, updates};
 
-use super::{Level, Location, Memory, Update};
+use super::{Awaited, Location, Memory, Update};
 use crate::gate::Gate;
 
 /// The extension's number.
 pub const MERMERA: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 5);
 
 /// Writes the bytes of `region` to the location in argument 0, at the level of this opcode. A slow
-/// or a PRAM write completes at once, a coherent write when it is committed and visible here.
+/// or a PRAM write completes at once, a coherent write when it is committed and visible here. It is
+/// refused at a new location once [`MAX_LOCATIONS`](super::MAX_LOCATIONS) have a value.
 pub(crate) const SLOW_WRITE: u8 = 1;
 /// Makes a PRAM write; otherwise as [`SLOW_WRITE`].
 pub(crate) const PRAM_WRITE: u8 = 2;
@@ -43,7 +46,8 @@ pub(crate) const CO_WRITE: u8 = 3;
 /// write; argument 3 is the value's whole length. The status is [`Status::Truncated`] if the value
 /// is longer than `region`.
 pub const READ: u8 = 4;
-/// Completes when all other live nodes have acknowledged the last slow write to each location.
+/// Completes when all other live nodes have acknowledged the last slow write to each location before
+/// this command, or a later one.
 pub(crate) const FLUSH: u8 = 5;
 
 /// The longest value, in bytes.
@@ -62,10 +66,11 @@ const AROUND: usize = 48 + 28 + 38;
 /// The assumed bytes of an update, until a longer one was sent.
 const UPDATE_BYTES: usize = 64;
 /// Feedback delays after which a waiting coherent write makes this node check that the sequencer
-/// lives: it may have died after it took the request.
+/// lives, since it may have died after it took the request. Likewise for slow writes and a node that
+/// acknowledges none.
 const CALL_DELAYS: u32 = 16;
 /// Timeouts: for due slow writes, for control messages that found a full queue, and for calls to
-/// the sequencer.
+/// nodes that may have died.
 const DUE: TimeoutId = TimeoutId(0);
 const ROOM: TimeoutId = TimeoutId(1);
 const CALL: TimeoutId = TimeoutId(2);
@@ -76,36 +81,6 @@ const SHORTEST: Duration = Duration::from_micros(10);
 /// First byte of a control message: marks the last part of an update, or an earlier part.
 const LAST: u8 = 1;
 const MORE: u8 = 0;
-
-/// The configuration of a node's memory.
-#[derive(Clone, Debug)]
-pub struct MermeraConfig {
-    nodes: Vec<NodeId>,
-    delay: Duration,
-    gates: BTreeMap<NodeId, Gate>,
-}
-
-impl MermeraConfig {
-    /// Configures the memory that `nodes` share, this node among them; feedback takes about
-    /// `delay`.
-    #[must_use]
-    pub fn new(nodes: &[NodeId], delay: Duration) -> Self {
-        Self { nodes: nodes.to_vec(), delay, gates: BTreeMap::new() }
-    }
-
-    /// Sends slow writes only while these gates are open ([`Warp::new`](crate::firmware::Warp::new)
-    /// returns them).
-    ///
-    /// With a gate to [`NodeId::BROADCAST`] a write is sent once to all, otherwise to each node by
-    /// itself. Slow writes to a node without a gate are sent at once. Warp must pace the frames of
-    /// other extensions ([`WarpConfig::paces_others`](crate::firmware::WarpConfig::paces_others)),
-    /// or it gets no feedback.
-    #[must_use]
-    pub fn gates(mut self, gates: BTreeMap<NodeId, Gate>) -> Self {
-        self.gates = gates;
-        self
-    }
-}
 
 /// The extension that holds a node's memory.
 #[derive(Debug)]
@@ -123,9 +98,12 @@ pub struct Mermera {
     blocked: BTreeSet<NodeId>,
     /// Coherent writes that are not committed yet.
     placing: Vec<(u64, Command)>,
-    /// True while the timeout for a call to the sequencer is set.
+    /// True while the timeout for calls is set.
     is_calling: bool,
-    flushing: Vec<Command>,
+    /// Flushes, with the slow writes that each of them still waits for.
+    flushing: Vec<(Command, Vec<Awaited>)>,
+    /// The incarnation of each other node that has sent a frame.
+    seen: BTreeMap<NodeId, Incarnation>,
     /// When to try gates again that were shut.
     try_at: Option<Instant>,
     skipped: u64,
@@ -147,6 +125,7 @@ impl Mermera {
             placing: Vec::new(),
             is_calling: false,
             flushing: Vec::new(),
+            seen: BTreeMap::new(),
             try_at: None,
             skipped: 0,
             longest: UPDATE_BYTES,
@@ -157,6 +136,32 @@ impl Mermera {
     #[must_use]
     pub const fn skipped(&self) -> u64 {
         self.skipped
+    }
+
+    /// Returns how many slow and PRAM writes of peers were dropped, because they were to new
+    /// locations beyond [`MAX_LOCATIONS`](super::MAX_LOCATIONS).
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.memory.as_ref().map_or(0, Memory::dropped)
+    }
+
+    /// Notes a sign of life of a node. Returns false if a former incarnation gave it, or if the node
+    /// does not share the memory.
+    fn see(&mut self, now: Instant, node: NodeId, incarnation: Incarnation) -> bool {
+        let Some(memory) = self.memory.as_mut().filter(|_| self.config.nodes.contains(&node))
+        else {
+            return false;
+        };
+        let last = self.seen.entry(node).or_insert(incarnation);
+        if last.is_newer_than(incarnation) {
+            return false;
+        }
+        let has_restarted = std::mem::replace(last, incarnation) != incarnation;
+        if has_restarted {
+            self.acks.remove(&node);
+        }
+        memory.on_peer_seen(now, node, has_restarted);
+        true
     }
 
     /// Sends all that may be sent, completes finished commands, and sets the timeouts.
@@ -172,9 +177,13 @@ impl Mermera {
             }
             !is_done
         });
-        if memory.unacknowledged() == 0 {
-            self.flushing.drain(..).for_each(|command| complete(nic, &command));
-        }
+        self.flushing.retain_mut(|(command, awaited)| {
+            while awaited.pop_if(|write| memory.is_acknowledged(*write)).is_some() {}
+            if awaited.is_empty() {
+                complete(nic, command);
+            }
+            !awaited.is_empty()
+        });
         // A blocked node needs no timeout: the departure of its frame triggers the next one.
         let free = self.config.nodes.iter().filter(|node| !self.blocked.contains(*node));
         let due = free.filter_map(|node| memory.poll_timeout(*node)).min();
@@ -184,7 +193,7 @@ impl Mermera {
             Some(at) => nic.set_timeout_at(DUE, Service::Exact, at),
             None => nic.cancel_timeout(DUE),
         }
-        if memory.waits_for_place() && !self.is_calling {
+        if !self.is_calling && (memory.waits_for_place() || memory.waits_for_acks()) {
             self.is_calling = true;
             nic.set_timeout(CALL, Service::Coarse, self.config.delay * CALL_DELAYS);
         }
@@ -301,6 +310,9 @@ impl Mermera {
         }
         let (location, value) = (command.args[0] as Location, bytes.to_vec());
         match command.opcode {
+            SLOW_WRITE | PRAM_WRITE if !memory.takes(location) => {
+                return nic.refuse(&command, Status::Refused);
+            }
             SLOW_WRITE => memory.slow_write(nic.now(), location, value),
             PRAM_WRITE => memory.pram_write(location, value),
             _ if !memory.takes_coherent(location) => return nic.refuse(&command, Status::Refused),
@@ -360,7 +372,10 @@ impl Extension for Mermera {
         match command.opcode {
             SLOW_WRITE | PRAM_WRITE | CO_WRITE => self.write(nic, command),
             READ => return self.read(nic, &command),
-            FLUSH => self.flushing.push(command),
+            FLUSH => {
+                let awaited = self.memory.as_ref().map_or_else(Vec::new, Memory::unacknowledged);
+                self.flushing.push((command, awaited));
+            }
             _ => return nic.refuse(&command, Status::Invalid),
         }
         self.pump(nic);
@@ -387,6 +402,9 @@ impl Extension for Mermera {
     }
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
+        if !self.see(nic.now(), from, frame.header.incarnation) {
+            return;
+        }
         let Some(memory) = &mut self.memory else { return };
         let bytes = frame.payload.to_vec();
         for update in updates(&bytes) {
@@ -400,25 +418,37 @@ impl Extension for Mermera {
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
         if timeout == CALL {
             self.is_calling = false;
-            if let Some(memory) = self.memory.as_mut().filter(|memory| memory.waits_for_place()) {
+            let Some(memory) = &mut self.memory else { return };
+            if memory.waits_for_place() {
                 memory.call_sequencer();
             }
+            memory.call_silent(|node| self.seen.contains_key(&node));
         }
         self.pump(nic);
     }
 
     fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
         self.placing.retain(|(_, command)| command.region.port != port);
-        self.flushing.retain(|command| command.region.port != port);
+        self.flushing.retain(|(command, _)| command.region.port != port);
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
-        let (PeerEvent::Down(node) | PeerEvent::Restarted(node, _)) = event else { return };
-        self.unsent.remove(&node);
-        self.acks.remove(&node);
-        self.parts.remove(&node);
-        if let Some(memory) = &mut self.memory {
-            memory.on_peer_lost(node);
+        let (node, incarnation) = match event {
+            PeerEvent::Up(node, incarnation) | PeerEvent::Restarted(node, incarnation) => {
+                (node, Some(incarnation))
+            }
+            PeerEvent::Down(node) => (node, None),
+        };
+        if !matches!(event, PeerEvent::Up(..)) {
+            self.unsent.remove(&node);
+            self.acks.remove(&node);
+            self.parts.remove(&node);
+            if let Some(memory) = &mut self.memory {
+                memory.on_peer_lost(nic.now(), node);
+            }
+        }
+        if let Some(incarnation) = incarnation {
+            self.see(nic.now(), node, incarnation);
         }
         self.pump(nic);
     }
@@ -428,21 +458,15 @@ impl Extension for Mermera {
         self.pump(nic);
     }
 
+    fn outstanding_commands(&mut self) -> Vec<Command> {
+        let placing = self.placing.drain(..).map(|(_, command)| command);
+        placing.chain(self.flushing.drain(..).map(|(command, _)| command)).collect()
+    }
+
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        let waiting = self.placing.drain(..).map(|(_, command)| command);
-        for command in waiting.chain(self.flushing.drain(..)) {
+        for command in self.outstanding_commands() {
             nic.refuse(&command, Status::ExtensionDown);
         }
-    }
-}
-
-/// Decodes the level in the completion of a read.
-pub(super) const fn level_of(word: u64) -> Option<Level> {
-    match word {
-        0 => Some(Level::Slow),
-        1 => Some(Level::Pram),
-        2 => Some(Level::Coherent),
-        _ => None,
     }
 }
 

@@ -12,10 +12,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use super::extension::{
-    CO_WRITE, FLUSH, MAX_VALUE, MERMERA, PRAM_WRITE, READ, SLOW_WRITE, level_of,
-};
-use super::{Location, Origin};
+use super::extension::{CO_WRITE, FLUSH, MAX_VALUE, MERMERA, PRAM_WRITE, READ, SLOW_WRITE};
+use super::{Level, Location, MAX_LOCATIONS, Origin};
 
 /// An error of an access to the memory.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -47,6 +45,9 @@ pub enum AccessError {
 fn refusal(status: Status) -> String {
     match status {
         Status::Invalid => "the NIC has no shared memory: install `Mermera` in its unit".into(),
+        Status::Refused => format!(
+            "the memory takes writes to {MAX_LOCATIONS} locations: use fewer, each with more data"
+        ),
         Status::ExtensionDown => {
             "the NIC's shared memory is down: `Mermera` failed, was removed, or refused its \
                                   configuration, whose nodes must include the own one"
@@ -167,7 +168,10 @@ impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
         Ok(Some((value, Origin { writer: done.node, level, order: done.args[1] })))
     }
 
-    /// Waits until all other live nodes have acknowledged the last slow write to each location.
+    /// Waits until all other live nodes have acknowledged the last slow write to each location before
+    /// this call, or a later one. A node that has acknowledged nothing for long is called, and no longer
+    /// counts if it is reported dead. A node that has never answered this one counts as live: it may
+    /// not have started yet.
     ///
     /// # Errors
     /// [`AccessError`].
@@ -218,5 +222,15 @@ impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
             Status::Done => Ok(done),
             other => Err(AccessError::Refused(other)),
         }
+    }
+}
+
+/// Decodes the level in the completion of a read.
+const fn level_of(word: u64) -> Option<Level> {
+    match word {
+        0 => Some(Level::Slow),
+        1 => Some(Level::Pram),
+        2 => Some(Level::Coherent),
+        _ => None,
     }
 }

@@ -6,6 +6,7 @@ use super::check::{Event, History, Violation, ViolationKind};
 use super::*;
 
 mod order;
+mod restarts;
 
 /// Values are unique, so each identifies its write.
 type Value = u64;
@@ -176,7 +177,8 @@ impl Cluster {
             std::mem::take(&mut self.deaths).into_iter().partition(|(at, _)| *at <= now);
         self.deaths = later;
         for (_, node) in heard {
-            self.nodes.iter_mut().flatten().for_each(|memory| memory.on_peer_lost(node));
+            let now = Instant::from_nanos(now);
+            self.nodes.iter_mut().flatten().for_each(|memory| memory.on_peer_lost(now, node));
         }
         self.send();
     }
@@ -241,7 +243,7 @@ fn check_copies(seed: u64) {
             cluster.nodes.iter().flatten().map(|memory| memory.read(location)).collect();
         assert!(values.windows(2).all(|pair| pair[0] == pair[1]), "{location}: {values:?}");
     }
-    assert!(cluster.nodes.iter().flatten().all(|memory| memory.unacknowledged() == 0));
+    assert!(cluster.nodes.iter().flatten().all(|memory| memory.unacknowledged().is_empty()));
 }
 
 #[test]
@@ -394,15 +396,16 @@ fn any_update() -> impl Strategy<Value = Update<Value>> {
     );
     prop_oneof![
         (0_u32..3, number(), number(), number(), number()).prop_map(
-            |(location, version, number, clock, value)| {
-                Update::Slow { location, version, number, clock, value }
+            |(location, order, number, clock, value)| {
+                Update::Slow { location, order, number, clock, value }
             }
         ),
-        (0_u32..3, number(), number()).prop_map(|(key, version, number)| Update::SlowAck(Ack {
-            key,
-            version,
-            number
-        })),
+        (0_u32..3, number(), number(), number(), number()).prop_map(
+            |(key, version, number, newest, clock)| Update::SlowAck {
+                ack: Ack { key, version, number },
+                behind: (newest > 1).then_some((newest, clock)),
+            }
+        ),
         (0_u32..3, number(), number()).prop_map(|(location, clock, value)| Update::Pram {
             location,
             clock,
@@ -426,7 +429,8 @@ proptest! {
             let now = Instant::from_nanos(step * STEP);
             memory.handle_update(now, NodeId(from), update);
             match what {
-                0 => memory.on_peer_lost(NodeId(from)),
+                0 => memory.on_peer_lost(now, NodeId(from)),
+                4 => memory.on_peer_seen(now, NodeId(from), from % 2 == 0),
                 1 => memory.slow_write(now, 0, step),
                 2 => memory.pram_write(1, step),
                 3 => drop(memory.co_write(2, step)),

@@ -271,3 +271,46 @@ fn a_process_that_ends_while_suspended_leaves_no_messages() {
     scene.run(500.0);
     scene.is_whole(500..600);
 }
+
+/// All users of a path are suspended, then another process sends. Without the end of the pause, the
+/// receiver's death would go unnoticed.
+#[test]
+fn a_new_process_on_a_paused_path_is_subject_to_congestion_timeouts() {
+    let mut scene = Scene::new();
+    let first = scene.send(0, 100_000);
+    scene.run(100.0);
+    scene.command(STOP, first);
+    scene.run(20.0);
+    scene.send(200_000, 100_000);
+    scene.run(100.0);
+    let [before, _] = scene.state();
+    scene.world.cut(SENDER, RECEIVER);
+    scene.run(500.0);
+    let [after, _] = scene.state();
+    assert!(after < before / 4, "{before} bytes/s before the loss of all feedback, {after} after");
+}
+
+/// The last process that runs ends, and the others are suspended: their pause is no congestion.
+#[test]
+fn a_path_whose_last_running_process_ends_is_paused() {
+    let mut scene = Scene::new();
+    let first = scene.send(0, 100_000);
+    let host = scene.world.host(SENDER);
+    scene.world.spawn(SENDER, async move {
+        let mut port = host.open_port().unwrap();
+        let memory = port.register(MESSAGE).unwrap();
+        while host.now() < Instant::from_nanos(120_000_000) {
+            while port.outstanding() < 16 {
+                port.submit(&firmware::send(RECEIVER, PortId(0), memory.whole(), 0)).unwrap();
+            }
+            port.completion().await.unwrap();
+        }
+    });
+    scene.run(100.0);
+    let [before, _] = scene.state();
+    scene.command(STOP, first);
+    scene.run(500.0);
+    scene.command(STOP + 1, first);
+    let [after, _] = scene.state();
+    assert!(after as f64 > 0.9 * before as f64, "{before} bytes/s before, {after} after");
+}

@@ -2,6 +2,7 @@
 //! applications.
 
 mod cluster;
+mod losses;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -88,7 +88,7 @@ pub(crate) fn relay(name: &str) -> Result<(), String> {
     let (mut bytes, mut polls) = ([0; BYTES], EmptyPolls::default());
     loop {
         if !pass(&mut one, &mut other, &mut bytes) & !pass(&mut other, &mut one, &mut bytes) {
-            polls.again();
+            let _ = polls.again();
         }
     }
 }

@@ -59,13 +59,14 @@ async fn pump(nic: &ShmNic, end: &mut End, time: Duration) -> Result<f64, String
             if sent > before {
                 end.port.ring();
             }
-            match take(end)? {
-                Some(Some(slot)) => {
-                    acknowledged += ACKNOWLEDGED as u64;
-                    end.post_buffer(slot)?;
-                }
-                Some(None) => {}
-                None => polls.again(),
+            // With no room for a message, only a completion can make progress.
+            let done = match sent > before {
+                true => take(end)?,
+                false => Some(polls.until(|| take(end).transpose())??),
+            };
+            if let Some(Some(slot)) = done {
+                acknowledged += ACKNOWLEDGED as u64;
+                end.post_buffer(slot)?;
             }
         }
     }
@@ -93,7 +94,8 @@ pub(crate) fn receive(place: &str) -> Result<(), String> {
                     }
                 }
                 Some(None) => {}
-                None => polls.again(),
+                // The other side ends this process.
+                None => drop(polls.again()),
             }
         }
     })
@@ -108,7 +110,7 @@ pub(crate) fn slots(time: Duration) -> Result<f64, String> {
     let (begin, mut sent, mut polls) = (now(), 0_u64, EmptyPolls::default());
     while begin.elapsed() < time {
         for _ in 0..BATCH {
-            polls.until(|| bare.send(&header, &[7; BYTES]).then_some(()));
+            polls.until(|| bare.send(&header, &[7; BYTES]).then_some(()))?;
             sent += 1;
         }
     }
@@ -120,7 +122,10 @@ pub(crate) fn slots(time: Duration) -> Result<f64, String> {
 pub(crate) fn receive_slots(place: &str) -> Result<(), String> {
     let mut bare = Bare::meet(&ShmConfig::new(place, NodeId(1), 2)).map_err(text)?;
     let (mut bytes, mut polls) = ([0; BYTES], EmptyPolls::default());
+    // The other side ends this process.
     loop {
-        polls.until(|| bare.receive(&mut bytes));
+        if bare.receive(&mut bytes).is_none() {
+            let _ = polls.again();
+        }
     }
 }

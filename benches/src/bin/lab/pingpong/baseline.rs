@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use tempfile::TempDir;
+use midplane_benches::folder::Folder;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
 
@@ -66,7 +66,7 @@ impl Side for Datagrams {
 /// The socket at which one process waits for the other.
 pub(crate) enum Listener {
     Tcp(TcpListener),
-    Unix(UnixListener, TempDir),
+    Unix(UnixListener, Folder),
     Udp(UdpSocket),
 }
 
@@ -86,7 +86,7 @@ impl Listener {
                     (Self::Udp(socket), place)
                 }
                 _ => {
-                    let folder = tempfile::tempdir()?;
+                    let folder = Folder::create()?;
                     let path = folder.path().join("socket");
                     (Self::Unix(UnixListener::bind(&path)?, folder), path.display().to_string())
                 }

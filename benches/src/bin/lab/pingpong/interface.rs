@@ -155,7 +155,7 @@ impl Side for Interface {
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
         let done = match self.wait {
             Wait::Poll => EmptyPolls::default()
-                .until(|| self.nic.receive_done(self.vi).transpose())
+                .until(|| self.nic.receive_done(self.vi).transpose())?
                 .map_err(text)?,
             Wait::Await => self.nic.wait(self.vi, WorkQueue::Receive).await.map_err(text)?,
         };

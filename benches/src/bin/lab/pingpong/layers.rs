@@ -1,6 +1,6 @@
 //! One side of a connection with tagged messages, and the parts that the sides of all layers share.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use midplane::simhw::host::Host;
@@ -48,30 +48,52 @@ pub(crate) fn read_all(
     Ok(())
 }
 
-/// Number of empty polls in a row.
+/// Empty polls: their number, and when the present silence was first noticed.
 #[derive(Debug, Default)]
-pub(crate) struct EmptyPolls(u32);
+pub(crate) struct EmptyPolls {
+    count: u32,
+    since: Option<Instant>,
+}
 
 impl EmptyPolls {
     /// Polls until there is a value.
+    ///
+    /// # Errors
+    /// [`lost`], after [`LOST`] without a value.
     #[inline]
-    pub(crate) fn until<T>(&mut self, mut poll: impl FnMut() -> Option<T>) -> T {
+    pub(crate) fn until<T>(&mut self, mut poll: impl FnMut() -> Option<T>) -> Result<T, String> {
+        self.since = None;
         loop {
             match poll() {
-                Some(value) => return value,
-                None => self.again(),
+                Some(value) => return Ok(value),
+                None if self.again() => self.check(now())?,
+                None => {}
             }
         }
     }
 
+    /// Counts an empty poll. Returns true now and then, after it has yielded the core.
     #[inline]
-    pub(crate) fn again(&mut self) {
-        self.0 += 1;
+    pub(crate) fn again(&mut self) -> bool {
+        self.count = self.count.wrapping_add(1);
         // No pause between polls: a pause takes longer than a poll.
-        if self.0.is_multiple_of(POLLS) {
+        let yields = self.count.is_multiple_of(POLLS);
+        if yields {
             std::thread::yield_now();
         }
+        yields
     }
+
+    /// Checks how long the silence has lasted at `now`.
+    fn check(&mut self, now: Instant) -> Result<(), String> {
+        let since = *self.since.get_or_insert(now);
+        if now.duration_since(since) > LOST { Err(lost()) } else { Ok(()) }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a wait for another process")]
+fn now() -> Instant {
+    Instant::now()
 }
 
 /// Silence after which an unreliable message counts as lost.

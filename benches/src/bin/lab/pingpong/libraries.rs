@@ -6,6 +6,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
+use midplane_benches::folder::Folder;
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
@@ -57,7 +58,7 @@ fn is_open_mpi() -> bool {
 /// # Errors
 /// One line: what failed.
 pub(crate) fn ask(library: Kernel, measurement: Measurement<'_>) -> Result<Vec<Figures>, String> {
-    let folder = tempfile::tempdir().map_err(text)?;
+    let folder = Folder::create().map_err(text)?;
     let program = folder.path().join("pingpong").display().to_string();
     if library == Kernel::Openmpi {
         let source = format!("{program}.c");

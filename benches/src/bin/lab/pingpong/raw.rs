@@ -131,7 +131,7 @@ impl Side for Raw {
                 break arrived;
             }
             let done = match self.wait {
-                Wait::Poll => polls.until(|| self.end.port.poll()),
+                Wait::Poll => polls.until(|| self.end.port.poll())?,
                 Wait::Await => {
                     let next = tokio::time::timeout(LOST, self.end.port.completion());
                     next.await.map_err(|_| lost())?.map_err(text)?

@@ -31,7 +31,7 @@ impl Side for Slots {
         for piece in self.bytes[..bytes].chunks(SLOT) {
             let length = piece.len() as u16;
             let header = Header { source: self.node, length, ..Header::default() };
-            EmptyPolls::default().until(|| self.bare.send(&header, piece).then_some(()));
+            EmptyPolls::default().until(|| self.bare.send(&header, piece).then_some(()))?;
         }
         Ok(())
     }
@@ -40,7 +40,7 @@ impl Side for Slots {
         let mut polls = EmptyPolls::default();
         let mut received = 0;
         while received < bytes {
-            received += polls.until(|| self.bare.receive(&mut self.bytes[received..bytes]));
+            received += polls.until(|| self.bare.receive(&mut self.bytes[received..bytes]))?;
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ pub(super) fn has_short_values(update: &Update<Vec<u8>>) -> bool {
         Update::Coherent(Coherence::Known { log, .. } | Coherence::View { log, .. }) => {
             log.iter().all(|(_, entry)| is_short(&entry.value))
         }
-        Update::SlowAck(_) | Update::Coherent(_) => true,
+        Update::SlowAck { .. } | Update::Coherent(_) => true,
     }
 }
 

@@ -82,7 +82,7 @@ fn a_waiting_writer_calls_the_sequencer_without_effect() {
     assert!(sequencer.poll_send().is_none() && sequencer.read(7).is_none());
     // After the sequencer's death the writer is the next one, and waits for a majority instead of a
     // place.
-    writer.on_peer_lost(NodeId(0));
+    writer.on_peer_lost(Instant::from_nanos(1), NodeId(0));
     assert!(!writer.waits_for_place());
 }
 
@@ -92,8 +92,8 @@ fn a_waiting_writer_calls_the_sequencer_without_effect() {
 fn a_node_reported_lost_does_not_count_for_a_majority() {
     let names: Vec<NodeId> = (0..5).map(NodeId).collect();
     let mut next: Memory<Value> = Memory::new(NodeId(1), &names, Duration::from_nanos(LOOP));
-    next.on_peer_lost(NodeId(2));
-    next.on_peer_lost(NodeId(0));
+    next.on_peer_lost(Instant::from_nanos(1), NodeId(2));
+    next.on_peer_lost(Instant::from_nanos(1), NodeId(0));
     let empty = || {
         Update::Coherent(Coherence::Known {
             view: 1,
@@ -121,7 +121,7 @@ fn a_node_reported_lost_does_not_count_for_a_majority() {
 fn a_log_without_end_is_dropped_and_takes_bounded_memory() {
     let names: Vec<NodeId> = (0..3).map(NodeId).collect();
     let mut next: Memory<Value> = Memory::new(NodeId(1), &names, Duration::from_nanos(LOOP));
-    next.on_peer_lost(NodeId(0));
+    next.on_peer_lost(Instant::from_nanos(1), NodeId(0));
     let part = |at: u64, more| {
         let places = at * PART as u64 + 1..=(at + 1) * PART as u64;
         let entry = |place: u64| Entry {
