@@ -166,8 +166,13 @@ impl Capabilities {
 
     /// Creates the table of a NIC that has not started: it can give no capability.
     pub(crate) const fn unkeyed() -> Self {
-        let (entries, free, below) = (Vec::new(), Vec::new(), BTreeSet::new());
-        Self { node: NodeId(0), keys: None, entries, free, below }
+        Self {
+            node: NodeId(0),
+            keys: None,
+            entries: Vec::new(),
+            free: Vec::new(),
+            below: BTreeSet::new(),
+        }
     }
 
     /// Gives a capability to a region.
