@@ -87,7 +87,7 @@ pub(crate) enum Update<V> {
     /// The acknowledgement of a slow write; may be lost. Its version is the clock of the writer's
     /// newest slow write to the location.
     SlowAck {
-        /// The acknowledgement.
+        /// The acknowledgement of a copy.
         ack: Ack<Location>,
         /// If the value is not shown, or the writer has made newer ones: the newest clock of the
         /// writer's slow writes, and the receiver's clock.

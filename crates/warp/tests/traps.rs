@@ -101,7 +101,7 @@ fn trap(world: &mut World<Unit>, extension: ExtensionId) {
 fn commands_of_a_memory_that_has_failed_end() {
     let mut world = world();
     let ended: Arc<Mutex<Vec<AccessError>>> = Arc::default();
-    // Nobody answers: a coherent write and a flush wait.
+    // No node answers: a coherent write and a flush wait.
     world.crash(NodeId(1));
     world.crash(NodeId(2));
     for is_coherent in [true, false] {

@@ -86,7 +86,7 @@ fn a_restarted_node_shows_its_new_values_and_gets_those_of_others() {
         write(&mut cluster, 3, 7, 0..60, &ended);
         cluster.world.run_until(at(200));
         assert_ended(&ended, &[0, 1, 2, 3, 3]);
-        // Node 3 can send its last values to nobody any more.
+        // Node 3 can send its last values to no node any more.
         cluster.world.crash(NodeId(3));
         cluster.world.crash(NodeId(1));
         cluster.world.restart(NodeId(1));

@@ -45,7 +45,7 @@ fn check_restart(seed: u64) {
     (0..60).for_each(|_| cluster.write(1, Level::Slow, OWN));
     cluster.settle();
     // Its values are later than all that the restarted node writes at first, and it sends them to
-    // nobody.
+    // no node.
     cluster.kill(3);
     cluster.settle();
     restart(&mut cluster, 1);
