@@ -6,8 +6,8 @@
 //! determines how soon. A value is missing after 2.3 feedback delays with a probability of 10^-9,
 //! and without loss only one copy is sent.
 //!
-//! Of a receiver that is lost nothing is expected. One value is still sent to it now and then, so
-//! that it answers when it returns.
+//! A receiver that is lost gets one copy every 64 feedback delays: its acknowledgement shows that it
+//! has returned.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -124,8 +124,8 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         }
     }
 
-    /// Sends all values anew, for a receiver that has returned or may have lost them; to one that is
-    /// lost only one value, now and then.
+    /// Sends all values again, because the receiver has returned or may have lost them. If it is lost,
+    /// sends one copy every 64 feedback delays.
     pub(crate) fn begin_anew(&mut self, now: Instant, is_lost: bool) {
         self.is_lost = is_lost;
         self.queue.clear();
@@ -237,24 +237,18 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         self.queue.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Returns the version of the last value of `key`.
-    #[must_use]
-    pub(crate) fn version(&self, key: &K) -> Option<u64> {
-        self.slots.get(key).map(|slot| slot.version)
-    }
-
     /// Returns true if a version of `key` or a later one is acknowledged, or the receiver is lost.
     #[must_use]
     pub(crate) fn has_acknowledged(&self, key: &K, version: u64) -> bool {
         self.is_lost || self.slots.get(key).is_none_or(|slot| slot.acknowledged >= version)
     }
 
-    /// Returns the keys whose last value is not acknowledged, with its version; none of a receiver
-    /// that is lost.
-    pub(crate) fn unacknowledged(&self) -> impl Iterator<Item = (&K, u64)> {
+    /// Returns the keys whose last value is not acknowledged, with its version and the value; none if
+    /// the receiver is lost.
+    pub(crate) fn unacknowledged(&self) -> impl Iterator<Item = (&K, u64, &V)> {
         let slots = self.slots.iter().filter(|_| !self.is_lost);
         let waiting = slots.filter(|(_, slot)| slot.acknowledged < slot.version);
-        waiting.map(|(key, slot)| (key, slot.version))
+        waiting.map(|(key, slot)| (key, slot.version, &slot.value))
     }
 
     /// Returns the number of copies sent.

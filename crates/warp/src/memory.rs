@@ -15,10 +15,11 @@
 //! does not replace a value that was written later (by Lamport's clock). If only slow writes are
 //! made, and then stop, all copies therefore become equal.
 //!
-//! A node that restarts has lost its copy and its clock. The others' acknowledgements show it that,
-//! and it stamps its slow writes again, later than all that they know. When it sends its first frame,
-//! or answers after it was reported dead, it gets the others' last slow writes anew. Values whose
-//! writers died or restarted stay unknown to it until the location is written again.
+//! A node that restarts has lost its copy and its clock. Other nodes ignore writes with clocks that
+//! it had reached before; their acknowledgements report that, and it gives these writes later clocks.
+//! When it sends its first frame, or answers after it was reported dead, the other nodes send it
+//! their last slow writes again. It does not get values whose writers died or restarted until the
+//! location is written again.
 
 #[cfg(any(test, feature = "unstable"))]
 pub mod check;
@@ -27,7 +28,7 @@ pub mod extension;
 mod log;
 mod shared;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::id::NodeId;
@@ -84,19 +85,20 @@ pub(crate) enum Update<V> {
         /// The value.
         value: V,
     },
-    /// The acknowledgement of a slow write; may be lost. Its version is the clock of the writer's
-    /// newest slow write to the location.
+    /// The acknowledgement of a slow write; may be lost.
     SlowAck {
-        /// The acknowledgement of a copy.
+        /// The acknowledgement. Its version is the clock of the writer's newest slow write to the
+        /// location.
         ack: Ack<Location>,
-        /// If the value is not shown, or the writer has made newer ones: the newest clock of the
-        /// writer's slow writes, and the receiver's clock.
-        behind: Option<(u64, u64)>,
+        /// The write's fate at the receiver.
+        fate: Fate,
     },
     /// A PRAM write; must arrive once and in order.
     Pram {
         /// The location.
         location: Location,
+        /// Number of the write among the writer's PRAM writes, from 1.
+        order: u64,
         /// The writer's Lamport clock.
         clock: u64,
         /// The value.
@@ -104,6 +106,20 @@ pub(crate) enum Update<V> {
     },
     /// A message of the ordering protocol for coherent writes; must arrive once and in order.
     Coherent(Coherence<V>),
+}
+
+/// What a receiver has done with a slow write.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(crate) enum Fate {
+    /// It shows the write, or has shown it.
+    Shown,
+    /// It shows a later value of another node. It has this clock.
+    Older(u64),
+    /// It ignores the write: the writer has restarted, and had made writes with this clock or a later
+    /// one before. It has this clock.
+    Repeated(u64),
+    /// It has no room for the location.
+    Refused,
 }
 
 impl<V> Update<V> {
@@ -129,22 +145,21 @@ pub(crate) struct Memory<V> {
     cells: BTreeMap<Location, Cell<V>>,
     /// The clock of the newest slow write seen of each writer and location; older ones are discarded.
     versions: BTreeMap<(NodeId, Location), u64>,
-    /// The clock of the newest slow write seen of each writer.
-    newest: BTreeMap<NodeId, u64>,
-    /// The nodes whose acknowledgements have shown that this node has restarted.
-    restart_told_by: BTreeSet<NodeId>,
+    /// The clock of the newest slow write of each writer before its last restart.
+    former: BTreeMap<NodeId, u64>,
     /// The number of this node's last slow write to each location.
     written: BTreeMap<Location, u64>,
     /// This node's Lamport clock.
     clock: u64,
     pram_written: u64,
-    pram_seen: BTreeMap<NodeId, u64>,
     /// The last slow writes for each other node, with their numbers.
     slow: BTreeMap<NodeId, LatestSender<Location, (u64, V)>>,
     coherent: Coherent<V>,
     outbox: VecDeque<(NodeId, Update<V>)>,
     /// Writes of peers that found no room.
     dropped: u64,
+    /// True if a peer had no room for a slow write of this node.
+    was_refused: bool,
 }
 
 /// A slow write that a node has not acknowledged: the node, the location and the version.
@@ -164,16 +179,15 @@ impl<V: Clone> Memory<V> {
             me,
             cells: BTreeMap::new(),
             versions: BTreeMap::new(),
-            newest: BTreeMap::new(),
-            restart_told_by: BTreeSet::new(),
+            former: BTreeMap::new(),
             written: BTreeMap::new(),
             clock: 0,
             pram_written: 0,
-            pram_seen: BTreeMap::new(),
             slow: others.map(|node| (*node, LatestSender::new(delay))).collect(),
             coherent: Coherent::new(me, nodes),
             outbox: VecDeque::new(),
             dropped: 0,
+            was_refused: false,
         }
     }
 
@@ -216,7 +230,8 @@ impl<V: Clone> Memory<V> {
         let clock = self.tick();
         self.pram_written += 1;
         for node in self.slow.keys().filter(|node| !self.coherent.has_lost(**node)) {
-            let update = Update::Pram { location, clock, value: value.clone() };
+            let (order, value) = (self.pram_written, value.clone());
+            let update = Update::Pram { location, order, clock, value };
             self.outbox.push_back((*node, update));
         }
         let origin = Origin { writer: self.me, level: Level::Pram, order: self.pram_written };
@@ -321,27 +336,16 @@ impl<V: Clone> Memory<V> {
             return;
         }
         match update {
-            Update::Slow { location, .. } | Update::Pram { location, .. }
-                if !self.takes(location) =>
-            {
-                self.dropped += 1;
-            }
             Update::Slow { location, order, number, clock, value } => {
                 let origin = Origin { writer: from, level: Level::Slow, order };
-                let newest = self.newest.entry(from).or_default();
-                let is_older = clock < *newest;
-                *newest = clock.max(*newest);
-                let newest = *newest;
-                let (version, is_shown) = self.on_slow(location, clock, value, origin);
-                let behind = (is_older || !is_shown).then_some((newest, self.clock));
+                let (version, fate) = self.on_slow(location, clock, value, origin);
                 let ack = Ack { key: location, version, number };
-                self.outbox.push_back((from, Update::SlowAck { ack, behind }));
+                self.outbox.push_back((from, Update::SlowAck { ack, fate }));
             }
-            Update::SlowAck { ack, behind } => self.on_ack(now, from, ack, behind),
-            Update::Pram { location, clock, value } => {
-                let order = self.pram_seen.entry(from).or_default();
-                *order += 1;
-                let origin = Origin { writer: from, level: Level::Pram, order: *order };
+            Update::SlowAck { ack, fate } => self.on_ack(now, from, &ack, fate),
+            Update::Pram { location, .. } if !self.takes(location) => self.dropped += 1,
+            Update::Pram { location, order, clock, value } => {
+                let origin = Origin { writer: from, level: Level::Pram, order };
                 self.apply(location, clock, value, origin);
             }
             Update::Coherent(message) => {
@@ -365,6 +369,11 @@ impl<V: Clone> Memory<V> {
     /// Handles a sign of life of a node. If it was lost, or `has_restarted`, it gets this node's last
     /// slow values anew.
     pub(crate) fn on_peer_seen(&mut self, now: Instant, node: NodeId, has_restarted: bool) {
+        if has_restarted {
+            let its = self.versions.range((node, Location::MIN)..=(node, Location::MAX));
+            let newest = its.map(|(_, clock)| *clock).max();
+            newest.into_iter().for_each(|newest| drop(self.former.insert(node, newest)));
+        }
         if let Some(slots) = self.slow.get_mut(&node).filter(|it| it.is_lost() || has_restarted) {
             slots.begin_anew(now, false);
         }
@@ -375,7 +384,7 @@ impl<V: Clone> Memory<V> {
     pub(crate) fn unacknowledged(&self) -> Vec<Awaited> {
         let slots = self.slow.iter();
         let waiting = slots.flat_map(|(node, slots)| {
-            slots.unacknowledged().map(|(location, version)| (*node, *location, version))
+            slots.unacknowledged().map(|(location, version, _)| (*node, *location, version))
         });
         waiting.collect()
     }
@@ -413,56 +422,60 @@ impl<V: Clone> Memory<V> {
         self.clock
     }
 
-    /// Applies a slow write if it is new. Returns the version to acknowledge, and true if the write is
-    /// shown.
-    fn on_slow(&mut self, location: Location, clock: u64, value: V, origin: Origin) -> (u64, bool) {
+    /// Applies a slow write if it is new. Returns the version to acknowledge, and the write's fate.
+    fn on_slow(&mut self, location: Location, clock: u64, value: V, origin: Origin) -> (u64, Fate) {
+        if self.former.get(&origin.writer).is_some_and(|former| clock <= *former) {
+            return (0, Fate::Repeated(self.clock));
+        }
+        if !self.takes(location) {
+            self.dropped += 1;
+            return (clock, Fate::Refused);
+        }
         let seen = self.versions.entry((origin.writer, location)).or_default();
         if clock <= *seen {
-            return (*seen, clock == *seen);
+            return (*seen, Fate::Shown);
         }
         *seen = clock;
         self.clock = self.clock.max(clock);
         let is_later = |cell: &Cell<V>| (clock, origin.writer) > (cell.clock, cell.origin.writer);
-        let is_shown = self.cells.get(&location).is_none_or(is_later);
-        if is_shown {
-            self.apply(location, clock, value, origin);
+        if !self.cells.get(&location).is_none_or(is_later) {
+            return (clock, Fate::Older(self.clock));
         }
-        (clock, is_shown)
+        self.apply(location, clock, value, origin);
+        (clock, Fate::Shown)
     }
 
-    /// Handles an acknowledgement. If the receiver knows writes of this node that it has not made,
-    /// this node has restarted: the receiver would ignore its writes, whose clocks are lower.
-    fn on_ack(
-        &mut self,
-        now: Instant,
-        from: NodeId,
-        mut ack: Ack<Location>,
-        behind: Option<(u64, u64)>,
-    ) {
+    /// Handles an acknowledgement.
+    fn on_ack(&mut self, now: Instant, from: NodeId, ack: &Ack<Location>, fate: Fate) {
         let Some(slots) = self.slow.get_mut(&from) else { return };
-        let is_of_former = slots.version(&ack.key).is_none_or(|version| ack.version > version);
-        if is_of_former {
-            ack.version = 0;
-        }
-        slots.handle_ack(now, &ack);
-        let Some((newest, clock)) = behind else { return };
-        let has_restarted = is_of_former || newest > self.clock;
-        self.clock = self.clock.max(clock);
-        if has_restarted && self.restart_told_by.insert(from) {
-            self.stamp_again(now);
+        slots.handle_ack(now, ack);
+        match fate {
+            Fate::Shown => {}
+            // The next write here is later than the value that is shown there.
+            Fate::Older(clock) => self.clock = self.clock.max(clock),
+            Fate::Repeated(clock) => {
+                self.clock = self.clock.max(clock);
+                self.stamp_again(now, from, clock);
+            }
+            Fate::Refused => self.was_refused = true,
         }
     }
 
-    /// Stamps this node's slow writes that it still shows again, with the present clock.
-    fn stamp_again(&mut self, now: Instant) {
-        let shown = self.written.iter().filter_map(|(location, order)| {
-            let cell = self.cells.get(location)?;
-            let origin = Origin { writer: self.me, level: Level::Slow, order: *order };
-            (cell.origin == origin).then(|| (*location, *order, cell.value.clone()))
-        });
-        for (location, order, value) in shown.collect::<Vec<_>>() {
+    /// Gives later clocks to slow writes that a node has not acknowledged and whose clocks are not
+    /// beyond `clock`: that node ignores clocks which this node had reached before its restart.
+    fn stamp_again(&mut self, now: Instant, node: NodeId, clock: u64) {
+        let Some(slots) = self.slow.get(&node) else { return };
+        let ignored = slots.unacknowledged().filter(|(_, version, _)| *version <= clock);
+        let ignored =
+            ignored.map(|(location, _, (order, value))| (*location, *order, value.clone()));
+        for (location, order, value) in ignored.collect::<Vec<_>>() {
             self.stamp(now, location, order, value);
         }
+    }
+
+    /// Returns true if a peer had no room for a slow write of this node since the last call.
+    pub(crate) fn take_refused(&mut self) -> bool {
+        std::mem::take(&mut self.was_refused)
     }
 
     fn apply(&mut self, location: Location, clock: u64, value: V, origin: Origin) {

@@ -169,7 +169,7 @@ impl Mermera {
         self.send_reliable(nic);
         self.try_at = None;
         self.send_frames(nic);
-        let Some(memory) = &self.memory else { return };
+        let Some(memory) = &mut self.memory else { return };
         self.placing.retain(|(ticket, command)| {
             let is_done = memory.is_done(*ticket);
             if is_done {
@@ -180,7 +180,10 @@ impl Mermera {
         self.flushing.retain_mut(|(command, awaited)| {
             while awaited.pop_if(|write| memory.is_acknowledged(*write)).is_some() {}
             if awaited.is_empty() {
-                complete(nic, command);
+                match memory.take_refused() {
+                    true => nic.refuse(command, Status::Refused),
+                    false => complete(nic, command),
+                }
             }
             !awaited.is_empty()
         });

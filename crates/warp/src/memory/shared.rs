@@ -169,12 +169,13 @@ impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
     }
 
     /// Waits until all other live nodes have acknowledged the last slow write to each location before
-    /// this call, or a later one. A node that has acknowledged nothing for long is called, and no longer
-    /// counts if it is reported dead. A node that has never answered this one counts as live: it may
-    /// not have started yet.
+    /// this call, or a later one. If a node has acknowledged nothing for 16 feedback delays, a reliable
+    /// message checks that it lives, and it no longer counts once it is reported dead. A node that has
+    /// never answered this one counts as live: it may not have started yet.
     ///
     /// # Errors
-    /// [`AccessError`].
+    /// [`AccessError::Refused`] if another node had no room for the location of a slow write since the
+    /// last flush: the memory has [`MAX_LOCATIONS`] locations. Others of [`AccessError`].
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.

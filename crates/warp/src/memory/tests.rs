@@ -401,15 +401,14 @@ fn any_update() -> impl Strategy<Value = Update<Value>> {
             }
         ),
         (0_u32..3, number(), number(), number(), number()).prop_map(
-            |(key, version, number, newest, clock)| Update::SlowAck {
-                ack: Ack { key, version, number },
-                behind: (newest > 1).then_some((newest, clock)),
+            |(key, version, number, kind, clock)| {
+                let fates = [Fate::Shown, Fate::Older(clock), Fate::Repeated(clock), Fate::Refused];
+                let ack = Ack { key, version, number };
+                Update::SlowAck { ack, fate: fates[kind as usize % fates.len()] }
             }
         ),
-        (0_u32..3, number(), number()).prop_map(|(location, clock, value)| Update::Pram {
-            location,
-            clock,
-            value
+        (0_u32..3, number(), number(), number()).prop_map(|(location, order, clock, value)| {
+            Update::Pram { location, order, clock, value }
         }),
         coherent.prop_map(Update::Coherent),
     ]

@@ -9,8 +9,9 @@ use crate::gate::Gate;
 
 /// The configuration of a node's memory.
 ///
-/// A node that is reported dead, or restarts, no longer takes part in PRAM and coherent writes. If it
-/// answers again, slow writes resume, and it gets the others' last slow writes anew.
+/// A node that is reported dead, or restarts, gets no more PRAM and coherent writes, and its coherent
+/// writes are ignored. If it answers again, slow writes resume, and the other nodes send it their last
+/// slow writes again.
 #[derive(Clone, Debug)]
 pub struct MermeraConfig {
     pub(super) nodes: Vec<NodeId>,
