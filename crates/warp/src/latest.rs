@@ -237,6 +237,12 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         self.queue.first_key_value().map(|((at, _), _)| *at)
     }
 
+    /// Returns the version of the last value of `key`.
+    #[cfg(test)]
+    pub(crate) fn version(&self, key: &K) -> Option<u64> {
+        self.slots.get(key).map(|slot| slot.version)
+    }
+
     /// Returns true if a version of `key` or a later one is acknowledged, or the receiver is lost.
     #[must_use]
     pub(crate) fn has_acknowledged(&self, key: &K, version: u64) -> bool {

@@ -372,7 +372,7 @@ impl<V: Clone> Memory<V> {
         if has_restarted {
             let its = self.versions.range((node, Location::MIN)..=(node, Location::MAX));
             let newest = its.map(|(_, clock)| *clock).max();
-            newest.into_iter().for_each(|newest| drop(self.former.insert(node, newest)));
+            self.former.extend(newest.map(|newest| (node, newest)));
         }
         if let Some(slots) = self.slow.get_mut(&node).filter(|it| it.is_lost() || has_restarted) {
             slots.begin_anew(now, false);

@@ -231,9 +231,11 @@ fn a_write_after_a_restart_is_acknowledged_although_another_node_has_written_the
         if let Some(update) = other.poll_slow(at(now), NodeId(0)) {
             first.handle_update(at(now), NodeId(1), update);
         }
-        for (from, to) in [(&mut other, &mut first), (&mut first, &mut other)] {
-            let sender = from.me;
-            acks(from).into_iter().for_each(|ack| to.handle_update(at(now), sender, ack));
+        for ack in acks(&mut other) {
+            first.handle_update(at(now), NodeId(1), ack);
+        }
+        for ack in acks(&mut first) {
+            other.handle_update(at(now), NodeId(0), ack);
         }
     }
     assert!(first.unacknowledged().is_empty() && other.unacknowledged().is_empty());
