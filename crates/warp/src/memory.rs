@@ -395,13 +395,6 @@ impl<V: Clone> Memory<V> {
         self.slow.get(&node).is_none_or(|slots| slots.has_acknowledged(&location, version))
     }
 
-    /// Returns true if slow writes may wait for an acknowledgement. While it does, call
-    /// `call_silent` now and then.
-    #[must_use]
-    pub(crate) fn waits_for_acks(&self) -> bool {
-        self.slow.values().any(|slots| !slots.is_lost() && slots.poll_timeout().is_some())
-    }
-
     /// Sends a reliable message without effect to each node of which slow writes await
     /// acknowledgements, and none has arrived since the last call. If the node has died, the failed
     /// delivery reveals it. Leaves out nodes that are not `known`: they may not have started yet.

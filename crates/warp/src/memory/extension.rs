@@ -196,7 +196,7 @@ impl Mermera {
             Some(at) => nic.set_timeout_at(DUE, Service::Exact, at),
             None => nic.cancel_timeout(DUE),
         }
-        if !self.is_calling && (memory.waits_for_place() || memory.waits_for_acks()) {
+        if !self.is_calling && (memory.waits_for_place() || !self.flushing.is_empty()) {
             self.is_calling = true;
             nic.set_timeout(CALL, Service::Coarse, self.config.delay * CALL_DELAYS);
         }
@@ -425,7 +425,9 @@ impl Extension for Mermera {
             if memory.waits_for_place() {
                 memory.call_sequencer();
             }
-            memory.call_silent(|node| self.seen.contains_key(&node));
+            if !self.flushing.is_empty() {
+                memory.call_silent(|node| self.seen.contains_key(&node));
+            }
         }
         self.pump(nic);
     }
