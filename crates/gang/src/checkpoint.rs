@@ -21,7 +21,7 @@ pub(crate) const FORMAT: u16 = 1;
 pub(crate) const IMAGES: u16 = 2;
 pub(crate) const MANIFEST: &str = "manifest.json";
 const NETWORK: &str = "network.bin";
-/// Most bytes of a manifest: its program has at most a message between daemons, 8 MiB, and JSON may quote a byte by 7.
+/// Most bytes of a manifest: its program has at most a message between daemons, 8 MiB, and JSON may write a byte as up to 7 bytes.
 const MANIFEST_BYTES: u64 = 64 << 20;
 
 /// A job's state at one cut.

@@ -450,9 +450,7 @@ impl Extension for Collectives {
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         self.cancel_start(nic);
-        for command in self.postponed.drain(..) {
-            nic.refuse(&command, Status::Cancelled);
-        }
+        self.cancel_postponed(nic);
         for number in self.running.keys().copied().collect::<Vec<_>>() {
             self.settle(nic, number, &Progress::Failed(Status::Cancelled));
         }

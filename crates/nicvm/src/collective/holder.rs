@@ -149,8 +149,16 @@ impl Collectives {
         for number in self.numbers(is_before) {
             self.settle(nic, number, &Progress::Failed(Status::Cancelled));
         }
+        self.cancel_postponed(nic);
         self.holder.state = State::Started(port);
         nic.complete(port, &Completion::of(&command, Status::Done));
+    }
+
+    /// Ends the host's operations that have not begun.
+    pub(super) fn cancel_postponed(&mut self, nic: &mut Context<'_>) {
+        for command in self.postponed.drain(..) {
+            nic.refuse(&command, Status::Cancelled);
+        }
     }
 
     pub(super) fn cancel_start(&mut self, nic: &mut Context<'_>) {

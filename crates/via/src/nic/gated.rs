@@ -404,7 +404,8 @@ impl Nic {
         gated.polls.is_multiple_of(POLLS_PER_PORT) || self.port.outstanding() > 1 + gated.recalls
     }
 
-    /// Returns how many descriptors the port holds, even if the host returns all its queues to the NIC.
+    /// Returns the most descriptors that may be posted: the port holds them even if the host returns all its queues to
+    /// the NIC.
     pub(super) fn most_posted(&self) -> usize {
         let commands = self.gated.as_ref().map_or(0, |gated| gated.commands);
         self.port.depth().saturating_sub(commands)

@@ -21,8 +21,8 @@ pub struct NicAttributes {
     pub max_vis: usize,
     /// Interfaces that exist now.
     pub vis: usize,
-    /// Most descriptors, connection requests and queries that this process may have under way. If interfaces bypass the
-    /// NIC, two places of the port for each of them are subtracted.
+    /// Most descriptors, connection requests and queries that this process may have under way. If interfaces can
+    /// bypass the NIC, two places of the port for each of them are subtracted, and two more.
     pub max_posted: usize,
     /// Most data segments of a descriptor.
     pub max_segments: usize,

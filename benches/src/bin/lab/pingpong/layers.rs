@@ -66,7 +66,14 @@ impl EmptyPolls {
         loop {
             match poll() {
                 Some(value) => return Ok(value),
-                None if self.again() => self.check(now())?,
+                None if self.again() => {
+                    // The process may have been stopped for longer than that: polls once more.
+                    let checked = self.check(now());
+                    match poll() {
+                        Some(value) => return Ok(value),
+                        None => checked?,
+                    }
+                }
                 None => {}
             }
         }
