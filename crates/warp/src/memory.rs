@@ -108,7 +108,7 @@ pub(crate) enum Update<V> {
     Coherent(Coherence<V>),
 }
 
-/// What a receiver has done with a slow write.
+/// The outcome of a slow write at its receiver.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) enum Fate {
     /// It shows the write, or has shown it.
@@ -438,7 +438,7 @@ impl<V: Clone> Memory<V> {
         (clock, Fate::Shown)
     }
 
-    /// Handles an acknowledgement.
+    /// Handles the acknowledgement of a slow write.
     fn on_ack(&mut self, now: Instant, from: NodeId, ack: &Ack<Location>, fate: Fate) {
         let Some(slots) = self.slow.get_mut(&from) else { return };
         slots.handle_ack(now, ack);
