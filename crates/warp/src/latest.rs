@@ -216,11 +216,14 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         self.next_number = self.next_number.max(number);
     }
 
-    /// Records that the receiver has a value.
-    pub(crate) fn handle_ack(&mut self, now: Instant, ack: &Ack<K>) {
+    /// Records that the receiver has a value. Returns true if that was not known.
+    pub(crate) fn handle_ack(&mut self, now: Instant, ack: &Ack<K>) -> bool {
         self.is_heard = true;
+        let mut is_new = false;
         if let Some(slot) = self.slots.get_mut(&ack.key) {
-            slot.acknowledged = slot.acknowledged.max(ack.version.min(slot.version));
+            let version = ack.version.min(slot.version);
+            is_new = version > slot.acknowledged;
+            slot.acknowledged = slot.acknowledged.max(version);
         }
         if let Ok(at) = self.flying.binary_search_by_key(&ack.number, |(number, _)| *number)
             && let Some((_, sent)) = self.flying.remove(at)
@@ -228,6 +231,7 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
             self.loss -= LOSS_GAIN * self.loss;
             self.delay_ns += (now.nanos_since(sent) as f64 - self.delay_ns) / 8.0;
         }
+        is_new
     }
 
     /// Returns when to call [`LatestSender::poll_send`] next, unless a write or an acknowledgement comes

@@ -15,8 +15,9 @@
 //! does not replace a value that was written later (by Lamport's clock). If only slow writes are
 //! made, and then stop, all copies therefore become equal.
 //!
-//! A node that restarts has lost its copy and its clock. Other nodes ignore writes with clocks that
-//! it had reached before; their acknowledgements report that, and it gives these writes later clocks.
+//! A node that restarts has lost its copy. Its clock begins beyond its former one, unless it had made
+//! very many writes. Then other nodes ignore writes with clocks that it had reached before; their
+//! acknowledgements report that, and it gives these writes later clocks.
 //! When it sends its first frame, or answers after it was reported dead, the other nodes send it
 //! their last slow writes again. It does not get values whose writers died or restarted until the
 //! location is written again.
@@ -31,7 +32,7 @@ mod shared;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use midplane_simhw::id::NodeId;
+use midplane_simhw::id::{Incarnation, NodeId};
 use midplane_simhw::time::Instant;
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +41,10 @@ pub use log::MAX_LOCATIONS;
 pub use shared::{AccessError, MemoryHandle, OpenMemoryError};
 
 use crate::latest::{Ack, Copy, LatestSender};
+
+/// The lowest bit of the incarnation in the first clock of a node. NICs' incarnations count 64 ms, so
+/// that a node may make 500,000 writes a second.
+const CLOCK_SHIFT: u32 = 31;
 
 /// A location: an index into an array, or the hash of a name.
 pub type Location = u32;
@@ -189,6 +194,12 @@ impl<V: Clone> Memory<V> {
             dropped: 0,
             was_refused: false,
         }
+    }
+
+    /// Begins the Lamport clock beyond those of former incarnations of this node, unless one has made
+    /// more than 32,768 writes in each incarnation.
+    pub(crate) fn begin_clock(&mut self, incarnation: Incarnation) {
+        self.clock = u64::from(incarnation.0) << CLOCK_SHIFT;
     }
 
     /// Returns true if `location` takes slow and PRAM writes: it has a value, or fewer than
@@ -441,7 +452,7 @@ impl<V: Clone> Memory<V> {
     /// Handles the acknowledgement of a slow write.
     fn on_ack(&mut self, now: Instant, from: NodeId, ack: &Ack<Location>, fate: Fate) {
         let Some(slots) = self.slow.get_mut(&from) else { return };
-        slots.handle_ack(now, ack);
+        let is_new = slots.handle_ack(now, ack);
         match fate {
             Fate::Shown => {}
             // The next write here is later than the value that is shown there.
@@ -450,7 +461,7 @@ impl<V: Clone> Memory<V> {
                 self.clock = self.clock.max(clock);
                 self.stamp_again(now, from, clock);
             }
-            Fate::Refused => self.was_refused = true,
+            Fate::Refused => self.was_refused |= is_new,
         }
     }
 

@@ -147,9 +147,16 @@ impl JobCgroups {
         &self.folder
     }
 
-    /// Creates the group of a job. If an earlier job's processes are still in a group of this name, the new group gets
-    /// a number as well.
+    /// Creates the group of a job.
     pub(super) fn cgroup(&self, name: &str) -> io::Result<JobCgroup> {
+        let folder = self.create(name)?;
+        let group = JobCgroup::open(folder.clone());
+        group.inspect_err(|_| drop(fs::remove_dir(&folder)))
+    }
+
+    /// Creates the folder of a group. If an earlier job's processes are still in a group of this name, the new one gets a
+    /// number as well.
+    fn create(&self, name: &str) -> io::Result<PathBuf> {
         let (mut folder, mut number) = (self.folder.join(name), 0);
         while let Err(error) = fs::create_dir(&folder) {
             if error.kind() != io::ErrorKind::AlreadyExists {
@@ -158,8 +165,7 @@ impl JobCgroups {
             number += 1;
             folder = self.folder.join(format!("{name}.{number}"));
         }
-        let group = JobCgroup::open(folder.clone());
-        group.inspect_err(|_| drop(fs::remove_dir(&folder)))
+        Ok(folder)
     }
 
     /// Returns whether jobs' groups have the memory controller.
@@ -368,7 +374,6 @@ mod tests {
         let folder = own.path().to_owned();
         let cgroups = JobCgroups { folder, has_memory: false, lack_of_memory: None };
         fs::create_dir(own.path().join("job-1")).unwrap();
-        // The new folder is no control group, so it can't be opened.
-        assert!(cgroups.cgroup("job-1").is_err() && own.path().join("job-1.1").is_dir());
+        assert_eq!(cgroups.create("job-1").unwrap(), own.path().join("job-1.1"));
     }
 }

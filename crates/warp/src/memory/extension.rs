@@ -367,7 +367,8 @@ impl Extension for Mermera {
             let reason = "this node is not among those that share the memory";
             return Err(InitError::Refused { extension: MERMERA, reason });
         }
-        self.memory = Some(Memory::new(me, &self.config.nodes, self.config.delay));
+        let memory = Memory::new(me, &self.config.nodes, self.config.delay);
+        self.memory.insert(memory).begin_clock(nic.incarnation());
         Ok(())
     }
 
@@ -385,6 +386,9 @@ impl Extension for Mermera {
     }
 
     fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {
+        if !self.config.nodes.contains(&from) {
+            return;
+        }
         let Some((mark, part)) = message.split_first() else { return };
         let whole = self.parts.entry(from).or_default();
         if whole.len() + part.len() > wire::LIMIT {

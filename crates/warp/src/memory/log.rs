@@ -14,7 +14,7 @@ pub(super) const PART: usize = 32;
 pub(super) const MOST: usize = 65_536;
 /// The most locations that take coherent writes: a log stays within its bound even while several writers add locations
 /// at once. Slow and PRAM writes add locations only while fewer have a value. A node refuses its own writes beyond that,
-/// and drops those of peers, which stay unacknowledged.
+/// and does not take those of peers; their acknowledgements report that.
 pub const MAX_LOCATIONS: usize = MOST / 2;
 
 /// Writes with their places, in rising order.
