@@ -134,11 +134,11 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
 
 /// Reads a regular file, but at most one byte more than `most`.
 fn read(path: &Path, most: u64) -> Result<Vec<u8>, CheckpointError> {
-    // Before it is opened, because that would wait for the writer of a pipe.
-    if !fs::metadata(path).map_err(at(path))?.is_file() {
+    let file = File::open(path).map_err(at(path))?;
+    if !file.metadata().map_err(at(path))?.is_file() {
         return Err(CheckpointProblem::Contradiction("it is no regular file").at(path));
     }
-    let (file, mut bytes) = (File::open(path).map_err(at(path))?, Vec::new());
+    let mut bytes = Vec::new();
     file.take(most.saturating_add(1)).read_to_end(&mut bytes).map_err(at(path))?;
     Ok(bytes)
 }
