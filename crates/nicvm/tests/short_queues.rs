@@ -117,7 +117,7 @@ fn operations_wait_while_a_thousand_messages_do() {
         |harness: &Harness| harness.unit.extension::<Collectives>(COLLECTIVES).unwrap().running();
     assert_eq!((running(&harness), harness.completions().len()), (1 + 1_024, 0));
     // Both peers are lost: all operations end, also those that have waited.
-    harness.pass(4_000_000);
+    harness.pass(4_000_000_000);
     let done = harness.completions();
     assert!(done.iter().all(|(_, done)| done.status == Status::PeerLost));
     assert_eq!((running(&harness), done.len()), (0, 1_100));
