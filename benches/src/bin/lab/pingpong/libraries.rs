@@ -3,6 +3,7 @@
 //! UCX and libfabric come with measuring tools. For an MPI, a program like ours is compiled with its own compiler.
 //! Libraries that are not installed are skipped, by name.
 
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -43,14 +44,23 @@ pub(crate) fn missing(library: Kernel) -> Option<String> {
     if let Some(program) = programs.iter().find(|program| !is_program(program)) {
         return Some(format!("{library}: {program} is not installed ({installs})"));
     }
-    // Other MPIs install programs of the same names, which take other options.
-    let is_another = library == Kernel::Openmpi && !is_open_mpi();
-    is_another.then(|| format!("{library}: mpirun is another MPI's ({installs})"))
+    (library == Kernel::Openmpi)
+        .then(missing_of_open_mpi)
+        .flatten()
+        .map(|is| format!("{library}: {is} ({installs})"))
 }
 
-fn is_open_mpi() -> bool {
-    let version = run(output(Kernel::Openmpi, [command("mpirun --version")]));
-    version.is_ok_and(|text| text.contains("Open MPI"))
+/// Returns what Open MPI lacks here, or `None` if it can be measured.
+fn missing_of_open_mpi() -> Option<&'static str> {
+    let printed = |words| run(output(Kernel::Openmpi, [command(words)])).unwrap_or_default();
+    // Other MPIs install programs of the same names, which take other options.
+    if !printed("mpirun --version").contains("Open MPI") {
+        return Some("mpirun is another MPI's");
+    }
+    // Debian installs the compiler without its headers.
+    let headers = printed("mpicc --showme:incdirs");
+    let found = headers.split_whitespace().any(|folder| Path::new(folder).join("mpi.h").is_file());
+    (!found).then_some("mpicc has no mpi.h")
 }
 
 /// Returns a library's numbers at each size.
