@@ -1,8 +1,8 @@
 //! A guide in short chapters, each with a program that runs as it stands.
 //!
 //! The first six chapters are for services. The others describe the lower layers: NICs, firmware and messages, in virtual
-//! time and over sockets. They need the feature `fabric`, and some also `gang`, `pipeline` or `warp`. In a checkout, this
-//! runs the program of chapter 4:
+//! time and over sockets. They need the feature `fabric`, some also `gang`, `pipeline` or `warp`, and the last one
+//! `unstable`. In a checkout, this runs the program of chapter 4:
 //!
 //! ```sh
 //! cargo test --doc -p midplane chapter_04

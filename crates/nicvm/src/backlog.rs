@@ -1,7 +1,7 @@
 //! Control messages that wait for room in the queues to their peers.
 //!
-//! An extension whose protocol repeats no message keeps here those that find a full queue, and sends them in order once
-//! acknowledgements have made room. Messages for a peer that is down are the extension's to forget.
+//! An extension whose protocol repeats no message sends through a [`Backlog`]: messages that find a full queue wait in it,
+//! and leave in order once acknowledgements have made room. An extension forgets the messages for a peer that is down.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -20,7 +20,7 @@ const MOST: usize = 16_384;
 
 /// The waiting control messages of one extension.
 #[derive(Clone, Debug)]
-pub(crate) struct Backlog {
+pub struct Backlog {
     waiting: BTreeMap<NodeId, VecDeque<Body>>,
     /// The extension's timeout for the next attempt.
     timeout: TimeoutId,
@@ -28,7 +28,8 @@ pub(crate) struct Backlog {
 
 impl Backlog {
     /// Creates a backlog without messages. When `timeout` expires, the extension calls [`Backlog::retry`].
-    pub(crate) const fn new(timeout: TimeoutId) -> Self {
+    #[must_use]
+    pub const fn new(timeout: TimeoutId) -> Self {
         Self { waiting: BTreeMap::new(), timeout }
     }
 
@@ -36,7 +37,7 @@ impl Backlog {
     ///
     /// # Panics
     /// If the message is longer than a control message may be.
-    pub(crate) fn send(&mut self, nic: &mut Context<'_>, to: NodeId, message: &[u8]) -> bool {
+    pub fn send(&mut self, nic: &mut Context<'_>, to: NodeId, message: &[u8]) -> bool {
         if !self.waiting.contains_key(&to)
             && nic.control_room(to) > 0
             && nic.send_control(to, message).is_ok()
@@ -55,7 +56,7 @@ impl Backlog {
     }
 
     /// Sends the messages for which there is room now.
-    pub(crate) fn retry(&mut self, nic: &mut Context<'_>) {
+    pub fn retry(&mut self, nic: &mut Context<'_>) {
         self.waiting.retain(|to, waiting| {
             let count = nic.control_room(*to).min(waiting.len());
             for message in waiting.drain(..count) {
@@ -69,7 +70,7 @@ impl Backlog {
     }
 
     /// Drops the messages for a peer that is down or has restarted.
-    pub(crate) fn forget(&mut self, peer: NodeId) {
+    pub fn forget(&mut self, peer: NodeId) {
         self.waiting.remove(&peer);
     }
 

@@ -6,7 +6,7 @@
 //! `midplane-simhw`.
 //!
 //! - [`mod@unit`], [`extension`], [`context`]: start here: the execution unit, and how to extend it
-//! - [`control`]: reliable control messages between units
+//! - [`control`], [`backlog`]: reliable control messages between units, and those that wait for room
 //! - [`install`]: extensions installed across a cluster while it runs
 //! - [`memory`], [`capability`]: memory that nodes read and write remotely, and the revocable rights to it
 //! - [`collective`]: barrier, broadcast, reduce, all-reduce and all-gather between NICs
@@ -21,7 +21,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
-mod backlog;
+pub mod backlog;
 pub mod capability;
 pub mod collective;
 pub mod context;

@@ -67,17 +67,30 @@ struct Shared(Mutex<State>);
 struct State {
     endpoint: Endpoint,
     connections: BTreeMap<u64, Connection>,
+    /// Streams that were dropped here, and whose last frames may still be in flight.
+    leaving: BTreeMap<u64, Leaving>,
     /// Streams that peers have opened.
     accepted: VecDeque<u64>,
     acceptor: Option<Waker>,
     /// The receiving task's waker.
     driver: Option<Waker>,
     wakes: Wakes,
-    /// When peers without a stream were last searched for.
+    /// When peers without a stream were last searched for, and silent ones.
     searched_at: Instant,
+    ticked_at: Instant,
     /// When no stream was left, and none could be opened any more.
     unused_since: Option<Instant>,
     is_closed: bool,
+}
+
+/// A stream that was dropped here. Its peer may ask whether this process is alive until the last frames arrive.
+#[derive(Debug)]
+struct Leaving {
+    peer: PeerId,
+    /// The answer: [`Kind::Alive`], with the number behind the last frame.
+    answer: Frame,
+    /// When the peer last asked, or the stream was dropped.
+    asked_at: Instant,
 }
 
 impl Shared {
@@ -109,11 +122,13 @@ impl Streams {
         let shared = Arc::new(Shared(Mutex::new(State {
             endpoint,
             connections: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             accepted: VecDeque::new(),
             acceptor: None,
             driver: None,
             wakes: Vec::new(),
             searched_at: Instant::now(),
+            ticked_at: Instant::now(),
             unused_since: None,
             is_closed: false,
         })));
@@ -206,6 +221,7 @@ impl State {
         register(&mut self.driver, context.waker(), &mut self.wakes);
         while period.poll_tick(context).is_ready() {
             let now = Instant::now();
+            self.on_paused(now);
             self.find_silent(now);
             self.forget_peers(now);
         }
@@ -243,12 +259,7 @@ impl State {
             return self.on_open(frame.value, payload);
         }
         let Some(connection) = self.connections.get_mut(&frame.to) else {
-            // The stream was dropped before the peer accepted it: no frame with a number precedes the reset.
-            if let (Kind::Accept, Some(from)) = (frame.kind, from) {
-                let reset = Frame { to: frame.value, number: 0, kind: Kind::Reset, value: 0 };
-                let _ = self.send(from, reset, &[]);
-            }
-            return;
+            return self.on_late(from, frame, now);
         };
         connection.heard_at = now;
         match frame.kind {
@@ -266,6 +277,23 @@ impl State {
             Kind::Data | Kind::Credit | Kind::End | Kind::Reset => {
                 connection.on_ordered(frame, payload, now, &mut self.wakes);
             }
+        }
+    }
+
+    /// Handles a frame for a stream that was dropped.
+    fn on_late(&mut self, from: Option<PeerId>, frame: Frame, now: Instant) {
+        match (frame.kind, self.leaving.get_mut(&frame.to)) {
+            (Kind::Ask, Some(leaving)) => {
+                leaving.asked_at = now;
+                let (peer, answer) = (leaving.peer, leaving.answer);
+                let _ = self.send(peer, answer, &[]);
+            }
+            // It was dropped before the peer accepted it: no frame with a number precedes the reset.
+            (Kind::Accept, _) => {
+                let reset = Frame { to: frame.value, number: 0, kind: Kind::Reset, value: 0 };
+                let _ = from.map(|from| self.send(from, reset, &[]));
+            }
+            _ => {}
         }
     }
 
@@ -357,6 +385,18 @@ impl State {
         }
     }
 
+    /// Extends all waits by the time in which this process did not run: its peers were not silent in it.
+    fn on_paused(&mut self, now: Instant) {
+        let pause = (now - self.ticked_at).saturating_sub(PERIOD);
+        self.ticked_at = now;
+        for connection in self.connections.values_mut() {
+            connection.heard_at = (connection.heard_at + pause).min(now);
+            if let Some(since) = &mut connection.missing_since {
+                *since = (*since + pause).min(now);
+            }
+        }
+    }
+
     /// Asks silent peers whether they live. Fails the streams of peers that do not answer, and those that miss a frame.
     fn find_silent(&mut self, now: Instant) {
         let mut asked = Vec::new();
@@ -381,8 +421,10 @@ impl State {
     fn forget_peers(&mut self, now: Instant) {
         if now - self.searched_at >= SILENCE {
             self.searched_at = now;
+            self.leaving.retain(|_, leaving| now - leaving.asked_at < SILENCE);
+            let open = self.connections.values().map(|connection| connection.peer);
             let used: BTreeSet<PeerId> =
-                self.connections.values().map(|connection| connection.peer).collect();
+                open.chain(self.leaving.values().map(|leaving| leaving.peer)).collect();
             self.endpoint.forget_idle(|peer| used.contains(&peer));
             let alive = self.connections.values().filter(|connection| connection.is_alive());
             let alive: BTreeSet<PeerId> = alive.map(|connection| connection.peer).collect();
@@ -421,3 +463,6 @@ impl From<CallError> for io::Error {
         Self::other(error)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
 
 use super::connection::{Connection, Wakes, register};
 use super::frame::Kind;
-use super::{Shared, State};
+use super::{Leaving, MOST, Shared, State};
 use crate::order::WINDOW;
 
 /// A byte stream. Dropping it before both sides have ended makes it fail for the peer.
 #[derive(Debug)]
 pub struct Stream {
-    shared: Arc<Shared>,
-    id: u64,
+    pub(super) shared: Arc<Shared>,
+    pub(super) id: u64,
 }
 
 impl Stream {
@@ -52,6 +53,17 @@ impl State {
             }
         }
         Ok(true)
+    }
+
+    /// Lets the peer of a stream that is dropped know that this process is alive, until the last frames have arrived.
+    fn leave(&mut self, id: u64) {
+        let Ok((connection, _)) = self.connection(id) else { return };
+        let (peer, answer) = (connection.peer, connection.frame(Kind::Alive, 0));
+        if let Some(answer) = answer
+            && self.leaving.len() < MOST
+        {
+            self.leaving.insert(id, Leaving { peer, answer, asked_at: Instant::now() });
+        }
     }
 
     /// Returns the credit that a stream owes its peer, if there is space; otherwise the receiving task retries.
@@ -159,9 +171,10 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let removed = self.shared.with(|state| {
             let (connection, _) = state.connection(self.id).ok()?;
-            if !(connection.is_ended && connection.is_finished) {
-                // If there is no space, the peer detects the silence.
-                let _ = state.send_next(self.id, Kind::Reset, 0, &[]);
+            let is_whole = connection.is_ended && connection.is_finished;
+            // If there is no space for a reset, the peer detects the silence.
+            if is_whole || state.send_next(self.id, Kind::Reset, 0, &[]).is_ok_and(|sent| sent) {
+                state.leave(self.id);
             }
             state.wake_driver();
             state.connections.remove(&self.id)

@@ -238,11 +238,8 @@ impl Via {
         });
         let result = taken.ok_or(ConnectError::Gone).map(|incoming| {
             let reason = ConnectError::Rejected as u8;
-            send_message(
-                nic,
-                incoming.node,
-                &Message::Refuse { request: incoming.request, reason },
-            );
+            let refusal = Message::Refuse { request: incoming.request, reason };
+            self.outbox.send(nic, Some((incoming.node, refusal)));
             None
         });
         Self::answer(nic, (owner, command.opcode, command.cookie), result, 0);
@@ -290,7 +287,8 @@ impl Via {
             if room && incarnation.is_some() { take(&mut self.pending, waits) } else { None };
         let (Some(server), Some(incarnation)) = (server, incarnation) else {
             let reason = if room { ConnectError::NoMatch } else { ConnectError::Resources };
-            send_message(nic, node, &Message::Refuse { request, reason: reason as u8 });
+            let refusal = Message::Refuse { request, reason: reason as u8 };
+            self.outbox.send(nic, Some((node, refusal)));
             return;
         };
         self.next_incoming = self.next_incoming.wrapping_add(1);
@@ -357,11 +355,8 @@ impl Via {
             if let Some(endpoint) = pending.vi.and_then(|vi| self.own(pending.owner, vi)) {
                 endpoint.state = ViState::Idle;
                 if error != ConnectError::Rejected && pending.opcode == CONNECT_REQUEST {
-                    send_message(
-                        nic,
-                        pending.node,
-                        &Message::Withdraw { request: pending.request },
-                    );
+                    let withdrawal = Message::Withdraw { request: pending.request };
+                    self.outbox.send(nic, Some((pending.node, withdrawal)));
                 }
             }
             let caller = (pending.owner, pending.opcode, pending.cookie);

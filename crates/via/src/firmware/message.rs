@@ -1,12 +1,9 @@
 //! Control messages between the NICs of two ends.
 
-use std::collections::VecDeque;
-use std::time::Duration;
-
+use midplane_nicvm::backlog::Backlog;
 use midplane_nicvm::context::Context;
 use midplane_nicvm::control::MAX_MESSAGE;
 use midplane_nicvm::extension::TimeoutId;
-use midplane_nicvm::timeout::Service;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::wire;
 use serde::{Deserialize, Serialize};
@@ -15,10 +12,6 @@ use crate::attributes::Discriminator;
 
 /// The timeout after which the messages of an [`Outbox`] are sent again.
 pub(super) const RETRY: TimeoutId = TimeoutId(1);
-/// Long enough that messages to a slow or dead node cost little, short compared with a process's wait.
-const RETRY_AFTER: Duration = Duration::from_micros(500);
-/// Most messages that wait for all nodes; further ones are dropped.
-const MAX_WAITING: usize = 1 << 14;
 
 /// Control messages between NICs about connections.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
@@ -61,6 +54,15 @@ pub(super) enum Message {
     },
 }
 
+impl Message {
+    /// Returns what `send` makes of the message's bytes.
+    fn encoded<T>(&self, send: impl FnOnce(&[u8]) -> T) -> T {
+        let mut buffer = [0; MAX_MESSAGE];
+        let length = wire::encode_into(self, &mut buffer).expect("every message fits MAX_MESSAGE");
+        send(&buffer[..length])
+    }
+}
+
 /// One end of a connection to be made.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(super) struct End {
@@ -84,37 +86,36 @@ pub(super) enum Step {
     Shut,
 }
 
-/// Messages about connections that exist. Those that their nodes can't take yet wait here, in order.
-#[derive(Debug, Default)]
-pub(super) struct Outbox(VecDeque<(NodeId, Message)>);
+/// Messages that are sent in order, each once its node can take it. No node repeats them.
+#[derive(Debug)]
+pub(super) struct Outbox(Backlog);
+
+impl Default for Outbox {
+    fn default() -> Self {
+        Self(Backlog::new(RETRY))
+    }
+}
 
 impl Outbox {
     /// Sends a message, after the earlier ones to its node; later, if the node can't take it now.
     pub(super) fn send(&mut self, nic: &mut Context<'_>, message: Option<(NodeId, Message)>) {
         let Some((to, message)) = message else { return };
-        let waits = self.0.iter().any(|(node, _)| *node == to);
-        if (waits || !send_message(nic, to, &message)) && self.0.len() < MAX_WAITING {
-            if self.0.is_empty() {
-                nic.set_timeout(RETRY, Service::Exact, RETRY_AFTER);
-            }
-            self.0.push_back((to, message));
-        }
+        // At the limit, the peer is one that has acknowledged nothing for long, and learns by its own timeouts.
+        message.encoded(|bytes| self.0.send(nic, to, bytes));
     }
 
     /// Sends the messages that their nodes can take now.
     pub(super) fn send_again(&mut self, nic: &mut Context<'_>) {
-        std::mem::take(&mut self.0).into_iter().for_each(|message| self.send(nic, Some(message)));
+        self.0.retry(nic);
     }
 
     /// Drops the messages to a node that has failed or restarted: they concern its former connections.
     pub(super) fn forget_node(&mut self, node: NodeId) {
-        self.0.retain(|(to, _)| *to != node);
+        self.0.forget(node);
     }
 }
 
 /// Sends a message; returns `false` if the node can't take it now.
 pub(super) fn send_message(nic: &mut Context<'_>, to: NodeId, message: &Message) -> bool {
-    let mut buffer = [0; MAX_MESSAGE];
-    let length = wire::encode_into(message, &mut buffer).expect("every message fits MAX_MESSAGE");
-    nic.send_control(to, &buffer[..length]).is_ok()
+    message.encoded(|bytes| nic.send_control(to, bytes).is_ok())
 }
