@@ -49,6 +49,7 @@ local warp_flags = {
 local updates = { [0] = "Slow", [1] = "SlowAck", [2] = "Pram", [3] = "Coherent" }
 local coherence = {
     [0] = "Request", [1] = "Place", [2] = "Have", [3] = "Committed", [4] = "Ask", [5] = "Known", [6] = "View",
+    [7] = "Excluded",
 }
 local parts = { [0] = "more", [1] = "last" }
 

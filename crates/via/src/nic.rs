@@ -205,6 +205,7 @@ impl Nic {
             Err(_) => return Err(NicError::InUse),
         }
         self.remove_path(vi);
+        self.forget_errors(vi);
         self.queues.remove(vi);
         Ok(())
     }
@@ -215,6 +216,11 @@ impl Nic {
             self.poll_all();
         }
         self.taken_error()
+    }
+
+    /// Drops the asynchronous errors of an interface's former connection.
+    fn forget_errors(&mut self, vi: ViId) {
+        self.errors.retain(|(other, _)| *other != vi);
     }
 
     /// Returns the next asynchronous error among those already received, without polling the hardware.

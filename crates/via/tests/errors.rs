@@ -75,6 +75,29 @@ fn a_message_without_a_receive_breaks_a_reliable_connection() {
 }
 
 #[test]
+fn errors_of_a_connection_end_with_it() {
+    let ((), errors) = connected(
+        Setting::default(),
+        reliable(),
+        4096,
+        |mut end| async move {
+            let segment = end.memory.segment(0, 100).unwrap();
+            end.nic.post_send(end.vi, Descriptor::of(segment)).unwrap();
+            pause(&end.host, Duration::from_millis(20)).await;
+        },
+        |mut end| async move {
+            pause(&end.host, Duration::from_millis(5)).await;
+            // The poll takes the errors of the broken connection from the NIC.
+            assert!(end.nic.receive_done(end.vi).unwrap().is_none());
+            end.nic.disconnect(end.vi).await.unwrap();
+            pause(&end.host, Duration::from_millis(5)).await;
+            std::iter::from_fn(|| end.nic.next_error()).collect::<Vec<_>>()
+        },
+    );
+    assert_eq!(errors, []);
+}
+
+#[test]
 fn a_message_without_a_receive_is_lost_on_an_unreliable_one() {
     let seen = mismatch(ViAttributes::default(), 100, None);
     assert_eq!(

@@ -351,6 +351,8 @@ fn refused_requests_hold_back_no_later_one() {
             let sent = fill([&world, &other], Rank(0)).await;
             let refused = WindowError::Message(MessageError::Failed(Failure::Refused(Peer(0))));
             for _ in 0..100 {
+                let mut dropped = pin!(window.fetch(Rank(0), 0, 1, Operation::Sum));
+                poll_fn(|context| Poll::Ready(dropped.as_mut().poll(context).is_ready())).await;
                 assert_eq!(window.fetch(Rank(0), 0, 1, Operation::Sum).await, Err(refused));
             }
             filled.send(Some(sent)).unwrap();

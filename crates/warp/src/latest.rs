@@ -261,6 +261,13 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         waiting.map(|(key, slot)| (key, slot.version, &slot.value))
     }
 
+    /// Returns the version and the last value of `key`, if it is not acknowledged and the receiver is
+    /// not lost.
+    pub(crate) fn unacknowledged_of(&self, key: &K) -> Option<(u64, &V)> {
+        let slot = self.slots.get(key).filter(|slot| slot.acknowledged < slot.version)?;
+        (!self.is_lost).then_some((slot.version, &slot.value))
+    }
+
     /// Returns the number of copies sent.
     #[cfg(test)]
     pub(crate) const fn sent(&self) -> u64 {

@@ -16,8 +16,9 @@
 //! made, and then stop, all copies therefore become equal.
 //!
 //! A node that restarts has lost its copy. Its clock begins beyond its former one, unless it had made
-//! very many writes. Then other nodes ignore writes with clocks that it had reached before; their
-//! acknowledgements report that, and it gives these writes later clocks.
+//! very many writes, or had seen one of a host whose wall clock is ahead. Then other nodes ignore
+//! slow writes with clocks that it had reached before; their acknowledgements report that, and it
+//! gives these writes later clocks.
 //! When it sends its first frame, or answers after it was reported dead, the other nodes send it
 //! their last slow writes again. It does not get values whose writers died or restarted until the
 //! location is written again.
@@ -163,8 +164,8 @@ pub(crate) struct Memory<V> {
     outbox: VecDeque<(NodeId, Update<V>)>,
     /// Writes of peers that found no room.
     dropped: u64,
-    /// True if a peer had no room for a slow write of this node.
-    was_refused: bool,
+    /// Writes of this node for which a peer had no room.
+    refused: u64,
 }
 
 /// A slow write that a node has not acknowledged: the node, the location and the version.
@@ -192,12 +193,12 @@ impl<V: Clone> Memory<V> {
             coherent: Coherent::new(me, nodes),
             outbox: VecDeque::new(),
             dropped: 0,
-            was_refused: false,
+            refused: 0,
         }
     }
 
-    /// Begins the Lamport clock beyond those of former incarnations of this node, unless one has made
-    /// more than 32,768 writes in each incarnation.
+    /// Begins the Lamport clock beyond those of former incarnations of this node, unless these made
+    /// more than 32,768 writes in each unit of the incarnation, or saw a clock that was ahead.
     pub(crate) fn begin_clock(&mut self, incarnation: Incarnation) {
         self.clock = u64::from(incarnation.0) << CLOCK_SHIFT;
     }
@@ -299,6 +300,12 @@ impl<V: Clone> Memory<V> {
         self.cells.get(&location).map(|cell| (&cell.value, cell.origin))
     }
 
+    /// Returns the last slow write to a location, as a flush would await it of a node.
+    #[cfg(test)]
+    pub(crate) fn slow_version(&self, node: NodeId, location: Location) -> Awaited {
+        (node, location, self.slow[&node].version(&location).expect("it was written"))
+    }
+
     /// Returns the next reliable update or acknowledgement to send. Send all of them.
     #[must_use]
     pub(crate) fn poll_send(&mut self) -> Option<(NodeId, Update<V>)> {
@@ -354,7 +361,11 @@ impl<V: Clone> Memory<V> {
                 self.outbox.push_back((from, Update::SlowAck { ack, fate }));
             }
             Update::SlowAck { ack, fate } => self.on_ack(now, from, &ack, fate),
-            Update::Pram { location, .. } if !self.takes(location) => self.dropped += 1,
+            Update::Pram { location, .. } if !self.takes(location) => {
+                self.dropped += 1;
+                let ack = Ack { key: location, version: 0, number: u64::MAX };
+                self.outbox.push_back((from, Update::SlowAck { ack, fate: Fate::Refused }));
+            }
             Update::Pram { location, order, clock, value } => {
                 let origin = Origin { writer: from, level: Level::Pram, order };
                 self.apply(location, clock, value, origin);
@@ -459,27 +470,49 @@ impl<V: Clone> Memory<V> {
             Fate::Older(clock) => self.clock = self.clock.max(clock),
             Fate::Repeated(clock) => {
                 self.clock = self.clock.max(clock);
-                self.stamp_again(now, from, clock);
+                self.stamp_again(now, from, ack, clock);
             }
-            Fate::Refused => self.was_refused |= is_new,
+            // Version 0 is that of a PRAM write, which has no other acknowledgement.
+            Fate::Refused => self.refused += u64::from(is_new || ack.version == 0),
         }
     }
 
-    /// Gives later clocks to slow writes that a node has not acknowledged and whose clocks are not
-    /// beyond `clock`: that node ignores clocks which this node had reached before its restart.
-    fn stamp_again(&mut self, now: Instant, node: NodeId, clock: u64) {
+    /// Gives a later clock to a slow write that a node ignores: its clock is not beyond `clock`, which
+    /// this node had reached before its restart. If another value has replaced it here since, that
+    /// node need not get it.
+    fn stamp_again(&mut self, now: Instant, node: NodeId, ack: &Ack<Location>, clock: u64) {
+        let location = ack.key;
         let Some(slots) = self.slow.get(&node) else { return };
-        let ignored = slots.unacknowledged().filter(|(_, version, _)| *version <= clock);
-        let ignored =
-            ignored.map(|(location, _, (order, value))| (*location, *order, value.clone()));
-        for (location, order, value) in ignored.collect::<Vec<_>>() {
+        let ignored = slots.unacknowledged_of(&location).filter(|(version, _)| *version <= clock);
+        let Some((version, (order, value))) = ignored.map(|(at, value)| (at, value.clone())) else {
+            return;
+        };
+        let is_last = self.cells.get(&location).is_none_or(|cell| match cell.origin {
+            Origin { writer, level: Level::Slow, order: shown } if writer == self.me => {
+                shown == order
+            }
+            // It had left its writer before that one received this node's write.
+            Origin { writer, level: Level::Slow, .. } => {
+                self.slow.get(&writer).is_some_and(|its| !its.has_acknowledged(&location, version))
+            }
+            _ => false,
+        });
+        if is_last {
             self.stamp(now, location, order, value);
+        } else if let Some(slots) = self.slow.get_mut(&node) {
+            slots.handle_ack(now, &Ack { version, ..*ack });
         }
     }
 
-    /// Returns true if a peer had no room for a slow write of this node since the last call.
-    pub(crate) fn take_refused(&mut self) -> bool {
-        std::mem::take(&mut self.was_refused)
+    /// Returns how many slow and PRAM writes of this node found no room at a peer.
+    pub(crate) const fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Returns true if the other nodes ignore this node's coherent writes: they have reported it
+    /// dead, or it has restarted.
+    pub(crate) fn is_excluded(&self) -> bool {
+        self.coherent.is_excluded()
     }
 
     fn apply(&mut self, location: Location, clock: u64, value: V, origin: Origin) {

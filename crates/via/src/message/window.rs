@@ -36,7 +36,7 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Wake as _, Waker};
+use std::task::{Context, Poll, Wake as _, Waker, ready};
 
 use thiserror::Error;
 use zerocopy::IntoBytes as _;
@@ -107,7 +107,7 @@ struct Shared<T> {
     next_reply: AtomicU32,
     peers: Vec<Peer>,
     /// Receives of answers whose operations were dropped, with the rank that answers. No waker runs under this lock.
-    late: Mutex<Vec<(Pending, Rank)>>,
+    late: Mutex<Vec<(Exchange, Rank)>>,
 }
 
 /// Counts of this process's accesses to another one's part.
@@ -121,7 +121,7 @@ struct Peer {
 }
 
 impl<T> Shared<T> {
-    fn late(&self) -> MutexGuard<'_, Vec<(Pending, Rank)>> {
+    fn late(&self) -> MutexGuard<'_, Vec<(Exchange, Rank)>> {
         self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -351,8 +351,8 @@ impl<T: Number> Window<T> {
             return;
         }
         let waker = Waker::from(Arc::clone(&self.shared.bell));
-        late.retain_mut(|(answer, rank)| {
-            let polled = Pin::new(answer).poll(&mut Context::from_waker(&waker));
+        late.retain_mut(|(exchange, rank)| {
+            let polled = Pin::new(exchange).poll(&mut Context::from_waker(&waker));
             let has_arrived = polled.is_ready();
             if has_arrived {
                 self.shared.on_answer(*rank);
@@ -427,38 +427,50 @@ impl<T: Number> Window<T> {
                 Err(_) => Poll::Pending,
             });
         self.serving(turn).await?;
-        let mut answer = Answer { shared: &self.shared, rank, pending: None };
-        answer.pending = Some(self.communicator.ireceive(rank, Tag(tag))?);
+        let mut answer = Answer { shared: &self.shared, rank, exchange: None };
+        let receiving = self.communicator.ireceive(rank, Tag(tag))?;
         let bytes = request.to_bytes(values.as_bytes());
-        let sent = match self.communicator.isend(Mode::Standard, rank, REQUEST, bytes) {
-            Ok(sending) => self.serving(sending).await?.map(drop),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = sent {
-            // No answer comes.
-            answer.pending = None;
-            return Err(error.into());
-        }
+        let sending = self.communicator.isend(Mode::Standard, rank, REQUEST, bytes)?;
+        answer.exchange = Some(Exchange { sending: Some(sending), receiving });
         let received = self.serving(&mut answer).await??;
         decode(answered, &received.bytes).ok_or(WindowError::Refused(rank))
     }
 }
 
-/// The receive of an answer. If dropped before the answer arrives, the window receives it.
+/// A request and the receive of its answer, which never comes if the request can't be sent.
+#[derive(Debug)]
+struct Exchange {
+    sending: Option<Pending>,
+    receiving: Pending,
+}
+
+impl Future for Exchange {
+    type Output = Result<Received, MessageError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(sending) = &mut self.sending {
+            ready!(Pin::new(sending).poll(context))?;
+            self.sending = None;
+        }
+        Pin::new(&mut self.receiving).poll(context)
+    }
+}
+
+/// The exchange with a process. If dropped before the answer arrives, the window receives it.
 struct Answer<'a, T> {
     shared: &'a Shared<T>,
     rank: Rank,
-    pending: Option<Pending>,
+    exchange: Option<Exchange>,
 }
 
 impl<T> Future for Answer<'_, T> {
     type Output = Result<Received, MessageError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let pending = self.pending.as_mut().expect("it is not polled after it was ready");
-        let polled = Pin::new(pending).poll(context);
+        let exchange = self.exchange.as_mut().expect("it is not polled after it was ready");
+        let polled = Pin::new(exchange).poll(context);
         if polled.is_ready() {
-            self.pending = None;
+            self.exchange = None;
         }
         polled
     }
@@ -466,9 +478,11 @@ impl<T> Future for Answer<'_, T> {
 
 impl<T> Drop for Answer<'_, T> {
     fn drop(&mut self) {
-        match self.pending.take() {
-            Some(pending) => {
-                self.shared.late().push((pending.kept(), self.rank));
+        match self.exchange.take() {
+            Some(Exchange { sending, receiving }) => {
+                let exchange =
+                    Exchange { sending: sending.map(Pending::kept), receiving: receiving.kept() };
+                self.shared.late().push((exchange, self.rank));
                 // The woken tasks poll this receive, so that its answer wakes those that wait for fewer open answers.
                 self.shared.bell.wake_by_ref();
             }

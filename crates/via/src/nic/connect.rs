@@ -223,6 +223,7 @@ impl Nic {
         let is_wanted = completion.opcode == CONNECT_ACCEPT
             || self.queues.of(vi).is_ok_and(|queues| queues.state == ViState::ConnectPending);
         if is_wanted {
+            self.forget_errors(vi);
             self.queues.set_state(vi, ViState::Connected);
             self.link_path(vi.number, Ends::of(ends));
         }
@@ -313,6 +314,7 @@ impl Nic {
 
     fn end_connection(&mut self, vi: ViId) {
         self.unlink_path(vi.number);
+        self.forget_errors(vi);
         self.queues.set_state(vi, ViState::Idle);
     }
 }

@@ -40,8 +40,9 @@ const POLLS_PER_PORT: u32 = 64;
 /// Most frames taken from the rings before a queue is returned, or a connection ends. The bound exceeds what rings
 /// hold; it stops the drain if other processes send without end.
 const MAX_UNDER_WAY: u32 = 1 << 20;
-/// Commands that the port may have under way besides descriptors and those of paths: one awaits the next error, and one
-/// returns a queue.
+/// Commands that the port may have under way besides descriptors and those of paths: one awaits the next error, and, once
+/// there is a path, one returns a queue.
+const LISTENING: usize = 1;
 const OWN_COMMANDS: usize = 2;
 /// Commands of one path that may be under way: an offer or a recall of each queue.
 const PATH_COMMANDS: usize = 2;
@@ -79,7 +80,7 @@ impl Gated {
             recalls: 0,
             has_early: false,
             polls: 0,
-            commands: OWN_COMMANDS,
+            commands: LISTENING,
             exposed: Exposed::default(),
         }
     }
@@ -420,7 +421,7 @@ impl Nic {
     /// Adds the path of a new interface, unless the commands of all paths would take more than half of the port.
     pub(super) fn add_path(&mut self, vi: ViId, attributes: ViAttributes) {
         let most = self.port.depth() / 2;
-        let may_add = |gated: &&mut Gated| gated.commands + PATH_COMMANDS <= most;
+        let may_add = |gated: &&mut Gated| gated.commands.max(OWN_COMMANDS) + PATH_COMMANDS <= most;
         let gated = self.gated.as_mut().filter(may_add);
         let Some(gated) = gated.filter(|_| may_be_granted(&attributes)) else { return };
         let at = vi.number.index();
@@ -428,7 +429,7 @@ impl Nic {
             gated.paths.resize_with(at + 1, || None);
         }
         gated.paths[at] = Some(FastPath::new(attributes));
-        gated.commands += PATH_COMMANDS;
+        gated.commands = gated.commands.max(OWN_COMMANDS) + PATH_COMMANDS;
     }
 
     /// Removes the path of an interface that was destroyed.

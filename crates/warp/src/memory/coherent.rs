@@ -91,6 +91,8 @@ pub(crate) enum Coherence<V> {
         /// True if another part follows.
         more: bool,
     },
+    /// The answer to a node that was reported dead: its messages are ignored.
+    Excluded,
 }
 
 /// The log that a node has sent to a new sequencer.
@@ -106,6 +108,8 @@ pub(super) struct Coherent<V> {
     me: NodeId,
     nodes: Vec<NodeId>,
     lost: BTreeSet<NodeId>,
+    /// The nodes that ignore this one.
+    excluding: BTreeSet<NodeId>,
     view: u64,
     /// The last view whose sequencer has sent its order.
     of_view: u64,
@@ -137,6 +141,7 @@ impl<V: Clone> Coherent<V> {
             me,
             nodes,
             lost: BTreeSet::new(),
+            excluding: BTreeSet::new(),
             view: 0,
             of_view: 0,
             log: Log::new(),
@@ -202,6 +207,13 @@ impl<V: Clone> Coherent<V> {
         self.nodes.contains(&node)
     }
 
+    /// Returns true if this node's writes can't be committed, because its sequencer or too many others
+    /// ignore it.
+    pub(super) fn is_excluded(&self) -> bool {
+        let left = self.nodes.len() - self.excluding.len();
+        self.excluding.contains(&self.sequencer(self.view)) || left < self.majority()
+    }
+
     /// Returns true if `node` was reported lost at some time.
     pub(super) fn has_lost(&self, node: NodeId) -> bool {
         self.lost.contains(&node)
@@ -211,6 +223,9 @@ impl<V: Clone> Coherent<V> {
         // Ignores a node that was reported lost: it may have lost its log, so it must not count for
         // a majority.
         if self.lost.contains(&from) {
+            if matches!(message, Coherence::Request(_) | Coherence::Place { .. }) {
+                self.out.push_back((from, Coherence::Excluded));
+            }
             return;
         }
         match message {
@@ -251,6 +266,9 @@ impl<V: Clone> Coherent<V> {
                 }
             }
             Coherence::Ask { view } => self.enter_view(view),
+            Coherence::Excluded => {
+                self.excluding.insert(from);
+            }
             Coherence::View { view, committed, log, more } => {
                 let is_new = view >= self.view && self.of_view != view;
                 if is_new

@@ -69,6 +69,8 @@ const UPDATE_BYTES: usize = 64;
 /// lives, since it may have died after it took the request. Likewise for slow writes and a node that
 /// acknowledges none.
 const CALL_DELAYS: u32 = 16;
+/// Calls after which a flush no longer waits for a node that has never answered.
+const CALLS: u32 = 64;
 /// Timeouts: for due slow writes, for control messages that found a full queue, and for calls to
 /// nodes that may have died.
 const DUE: TimeoutId = TimeoutId(0);
@@ -100,8 +102,9 @@ pub struct Mermera {
     placing: Vec<(u64, Command)>,
     /// True while the timeout for calls is set.
     is_calling: bool,
-    /// Flushes, with the slow writes that each of them still waits for.
-    flushing: Vec<(Command, Vec<Awaited>)>,
+    flushing: Vec<Flush>,
+    /// For each port, how many writes that found no room were reported to it.
+    reported: BTreeMap<PortId, u64>,
     /// The incarnation of each other node that has sent a frame.
     seen: BTreeMap<NodeId, Incarnation>,
     /// When to try gates again that were shut.
@@ -109,6 +112,15 @@ pub struct Mermera {
     skipped: u64,
     /// Bytes of the longest slow write so far, as encoded in a frame.
     longest: usize,
+}
+
+/// A flush, with the slow writes that it still waits for.
+#[derive(Debug)]
+struct Flush {
+    command: Command,
+    awaited: Vec<Awaited>,
+    /// Calls to silent nodes since it began.
+    calls: u32,
 }
 
 impl Mermera {
@@ -125,6 +137,7 @@ impl Mermera {
             placing: Vec::new(),
             is_calling: false,
             flushing: Vec::new(),
+            reported: BTreeMap::new(),
             seen: BTreeMap::new(),
             try_at: None,
             skipped: 0,
@@ -169,24 +182,9 @@ impl Mermera {
         self.send_reliable(nic);
         self.try_at = None;
         self.send_frames(nic);
+        self.complete_writes(nic);
+        self.complete_flushes(nic);
         let Some(memory) = &mut self.memory else { return };
-        self.placing.retain(|(ticket, command)| {
-            let is_done = memory.is_done(*ticket);
-            if is_done {
-                complete(nic, command);
-            }
-            !is_done
-        });
-        self.flushing.retain_mut(|(command, awaited)| {
-            while awaited.pop_if(|write| memory.is_acknowledged(*write)).is_some() {}
-            if awaited.is_empty() {
-                match memory.take_refused() {
-                    true => nic.refuse(command, Status::Refused),
-                    false => complete(nic, command),
-                }
-            }
-            !awaited.is_empty()
-        });
         // A blocked node needs no timeout: the departure of its frame triggers the next one.
         let free = self.config.nodes.iter().filter(|node| !self.blocked.contains(*node));
         let due = free.filter_map(|node| memory.poll_timeout(*node)).min();
@@ -200,6 +198,36 @@ impl Mermera {
             self.is_calling = true;
             nic.set_timeout(CALL, Service::Coarse, self.config.delay * CALL_DELAYS);
         }
+    }
+
+    /// Completes the coherent writes that are committed, or never will be.
+    fn complete_writes(&mut self, nic: &mut Context<'_>) {
+        let Some(memory) = &self.memory else { return };
+        self.placing.retain(|(ticket, command)| {
+            let is_done = memory.is_done(*ticket);
+            if is_done {
+                complete(nic, command);
+            } else if memory.is_excluded() {
+                nic.refuse(command, Status::PeerLost);
+            }
+            !is_done && !memory.is_excluded()
+        });
+    }
+
+    /// Completes the flushes that wait for no acknowledgement any more.
+    fn complete_flushes(&mut self, nic: &mut Context<'_>) {
+        let Some(memory) = &self.memory else { return };
+        self.flushing.retain_mut(|Flush { command, awaited, .. }| {
+            while awaited.pop_if(|write| memory.is_acknowledged(*write)).is_some() {}
+            if awaited.is_empty() {
+                let refused = memory.refused();
+                match self.reported.insert(command.region.port, refused) {
+                    Some(reported) if reported < refused => nic.refuse(command, Status::Refused),
+                    _ => complete(nic, command),
+                }
+            }
+            !awaited.is_empty()
+        });
     }
 
     /// Sends reliable updates as control messages.
@@ -250,7 +278,8 @@ impl Mermera {
             while !self.blocked.contains(&to)
                 && let Some(frame) = self.next_frame(now, to, gate)
             {
-                if send_frame(nic, to, &frame) {
+                let incarnation = self.seen.get(&to).copied().unwrap_or_default();
+                if send_frame(nic, to, incarnation, &frame) {
                     self.blocked.insert(to);
                 }
             }
@@ -319,6 +348,7 @@ impl Mermera {
             SLOW_WRITE => memory.slow_write(nic.now(), location, value),
             PRAM_WRITE => memory.pram_write(location, value),
             _ if !memory.takes_coherent(location) => return nic.refuse(&command, Status::Refused),
+            _ if memory.is_excluded() => return nic.refuse(&command, Status::PeerLost),
             _ => {
                 let ticket = memory.co_write(location, value);
                 self.placing.push((ticket, command));
@@ -350,10 +380,11 @@ impl Mermera {
 }
 
 /// Sends a frame. Returns true if it waits in the scheduler.
-fn send_frame(nic: &mut Context<'_>, to: NodeId, frame: &[u8]) -> bool {
+fn send_frame(nic: &mut Context<'_>, to: NodeId, incarnation: Incarnation, frame: &[u8]) -> bool {
     let (source, token) = (Source::Bytes(Payload::from(frame)), Some(to.0.into()));
     // A frame that cannot be sent counts as lost.
-    nic.send_packet(&Packet { source, token, ..Packet::to(to) }) == Ok(Sending::Queued)
+    let packet = Packet { incarnation, source, token, ..Packet::to(to) };
+    nic.send_packet(&packet) == Ok(Sending::Queued)
 }
 
 fn complete(nic: &mut Context<'_>, command: &Command) {
@@ -373,12 +404,14 @@ impl Extension for Mermera {
     }
 
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        let refused = self.memory.as_ref().map_or(0, Memory::refused);
+        self.reported.entry(command.region.port).or_insert(refused);
         match command.opcode {
             SLOW_WRITE | PRAM_WRITE | CO_WRITE => self.write(nic, command),
             READ => return self.read(nic, &command),
             FLUSH => {
                 let awaited = self.memory.as_ref().map_or_else(Vec::new, Memory::unacknowledged);
-                self.flushing.push((command, awaited));
+                self.flushing.push(Flush { command, awaited, calls: 0 });
             }
             _ => return nic.refuse(&command, Status::Invalid),
         }
@@ -432,13 +465,20 @@ impl Extension for Mermera {
             if !self.flushing.is_empty() {
                 memory.call_silent(|node| self.seen.contains_key(&node));
             }
+            for flush in &mut self.flushing {
+                flush.calls += 1;
+                if flush.calls >= CALLS {
+                    flush.awaited.retain(|(node, ..)| self.seen.contains_key(node));
+                }
+            }
         }
         self.pump(nic);
     }
 
     fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
         self.placing.retain(|(_, command)| command.region.port != port);
-        self.flushing.retain(|(command, _)| command.region.port != port);
+        self.flushing.retain(|flush| flush.command.region.port != port);
+        self.reported.remove(&port);
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
@@ -469,7 +509,7 @@ impl Extension for Mermera {
 
     fn outstanding_commands(&mut self) -> Vec<Command> {
         let placing = self.placing.drain(..).map(|(_, command)| command);
-        placing.chain(self.flushing.drain(..).map(|(command, _)| command)).collect()
+        placing.chain(self.flushing.drain(..).map(|flush| flush.command)).collect()
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {

@@ -48,6 +48,11 @@ fn refusal(status: Status) -> String {
         Status::Refused => format!(
             "the memory takes writes to {MAX_LOCATIONS} locations: use fewer, each with more data"
         ),
+        Status::PeerLost => {
+            "the other nodes ignore this node's coherent writes, because it has restarted \
+                             or was reported dead: use slow or PRAM writes, or restart all nodes"
+                .into()
+        }
         Status::ExtensionDown => {
             "the NIC's shared memory is down: `Mermera` failed, was removed, or refused its \
                                   configuration, whose nodes must include the own one"
@@ -126,7 +131,8 @@ impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
     /// A writer that waits for each write before its next read has sequential consistency.
     ///
     /// # Errors
-    /// [`AccessError`].
+    /// [`AccessError::Refused`] with [`Status::PeerLost`] if the other nodes ignore this node's
+    /// coherent writes: it was reported dead, or has restarted. Others of [`AccessError`].
     ///
     /// # Cancel safety
     /// If dropped after its first poll, the write may still happen; the next access waits for it.
@@ -171,11 +177,12 @@ impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
     /// Waits until all other live nodes have acknowledged the last slow write to each location before
     /// this call, or a later one. If a node has acknowledged nothing for 16 feedback delays, a reliable
     /// message checks that it lives, and it no longer counts once it is reported dead. A node that has
-    /// never answered this one counts as live: it may not have started yet.
+    /// never answered this one may not have started yet; it counts for 1,024 feedback delays.
     ///
     /// # Errors
-    /// [`AccessError::Refused`] if another node had no room for the location of a slow write since the
-    /// last flush: the memory has [`MAX_LOCATIONS`] locations. Others of [`AccessError`].
+    /// [`AccessError::Refused`] if another node had no room for the location of a slow or PRAM write of
+    /// this node since this handle's last flush: the memory has [`MAX_LOCATIONS`] locations. The write
+    /// may be another handle's. Others of [`AccessError`].
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.

@@ -377,13 +377,14 @@ fn any_update() -> impl Strategy<Value = Update<Value>> {
         Entry { writer: NodeId(writer), ticket, location: at, value }
     });
     let log = proptest::collection::vec((number(), entry.clone()), 0..4);
-    let coherent = (0_u8..7, number(), number(), number(), entry, log).prop_map(
+    let coherent = (0_u8..8, number(), number(), number(), entry, log).prop_map(
         |(kind, view, place, other, entry, log)| match kind {
             0 => Coherence::Request(entry),
             1 => Coherence::Place { view, place, entry, committed: other },
             2 => Coherence::Have { view, place },
             3 => Coherence::Committed { view, place },
             4 => Coherence::Ask { view },
+            6 => Coherence::Excluded,
             5 => Coherence::Known {
                 view,
                 of_view: other,

@@ -136,3 +136,33 @@ fn slow_writes_resume_after_nodes_were_cut_off_and_reported_dead() {
         assert_shown(&mut cluster, &[(0, 59), (1, 59), (2, 59)], "later");
     }
 }
+
+#[test]
+fn a_coherent_write_of_a_restarted_node_fails_with_the_reason() {
+    let mut cluster = Cluster::new(3, Delivery::Each, 1);
+    let co_write = |cluster: &mut Cluster| {
+        let host = cluster.world.host(NodeId(2));
+        let work = async move {
+            let mut memory = MemoryHandle::<u64>::open(&host).unwrap();
+            memory.co_write(3, &1).await
+        };
+        cluster.world.block_on(NodeId(2), work).expect("it ends")
+    };
+    assert_eq!(co_write(&mut cluster), Ok(()));
+    cluster.world.crash(NodeId(2));
+    cluster.world.restart(NodeId(2));
+    let error = co_write(&mut cluster).unwrap_err().to_string();
+    assert!(error.contains("it has restarted or was reported dead"), "{error}");
+}
+
+#[test]
+fn a_flush_does_not_wait_for_ever_for_a_node_that_has_never_answered() {
+    let mut cluster = Cluster::new(3, Delivery::Each, 1);
+    cluster.world.crash(NodeId(2));
+    let ended = Arc::default();
+    write(&mut cluster, 0, 1, 0..5, &ended);
+    cluster.world.run_until(at(10) + DELAY * 900);
+    assert_ended(&ended, &[]);
+    cluster.world.run_until(at(100) + DELAY * 1_100);
+    assert_ended(&ended, &[0]);
+}

@@ -7,7 +7,7 @@ mod losses;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cluster::{Cluster, Delivery, Narrowness};
+use cluster::{Cluster, DELAY, Delivery, Narrowness};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;

@@ -206,3 +206,43 @@ fn a_member_places_no_write_of_another() {
     sequencer.handle_update(now, NodeId(1), request(1));
     assert!(sequencer.poll_send().is_some());
 }
+
+/// Exchanges all messages among memories.
+fn exchange(memories: &mut [Memory<Value>]) {
+    loop {
+        let mut sent = Vec::new();
+        for memory in memories.iter_mut() {
+            let from = memory.me;
+            sent.extend(std::iter::from_fn(|| memory.poll_send()).map(|(to, it)| (from, to, it)));
+        }
+        if sent.is_empty() {
+            return;
+        }
+        for (from, to, update) in sent {
+            let now = Instant::from_nanos(1);
+            memories[usize::from(to.0)].handle_update(now, from, update);
+        }
+    }
+}
+
+/// A node that the others have reported dead learns that they ignore its coherent writes, whether it was the sequencer or not.
+#[test]
+fn a_node_that_was_reported_dead_learns_it() {
+    let names: Vec<NodeId> = (0..3).map(NodeId).collect();
+    for returned in 0..3 {
+        let memory =
+            |node: u16| Memory::<Value>::new(NodeId(node), &names, Duration::from_nanos(LOOP));
+        let mut memories: Vec<_> = (0..3).map(memory).collect();
+        for memory in memories.iter_mut().filter(|memory| memory.me != NodeId(returned)) {
+            memory.on_peer_lost(Instant::from_nanos(1), NodeId(returned));
+        }
+        exchange(&mut memories);
+        let tickets: Vec<_> = memories.iter_mut().map(|memory| memory.co_write(1, 5)).collect();
+        exchange(&mut memories);
+        for (memory, ticket) in memories.iter().zip(tickets) {
+            let is_returned = memory.me == NodeId(returned);
+            assert_eq!(memory.is_excluded(), is_returned, "{returned}: {}", memory.me);
+            assert_eq!(memory.is_done(ticket), !is_returned, "{returned}: {}", memory.me);
+        }
+    }
+}

@@ -165,7 +165,13 @@ fn writes_of_peers_add_a_bounded_number_of_locations() {
     filled.handle_update(at(1), NodeId(1), slow(beyond));
     let pram = Update::Pram { location: beyond, order: 1, clock: 2, value: 5 };
     filled.handle_update(at(1), NodeId(1), pram);
-    assert_eq!((refused(&acks(&mut filled)), filled.dropped()), (1, 2));
+    let answers = acks(&mut filled);
+    assert_eq!((refused(&answers), filled.dropped()), (2, 2));
+    // The writer of both counts them.
+    let mut writer = memory(1, 2);
+    writer.slow_write(at(1), beyond, 5);
+    answers.into_iter().for_each(|ack| writer.handle_update(at(2), NodeId(0), ack));
+    assert_eq!(writer.refused(), 2);
     assert!(!filled.takes(beyond) && filled.takes(0) && filled.read(beyond).is_none());
 }
 
@@ -207,6 +213,53 @@ fn the_first_write_of_each_incarnation_is_shown() {
         assert_eq!(reader.read(7), Some(&(value as Value)));
         writer = memory(0, 2);
     }
+}
+
+/// Restarts node 0 of three, without its memory: node 2 knows clocks of its former writes, node 1 none. Node 2 ignores its
+/// first write, and the memory and the acknowledgement are returned.
+fn repeated(after: impl FnOnce(&mut Memory<Value>, &mut Memory<Value>)) -> Memory<Value> {
+    let (mut former, mut other, mut knows) = (memory(0, 3), memory(1, 3), memory(2, 3));
+    (0..60).for_each(|value| former.slow_write(at(1), 7, value));
+    let update = former.poll_slow(at(1), NodeId(2)).expect("it is due");
+    knows.handle_update(at(1), NodeId(0), update);
+    drop(acks(&mut knows));
+    knows.on_peer_seen(at(2), NodeId(0), true);
+    let mut writer = memory(0, 3);
+    writer.slow_write(at(2), 7, 100);
+    let update = writer.poll_slow(at(2), NodeId(2)).expect("it is due");
+    knows.handle_update(at(2), NodeId(0), update);
+    after(&mut writer, &mut other);
+    writer.handle_update(at(3), NodeId(2), acks(&mut knows).remove(0));
+    writer
+}
+
+#[test]
+fn an_ignored_write_does_not_replace_a_later_one_of_its_writer() {
+    let writer = repeated(|writer, _| writer.pram_write(7, 101));
+    assert_eq!(writer.read(7), Some(&101));
+    assert!(writer.is_acknowledged(writer.slow_version(NodeId(2), 7)));
+}
+
+#[test]
+fn an_ignored_write_does_not_replace_one_that_another_node_has_made_after_it() {
+    let writer = repeated(|writer, other| {
+        let update = writer.poll_slow(at(2), NodeId(1)).expect("it is due");
+        other.handle_update(at(2), NodeId(0), update);
+        writer.handle_update(at(2), NodeId(1), acks(other).remove(0));
+        other.slow_write(at(2), 7, 102);
+        let update = other.poll_slow(at(2), NodeId(0)).expect("it is due");
+        writer.handle_update(at(2), NodeId(1), update);
+    });
+    assert_eq!(writer.read(7), Some(&102));
+    assert!(writer.is_acknowledged(writer.slow_version(NodeId(2), 7)));
+}
+
+#[test]
+fn only_the_ignored_write_gets_a_later_clock() {
+    let writer = repeated(|writer, _| writer.slow_write(at(2), 8, 103));
+    let versions = [7, 8].map(|location| writer.slow_version(NodeId(2), location).2);
+    assert!(versions[0] > versions[1], "{versions:?}");
+    assert_eq!(writer.read(7), Some(&100));
 }
 
 /// A restarted node's write meets an older value of another node at the same location, which arrives with the
