@@ -45,7 +45,7 @@ pub struct Listener {
     inbox: mpsc::Receiver<Accepted>,
 }
 
-/// A service that a node offers until this is withdrawn or dropped.
+/// A service that a node offers until its owner withdraws it.
 #[derive(Debug)]
 pub(crate) struct Offer {
     shared: Weak<Shared>,
@@ -64,12 +64,6 @@ impl Offer {
         if let Some(shared) = self.shared.upgrade() {
             shared.withdraw(&self.service, self.number);
         }
-    }
-}
-
-impl Drop for Offer {
-    fn drop(&mut self) {
-        self.withdraw();
     }
 }
 

@@ -181,7 +181,9 @@ impl Ofi {
                 let Some(name) = this.next_dial(&shared, peer) else { return };
                 let stream = this.streams.connect(&name);
                 match stream {
-                    Ok(stream) => this.begin(stream, &shared, true).await,
+                    // If the session ends meanwhile, it is opened again soon.
+                    Ok(stream) if this.begin(stream, &shared, true).await => pause = PAUSE,
+                    Ok(_) => {}
                     Err(error) => tracing::debug!(peer, %error, "libfabric can't reach a peer"),
                 }
             }
@@ -202,17 +204,19 @@ impl Ofi {
     }
 
     /// Creates a session over a stream, after its handshake.
-    async fn begin(&self, stream: Stream, shared: &Weak<Shared>, is_first: bool) {
+    async fn begin(&self, stream: Stream, shared: &Weak<Shared>, is_first: bool) -> bool {
         let Some(sessions) = shared.upgrade().map(|shared| shared.sessions().clone()) else {
-            return;
+            return false;
         };
-        match sessions.over_stream(stream, &self.config, is_first).await {
+        let begun = sessions.over_stream(stream, &self.config, is_first).await;
+        match &begun {
             Ok(session) => match shared.upgrade() {
-                Some(shared) => shared.on_session(&session),
+                Some(shared) => shared.on_session(session),
                 None => session.end(),
             },
             Err(error) => tracing::debug!(%error, "a handshake over libfabric has failed"),
         }
+        begun.is_ok()
     }
 
     /// Accepts other nodes until the node ends.

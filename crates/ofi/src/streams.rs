@@ -378,8 +378,12 @@ impl State {
             owing.extend((connection.owes_credit() || connection.owes_accept).then_some(*id));
         }
         for id in owing {
-            if self.connections.get(&id).is_some_and(|connection| connection.owes_accept) {
-                self.answer_open(id);
+            let owes_accept = self.connections.get(&id).is_some_and(|it| it.owes_accept);
+            if owes_accept
+                && !self.answer_open(id)
+                && let Some(connection) = self.connections.get_mut(&id)
+            {
+                connection.fail(io::ErrorKind::ConnectionReset, &mut self.wakes);
             }
             self.return_credit(id);
         }

@@ -81,7 +81,11 @@ pub(in crate::node) async fn accept(mut listener: Listening, shared: Weak<Shared
             ready.clear_ready();
         } else if requests.is_empty() {
             // Readiness is reported once: it must not be cleared while connections wait.
-            tokio::time::sleep(PAUSE).await;
+            match listener.get_ref().is_paused() {
+                true => tokio::time::sleep(PAUSE).await,
+                // All of these connections were refused.
+                false => tokio::task::yield_now().await,
+            }
         }
         for request in requests {
             let Ok(permit) = Arc::clone(&greetings).acquire_owned().await else { return };

@@ -11,7 +11,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use tokio::io::Interest;
@@ -381,8 +381,7 @@ impl Lanes {
         if !self.events.is_pending.swap(false, Ordering::Acquire) {
             return;
         }
-        let mut events = self.events.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        for (node, event) in events.drain(..) {
+        for (node, event) in self.events.take() {
             let peer = &mut self.peers[node.index()];
             match (event, &mut *peer) {
                 (PeerEvent::Joined(link), Peer::Expected) => {

@@ -114,6 +114,12 @@ impl RingListener {
         let (sockets, is_drained) = self.0.accept(true, Clock::now());
         (sockets.into_iter().map(RingRequest).collect(), is_drained)
     }
+
+    /// Returns whether the process has no free descriptor for a connection; try again later.
+    #[must_use]
+    pub const fn is_paused(&self) -> bool {
+        self.0.paused_until().is_some()
+    }
 }
 
 impl AsFd for RingListener {

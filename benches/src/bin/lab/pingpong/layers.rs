@@ -107,7 +107,7 @@ fn now() -> Instant {
 pub(crate) const LOST: Duration = Duration::from_secs(2);
 
 pub(crate) fn lost() -> String {
-    format!("a message was lost: none arrived for {LOST:?}, and this layer does not retransmit")
+    format!("no message arrived for {LOST:?}: it was lost, or the other process has ended")
 }
 
 /// Messages with tags: polled by hand, or as futures.

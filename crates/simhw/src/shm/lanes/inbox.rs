@@ -1,5 +1,6 @@
 //! Passes events of peers from the rendezvous's thread to the task that polls the rings.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,14 +10,29 @@ use crate::shm::rendezvous::{Link, PeerListener};
 use crate::sync::Ordering;
 use crate::wakes::Wakes;
 
-/// Most pieces of memory of one peer that wait for the task. A peer that shares more is disconnected.
+/// Most pieces of memory of one peer, and of all, that wait in this inbox. A peer that shares more is disconnected.
 pub(super) const MAX_SHOWN: usize = 1024;
+const MAX_SHOWN_BY_ALL: usize = 8 * MAX_SHOWN;
 
 /// The events that no poll has handled yet.
 #[derive(Debug, Default)]
 pub(super) struct EventQueue {
-    pub(super) pending: Mutex<Vec<(NodeId, PeerEvent)>>,
+    pending: Mutex<Pending>,
     pub(super) is_pending: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    events: Vec<(NodeId, PeerEvent)>,
+    /// How many of the events are pieces of memory, by peer.
+    shown: BTreeMap<NodeId, usize>,
+}
+
+impl EventQueue {
+    /// Takes all events.
+    pub(super) fn take(&self) -> Vec<(NodeId, PeerEvent)> {
+        std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner)).events
+    }
 }
 
 /// An event of one peer.
@@ -37,14 +53,14 @@ impl PeerInbox {
     fn push(&self, node: NodeId, event: PeerEvent) -> bool {
         let mut pending = self.queue.pending.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(event, PeerEvent::Shown(..)) {
-            let is_its = |(other, event): &&(NodeId, PeerEvent)| {
-                *other == node && matches!(event, PeerEvent::Shown(..))
-            };
-            if pending.iter().filter(is_its).count() >= MAX_SHOWN {
+            let all: usize = pending.shown.values().sum();
+            let its = pending.shown.entry(node).or_default();
+            if *its >= MAX_SHOWN || all >= MAX_SHOWN_BY_ALL {
                 return false;
             }
+            *its += 1;
         }
-        pending.push((node, event));
+        pending.events.push((node, event));
         self.queue.is_pending.store(true, Ordering::Release);
         self.wakes.signal();
         true
