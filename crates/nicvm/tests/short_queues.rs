@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use midplane_nicvm::capability::Capability;
+use midplane_nicvm::capability::{Capability, CapabilityRights};
 use midplane_nicvm::collective::{self, COLLECTIVES, Collectives, Operation};
 use midplane_nicvm::control::{Control, ControlConfig};
+use midplane_nicvm::memory::{self, MEMORY, Memory, READ, WRITE};
 use midplane_nicvm::program::{self, Instruction, PROGRAMS, Programs, Range, assemble};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::host::Host;
@@ -19,7 +20,7 @@ use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
 
-use crate::harness::{Effect, Harness, Peer};
+use crate::harness::{self, Effect, Harness, Peer};
 
 /// Operations that each host posts before it waits for the first.
 const AT_ONCE: usize = 24;
@@ -199,6 +200,73 @@ fn each_member_for_which_too_many_messages_wait_counts_as_lost() {
     let done = harness.completions();
     let lost: Vec<_> = done.iter().map(|(_, done)| (done.status, done.args[0])).collect();
     assert_eq!(lost, [(Status::PeerLost, 2)]);
+}
+
+/// Creates nodes with a part of the distributed address space. The queues of `those` are short.
+fn memories(those: fn(NodeId) -> bool) -> World<Unit> {
+    world(2, move |node| {
+        let config = if those(node) { short() } else { ControlConfig::default() };
+        let mut unit = Unit::new(config);
+        unit.install(MEMORY, Memory::new()).unwrap();
+        unit
+    })
+}
+
+/// Grants node 0 access to `length` bytes of node 1. Lets it post accesses to all of them at once; returns the
+/// completions.
+fn access(mut world: World<Unit>, opcode: u8, length: usize) -> Vec<Completion> {
+    let (host, given) = (world.host(NodeId(1)), Arc::new(Mutex::new(None)));
+    let into = Arc::clone(&given);
+    world.spawn(NodeId(1), async move {
+        let mut port = host.open_port().unwrap();
+        let region = port.register(length).unwrap();
+        port.submit(&memory::grant(region.whole(), CapabilityRights::ALL, 0)).unwrap();
+        *into.lock().unwrap() = Some(memory::granted(&port.completion().await.unwrap()));
+        std::future::pending::<()>().await;
+    });
+    let until = world.now() + Duration::from_millis(1);
+    world.run_until(until);
+    let capability = given.lock().unwrap().expect("it is granted");
+    let host = world.host(NodeId(0));
+    let task = async move {
+        let mut port = host.open_port().unwrap();
+        let region = port.register(length).unwrap();
+        region.write(0, &1_u64.to_le_bytes()).unwrap();
+        for _ in 0..AT_ONCE {
+            port.submit(&memory::access(opcode, &capability, region.whole(), 1)).unwrap();
+        }
+        let mut done = Vec::new();
+        for _ in 0..AT_ONCE {
+            done.push(port.completion().await.unwrap());
+        }
+        done
+    };
+    ended(&mut world, 0, task).expect("the accesses end")
+}
+
+#[test]
+fn large_writes_end_although_a_full_queue_has_refused_their_messages() {
+    let done = access(memories(|node| node == NodeId(0)), WRITE, 10_000);
+    assert!(done.iter().all(|done| done.status == Status::Done), "{done:?}");
+}
+
+#[test]
+fn accesses_are_refused_while_a_thousand_messages_wait() {
+    let mut unit = Unit::new(short());
+    unit.install(MEMORY, Memory::new()).unwrap();
+    let mut harness = Harness::new(unit);
+    let theirs = Capability { node: NodeId(2), length: 8, ..Capability::default() };
+    for _ in 0..1_100 {
+        let region = harness::memory(PortId(0), 8);
+        harness.post(PortId(0), memory::access(READ, &theirs, region, 1));
+    }
+    let refused = harness.completions();
+    assert!(refused.iter().all(|(_, done)| done.status == Status::Refused));
+    assert_eq!(refused.len(), 1_100 - 1 - 1_024);
+    // The peer is lost: the others end, and their messages are forgotten.
+    harness.pass(1_000_000_000);
+    assert_eq!(harness.completions().len(), 1 + 1_024);
+    assert_eq!(harness.unit.pending(NodeId(2)), 0);
 }
 
 /// Builds a program of `code` over `memory`, and returns a capability to run it.
