@@ -6,7 +6,7 @@ use std::time::Duration;
 use midplane_nicvm::capability::{Capability, CapabilityRights};
 use midplane_nicvm::collective::{self, COLLECTIVES, Collectives, Operation};
 use midplane_nicvm::control::{Control, ControlConfig};
-use midplane_nicvm::memory::{self, MEMORY, Memory, READ, WRITE};
+use midplane_nicvm::memory::{self, FETCH_AND_ADD, MEMORY, Memory, READ, WRITE};
 use midplane_nicvm::program::{self, Instruction, PROGRAMS, Programs, Range, assemble};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::host::Host;
@@ -267,6 +267,15 @@ fn accesses_are_refused_while_a_thousand_messages_wait() {
     harness.pass(1_000_000_000);
     assert_eq!(harness.completions().len(), 1 + 1_024);
     assert_eq!(harness.unit.pending(NodeId(2)), 0);
+}
+
+/// A host that repeats an addition which it takes for lost adds twice.
+#[test]
+fn the_answer_to_an_access_waits_for_room_in_a_full_queue() {
+    let done = access(memories(|node| node == NodeId(1)), FETCH_AND_ADD, 8);
+    let words: Vec<_> = done.iter().map(|done| (done.status, done.args[0])).collect();
+    let expected: Vec<_> = (0..AT_ONCE as u64).map(|before| (Status::Done, before)).collect();
+    assert_eq!(words, expected);
 }
 
 /// Builds a program of `code` over `memory`, and returns a capability to run it.
