@@ -74,6 +74,11 @@ impl Backlog {
         self.waiting.remove(&peer);
     }
 
+    /// Returns how many messages wait for a peer.
+    pub(crate) fn waiting_for(&self, peer: NodeId) -> usize {
+        self.waiting.get(&peer).map_or(0, VecDeque::len)
+    }
+
     /// Returns how many messages wait.
     pub(crate) fn len(&self) -> usize {
         self.waiting.values().map(VecDeque::len).sum()

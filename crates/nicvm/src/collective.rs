@@ -393,7 +393,7 @@ impl Extension for Collectives {
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
         if timeout == RETRY {
             self.group.backlog.retry(nic);
-            if let Some(rank) = self.group.stuck.take() {
+            for rank in std::mem::take(&mut self.group.stuck) {
                 self.on_member_gone(nic, rank, false);
             }
             while self.group.backlog.len() < MOST_WAITING
@@ -439,6 +439,7 @@ impl Extension for Collectives {
         };
         self.group.backlog.forget(node);
         if let Some(rank) = self.group.rank_of(node) {
+            self.group.stuck.remove(&rank);
             self.on_member_gone(nic, rank, is_another);
         }
     }

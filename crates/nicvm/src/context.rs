@@ -189,6 +189,7 @@ impl Context<'_> {
             let waiting = if is_own { self.own_waiting() } else { self.control_pending(to) };
             return Err(ControlRefused::QueueFull { to, waiting });
         }
+        self.services.count_staged(to);
         if to == self.node() {
             let body = Body::new(message).expect("its length is checked");
             self.services
@@ -206,25 +207,17 @@ impl Context<'_> {
         if to == self.node() {
             return MOST_OWN.saturating_sub(self.own_waiting());
         }
-        self.services.control.room(to).saturating_sub(self.control_staged(to))
+        self.services.control.room(to).saturating_sub(self.services.staged_to(to))
     }
 
     /// Counts the effects within this unit that are not dispatched yet, those of this handler included.
     fn own_waiting(&self) -> usize {
-        let staged = |effect: &&Effect| matches!(effect, Effect::Local(_));
-        self.services.own.len() + self.services.effects.iter().filter(staged).count()
-    }
-
-    /// Counts the control messages to `to` that this handler has staged; they are queued when it returns.
-    fn control_staged(&self, to: NodeId) -> usize {
-        let staged =
-            |effect: &&Effect| matches!(effect, Effect::Control { to: other, .. } if *other == to);
-        self.services.effects.iter().filter(staged).count()
+        self.services.own.len() + self.services.staged_to(self.node())
     }
 
     /// Counts the control messages of all extensions to `to` that are queued or not acknowledged.
     pub(crate) fn control_pending(&self, to: NodeId) -> usize {
-        self.services.control.pending(to) + self.control_staged(to)
+        self.services.control.pending(to) + self.services.staged_to(to)
     }
 
     /// Returns the round-trip times of control messages to a peer; `None` before the first measurement.
@@ -339,6 +332,7 @@ impl Context<'_> {
     /// Passes a command to another extension of this unit, as if the application of `command.region.port` had posted
     /// it; that application receives the completion. Handled in the same turn, after this handler has returned.
     pub fn forward(&mut self, command: Command) {
+        self.services.count_staged(self.hw.node());
         self.services.effects.push(Effect::Local(LocalEffect::Command(command)));
     }
 

@@ -27,6 +27,7 @@ use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Command, Status};
 use sha2::{Digest, Sha256};
 
+use crate::backlog::Backlog;
 use crate::context::Context;
 use crate::extension::{Epoch, Extension, InitError, PeerEvent, TimeoutId, UnitEvent};
 use crate::timeout::Service;
@@ -51,6 +52,7 @@ pub const MAX_MODULE: usize = 64 << 10;
 /// Period after which the members that a change still waits for are sent a message, so that a dead one is detected.
 const STALLED_AFTER: Duration = Duration::from_millis(200);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
+const RETRY_WAITING: TimeoutId = TimeoutId(u32::MAX - 4);
 /// Delay of the first restart; doubles with each further one.
 const BACK_OFF: Duration = Duration::from_millis(10);
 /// Restarts after which an extension stays down.
@@ -134,6 +136,8 @@ pub struct Installer {
     fetching: BTreeMap<ExtensionId, Fetch>,
     /// Modules that members fetch from here, with the bytes of each that were queued.
     sending: BTreeMap<(NodeId, Hash), usize>,
+    /// Messages that wait for room: all but the requests for a module's frames, which are repeated, and its pieces.
+    backlog: Backlog,
     counters: InstallCounters,
 }
 
@@ -160,6 +164,7 @@ impl Installer {
             changes: 0,
             fetching: BTreeMap::new(),
             sending: BTreeMap::new(),
+            backlog: Backlog::new(RETRY_WAITING),
             counters: InstallCounters::default(),
         }
     }
@@ -186,15 +191,16 @@ impl Installer {
         self.members.iter().position(|member| *member == node).map(|rank| rank as u16)
     }
 
-    fn send(&self, nic: &mut Context<'_>, to: NodeId, message: &Message<'_>) {
-        // A full queue belongs to a peer that is down or about to be declared down.
-        let _ = nic.send_control(to, &message.emit());
+    /// Sends a message as soon as there is room for it. At the backlog's limit it is dropped: the member has then sent
+    /// thousands of requests, and taken no answer.
+    fn send(&mut self, nic: &mut Context<'_>, to: NodeId, message: &Message<'_>) {
+        self.backlog.send(nic, to, &message.emit());
     }
 
-    fn send_to_all(&self, nic: &mut Context<'_>, message: &Message<'_>) {
-        for (rank, member) in self.members.iter().enumerate() {
-            if rank != usize::from(self.rank) {
-                self.send(nic, *member, message);
+    fn send_to_all(&mut self, nic: &mut Context<'_>, message: &Message<'_>) {
+        for member in &self.members {
+            if *member != nic.node() {
+                self.backlog.send(nic, *member, &message.emit());
             }
         }
     }
@@ -369,6 +375,7 @@ impl Extension for Installer {
             LACKS => return self.ask_for_module(nic),
             FETCHING => return self.watch_fetches(nic),
             SENDING => return self.send_pieces(nic),
+            RETRY_WAITING => return self.backlog.retry(nic),
             _ => {}
         }
         self.restart(nic, ExtensionId(timeout.0 as u8));
@@ -394,11 +401,13 @@ impl Extension for Installer {
                 }
             }
             PeerEvent::Down(node) => {
+                self.backlog.forget(node);
                 self.gone.insert(node);
                 self.on_fetch_lost(nic, node);
                 self.on_lost(nic, node);
             }
             PeerEvent::Restarted(node, incarnation) => {
+                self.backlog.forget(node);
                 self.gone.remove(&node);
                 self.on_fetch_lost(nic, node);
                 // The offer of a coordinator may arrive before the report of its restart.

@@ -4,8 +4,10 @@
 //! A small access is one control message each way. A large one is sent in frames; lost frames are requested or sent
 //! again until all have arrived. Every access completes: done, refused by the owner, or with [`Status::PeerLost`].
 //! Small accesses of one node to another's memory are carried out in the order in which they were posted; a large one
-//! may end after small ones that follow it. Words that were changed remotely in the last millisecond are read from the
-//! NIC, not from memory. So a host that shares words with other nodes must change them by commands, too.
+//! may end after small ones that follow it. Messages that find a full queue wait for room; while a thousand of them wait
+//! for a node, further accesses to its memory end as [`Status::Refused`]. Words that were changed remotely in the last
+//! millisecond are read from the NIC, not from memory. So a host that shares words with other nodes must change them by
+//! commands, too.
 
 mod bulk;
 mod owner;
@@ -21,6 +23,7 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
 
+use crate::backlog::Backlog;
 use crate::capability::{Capabilities, Capability, CapabilityRights};
 use crate::context::Context;
 use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
@@ -57,6 +60,9 @@ pub const FETCH_AND_ADD: u8 = 7;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 const SWEEP: TimeoutId = TimeoutId(0);
 const RETRY: TimeoutId = TimeoutId(1);
+const RETRY_WAITING: TimeoutId = TimeoutId(2);
+/// Messages that wait for room in the queue to a node, from which on this node's accesses to it are refused.
+const MOST_WAITING: usize = 1_024;
 /// Time between two checks for missing frames: frames that were sent before a message may arrive after it, by the delay
 /// of a queue.
 const RETRY_AFTER: Duration = Duration::from_micros(500);
@@ -132,6 +138,8 @@ pub struct Memory {
     /// Large writes of other nodes, by node and number.
     arriving: BTreeMap<(NodeId, u32), Incoming>,
     words: RecentWords,
+    /// Messages that no timeout repeats.
+    backlog: Backlog,
     /// True while the timeout for missing frames is set.
     is_retrying: bool,
     counters: MemoryCounters,
@@ -153,6 +161,7 @@ impl Memory {
             pending: BTreeMap::new(),
             arriving: BTreeMap::new(),
             words: RecentWords::new(),
+            backlog: Backlog::new(RETRY_WAITING),
             is_retrying: false,
             counters: MemoryCounters { served: 0, denied: 0, retransmitted: 0, malformed: 0 },
         }
@@ -260,17 +269,32 @@ impl Memory {
             READ | WRITE => Capability { length, ..capability },
             _ => capability,
         };
-        let message = Message::Ask { number, access, capability, inline: &inline };
-        if nic.send_control(owner, &message.emit()).is_err() {
+        if self.backlog.waiting_for(owner) >= MOST_WAITING {
             nic.refuse(&command, Status::Refused);
             return;
         }
+        let message = Message::Ask { number, access, capability, inline: &inline };
+        self.backlog.send(nic, owner, &message.emit());
         if let Some(outgoing) = &pending.outgoing {
-            outgoing.send_all(nic, owner, number);
-            let _ = nic.send_control(owner, &Message::Sent { number }.emit());
+            self.send_write(nic, owner, number, outgoing);
         }
         self.start_sweeping(nic);
         self.pending.insert(number, pending);
+    }
+
+    /// Sends the frames of a large write, unless its first message waits: its owner would drop them, and requests them
+    /// later.
+    fn send_write(
+        &mut self,
+        nic: &mut Context<'_>,
+        owner: NodeId,
+        number: u32,
+        outgoing: &Outgoing,
+    ) {
+        if self.backlog.waiting_for(owner) == 0 {
+            outgoing.send_all(nic, owner, number);
+        }
+        self.backlog.send(nic, owner, &Message::Sent { number }.emit());
     }
 
     /// Starts the checks for accesses that take too long. The caller then adds one.
@@ -414,9 +438,10 @@ impl Extension for Memory {
     }
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
-        if timeout == RETRY {
-            self.retry(nic);
-            return;
+        match timeout {
+            RETRY => return self.retry(nic),
+            RETRY_WAITING => return self.backlog.retry(nic),
+            _ => {}
         }
         let now = nic.now();
         self.arriving.retain(|_, incoming| !incoming.is_late(now));
@@ -442,6 +467,7 @@ impl Extension for Memory {
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event {
+            self.backlog.forget(node);
             self.arriving.retain(|(from, _), _| *from != node);
             let of = self.pending.iter().filter(|(_, pending)| pending.owner == node);
             for number in of.map(|(number, _)| *number).collect::<Vec<_>>() {

@@ -2,6 +2,7 @@
 
 mod address_space;
 mod ahead;
+mod backlog;
 mod buffers;
 mod closed_port;
 mod cluster;

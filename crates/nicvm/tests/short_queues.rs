@@ -3,13 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use midplane_nicvm::capability::Capability;
+use midplane_nicvm::capability::{Capability, CapabilityRights};
 use midplane_nicvm::collective::{self, COLLECTIVES, Collectives, Operation};
-use midplane_nicvm::control::ControlConfig;
+use midplane_nicvm::control::{Control, ControlConfig};
+use midplane_nicvm::memory::{self, FETCH_AND_ADD, MEMORY, Memory, READ, WRITE};
 use midplane_nicvm::program::{self, Instruction, PROGRAMS, Programs, Range, assemble};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::host::Host;
-use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::id::{Incarnation, NodeId, PortId};
 use midplane_simhw::link::LinkProfile;
 use midplane_simhw::port::{Command, Completion, Port, Status};
 use midplane_simhw::profile::NicProfile;
@@ -19,10 +20,16 @@ use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
 
-use crate::harness::{Harness, Peer};
+use crate::harness::{self, Effect, Harness, Peer};
 
 /// Operations that each host posts before it waits for the first.
 const AT_ONCE: usize = 24;
+/// First bytes of the messages of broadcasts, all-gathers, and members that hold their group.
+const BROADCAST: u8 = 2;
+const ALL_GATHER: u8 = 5;
+const HOLD: u8 = 6;
+/// The message by which a member shows that it is alive.
+const PROBE: [u8; 6] = [0; 6];
 
 /// A NIC that queues one control message for each peer.
 fn short() -> ControlConfig {
@@ -100,16 +107,25 @@ fn collectives_send_the_messages_that_a_full_queue_has_refused() {
     }
 }
 
-/// Creates a member of a group of three whose NIC queues one control message for each peer.
-fn member() -> Harness {
+/// Creates the first member of a group, nodes 1 to `size`, whose NIC queues one control message for each peer.
+fn member(size: u16) -> Harness {
     let mut unit = Unit::new(short());
-    unit.install(COLLECTIVES, Collectives::new([1, 2, 3].map(NodeId).to_vec())).unwrap();
+    unit.install(COLLECTIVES, Collectives::new((1..=size).map(NodeId).collect())).unwrap();
     Harness::new(unit)
+}
+
+/// Sends the first member messages of `peer` that begin more operations than messages may wait for one member. It
+/// forwards each to another member.
+fn flood(harness: &mut Harness, peer: &mut Peer, opcode: u8, body: &[u8]) {
+    for number in 1..16_500_u32 {
+        let message = [&[opcode, 0][..], &number.to_le_bytes(), body].concat();
+        peer.send(harness, COLLECTIVES.into(), &message);
+    }
 }
 
 #[test]
 fn operations_wait_while_a_thousand_messages_do() {
-    let mut harness = member();
+    let mut harness = member(3);
     for _ in 0..1_100 {
         harness.post(PortId(0), collective::barrier(1));
     }
@@ -126,14 +142,10 @@ fn operations_wait_while_a_thousand_messages_do() {
 /// The messages that a member forwards for others are not refused, so their number has a bound of its own.
 #[test]
 fn a_member_for_which_too_many_messages_wait_counts_as_lost() {
-    let mut harness = member();
+    let mut harness = member(3);
     let mut peer = Peer::new(NodeId(3));
     harness.post(PortId(0), collective::barrier(7));
-    for number in 1..16_500_u32 {
-        // The first round of an all-gather.
-        let message = [&[5, 0][..], &number.to_le_bytes(), &[1; 8]].concat();
-        peer.send(&mut harness, COLLECTIVES.into(), &message);
-    }
+    flood(&mut harness, &mut peer, ALL_GATHER, &[1; 8]);
     let running =
         |harness: &Harness| harness.unit.extension::<Collectives>(COLLECTIVES).unwrap().running();
     assert_eq!(running(&harness), 16_500);
@@ -141,6 +153,129 @@ fn a_member_for_which_too_many_messages_wait_counts_as_lost() {
     assert_eq!(running(&harness), 0);
     let done = harness.completions();
     assert_eq!((done.len(), done[0].1.status, done[0].1.args[0]), (1, Status::PeerLost, 1));
+}
+
+/// Lets the first member hold its group, and start once all others hold it.
+fn starting(size: u16) -> Harness {
+    let mut harness = member(size);
+    harness.post(PortId(0), collective::hold(0, size, 1));
+    assert_eq!(harness.completions()[0].1.status, Status::Done);
+    harness.post(PortId(0), collective::start(2));
+    harness
+}
+
+fn hold(harness: &mut Harness, peer: &mut Peer) -> Vec<Effect> {
+    peer.send(harness, COLLECTIVES.into(), &[HOLD, 0, 0, 0, 0, 0])
+}
+
+/// Restarts a member, which then holds the group.
+fn restart(harness: &mut Harness, node: NodeId) {
+    let next = Incarnation(Incarnation::FIRST.0 + 1);
+    hold(harness, &mut Peer { control: Control::new(node, next, ControlConfig::default()) });
+}
+
+#[test]
+fn a_member_that_restarts_does_not_count_as_lost_because_too_many_messages_waited_for_it() {
+    let mut harness = starting(3);
+    let [mut second, mut third] = [2, 3].map(|node| Peer::new(NodeId(node)));
+    second.send(&mut harness, COLLECTIVES.into(), &PROBE);
+    flood(&mut harness, &mut third, ALL_GATHER, &[1; 8]);
+    restart(&mut harness, NodeId(2));
+    harness.pass(2_000_000);
+    assert_eq!(harness.completions(), [], "it waits for the third member");
+    let effects = hold(&mut harness, &mut third);
+    let is_done = |effect: &Effect| matches!(effect, Effect::Completed(_, done) if done.status == Status::Done);
+    assert!(effects.iter().any(is_done), "{effects:?}");
+}
+
+#[test]
+fn each_member_for_which_too_many_messages_wait_counts_as_lost() {
+    let mut harness = starting(7);
+    let [mut second, mut fourth] = [2, 4].map(|node| Peer::new(NodeId(node)));
+    second.send(&mut harness, COLLECTIVES.into(), &PROBE);
+    // The fourth member's broadcasts go on to the third member and to the second.
+    flood(&mut harness, &mut fourth, BROADCAST, &[3, 0, 1]);
+    restart(&mut harness, NodeId(2));
+    harness.pass(2_000_000);
+    let done = harness.completions();
+    let lost: Vec<_> = done.iter().map(|(_, done)| (done.status, done.args[0])).collect();
+    assert_eq!(lost, [(Status::PeerLost, 2)]);
+}
+
+/// Creates nodes with a part of the distributed address space. The queues of `those` are short.
+fn memories(those: fn(NodeId) -> bool) -> World<Unit> {
+    world(2, move |node| {
+        let config = if those(node) { short() } else { ControlConfig::default() };
+        let mut unit = Unit::new(config);
+        unit.install(MEMORY, Memory::new()).unwrap();
+        unit
+    })
+}
+
+/// Grants node 0 access to `length` bytes of node 1. Lets it post accesses to all of them at once; returns the
+/// completions.
+fn access(mut world: World<Unit>, opcode: u8, length: usize) -> Vec<Completion> {
+    let (host, given) = (world.host(NodeId(1)), Arc::new(Mutex::new(None)));
+    let into = Arc::clone(&given);
+    world.spawn(NodeId(1), async move {
+        let mut port = host.open_port().unwrap();
+        let region = port.register(length).unwrap();
+        port.submit(&memory::grant(region.whole(), CapabilityRights::ALL, 0)).unwrap();
+        *into.lock().unwrap() = Some(memory::granted(&port.completion().await.unwrap()));
+        std::future::pending::<()>().await;
+    });
+    let until = world.now() + Duration::from_millis(1);
+    world.run_until(until);
+    let capability = given.lock().unwrap().expect("it is granted");
+    let host = world.host(NodeId(0));
+    let task = async move {
+        let mut port = host.open_port().unwrap();
+        let region = port.register(length).unwrap();
+        region.write(0, &1_u64.to_le_bytes()).unwrap();
+        for _ in 0..AT_ONCE {
+            port.submit(&memory::access(opcode, &capability, region.whole(), 1)).unwrap();
+        }
+        let mut done = Vec::new();
+        for _ in 0..AT_ONCE {
+            done.push(port.completion().await.unwrap());
+        }
+        done
+    };
+    ended(&mut world, 0, task).expect("the accesses end")
+}
+
+#[test]
+fn large_writes_end_although_a_full_queue_has_refused_their_messages() {
+    let done = access(memories(|node| node == NodeId(0)), WRITE, 10_000);
+    assert!(done.iter().all(|done| done.status == Status::Done), "{done:?}");
+}
+
+#[test]
+fn accesses_are_refused_while_a_thousand_messages_wait() {
+    let mut unit = Unit::new(short());
+    unit.install(MEMORY, Memory::new()).unwrap();
+    let mut harness = Harness::new(unit);
+    let theirs = Capability { node: NodeId(2), length: 8, ..Capability::default() };
+    for _ in 0..1_100 {
+        let region = harness::memory(PortId(0), 8);
+        harness.post(PortId(0), memory::access(READ, &theirs, region, 1));
+    }
+    let refused = harness.completions();
+    assert!(refused.iter().all(|(_, done)| done.status == Status::Refused));
+    assert_eq!(refused.len(), 1_100 - 1 - 1_024);
+    // The peer is lost: the others end, and their messages are forgotten.
+    harness.pass(1_000_000_000);
+    assert_eq!(harness.completions().len(), 1 + 1_024);
+    assert_eq!(harness.unit.pending(NodeId(2)), 0);
+}
+
+/// A host that repeats an addition which it takes for lost adds twice.
+#[test]
+fn the_answer_to_an_access_waits_for_room_in_a_full_queue() {
+    let done = access(memories(|node| node == NodeId(1)), FETCH_AND_ADD, 8);
+    let words: Vec<_> = done.iter().map(|done| (done.status, done.args[0])).collect();
+    let expected: Vec<_> = (0..AT_ONCE as u64).map(|before| (Status::Done, before)).collect();
+    assert_eq!(words, expected);
 }
 
 /// Builds a program of `code` over `memory`, and returns a capability to run it.

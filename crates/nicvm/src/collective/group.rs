@@ -1,5 +1,7 @@
 //! The group's members, and the messages to them.
 
+use std::collections::BTreeSet;
+
 use midplane_simhw::id::NodeId;
 
 use super::{HEAD, RETRY};
@@ -13,13 +15,13 @@ pub(super) struct Group {
     pub(super) members: Vec<NodeId>,
     pub(super) rank: u16,
     pub(super) backlog: Backlog,
-    /// A member for which so many messages wait that one was dropped.
-    pub(super) stuck: Option<u16>,
+    /// Members for each of which so many messages wait that one was dropped.
+    pub(super) stuck: BTreeSet<u16>,
 }
 
 impl Group {
     pub(super) const fn new(members: Vec<NodeId>) -> Self {
-        Self { members, rank: 0, backlog: Backlog::new(RETRY), stuck: None }
+        Self { members, rank: 0, backlog: Backlog::new(RETRY), stuck: BTreeSet::new() }
     }
 
     pub(super) const fn size(&self) -> u16 {
@@ -45,7 +47,7 @@ impl Group {
     ) {
         let member = self.members[usize::from(rank)];
         if !self.backlog.send(nic, member, &emit(head, body)) {
-            self.stuck = Some(rank);
+            self.stuck.insert(rank);
         }
     }
 

@@ -59,6 +59,8 @@ pub(crate) struct UnitServices {
     pub(crate) timeouts: Timeouts,
     pub(crate) transmit: Transmit,
     pub(crate) effects: Vec<Effect>,
+    /// Counts the control messages among the effects by destination, sorted. Those to this node include its commands.
+    pub(crate) staged: Vec<(NodeId, usize)>,
     /// True if, since the last turn's end, an effect was carried out that requires work at the end of the turn.
     pub(crate) needs_turn_end: bool,
     /// The extension that controls the gate.
@@ -166,6 +168,21 @@ impl UnitServices {
             self.needs_turn_end = true;
         }
         self.effects = effects;
+        self.staged.clear();
+    }
+
+    /// Counts one more control message to `to` among the effects, or one more command of this node.
+    pub(crate) fn count_staged(&mut self, to: NodeId) {
+        match self.staged.binary_search_by_key(&to, |(node, _)| *node) {
+            Ok(at) => self.staged[at].1 += 1,
+            Err(at) => self.staged.insert(at, (to, 1)),
+        }
+    }
+
+    /// Returns how many control messages to `to` are among the effects; they are queued when the handler returns.
+    pub(crate) fn staged_to(&self, to: NodeId) -> usize {
+        let at = self.staged.binary_search_by_key(&to, |(node, _)| *node);
+        at.map_or(0, |at| self.staged[at].1)
     }
 
     fn suspend_port(&mut self, hw: &mut dyn Hardware, port: PortId) {
@@ -204,6 +221,7 @@ impl UnitServices {
     /// Drops all effects of a handler that has panicked or refused.
     pub(crate) fn abort(&mut self, hw: &mut dyn Hardware) {
         self.effects.clear();
+        self.staged.clear();
         self.transmit.abort();
         hw.abort();
     }

@@ -44,7 +44,7 @@ impl Fetch {
 
 impl Installer {
     /// Reports the versions that run here to a member that has started or come back.
-    pub(super) fn on_what(&self, nic: &mut Context<'_>, to: NodeId) {
+    pub(super) fn on_what(&mut self, nic: &mut Context<'_>, to: NodeId) {
         for (number, version) in &self.versions {
             let length = self.modules.get(&version.hash).map_or(0, Vec::len) as u32;
             let runs = Message::Runs {
@@ -55,7 +55,7 @@ impl Installer {
                 policy: version.policy as u8,
                 is_withdrawn: version.is_withdrawn,
             };
-            self.send(nic, to, &runs);
+            self.backlog.send(nic, to, &runs.emit());
         }
     }
 
@@ -150,13 +150,13 @@ impl Installer {
     }
 
     /// Asks all living members which versions run, if a fetch has stalled.
-    fn ask_about_stalled(&self, nic: &mut Context<'_>) {
+    fn ask_about_stalled(&mut self, nic: &mut Context<'_>) {
         if self.fetching.values().all(|fetch| fetch.idle < STALLED) {
             return;
         }
         for member in &self.members {
             if *member != nic.node() && !self.gone.contains(member) {
-                self.send(nic, *member, &Message::What);
+                self.backlog.send(nic, *member, &Message::What.emit());
             }
         }
     }

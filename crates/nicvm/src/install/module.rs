@@ -21,10 +21,10 @@ const ASK_AFTER: Duration = Duration::from_millis(3);
 
 impl Installer {
     /// Sends the offer to the children.
-    pub(super) fn spread(&self, nic: &mut Context<'_>) {
+    pub(super) fn spread(&mut self, nic: &mut Context<'_>) {
         let Some(change) = &self.change else { return };
         for child in &change.children {
-            self.send(nic, *child, &Message::Offer(change.offer));
+            self.backlog.send(nic, *child, &Message::Offer(change.offer).emit());
         }
         nic.set_timeout(WATCH, Service::Coarse, STALLED_AFTER);
     }
@@ -95,7 +95,7 @@ impl Installer {
         let waits = change.phase == Phase::Preparing && change.ready.is_none();
         let Some(parent) = change.parent.filter(|_| waits) else { return };
         let (id, at) = (change.offer.id, change.module.len() as u32);
-        self.send(nic, parent, &Message::Want { id, at });
+        let _ = nic.send_control(parent, &Message::Want { id, at }.emit());
         nic.set_timeout(LACKS, Service::Exact, ASK_AFTER);
     }
 }

@@ -72,7 +72,7 @@ impl Installer {
 
     /// Handles a change that has stalled: sends a message to each member that it waits for, so that a dead one is
     /// detected. Queries the coordinator, whose decision is lost if a member on the path to it has restarted.
-    pub(super) fn watch(&self, nic: &mut Context<'_>) {
+    pub(super) fn watch(&mut self, nic: &mut Context<'_>) {
         let Some(change) = &self.change else { return };
         let id = change.offer.id;
         let mut whom: BTreeSet<NodeId> = change.waiting.clone();

@@ -146,15 +146,15 @@ impl Memory {
     }
 
     pub(super) fn answer(
-        &self,
+        &mut self,
         nic: &mut Context<'_>,
         to: NodeId,
         number: u32,
         status: Status,
         bytes: &[u8],
     ) {
-        // A full queue belongs to a peer that is down or about to be declared down.
-        let _ = nic.send_control(to, &Message::Answer { number, status, bytes }.emit());
+        // If even the backlog is full, the access ends by its timeout.
+        self.backlog.send(nic, to, &Message::Answer { number, status, bytes }.emit());
     }
 
     /// Completes a large write all of whose frames have arrived.

@@ -24,6 +24,7 @@ impl Firmware for Unit {
             timeouts: Timeouts::default(),
             transmit: Transmit::default(),
             effects: Vec::new(),
+            staged: Vec::new(),
             needs_turn_end: true,
             gate_controller: None,
             control_refused: 0,

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use midplane_nicvm::control::ControlConfig;
 use midplane_nicvm::extension::{Epoch, Extension};
 use midplane_nicvm::install::{self, INSTALLER, Installer, Policy};
 use midplane_nicvm::messages::{MESSAGES, Messages};
@@ -40,6 +41,17 @@ impl Cluster {
         seed: u64,
         chatty: bool,
     ) -> Self {
+        Self::configured(ControlConfig::default(), topology, profile, nodes, seed, chatty)
+    }
+
+    pub(crate) fn configured(
+        config: ControlConfig,
+        topology: &Topology,
+        profile: NicProfile,
+        nodes: u16,
+        seed: u64,
+        chatty: bool,
+    ) -> Self {
         silence_panics();
         let seen = Arc::new(Mutex::new(Seen::default()));
         let of_all = Arc::clone(&seen);
@@ -55,7 +67,7 @@ impl Cluster {
                 Ok(Box::new(tally) as Box<dyn Extension>)
             };
             let members = (0..nodes).map(NodeId).collect();
-            let mut unit = Unit::default();
+            let mut unit = Unit::new(config);
             unit.install(INSTALLER, Installer::new(members, loader)).unwrap();
             unit.install(MESSAGES, Messages::new()).unwrap();
             unit

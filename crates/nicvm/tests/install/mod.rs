@@ -7,6 +7,7 @@ mod failing_loader;
 mod middle_member;
 mod quarantine;
 mod restarting_member;
+mod short_queues;
 mod tally;
 
 use std::sync::{Arc, Mutex};
