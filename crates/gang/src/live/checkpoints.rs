@@ -99,7 +99,7 @@ impl Checkpoints {
             }
             let opened = RootFolder::open(&folder)?;
             let read = manifest(opened.path()).and_then(|it| match it.format {
-                IMAGES => read_images(&it, opened.path(), &folder),
+                IMAGES => read_images(opened.path(), &folder),
                 _ => read_from(it, opened.path(), most),
             });
             read.map_err(|why| opened.explain(&why))
@@ -122,13 +122,9 @@ fn program_of(folder: &Path, json: &str) -> Result<Program, String> {
     Program::from_json(json).map_err(|error| format!("{}: its program: {error}", folder.display()))
 }
 
-/// Checks the manifest of an open folder. The images are read later, from `name`.
-fn read_images(
-    manifest: &Manifest,
-    folder: &Path,
-    name: &Path,
-) -> Result<(Program, Contents), String> {
-    collections::check(folder, manifest)?;
+/// Reads the manifest in an open folder. The images are read later, from `name`.
+fn read_images(folder: &Path, name: &Path) -> Result<(Program, Contents), String> {
+    let manifest = collections::read(folder)?;
     let folder_bytes = name.as_os_str().as_encoded_bytes().to_vec();
     let contents = Contents::Images(manifest.ranks as u16, folder_bytes);
     Ok((program_of(folder, &manifest.program)?, contents))

@@ -220,15 +220,16 @@ impl Collections {
 }
 
 /// Reads the manifest of a folder of images, and checks that only this user could have written it.
-pub(super) fn check(folder: &Path, manifest: &Manifest) -> Result<(), String> {
+pub(super) fn read(folder: &Path) -> Result<Manifest, String> {
     for path in [folder, &folder.join(crate::checkpoint::MANIFEST)] {
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());
         image_link::check_owner(path, &fs::symlink_metadata(path).map_err(failed)?)?;
     }
+    let manifest = Manifest::read_from(folder).map_err(|error| error.to_string())?;
     if manifest.format != IMAGES || u16::try_from(manifest.ranks).is_err() {
         return Err(format!("{}: it has no images of processes", folder.display()));
     }
-    Ok(())
+    Ok(manifest)
 }
 
 #[cfg(test)]
