@@ -17,13 +17,13 @@ const MAX_SHOWN_BY_ALL: usize = 8 * MAX_SHOWN;
 /// The events that no poll has handled yet.
 #[derive(Debug, Default)]
 pub(super) struct EventQueue {
-    pending: Mutex<Pending>,
+    pub(super) pending: Mutex<Pending>,
     pub(super) is_pending: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Pending {
-    events: Vec<(NodeId, PeerEvent)>,
+pub(super) struct Pending {
+    pub(super) events: Vec<(NodeId, PeerEvent)>,
     /// How many of the events are pieces of memory, by peer.
     shown: BTreeMap<NodeId, usize>,
 }

@@ -71,7 +71,8 @@ fn a_peer_that_shares_memory_faster_than_it_is_taken_is_disconnected() {
     let (_, file) = Segment::shared(Kind::Arena, 100).unwrap();
     let is_connected = |lanes: &Lanes| {
         let pending = lanes.events.pending.lock().unwrap();
-        let has_left = pending.iter().any(|(_, event)| matches!(event, PeerEvent::Left));
+        let left = |(_, event): &(NodeId, PeerEvent)| matches!(event, PeerEvent::Left);
+        let has_left = pending.events.iter().any(left);
         !has_left && matches!(&lanes.peers[1], Peer::Connected(peer) if !peer.is_leaving)
     };
     let (mut shared, mut taken, mut left) = (0, 0, None);
