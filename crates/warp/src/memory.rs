@@ -29,19 +29,20 @@ mod coherent;
 pub mod extension;
 mod log;
 mod shared;
+mod update;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::id::{Incarnation, NodeId};
 use midplane_simhw::time::Instant;
-use serde::{Deserialize, Serialize};
 
 use coherent::{Coherence, Coherent, Entry};
 pub use log::MAX_LOCATIONS;
 pub use shared::{AccessError, MemoryHandle, OpenMemoryError};
+pub(crate) use update::{Fate, Update};
 
-use crate::latest::{Ack, Copy, LatestSender};
+use crate::latest::{Ack, LatestSender};
 
 /// The lowest bit of the incarnation in the first clock of a node. NICs' incarnations count 64 ms, so
 /// that a node may make 500,000 writes a second.
@@ -73,68 +74,6 @@ pub struct Origin {
     /// writes, or among the coherent writes of all nodes. The numbers of a writer that restarts
     /// begin again.
     pub order: u64,
-}
-
-/// A message from one node's memory to another's.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub(crate) enum Update<V> {
-    /// A slow write; may be lost.
-    Slow {
-        /// The location.
-        location: Location,
-        /// Number of the write among the writer's slow writes to this location, from 1.
-        order: u64,
-        /// Number of the copy among all copies sent; its acknowledgement repeats it.
-        number: u64,
-        /// The writer's Lamport clock: the version of the value.
-        clock: u64,
-        /// The value.
-        value: V,
-    },
-    /// The acknowledgement of a slow write; may be lost.
-    SlowAck {
-        /// The acknowledgement. Its version is the clock of the writer's newest slow write to the
-        /// location.
-        ack: Ack<Location>,
-        /// The write's fate at the receiver.
-        fate: Fate,
-    },
-    /// A PRAM write; must arrive once and in order.
-    Pram {
-        /// The location.
-        location: Location,
-        /// Number of the write among the writer's PRAM writes, from 1.
-        order: u64,
-        /// The writer's Lamport clock.
-        clock: u64,
-        /// The value.
-        value: V,
-    },
-    /// A message of the ordering protocol for coherent writes; must arrive once and in order.
-    Coherent(Coherence<V>),
-}
-
-/// The outcome of a slow write at its receiver.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub(crate) enum Fate {
-    /// It shows the write, or has shown it.
-    Shown,
-    /// It shows a later value of another node. It has this clock.
-    Older(u64),
-    /// It ignores the write: the writer has restarted, and had made writes with this clock or a later
-    /// one before. It has this clock.
-    Repeated(u64),
-    /// It has no room for the location.
-    Refused,
-}
-
-impl<V> Update<V> {
-    /// Returns true if the update must arrive once and in order, as nicvm's control messages do.
-    /// Others may be lost, and are sent when the gate is open.
-    #[must_use]
-    pub(crate) const fn is_reliable(&self) -> bool {
-        matches!(self, Self::Pram { .. } | Self::Coherent(_))
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -317,7 +256,7 @@ impl<V: Clone> Memory<V> {
     #[must_use]
     pub(crate) fn poll_slow(&mut self, now: Instant, destination: NodeId) -> Option<Update<V>> {
         let copy = self.slow.get_mut(&destination)?.poll_send(now)?;
-        Some(update_of(&copy))
+        Some(Update::of(&copy))
     }
 
     /// Returns the slow write that has waited longest, if it is due at half of all other nodes or
@@ -336,7 +275,7 @@ impl<V: Clone> Memory<V> {
         let mut update = None;
         for slots in self.slow.values_mut().filter(|slots| !slots.is_lost()) {
             slots.number_from(number);
-            update = slots.send(now, &location).map(|copy| update_of(&copy)).or(update);
+            update = slots.send(now, &location).map(|copy| Update::of(&copy)).or(update);
         }
         update
     }
@@ -532,12 +471,6 @@ impl<V: Clone> Memory<V> {
             self.outbox.push_back((to, Update::Coherent(message)));
         }
     }
-}
-
-/// Makes the update that carries a copy of a slow write.
-fn update_of<V: Clone>(copy: &Copy<'_, Location, (u64, V)>) -> Update<V> {
-    let (order, value) = copy.value.clone();
-    Update::Slow { location: *copy.key, order, number: copy.number, clock: copy.version, value }
 }
 
 #[cfg(test)]

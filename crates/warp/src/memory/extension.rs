@@ -3,6 +3,7 @@
 //! repeated until acknowledged.
 
 mod config;
+mod flushes;
 mod frames;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -22,9 +23,10 @@ use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 
 pub use config::MermeraConfig;
+use flushes::Flush;
 use frames::{Acks, add, has_short_values, updates};
 
-use super::{Awaited, Location, Memory, Update};
+use super::{Location, Memory, Update};
 use crate::gate::Gate;
 
 /// The extension's number.
@@ -69,8 +71,6 @@ const UPDATE_BYTES: usize = 64;
 /// lives, since it may have died after it took the request. Likewise for slow writes and a node that
 /// acknowledges none.
 const CALL_DELAYS: u32 = 16;
-/// Calls after which a flush no longer waits for a node that has never answered.
-const CALLS: u32 = 64;
 /// Timeouts: for due slow writes, for control messages that found a full queue, and for calls to
 /// nodes that may have died.
 const DUE: TimeoutId = TimeoutId(0);
@@ -112,15 +112,6 @@ pub struct Mermera {
     skipped: u64,
     /// Bytes of the longest slow write so far, as encoded in a frame.
     longest: usize,
-}
-
-/// A flush, with the slow writes that it still waits for.
-#[derive(Debug)]
-struct Flush {
-    command: Command,
-    awaited: Vec<Awaited>,
-    /// Calls to silent nodes since it began.
-    calls: u32,
 }
 
 impl Mermera {
@@ -211,22 +202,6 @@ impl Mermera {
                 nic.refuse(command, Status::PeerLost);
             }
             !is_done && !memory.is_excluded()
-        });
-    }
-
-    /// Completes the flushes that wait for no acknowledgement any more.
-    fn complete_flushes(&mut self, nic: &mut Context<'_>) {
-        let Some(memory) = &self.memory else { return };
-        self.flushing.retain_mut(|Flush { command, awaited, .. }| {
-            while awaited.pop_if(|write| memory.is_acknowledged(*write)).is_some() {}
-            if awaited.is_empty() {
-                let refused = memory.refused();
-                match self.reported.insert(command.region.port, refused) {
-                    Some(reported) if reported < refused => nic.refuse(command, Status::Refused),
-                    _ => complete(nic, command),
-                }
-            }
-            !awaited.is_empty()
         });
     }
 
@@ -458,19 +433,10 @@ impl Extension for Mermera {
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
         if timeout == CALL {
             self.is_calling = false;
-            let Some(memory) = &mut self.memory else { return };
-            if memory.waits_for_place() {
+            if let Some(memory) = self.memory.as_mut().filter(|memory| memory.waits_for_place()) {
                 memory.call_sequencer();
             }
-            if !self.flushing.is_empty() {
-                memory.call_silent(|node| self.seen.contains_key(&node));
-            }
-            for flush in &mut self.flushing {
-                flush.calls += 1;
-                if flush.calls >= CALLS {
-                    flush.awaited.retain(|(node, ..)| self.seen.contains_key(node));
-                }
-            }
+            self.call_silent();
         }
         self.pump(nic);
     }
@@ -520,30 +486,4 @@ impl Extension for Mermera {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::dissector;
-    use crate::memory::coherent::{Coherence, Entry};
-    use crate::memory::log::PART;
-
-    /// Tests that the longest part of a log fits into one update, and that longer values are
-    /// refused.
-    #[test]
-    fn a_part_of_a_log_can_be_encoded() {
-        let view = |length: usize| {
-            let value = vec![1; length];
-            let entry = Entry { writer: NodeId(1), ticket: 1, location: 1, value };
-            let log = (0..PART as u64).map(|place| (place, entry.clone())).collect();
-            Update::Coherent(Coherence::View { view: 1, committed: 1, log, more: true })
-        };
-        assert!(wire::encode(&view(MAX_VALUE)).is_ok() && has_short_values(&view(MAX_VALUE)));
-        assert!(!has_short_values(&view(MAX_VALUE + 1)));
-    }
-
-    #[test]
-    fn the_dissector_knows_all_updates() {
-        assert_eq!(dissector::table("updates"), dissector::variants::<Update<Vec<u8>>>());
-        assert_eq!(dissector::table("coherence"), dissector::variants::<Coherence<Vec<u8>>>());
-        assert_eq!(dissector::table("parts"), dissector::names([(MORE, "more"), (LAST, "last")]));
-    }
-}
+mod tests;

@@ -24,12 +24,12 @@ pub(super) struct EventQueue {
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     pub(super) events: Vec<(NodeId, PeerEvent)>,
-    /// How many of the events are pieces of memory, by peer.
+    /// Counts the pieces of memory among the events, by peer.
     shown: BTreeMap<NodeId, usize>,
 }
 
 impl EventQueue {
-    /// Takes all events.
+    /// Takes the events that no poll has handled yet.
     pub(super) fn take(&self) -> Vec<(NodeId, PeerEvent)> {
         std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner)).events
     }
