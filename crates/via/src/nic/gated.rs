@@ -14,6 +14,7 @@ mod bytes;
 mod exposed;
 mod fast_path;
 mod frame;
+mod paths;
 mod tables;
 
 use std::task::Waker;
@@ -25,7 +26,7 @@ use midplane_simhw::region::RegionOptions;
 
 use super::posted::number;
 use super::{MAX_SEGMENTS, Nic, NicError, PostFailed, ViId, WorkQueue};
-use crate::attributes::{Reliability, ViAttributes, ViState};
+use crate::attributes::ViState;
 use crate::command::{DISCONNECT, Ends, OFFER, POST_SEND, RECALL, RETURN, about};
 use crate::descriptor::Descriptor;
 use crate::memory::{Memory, MemoryOptions};
@@ -178,11 +179,6 @@ impl Gated {
     pub(super) fn arm_wakeup(&mut self, waker: &Waker) -> bool {
         self.rings.arm_wakeup(waker)
     }
-}
-
-/// Returns whether the NIC may grant the queues of such an interface to the host.
-const fn may_be_granted(attributes: &ViAttributes) -> bool {
-    matches!(attributes.reliability, Reliability::ReliableDelivery) && !attributes.rdma_read
 }
 
 impl Nic {
@@ -416,56 +412,6 @@ impl Nic {
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         self.gated.is_none() || self.queues.unended < self.most_posted()
-    }
-
-    /// Adds the path of a new interface, unless the commands of all paths would take more than half of the port.
-    pub(super) fn add_path(&mut self, vi: ViId, attributes: ViAttributes) {
-        let most = self.port.depth() / 2;
-        let may_add = |gated: &&mut Gated| gated.commands.max(OWN_COMMANDS) + PATH_COMMANDS <= most;
-        let gated = self.gated.as_mut().filter(may_add);
-        let Some(gated) = gated.filter(|_| may_be_granted(&attributes)) else { return };
-        let at = vi.number.index();
-        if at >= gated.paths.len() {
-            gated.paths.resize_with(at + 1, || None);
-        }
-        gated.paths[at] = Some(FastPath::new(attributes));
-        gated.commands = gated.commands.max(OWN_COMMANDS) + PATH_COMMANDS;
-    }
-
-    /// Removes the path of an interface that was destroyed.
-    pub(super) fn remove_path(&mut self, vi: ViId) {
-        if let Some(gated) = &mut self.gated
-            && let Some(place) = gated.paths.get_mut(vi.number.index())
-            && place.take().is_some()
-        {
-            gated.commands -= PATH_COMMANDS;
-        }
-    }
-
-    /// Handles an interface's new connection.
-    pub(super) fn link_path(&mut self, vi: PortId, ends: Ends) {
-        if let Some(path) = self.path(vi) {
-            path.link(ends.node);
-            self.catch_up();
-        }
-    }
-
-    /// Ends a connection at the host: takes the frames sent before its end, and flushes the descriptors that the host
-    /// has.
-    pub(super) fn unlink_path(&mut self, vi: PortId) {
-        if self.path(vi).is_some_and(|path| path.has(WorkQueue::Receive)) {
-            self.drain_rings();
-        }
-        let Some((gated, mut tables)) = self.gated() else { return };
-        if let Some(path) = gated.path(vi) {
-            path.unlink();
-            tables.flush(vi);
-        }
-    }
-
-    /// Returns whether the host has broken an interface's connection, and reported that.
-    pub(super) fn is_broken(&mut self, vi: PortId) -> bool {
-        self.path(vi).is_some_and(|path| path.is_broken)
     }
 
     /// Posts a descriptor to a queue that the host has, or whose descriptors it is posting to the NIC.

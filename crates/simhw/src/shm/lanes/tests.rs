@@ -1,5 +1,6 @@
 //! Tests that a process checks all that a hostile peer sends or shares.
 
+use super::inbox::PeerEvent;
 use super::*;
 use crate::segment::{Kind, Segment};
 

@@ -1,0 +1,72 @@
+//! The events of the rendezvous, as polls handle them.
+
+use super::inbox::PeerEvent;
+use super::{Lanes, Peer};
+use crate::id::NodeId;
+use crate::sync::Ordering;
+
+impl Lanes {
+    /// Handles the events of the rendezvous, once polls have returned all shared memory of earlier ones. Until then the
+    /// inbox keeps them, and its bound disconnects a peer that shares more.
+    #[inline]
+    pub(super) fn handle_events(&mut self) {
+        if self.events.is_pending.load(Ordering::Relaxed) && self.shown.is_empty() {
+            self.handle_all_events();
+        }
+    }
+
+    pub(super) fn handle_all_events(&mut self) {
+        if !self.events.is_pending.swap(false, Ordering::Acquire) {
+            return;
+        }
+        for (node, event) in self.events.take() {
+            let peer = &mut self.peers[node.index()];
+            match (event, &mut *peer) {
+                (PeerEvent::Joined(link), Peer::Expected) => {
+                    if Self::admit(self.wakes.get_ref(), peer, *link) {
+                        self.awaited.end(node);
+                    }
+                }
+                (PeerEvent::Joined(link), Peer::Gone) => {
+                    if Self::admit(self.wakes.get_ref(), peer, *link) {
+                        self.returned.push_back(node);
+                        self.has_pending_events = true;
+                    }
+                }
+                (PeerEvent::Joined(link), Peer::Connected(peer)) => {
+                    peer.is_leaving = true;
+                    peer.successor = Some(link);
+                    self.has_pending_events = true;
+                }
+                (PeerEvent::Shown(name, memory), Peer::Connected(_)) => {
+                    self.shown.push_back((node, name, memory));
+                    self.has_pending_events = true;
+                }
+                (PeerEvent::Shown(..), _) => {}
+                // The end of this process, or of its successor.
+                (PeerEvent::Left, Peer::Connected(peer)) => {
+                    peer.successor = None;
+                    peer.is_leaving = true;
+                    self.has_pending_events = true;
+                }
+                (PeerEvent::Left, Peer::Expected | Peer::Gone) => {}
+            }
+        }
+    }
+
+    /// Removes a leaving process whose frames are all handled. Returns its number, and whether its successor has
+    /// connected.
+    pub(super) fn take_leaver(&mut self) -> Option<(NodeId, bool)> {
+        let leaving = |peer: &Peer| matches!(peer, Peer::Connected(peer) if peer.is_leaving);
+        let others = !self.shown.is_empty() || !self.returned.is_empty();
+        self.has_pending_events = others || self.peers.iter().any(leaving);
+        let empty = |peer: &Peer| matches!(peer, Peer::Connected(peer) if peer.is_leaving && !peer.link.receiver.has_frame());
+        let at = self.peers.iter().position(empty)?;
+        let Peer::Connected(peer) = self.disconnect(at) else { return None };
+        let node = peer.link.node;
+        let returns = peer
+            .successor
+            .is_some_and(|link| Self::admit(self.wakes.get_ref(), &mut self.peers[at], *link));
+        Some((node, returns))
+    }
+}
