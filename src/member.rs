@@ -375,15 +375,22 @@ impl Members {
         let peers = &self.peers;
         let id = self.id;
         let is_known = |peer: u64| peer == id || peers.contains_key(&peer);
-        for (target, place) in &mut self.places {
+        let is_due = |place: &Place| {
+            let is_due = place.again_at <= now && place.again_at < seek_until;
+            place.is_free() && is_due && !place.peer.is_some_and(is_known)
+        };
+        let due = self.places.iter().filter(|(_, place)| is_due(place));
+        let mut due: Vec<_> = due.map(|(target, place)| (place.again_at, *target)).collect();
+        // Those that have waited longest come first: silent places do not keep others from being dialed.
+        due.sort_unstable();
+        for (_, target) in due {
             if under_way >= MAX_DIALS || self.links.len() >= MOST {
                 return;
             }
-            let is_due = place.again_at <= now && place.again_at < seek_until;
-            if place.is_free() && is_due && !place.peer.is_some_and(is_known) {
+            if let Some(place) = self.places.get_mut(&target) {
                 place.is_dialing = true;
                 under_way += 1;
-                self.effects.push_back(Effect::Dial(*target));
+                self.effects.push_back(Effect::Dial(target));
             }
         }
     }

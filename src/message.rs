@@ -144,7 +144,7 @@ impl Node {
         let inbox = self.mailbox().inbox(|| {
             let (outbox, inbox) = mpsc::unbounded_channel();
             let listener = self.offer(SERVICE.to_owned())?;
-            tokio::spawn(accept(listener, outbox, self.links()));
+            self.runtime().spawn(accept(listener, outbox, self.links()));
             Ok::<_, Error>(inbox)
         })?;
         match inbox.lock().await.recv().await {

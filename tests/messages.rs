@@ -174,3 +174,23 @@ over_each! {
         assert_eq!(receiving.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
     }
 }
+
+/// A program may use a node in runtimes that end sooner than the one in which it was started.
+#[test]
+fn a_node_receives_after_the_runtime_of_its_first_receiver_has_ended() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let main = runtime();
+    let (receiver, sender) = main.block_on(async {
+        let (service, client) = nodes("runtimes", Over::Udp);
+        (receiver(&service).await, client.name("sender").start().await.unwrap())
+    });
+    let brief = runtime();
+    let wait = async { tokio::time::timeout(Duration::from_millis(1), receiver.receive()).await };
+    assert!(brief.block_on(wait).is_err());
+    drop(brief);
+    let (_, bytes) = main.block_on(async {
+        sender.send("receiver", message(1, 9)).await.unwrap();
+        receiver.receive().await.unwrap()
+    });
+    assert_eq!(number(&bytes), 1);
+}

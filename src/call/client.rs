@@ -399,7 +399,7 @@ impl Shared {
         let service = self.service.get().expect("it was set");
         if !self.is_kept.swap(true, Ordering::Relaxed) {
             let (pool, peers) = (Arc::downgrade(&self.pool), self.node.links());
-            tokio::spawn(pool::keep(pool, service.clone(), peers));
+            self.node.runtime().spawn(pool::keep(pool, service.clone(), peers));
         }
         Ok(service)
     }

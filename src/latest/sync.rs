@@ -14,6 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use super::replica::{Observer, Replica, Update};
 use crate::framing::{read_body, write_parts};
+use crate::node::host;
 use crate::node::links::{Candidate, Peers};
 use crate::node::{Listener, Node, PeerName};
 
@@ -38,8 +39,8 @@ pub(super) struct Shared {
     replica: Mutex<Replica>,
     /// Notified when an observer may have entries to receive, or the node has ended.
     pub(super) changed: Notify,
-    /// The time zero of the replica.
-    start: Instant,
+    /// The time zero of the replica, by both clocks.
+    start: (Instant, Option<Duration>),
     /// Returns whether an update's bytes are a key and a value of the map's types.
     is_typed: fn(&Update) -> bool,
     /// Peers with a sending task, each with whether its stream is being opened or a batch is in flight.
@@ -55,15 +56,18 @@ impl Shared {
         Arc::new(Self {
             replica: Mutex::new(Replica::new(id)),
             changed: Notify::new(),
-            start: Instant::now(),
+            start: (Instant::now(), host::uptime()),
             is_typed,
             sending: Mutex::default(),
         })
     }
 
-    /// Returns the replica's time.
+    /// Returns the replica's time. It passes while this host is suspended, because other members write then.
     pub(super) fn now(&self) -> i64 {
-        i64::try_from(self.start.elapsed().as_micros()).unwrap_or(i64::MAX)
+        let (start, up_at) = self.start;
+        let up = host::uptime().zip(up_at).map(|(now, then)| now.saturating_sub(then));
+        let since = up.unwrap_or_else(|| start.elapsed());
+        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
     }
 
     /// Calls `read` on the replica.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 #[cfg(feature = "sim")]
 use midplane_simhw::services::VirtualHost;
@@ -13,6 +14,23 @@ pub(super) fn is_simulated() -> bool {
     return VirtualHost::current().is_some();
     #[cfg(not(feature = "sim"))]
     false
+}
+
+/// Returns the time since the system's start, with the time in which it was suspended. `None` if the system has no such
+/// clock, and on a simulated host.
+pub(crate) fn uptime() -> Option<Duration> {
+    #[cfg(feature = "sim")]
+    if VirtualHost::current().is_some() {
+        return None;
+    }
+    #[cfg(target_os = "linux")]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let seconds = Duration::from_secs(time.tv_sec.unsigned_abs());
+        Some(seconds + Duration::from_nanos(time.tv_nsec.unsigned_abs()))
+    }
+    #[cfg(not(target_os = "linux"))]
+    None
 }
 
 /// Draws a random number.

@@ -43,6 +43,9 @@ fn make(path: &Path) -> io::Result<()> {
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
     let made = written.and_then(|()| std::fs::hard_link(&draft, path));
     let _ = std::fs::remove_file(&draft);
+    // Peers remember the key: it must not be lost with the power.
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let made = made.and_then(|()| File::open(folder.unwrap_or(Path::new(".")))?.sync_all());
     match made {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         made => made,

@@ -155,6 +155,11 @@ impl Node {
         Ok(Listener::new(offer, inbox))
     }
 
+    /// Returns the runtime in which the node was started.
+    pub(crate) fn runtime(&self) -> &tokio::runtime::Handle {
+        &self.0.shared.runtime
+    }
+
     /// Returns the node's peers.
     pub(crate) fn links(&self) -> Peers {
         let leaving = self.0.links.leaving.subscribe();

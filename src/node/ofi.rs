@@ -174,16 +174,18 @@ impl Ofi {
         }
         let (this, shared, mut pause) = (Arc::downgrade(self), Arc::downgrade(shared), pause);
         tokio::spawn(async move {
+            let mut begins = 0;
             loop {
-                tokio::time::sleep(pause).await;
+                // After the first session, soon finds out whether it is still there.
+                tokio::time::sleep(if begins == 1 { PAUSE } else { pause }).await;
                 pause = (2 * pause).clamp(PAUSE, LONGEST_PAUSE);
                 let Some(this) = this.upgrade() else { return };
                 let Some(name) = this.next_dial(&shared, peer) else { return };
                 let stream = this.streams.connect(&name);
                 match stream {
-                    // If the session ends meanwhile, it is opened again soon.
-                    Ok(stream) if this.begin(stream, &shared, true).await => pause = PAUSE,
-                    Ok(_) => {}
+                    Ok(stream) => {
+                        begins += u32::from(this.begin(stream, &shared, true).await);
+                    }
                     Err(error) => tracing::debug!(peer, %error, "libfabric can't reach a peer"),
                 }
             }

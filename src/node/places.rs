@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use midplane_simhw::seal::PublicKey;
 use tokio::sync::Notify;
@@ -15,6 +16,10 @@ use crate::error::{Error, ErrorKind};
 
 /// Most places that a node takes from its discoveries.
 const MOST: usize = 4_096;
+/// Time for which the addresses of a name, and the failure to find any, are not asked for again: a search repeats many
+/// times a second, on each of many nodes.
+const RESOLVED_FOR: Duration = Duration::from_secs(2);
+const UNRESOLVED_FOR: Duration = Duration::from_millis(500);
 
 /// A node's discoveries, and the places that they have returned.
 #[derive(Debug, Default)]
@@ -51,6 +56,8 @@ struct Name {
     addresses: Vec<SocketAddr>,
     error: Option<String>,
     is_under_way: bool,
+    /// When it is to be resolved anew.
+    again_at: Option<Instant>,
 }
 
 /// Addresses that a node can dial, and the keys that discovery states for the nodes at some of them.
@@ -187,11 +194,13 @@ impl Places {
         for place in places.iter().filter(|place| place.address().is_none()) {
             let mut all = lock(&self.names.all);
             let name = all.entry(place.clone()).or_default();
-            if !std::mem::replace(&mut name.is_under_way, true) {
+            let is_due = name.again_at.is_none_or(|at| at <= Instant::now());
+            if is_due && !std::mem::replace(&mut name.is_under_way, true) {
                 let (names, shared, place) =
                     (Arc::clone(&self.names), Arc::clone(shared), place.clone());
                 // Continues if this search is cancelled or has ended: a later one uses the addresses.
-                tokio::spawn(async move {
+                let runtime = shared.runtime.clone();
+                runtime.spawn(async move {
                     let found = shared.network().resolve(&place.to_string()).await;
                     names.on_resolved(&place, found);
                 });
@@ -216,10 +225,17 @@ impl Names {
         let mut all = lock(&self.all);
         if let Some(name) = all.get_mut(place) {
             name.is_under_way = false;
-            match found {
-                Ok(addresses) => (name.addresses, name.error) = (addresses, None),
-                Err(error) => name.error = Some(error.to_string()),
-            }
+            let again_after = match found {
+                Ok(addresses) => {
+                    (name.addresses, name.error) = (addresses, None);
+                    RESOLVED_FOR
+                }
+                Err(error) => {
+                    name.error = Some(error.to_string());
+                    UNRESOLVED_FOR
+                }
+            };
+            name.again_at = Some(Instant::now() + again_after);
         }
         drop(all);
         self.resolved.notify_waiters();

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
 use midplane_via::session::{Session, Sessions, Stream};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -31,6 +32,8 @@ pub(super) use receiver::Receiver;
 pub(super) struct Shared {
     sessions: Sessions,
     network: Box<dyn Network>,
+    /// The runtime in which the node was started: the caller's may end sooner.
+    pub(crate) runtime: Handle,
     started: tokio::time::Instant,
     state: Mutex<State>,
     pub(super) dials: Dials,
@@ -129,6 +132,7 @@ impl Shared {
         Arc::new(Self {
             sessions,
             network,
+            runtime: Handle::current(),
             started: tokio::time::Instant::now(),
             state: Mutex::new(state),
             dials: Dials::default(),

@@ -2,6 +2,7 @@
 //!
 //! An extension whose protocol repeats no message sends through a [`Backlog`]: messages that find a full queue wait in it,
 //! and leave in order once acknowledgements have made room. An extension forgets the messages for a peer that is down.
+//! Messages that still wait when the extension is replaced or deactivated are lost.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::time::{Instant, Interval};
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use crate::CallError;
 use crate::endpoint::{Config, Endpoint, Event, PeerId, SendError};
@@ -44,6 +44,9 @@ const ASK: Duration = Duration::from_millis(700);
 const SILENCE: Duration = Duration::from_secs(3);
 /// Longest wait for a missing frame of a stream whose peer is alive. It may still be in flight, or be repeated.
 const MISSING: Duration = Duration::from_secs(5);
+
+/// Time for which a peer gets answers about a stream that was dropped here: longer than it waits for a missing frame.
+const ANSWERED: Duration = Duration::from_secs(10);
 
 /// Longest time for which the receiving task lets the last frames leave, once no stream is left.
 const LINGER: Duration = Duration::from_secs(3);
@@ -89,8 +92,8 @@ struct Leaving {
     peer: PeerId,
     /// The answer: [`Kind::Alive`], with the number behind the last frame.
     answer: Frame,
-    /// When the peer last asked, or the stream was dropped.
-    asked_at: Instant,
+    /// When this is forgotten.
+    until: Instant,
 }
 
 impl Shared {
@@ -201,6 +204,7 @@ impl Drop for Streams {
 /// Receives until all streams and the [`Streams`] are dropped and their frames have left, or the endpoint fails.
 async fn run(shared: Arc<Shared>) {
     let mut period = tokio::time::interval(PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
     poll_fn(|context| {
         shared.with(|state| {
             let polled = state.turn(context, &mut period);
@@ -259,7 +263,7 @@ impl State {
             return self.on_open(frame.value, payload);
         }
         let Some(connection) = self.connections.get_mut(&frame.to) else {
-            return self.on_late(from, frame, now);
+            return self.on_late(from, frame);
         };
         connection.heard_at = now;
         match frame.kind {
@@ -281,11 +285,9 @@ impl State {
     }
 
     /// Handles a frame for a stream that was dropped.
-    fn on_late(&mut self, from: Option<PeerId>, frame: Frame, now: Instant) {
-        match (frame.kind, self.leaving.get_mut(&frame.to)) {
-            (Kind::Ask, Some(leaving)) => {
-                leaving.asked_at = now;
-                let (peer, answer) = (leaving.peer, leaving.answer);
+    fn on_late(&mut self, from: Option<PeerId>, frame: Frame) {
+        match (frame.kind, self.leaving.get(&frame.to)) {
+            (Kind::Ask, Some(&Leaving { peer, answer, .. })) => {
                 let _ = self.send(peer, answer, &[]);
             }
             // It was dropped before the peer accepted it: no frame with a number precedes the reset.
@@ -389,7 +391,7 @@ impl State {
         }
     }
 
-    /// Extends all waits by the time in which this process did not run: its peers were not silent in it.
+    /// Extends the waits of all streams by the time in which this process did not run: its peers were not silent in it.
     fn on_paused(&mut self, now: Instant) {
         let pause = (now - self.ticked_at).saturating_sub(PERIOD);
         self.ticked_at = now;
@@ -425,13 +427,15 @@ impl State {
     fn forget_peers(&mut self, now: Instant) {
         if now - self.searched_at >= SILENCE {
             self.searched_at = now;
-            self.leaving.retain(|_, leaving| now - leaving.asked_at < SILENCE);
+            self.leaving.retain(|_, leaving| now < leaving.until);
             let open = self.connections.values().map(|connection| connection.peer);
             let used: BTreeSet<PeerId> =
                 open.chain(self.leaving.values().map(|leaving| leaving.peer)).collect();
             self.endpoint.forget_idle(|peer| used.contains(&peer));
             let alive = self.connections.values().filter(|connection| connection.is_alive());
-            let alive: BTreeSet<PeerId> = alive.map(|connection| connection.peer).collect();
+            let leaving = self.leaving.values().map(|leaving| leaving.peer);
+            let alive: BTreeSet<PeerId> =
+                alive.map(|connection| connection.peer).chain(leaving).collect();
             self.endpoint.free_stuck(|peer| alive.contains(&peer));
         }
     }

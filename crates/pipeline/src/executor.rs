@@ -64,7 +64,7 @@ use crate::unit::Micros;
 /// The largest fragment that is read into memory: a gibibyte.
 pub const MAX_FRAGMENT: u64 = 1 << 30;
 
-/// The most fragments that may wait between two stages, besides one that the first of them holds: enough that a stage seldom waits for the one
+/// The most fragments that may wait between two stages; the earlier stage may hold one more. It is enough that a stage seldom waits for the one
 /// before, and few enough that a fast source does not fill the memory.
 const QUEUE: usize = 4;
 

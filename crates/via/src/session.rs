@@ -71,6 +71,8 @@ pub struct SharedState {
     driver: AtomicWaker,
     /// Wakes the driver for sessions over shared memory; `None` without any.
     wakes: Option<WakeSet>,
+    /// The runtime of the process's sessions: that of a caller may end sooner.
+    runtime: tokio::runtime::Handle,
     pipes: Option<Arc<Pipes>>,
     tcp: Option<tcp::Config>,
     /// The number of the next session.

@@ -211,14 +211,30 @@ fn a_report_of_an_unreachable_peer_ends_a_pipe_unless_the_peer_answers() {
     let (dialed, _) = pair.connect();
     let (now, peer) = (pair.now, pair.addresses[1]);
     // A forged report.
-    pair.ends[0].handle_unreachable(now, SocketAddr::new(peer.ip(), 0));
+    pair.ends[0].handle_unreachable(now, peer);
     pair.run(SECOND);
     assert_eq!(pair.pipe(0, dialed).ended(), None);
     pair.is_cut = true;
+    // Its host can't be reached, but may be again soon.
     let now = pair.now;
     pair.ends[0].handle_unreachable(now, SocketAddr::new(peer.ip(), 0));
     pair.run(SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), None);
+    let now = pair.now;
+    pair.ends[0].handle_unreachable(now, peer);
+    pair.run(SECOND);
     assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Unreachable));
+}
+
+#[test]
+fn a_dialer_whose_address_has_changed_learns_it_at_its_next_packet() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, _) = pair.connect();
+    pair.run(SECOND);
+    pair.addresses[0] = "10.0.0.9:7".parse().unwrap();
+    pair.pipe(0, dialed).write(&[IoSlice::new(b"from elsewhere")]);
+    pair.run(2 * SECOND);
+    assert!(pair.pipe(0, dialed).ended().is_some());
 }
 
 #[test]

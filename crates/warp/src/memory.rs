@@ -16,8 +16,8 @@
 //! made, and then stop, all copies therefore become equal.
 //!
 //! A node that restarts has lost its copy. Its clock begins beyond its former one, unless it had made
-//! very many writes, or had seen one of a host whose wall clock is ahead. Then other nodes ignore
-//! slow writes with clocks that it had reached before; their acknowledgements report that, and it
+//! very many writes, or had received a write of a host whose wall clock is ahead. Then other nodes
+//! ignore slow writes with clocks that it had reached before; their acknowledgements report that, and it
 //! gives these writes later clocks.
 //! When it sends its first frame, or answers after it was reported dead, the other nodes send it
 //! their last slow writes again. It does not get values whose writers died or restarted until the
@@ -137,7 +137,8 @@ impl<V: Clone> Memory<V> {
     }
 
     /// Begins the Lamport clock beyond those of former incarnations of this node, unless these made
-    /// more than 32,768 writes in each unit of the incarnation, or saw a clock that was ahead.
+    /// more than 32,768 writes in each 64 ms, which a NIC's incarnation counts, or received a write of
+    /// a host whose wall clock is ahead.
     pub(crate) fn begin_clock(&mut self, incarnation: Incarnation) {
         self.clock = u64::from(incarnation.0) << CLOCK_SHIFT;
     }
@@ -430,7 +431,7 @@ impl<V: Clone> Memory<V> {
             Origin { writer, level: Level::Slow, order: shown } if writer == self.me => {
                 shown == order
             }
-            // It had left its writer before that one received this node's write.
+            // The other node made it before it received this node's write.
             Origin { writer, level: Level::Slow, .. } => {
                 self.slow.get(&writer).is_some_and(|its| !its.has_acknowledged(&location, version))
             }
@@ -452,6 +453,11 @@ impl<V: Clone> Memory<V> {
     /// dead, or it has restarted.
     pub(crate) fn is_excluded(&self) -> bool {
         self.coherent.is_excluded()
+    }
+
+    /// Requests no place any more for coherent writes of this node that have none.
+    pub(crate) fn give_up_coherent(&mut self) {
+        self.coherent.give_up();
     }
 
     fn apply(&mut self, location: Location, clock: u64, value: V, origin: Origin) {

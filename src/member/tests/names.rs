@@ -156,3 +156,29 @@ fn a_node_of_another_cluster_is_reported_by_the_one_that_has_dialed_it_which_end
     members.handle_timeout(Instant::from_nanos(SILENCE), |_| Load::default());
     assert_eq!(effects(&mut members), [Effect::End(2)], "a link that stays mute ends");
 }
+
+/// Of 200 places, all but the last are of hosts that are down: the last is dialed after a few rounds.
+#[test]
+fn silent_places_do_not_keep_others_from_being_dialed() {
+    let second = |at: u64| Instant::from_nanos(at * 1_000_000_000);
+    let place = |port| Target::Address(SocketAddr::from(([10, 0, 0, 2], port)));
+    let found: std::collections::BTreeSet<_> = (1..=200).map(place).collect();
+    let mut members = Members::new(&hello(9, 50, "client"), None);
+    members.handle_places(second(1), &found);
+    members.seek(second(1), second(1_000));
+    let mut dialed = std::collections::BTreeSet::new();
+    for round in 0..5 {
+        let mut links = Vec::new();
+        for effect in effects(&mut members) {
+            let Effect::Dial(target) = effect else { continue };
+            dialed.insert(target);
+            let link = round * 1_000 + links.len() as u64;
+            members.handle_dialed(second(1 + 10 * round), target, link, at(1));
+            links.push(link);
+        }
+        let now = second(11 + 10 * round);
+        links.into_iter().for_each(|link| drop(members.handle_ended(now, link)));
+        members.handle_timeout(now, |_| Load::default());
+    }
+    assert_eq!(dialed, found);
+}

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::connection::{Connection, Wakes, register};
 use super::frame::Kind;
-use super::{Leaving, MOST, Shared, State};
+use super::{ANSWERED, Leaving, MOST, Shared, State};
 use crate::order::WINDOW;
 
 /// A byte stream. Dropping it before both sides have ended makes it fail for the peer.
@@ -62,7 +62,8 @@ impl State {
         if let Some(answer) = answer
             && self.leaving.len() < MOST
         {
-            self.leaving.insert(id, Leaving { peer, answer, asked_at: Instant::now() });
+            let until = Instant::now() + ANSWERED;
+            self.leaving.insert(id, Leaving { peer, answer, until });
         }
     }
 

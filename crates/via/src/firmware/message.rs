@@ -86,7 +86,7 @@ pub(super) enum Step {
     Shut,
 }
 
-/// Messages that are sent in order, each once its node can take it. No node repeats them.
+/// Messages that no node repeats. They are sent in order among themselves, each once its node can take it.
 #[derive(Debug)]
 pub(super) struct Outbox(Backlog);
 

@@ -9,6 +9,7 @@ use atomic_waker::AtomicWaker;
 use midplane_simhw::shm::rings::{RingPair, WakeSet};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::byte_pipe::Pipes;
@@ -56,6 +57,7 @@ impl Sessions {
             dirty: Mutex::new(Some(Vec::new())),
             driver: AtomicWaker::new(),
             wakes,
+            runtime: Handle::current(),
             pipes,
             tcp,
             next: AtomicU64::new(0),
@@ -116,7 +118,8 @@ impl Sessions {
         session.with(|core| core.is_dirty = true);
         drop(endpoint);
         if let Some(config) = tcp {
-            tokio::spawn(dial::over_tcp(Arc::clone(&session), attempts, to, config.clone()));
+            let dial = dial::over_tcp(Arc::clone(&session), attempts, to, config.clone());
+            self.0.runtime.spawn(dial);
         }
         Some(session)
     }

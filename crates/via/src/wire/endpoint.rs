@@ -156,9 +156,10 @@ impl Endpoint {
         datagram: &mut [u8],
     ) -> Option<(u32, &mut Pipe)> {
         let slot = match Packet::parse(datagram) {
+            // A peer whose address has changed learns by the answer that it must dial again.
             Some(Packet::Data { receiver: id, .. }) => match self.by_id.get(&id) {
-                Some(&slot) => Some(slot),
-                None => {
+                Some(&slot) if self.peer_of(slot) == Some(from) => Some(slot),
+                _ => {
                     self.on_unknown(from, id);
                     return None;
                 }
@@ -187,6 +188,10 @@ impl Endpoint {
             self.counters.strangers += 1;
         }
         found.map(|(slot, entry)| (slot, &mut entry.pipe))
+    }
+
+    fn peer_of(&self, slot: u32) -> Option<SocketAddr> {
+        self.slots[slot as usize].entry.as_ref().map(|entry| entry.peer)
     }
 
     /// Updates a connection that has handled a datagram. The acceptor's first datagram carries its id.
@@ -252,8 +257,9 @@ impl Endpoint {
 
     /// Handles a network report that no process receives at `peer`; port 0 if the report names none.
     ///
-    /// Pings all connections there. Those that the report certainly concerns end unless the peer answers soon:
-    /// dials, and all connections if only one peer of that host is known.
+    /// Pings all connections there. Those that the report certainly concerns end unless the peer answers soon: dials,
+    /// and all connections if the report names a port and only one peer of that host is known. A report without a port
+    /// says that the host can't be reached now: routes and cables may return.
     pub fn handle_unreachable(&mut self, now: Instant, peer: SocketAddr) {
         let is_there = |entry: &Entry| {
             entry.peer.ip() == peer.ip() && [0, entry.peer.port()].contains(&peer.port())
@@ -262,7 +268,7 @@ impl Endpoint {
             self.slots.iter().filter_map(|slot| slot.entry.as_deref()).filter(|e| is_there(e));
         let mut ports = there.map(|entry| entry.peer.port());
         let first = ports.next();
-        let is_certain = ports.all(|port| Some(port) == first);
+        let is_certain = peer.port() != 0 && ports.all(|port| Some(port) == first);
         for slot in 0..self.slots.len() as u32 {
             if let Some(entry) = &mut self.slots[slot as usize].entry
                 && is_there(entry)

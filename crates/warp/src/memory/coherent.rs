@@ -110,6 +110,8 @@ pub(super) struct Coherent<V> {
     lost: BTreeSet<NodeId>,
     /// The nodes that ignore this one.
     excluding: BTreeSet<NodeId>,
+    /// The lost nodes that were told that they are ignored.
+    told: BTreeSet<NodeId>,
     view: u64,
     /// The last view whose sequencer has sent its order.
     of_view: u64,
@@ -142,6 +144,7 @@ impl<V: Clone> Coherent<V> {
             nodes,
             lost: BTreeSet::new(),
             excluding: BTreeSet::new(),
+            told: BTreeSet::new(),
             view: 0,
             of_view: 0,
             log: Log::new(),
@@ -207,11 +210,16 @@ impl<V: Clone> Coherent<V> {
         self.nodes.contains(&node)
     }
 
-    /// Returns true if this node's writes can't be committed, because its sequencer or too many others
-    /// ignore it.
+    /// Returns true if this node's writes can't be committed: its sequencer ignores it, or it and too
+    /// many others ignore each other.
     pub(super) fn is_excluded(&self) -> bool {
-        let left = self.nodes.len() - self.excluding.len();
+        let left = self.nodes.len() - self.excluding.union(&self.lost).count();
         self.excluding.contains(&self.sequencer(self.view)) || left < self.majority()
+    }
+
+    /// Drops this node's writes that are not committed. One that has a place may still be.
+    pub(super) fn give_up(&mut self) {
+        self.pending.clear();
     }
 
     /// Returns true if `node` was reported lost at some time.
@@ -223,7 +231,9 @@ impl<V: Clone> Coherent<V> {
         // Ignores a node that was reported lost: it may have lost its log, so it must not count for
         // a majority.
         if self.lost.contains(&from) {
-            if matches!(message, Coherence::Request(_) | Coherence::Place { .. }) {
+            if matches!(message, Coherence::Excluded) {
+                self.excluding.insert(from);
+            } else if self.told.insert(from) {
                 self.out.push_back((from, Coherence::Excluded));
             }
             return;
@@ -231,7 +241,9 @@ impl<V: Clone> Coherent<V> {
         match message {
             Coherence::Request(entry) => {
                 // A node requests places for its own writes only.
-                if entry.writer == from && self.is_sequencer() {
+                if self.is_excluded() {
+                    self.out.push_back((from, Coherence::Excluded));
+                } else if entry.writer == from && self.is_sequencer() {
                     self.place(entry);
                 }
             }
@@ -284,6 +296,8 @@ impl<V: Clone> Coherent<V> {
     /// Handles the loss of a node. If it was the sequencer of this view, enters the next view.
     pub(super) fn on_lost(&mut self, node: NodeId) {
         self.lost.insert(node);
+        // After a restart, it does not know.
+        self.told.remove(&node);
         self.have.remove(&node);
         self.parts.remove(&node);
         self.out.retain(|(to, _)| *to != node);

@@ -193,16 +193,20 @@ impl Mermera {
 
     /// Completes the coherent writes that are committed, or never will be.
     fn complete_writes(&mut self, nic: &mut Context<'_>) {
-        let Some(memory) = &self.memory else { return };
+        let Some(memory) = &mut self.memory else { return };
+        let is_excluded = memory.is_excluded();
         self.placing.retain(|(ticket, command)| {
             let is_done = memory.is_done(*ticket);
             if is_done {
                 complete(nic, command);
-            } else if memory.is_excluded() {
+            } else if is_excluded {
                 nic.refuse(command, Status::PeerLost);
             }
-            !is_done && !memory.is_excluded()
+            !is_done && !is_excluded
         });
+        if is_excluded {
+            memory.give_up_coherent();
+        }
     }
 
     /// Sends reliable updates as control messages.
@@ -251,10 +255,12 @@ impl Mermera {
         let mut is_shut = false;
         for (to, gate) in targets.collect::<Vec<_>>() {
             while !self.blocked.contains(&to)
-                && let Some(frame) = self.next_frame(now, to, gate)
+                && let Some((frame, has_acks)) = self.next_frame(now, to, gate)
             {
-                let incarnation = self.seen.get(&to).copied().unwrap_or_default();
-                if send_frame(nic, to, incarnation, &frame) {
+                // Acknowledgements concern writes of one incarnation. Writes are for any, whose
+                // acknowledgement reveals it.
+                let seen = self.seen.get(&to).filter(|_| has_acks);
+                if send_frame(nic, to, seen.copied().unwrap_or_default(), &frame) {
                     self.blocked.insert(to);
                 }
             }
@@ -271,12 +277,17 @@ impl Mermera {
     }
 
     /// Makes the next frame to a node: slow writes first, as many as the gate has credit for, then
-    /// acknowledgements.
+    /// acknowledgements. Returns it, and whether it has any of these.
     ///
     /// If the frame has slow writes, it takes its credit from the gate; a frame of acknowledgements
     /// alone takes none. Slow writes leave room for acknowledgements, so that neither waits without
     /// bound at the lowest rate.
-    fn next_frame(&mut self, now: Instant, to: NodeId, gate: Option<&Gate>) -> Option<Vec<u8>> {
+    fn next_frame(
+        &mut self,
+        now: Instant,
+        to: NodeId,
+        gate: Option<&Gate>,
+    ) -> Option<(Vec<u8>, bool)> {
         let memory = self.memory.as_mut()?;
         let mut acks = self.acks.get_mut(&to);
         let reserved = acks.as_ref().map_or(0, |acks| acks.bytes.min(ACK_BYTES));
@@ -297,6 +308,7 @@ impl Mermera {
         }
         let is_paid = !frame.is_empty();
         let most = if is_paid { frame.len() + reserved } else { FRAME_BYTES };
+        let writes = frame.len();
         if let Some(acks) = &mut acks {
             acks.move_to(&mut frame, most);
         }
@@ -304,7 +316,8 @@ impl Mermera {
             // The gate was open above, and only this extension takes credit from it.
             let _ = gate.c_send((frame.len() + AROUND) as u32, || ());
         }
-        (!frame.is_empty()).then_some(frame)
+        let has_acks = frame.len() > writes;
+        (!frame.is_empty()).then_some((frame, has_acks))
     }
 
     fn write(&mut self, nic: &mut Context<'_>, command: Command) {

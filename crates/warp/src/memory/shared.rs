@@ -50,7 +50,8 @@ fn refusal(status: Status) -> String {
         ),
         Status::PeerLost => {
             "the other nodes ignore this node's coherent writes, because it has restarted \
-                             or was reported dead: use slow or PRAM writes, or restart all nodes"
+                             or was reported dead, or no majority is left: use slow or PRAM writes, \
+                             or restart all nodes"
                 .into()
         }
         Status::ExtensionDown => {
@@ -126,13 +127,14 @@ impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
     }
 
     /// Writes in total order: all nodes see all coherent writes in one order. Waits until the write
-    /// is committed and this node sees it: without a majority of the nodes, until there is one.
+    /// is committed and this node sees it. Nodes that were reported dead count no more.
     ///
     /// A writer that waits for each write before its next read has sequential consistency.
     ///
     /// # Errors
     /// [`AccessError::Refused`] with [`Status::PeerLost`] if the other nodes ignore this node's
-    /// coherent writes: it was reported dead, or has restarted. Others of [`AccessError`].
+    /// coherent writes: it was reported dead, or has restarted; or if no majority of the nodes is left.
+    /// A write that was under way may still happen. Others of [`AccessError`].
     ///
     /// # Cancel safety
     /// If dropped after its first poll, the write may still happen; the next access waits for it.
@@ -142,7 +144,7 @@ impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
 
     /// Reads the value at a location in this node's copy; `None` before the first visible write.
     /// Never waits for the network, unless the future of an earlier access of this handle was
-    /// dropped, such as a coherent write without a majority. Other handles do not wait for that one.
+    /// dropped, such as a coherent write. Other handles do not wait for that one.
     ///
     /// # Errors
     /// [`AccessError::OtherType`] if a value of another type was written there.
@@ -182,7 +184,8 @@ impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
     /// # Errors
     /// [`AccessError::Refused`] if another node had no room for the location of a slow or PRAM write of
     /// this node since this handle's last flush: the memory has [`MAX_LOCATIONS`] locations. The write
-    /// may be another handle's. Others of [`AccessError`].
+    /// may be another handle's. A flush does not wait for PRAM writes: it reports one if the other
+    /// node's report has arrived, which may be lost. Others of [`AccessError`].
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.

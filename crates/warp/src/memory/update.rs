@@ -22,10 +22,10 @@ pub(crate) enum Update<V> {
         /// The value.
         value: V,
     },
-    /// The acknowledgement of a slow write; may be lost.
+    /// The acknowledgement of a slow write, or the refusal of a PRAM write; may be lost.
     SlowAck {
         /// The acknowledgement. Its version is the clock of the writer's newest slow write to the
-        /// location.
+        /// location; 0 for a PRAM write.
         ack: Ack<Location>,
         /// The write's fate at the receiver.
         fate: Fate,

@@ -166,3 +166,44 @@ fn a_flush_does_not_wait_for_ever_for_a_node_that_has_never_answered() {
     cluster.world.run_until(at(100) + DELAY * 1_100);
     assert_ended(&ended, &[0]);
 }
+
+#[test]
+fn a_restarted_node_that_only_reads_gets_the_values_of_others() {
+    for delivery in [Delivery::Each, Delivery::All] {
+        let mut cluster = Cluster::new(3, delivery, 1);
+        let ended = Arc::default();
+        (0..3).for_each(|node| write(&mut cluster, node, node.into(), 0..5, &ended));
+        cluster.world.run_until(at(100));
+        assert_ended(&ended, &[0, 1, 2]);
+        cluster.world.crash(NodeId(2));
+        (0..2).for_each(|node| write(&mut cluster, node, node.into(), 5..9, &ended));
+        cluster.world.run_until(at(2_000));
+        // The others have reported it dead.
+        assert_ended(&ended, &[0, 1]);
+        cluster.world.restart(NodeId(2));
+        cluster.world.run_until(at(3_000));
+        assert_shown(&mut cluster, &[(0, 8), (1, 8)], "after the restart");
+    }
+}
+
+#[test]
+fn a_coherent_write_of_a_node_that_was_cut_off_fails() {
+    let mut cluster = Cluster::new(3, Delivery::Each, 1);
+    let ended = Arc::default();
+    (0..2).for_each(|node| cluster.world.cut(NodeId(2), NodeId(node)));
+    (0..3).for_each(|node| write(&mut cluster, node, node.into(), 0..5, &ended));
+    let co_write = |cluster: &mut Cluster, node: u16| {
+        let host = cluster.world.host(NodeId(node));
+        let work = async move {
+            let mut memory = MemoryHandle::<u64>::open(&host).unwrap();
+            memory.co_write(3, &1).await
+        };
+        cluster.world.block_on(NodeId(node), work).expect("it ends")
+    };
+    assert!(co_write(&mut cluster, 2).is_err());
+    assert_eq!(co_write(&mut cluster, 0), Ok(()));
+    (0..2).for_each(|node| cluster.world.heal(NodeId(2), NodeId(node)));
+    cluster.world.run_until(at(5_000));
+    assert!(co_write(&mut cluster, 2).is_err());
+    assert_eq!(co_write(&mut cluster, 1), Ok(()));
+}

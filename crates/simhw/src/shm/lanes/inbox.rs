@@ -10,9 +10,8 @@ use crate::shm::rendezvous::{Link, PeerListener};
 use crate::sync::Ordering;
 use crate::wakes::Wakes;
 
-/// Most pieces of memory of one peer, and of all, that wait in this inbox. A peer that shares more is disconnected.
+/// Most pieces of memory of one peer that wait in this inbox. A peer that shares more is disconnected.
 pub(super) const MAX_SHOWN: usize = 1024;
-const MAX_SHOWN_BY_ALL: usize = 8 * MAX_SHOWN;
 
 /// The events that no poll has handled yet.
 #[derive(Debug, Default)]
@@ -53,9 +52,8 @@ impl PeerInbox {
     fn push(&self, node: NodeId, event: PeerEvent) -> bool {
         let mut pending = self.queue.pending.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(event, PeerEvent::Shown(..)) {
-            let all: usize = pending.shown.values().sum();
             let its = pending.shown.entry(node).or_default();
-            if *its >= MAX_SHOWN || all >= MAX_SHOWN_BY_ALL {
+            if *its >= MAX_SHOWN {
                 return false;
             }
             *its += 1;

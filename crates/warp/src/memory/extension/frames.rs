@@ -31,8 +31,8 @@ pub(super) struct Acks {
 }
 
 impl Acks {
-    /// Adds an acknowledgement. One that finds no room is dropped, since later copies are
-    /// acknowledged again.
+    /// Adds an acknowledgement. One that finds no room is dropped: later copies of a slow write are
+    /// acknowledged again, and the refusal of a PRAM write is lost.
     pub(super) fn push(&mut self, update: Vec<u8>) {
         if self.bytes + LENGTH + update.len() <= MAX_ACK_BYTES {
             self.bytes += LENGTH + update.len();

@@ -246,3 +246,24 @@ fn a_node_that_was_reported_dead_learns_it() {
         }
     }
 }
+
+/// The sequencer that a restarted node knows is dead, so that it requests no place of the present one.
+#[test]
+fn a_restarted_node_learns_it_from_a_sequencer_of_a_later_view() {
+    let names: Vec<NodeId> = (0..5).map(NodeId).collect();
+    let memory = |node: u16| Memory::<Value>::new(NodeId(node), &names, Duration::from_nanos(LOOP));
+    let mut memories: Vec<_> = (0..5).map(memory).collect();
+    let now = Instant::from_nanos(1);
+    for memory in &mut memories {
+        let lost = if memory.me == NodeId(2) { &[0][..] } else { &[0, 2] };
+        lost.iter().for_each(|node| memory.on_peer_lost(now, NodeId(*node)));
+        // The dead node gets nothing.
+        std::iter::from_fn(|| memory.poll_send()).for_each(drop);
+    }
+    memories[2].co_write(1, 5);
+    memories[2].call_sequencer();
+    exchange(&mut memories);
+    assert!(memories[2].is_excluded());
+    memories[2].give_up_coherent();
+    assert!(!memories[2].waits_for_place());
+}
