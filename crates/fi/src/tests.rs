@@ -3,6 +3,7 @@
 
 mod atomics;
 mod auto;
+mod connections;
 mod messages;
 mod processes;
 mod remote_memory;

@@ -306,16 +306,41 @@ impl Side {
         unsafe { ((*(*counter).ops).read)(counter) }
     }
 
+    /// Returns the number of failed operations that a counter has counted.
+    pub(super) fn errors(&self, counter: *mut FidCntr) -> u64 {
+        // SAFETY: the counter is open.
+        unsafe { ((*(*counter).ops).readerr)(counter) }
+    }
+
     /// Closes the domain, including everything still open in it.
     pub(super) fn close_domain(&self) {
-        // SAFETY: no test uses the domain afterwards.
-        unsafe { check(((*(*self.domain).fid.ops).close)(self.domain.cast())) };
+        check(close(self.domain.cast()));
     }
 
     pub(super) fn close_endpoint(&self) {
-        // SAFETY: no test uses the endpoint afterwards.
-        unsafe { check(((*(*self.ep).fid.ops).close)(self.ep.cast())) };
+        check(close(self.ep.cast()));
     }
+}
+
+/// Closes an object; returns the call's result.
+pub(super) fn close(object: *mut Fid) -> c_int {
+    // SAFETY: no test uses an object after this has returned 0.
+    unsafe { ((*(*object).ops).close)(object) }
+}
+
+/// Environment variable set for a test that runs alone in its process.
+const ALONE: &str = "MIDPLANE_FI_ALONE";
+
+/// Runs the test with this name in a process of its own, and checks that it passes. Returns `true` in that process.
+#[track_caller]
+pub(super) fn is_alone(test: &str) -> bool {
+    let is_alone = std::env::var_os(ALONE).is_some();
+    if !is_alone {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let status = command.args(["--exact", "--quiet", test]).env(ALONE, "1").status();
+        assert!(status.unwrap().success());
+    }
+    is_alone
 }
 
 /// Two connected endpoints, both polled by the test.
