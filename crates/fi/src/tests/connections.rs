@@ -63,3 +63,17 @@ fn a_process_that_lacks_descriptors_connects_once_it_has_some() {
         assert_eq!(&got, b"four");
     }
 }
+
+#[test]
+fn an_application_that_polls_rarely_accepts_a_connection_within_few_polls() {
+    let pair = Pair::new();
+    let mut got = [0; 4];
+    pair.other.receive(ANY, (1, 0), &mut got, 2);
+    assert_eq!(pair.one.send(pair.to_other, 1, b"four", 0, 1), 0);
+    assert_eq!(next(&pair.one).1, 0);
+    let is_received = |_| {
+        assert!(pair.one.wait(1).is_none());
+        pair.other.poll().is_some()
+    };
+    assert!((0..40).any(is_received));
+}
