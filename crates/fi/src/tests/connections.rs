@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use midplane_simhw::shm::rings::{RingListener, connect};
 
 use super::side::{ANY, Pair, Side, is_alone, next};
-use crate::abi::constants::ECONNRESET;
+use crate::abi::constants::{ECONNRESET, INJECT};
 use crate::address::Address;
 use crate::record::Kind;
 
@@ -76,4 +76,19 @@ fn an_application_that_polls_rarely_accepts_a_connection_within_few_polls() {
         pair.other.poll().is_some()
     };
     assert!((0..40).any(is_received));
+}
+
+#[test]
+fn injected_messages_that_wait_for_space_arrive_although_their_sender_closes() {
+    let pair = Pair::new();
+    let (sent, mut got) = (vec![7; 4096], vec![0; 100 * 4096]);
+    for part in got.chunks_mut(sent.len()) {
+        pair.other.receive(pair.to_one, (1, 0), part, 2);
+        pair.one.send_with(pair.to_other, 1, &sent, 1, INJECT);
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..100).for_each(|_| assert_eq!(next(&pair.other).1, 0)));
+        pair.one.close_endpoint();
+    });
+    assert!(got.iter().all(|byte| *byte == 7));
 }
