@@ -126,10 +126,18 @@ impl Bindings {
                 counter.errors += 1;
             }
         }
-        if (reports || entry.error != 0)
-            && let Some(binding) = self.queue(class)
+        if reports || entry.error != 0 {
+            self.notify(out, class, entry);
+        }
+    }
+
+    /// Adds an entry that completes no operation, such as the result of a peek: no counter counts it.
+    #[inline]
+    pub(crate) fn notify(&self, out: &mut Completions, class: Class, entry: Entry) {
+        if let Some(binding) = self.queue(class)
             && let Some(queue) = out.queues.get_mut(binding.queue)
         {
+            out.has_changed = true;
             queue.entries.push_back(entry);
         }
     }

@@ -69,9 +69,7 @@ impl Side {
         unsafe {
             let ops = (*domain).ops;
             check(((*ops).av_open)(domain, null_mut(), &raw mut side.av, null_mut()));
-            let mut attr: CqAttr = zeroed();
-            (attr.format, attr.wait_obj) = (CQ_FORMAT_TAGGED, WAIT_FD);
-            check(((*ops).cq_open)(domain, &raw mut attr, &raw mut side.cq, null_mut()));
+            side.cq = side.open_queue(0);
             side.counter = side.open_counter();
             check(((*ops).endpoint)(domain, info, &raw mut side.ep, null_mut()));
             side.bind(side.cq.cast(), SEND | RECV);
@@ -80,6 +78,19 @@ impl Side {
             check(((*(*side.ep).fid.ops).control)(side.ep.cast(), ENABLE, null_mut()));
             side
         }
+    }
+
+    /// Opens a queue for which the caller requests space for `size` entries.
+    pub(super) fn open_queue(&self, size: usize) -> *mut FidCq {
+        let mut queue = null_mut();
+        // SAFETY: the domain is open, and zeros are valid attributes.
+        unsafe {
+            let mut attr: CqAttr = zeroed();
+            (attr.size, attr.format, attr.wait_obj) = (size, CQ_FORMAT_TAGGED, WAIT_FD);
+            let open = (*(*self.domain).ops).cq_open;
+            check(open(self.domain, &raw mut attr, &raw mut queue, null_mut()));
+        }
+        queue
     }
 
     pub(super) fn open_counter(&self) -> *mut FidCntr {
@@ -93,7 +104,7 @@ impl Side {
         counter
     }
 
-    fn bind(&self, to: *mut Fid, flags: u64) {
+    pub(super) fn bind(&self, to: *mut Fid, flags: u64) {
         // SAFETY: both are open.
         unsafe { check(((*(*self.ep).fid.ops).bind)(self.ep.cast(), to, flags)) };
     }
