@@ -103,6 +103,11 @@ impl Bindings {
         }
     }
 
+    /// Returns whether operations of an endpoint complete in a queue.
+    pub(crate) fn has_queue(&self, queue: usize) -> bool {
+        [self.transmit, self.receive].into_iter().flatten().any(|binding| binding.queue == queue)
+    }
+
     /// Returns whether an operation has an entry; `asks` is true if its flags request one.
     pub(crate) fn reports(&self, class: Class, asks: bool) -> bool {
         self.queue(class).is_some_and(|binding| asks || !binding.is_selective)

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use slab::Slab;
 
-use crate::completion::Completions;
+use crate::completion::{Bindings, Completions};
 use crate::endpoint::{Domain, Endpoint};
 use crate::region::Regions;
 use crate::vector::Vector;
@@ -133,6 +133,11 @@ impl Core {
     pub(crate) fn endpoint(&mut self, key: usize) -> (&mut Endpoint, Domain<'_>) {
         let domain = Domain { regions: &self.regions, out: &mut self.completions };
         (&mut self.endpoints[key], domain)
+    }
+
+    /// Returns whether `names` is true for the bindings of an endpoint.
+    pub(crate) fn uses(&self, names: impl Fn(&Bindings) -> bool) -> bool {
+        self.endpoints.iter().any(|(_, endpoint)| names(&endpoint.state.bindings))
     }
 
     /// Adds an endpoint.

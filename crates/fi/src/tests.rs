@@ -6,6 +6,7 @@ mod auto;
 mod connections;
 mod messages;
 mod processes;
+mod refusals;
 mod remote_memory;
 mod side;
 mod waits;

@@ -63,11 +63,18 @@ pub(super) unsafe extern "C" fn open(
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    guard(-EOTHER, || {
-        // SAFETY: it was handed out by `open`, and the caller does not use it any more.
-        let queue = unsafe { take_back::<QueueObject>(fid) };
-        queue.shared.lock().remove_queue(queue.key);
-        0
+    code(|| {
+        // SAFETY: it was handed out by `open`.
+        let queue = unsafe { &*fid.cast::<QueueObject>() };
+        let mut core = queue.shared.lock();
+        if core.uses(|bindings| bindings.has_queue(queue.key)) {
+            return Err(EBUSY);
+        }
+        core.remove_queue(queue.key);
+        drop(core);
+        // SAFETY: as above; the caller does not use it any more.
+        drop(unsafe { take_back::<QueueObject>(fid) });
+        Ok(())
     })
 }
 

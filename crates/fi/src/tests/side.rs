@@ -20,8 +20,8 @@ pub(super) struct Side {
     fabric: *mut FidFabric,
     info: *mut Info,
     pub(super) domain: *mut FidDomain,
-    av: *mut FidAv,
-    cq: *mut FidCq,
+    pub(super) av: *mut FidAv,
+    pub(super) cq: *mut FidCq,
     pub(super) ep: *mut FidEp,
     pub(super) counter: *mut FidCntr,
 }
