@@ -40,6 +40,12 @@ impl Link {
         Self { pipe, rings, incoming: Vec::new(), has_left, is_closing, has_ended }
     }
 
+    /// Returns whether the peer has sent its number, and is not known to the endpoint. If there were no rings for it, the
+    /// link has left: its later bytes are no number.
+    pub(super) const fn is_new(&self) -> bool {
+        self.rings.is_none() && !self.has_left && self.incoming.len() >= 8
+    }
+
     /// Copies in both directions; returns whether there was anything to copy.
     pub(super) fn pump(&mut self, endpoint: &Mutex<Endpoint>, now: Instant) -> bool {
         let is_busy = self.send(endpoint) | self.read(endpoint) | self.deliver();

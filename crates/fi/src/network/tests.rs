@@ -188,6 +188,15 @@ fn link(rings: Option<RingPair>) -> (Link, Mutex<Pipes>) {
 }
 
 #[test]
+fn bytes_of_a_peer_for_which_there_were_no_rings_are_not_read_as_the_number_of_another() {
+    let (mut link, _) = link(None);
+    link.incoming.extend([7; 8]);
+    assert!(link.is_new());
+    link.has_left = true;
+    assert!(!link.is_new());
+}
+
+#[test]
 fn a_bridge_sleeps_while_a_ring_has_less_space_than_the_next_record_needs() {
     let [mine, mut theirs] = RingPair::local(4096).unwrap();
     let (mut link, pipes) = link(Some(mine));
