@@ -26,7 +26,7 @@ struct Bridge {
     node: Node,
     runtime: Runtime,
     streams: BTreeMap<i32, Arc<Halves>>,
-    /// The number of the next stream; numbers are not used again until they wrap.
+    /// The number of the next stream, unless an open one has it. Numbers are not used again until they wrap.
     next: i32,
 }
 
@@ -79,6 +79,19 @@ fn find(number: i32) -> Result<(Arc<Halves>, Handle), Failed> {
     found.ok_or_else(|| format!("there is no stream {number}: it was closed, or never opened"))
 }
 
+/// Returns the number that follows a stream's.
+fn after(number: i32) -> i32 {
+    number.checked_add(1).unwrap_or(0)
+}
+
+/// Returns the first number, from `number` on, that no open stream has.
+fn unused<T>(streams: &BTreeMap<i32, T>, mut number: i32) -> i32 {
+    while streams.contains_key(&number) {
+        number = after(number);
+    }
+    number
+}
+
 /// Opens a stream to a service; starts the node first if there is none.
 pub(crate) fn connect(service: &str) -> Result<i32, Failed> {
     let (node, runtime) = {
@@ -95,11 +108,8 @@ pub(crate) fn connect(service: &str) -> Result<i32, Failed> {
     let halves = Halves { receiver, sender, is_closing: watch::Sender::new(false) };
     let mut bridge = bridge();
     let bridge = bridge.as_mut().expect("the node stays until the process ends");
-    let number = bridge.next;
-    if bridge.streams.contains_key(&number) {
-        return Err("too many streams are open".into());
-    }
-    bridge.next = number.checked_add(1).unwrap_or(0);
+    let number = unused(&bridge.streams, bridge.next);
+    bridge.next = after(number);
     bridge.streams.insert(number, Arc::new(halves));
     Ok(number)
 }
@@ -170,4 +180,16 @@ pub(crate) fn close(number: i32) -> Result<(), Failed> {
 
 fn failed(what: &str, error: &io::Error) -> Failed {
     format!("the stream failed ({what}): {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_of_streams_that_stay_open_are_skipped_after_all_were_used() {
+        let open = BTreeMap::from([(0, ()), (1, ()), (i32::MAX, ())]);
+        assert_eq!(unused(&open, i32::MAX), 2);
+        assert_eq!((unused(&open, after(2)), after(i32::MAX)), (3, 0));
+    }
 }

@@ -103,6 +103,11 @@ impl Bindings {
         }
     }
 
+    /// Returns whether operations of an endpoint complete in a queue.
+    pub(crate) fn has_queue(&self, queue: usize) -> bool {
+        [self.transmit, self.receive].into_iter().flatten().any(|binding| binding.queue == queue)
+    }
+
     /// Returns whether an operation has an entry; `asks` is true if its flags request one.
     pub(crate) fn reports(&self, class: Class, asks: bool) -> bool {
         self.queue(class).is_some_and(|binding| asks || !binding.is_selective)
@@ -126,10 +131,18 @@ impl Bindings {
                 counter.errors += 1;
             }
         }
-        if (reports || entry.error != 0)
-            && let Some(binding) = self.queue(class)
+        if reports || entry.error != 0 {
+            self.notify(out, class, entry);
+        }
+    }
+
+    /// Adds an entry that completes no operation, such as the result of a peek: no counter counts it.
+    #[inline]
+    pub(crate) fn notify(&self, out: &mut Completions, class: Class, entry: Entry) {
+        if let Some(binding) = self.queue(class)
             && let Some(queue) = out.queues.get_mut(binding.queue)
         {
+            out.has_changed = true;
             queue.entries.push_back(entry);
         }
     }

@@ -11,16 +11,20 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use slab::Slab;
 
-use crate::completion::Completions;
+use crate::completion::{Bindings, Completions};
 use crate::endpoint::{Domain, Endpoint};
 use crate::region::Regions;
 use crate::vector::Vector;
 pub(crate) use driver::Driver;
 use waiter::Waiter;
 
-/// Calls of [`Core::progress`] between two checks for connections, which take two system calls. A call takes some tens
-/// of nanoseconds, so the checks cost 5 %, and a new peer waits about 10 us.
+/// Most turns between two checks for connections, which take two system calls. A turn takes some tens of nanoseconds,
+/// so the checks cost 5 %, and a new peer waits about 10 us.
 const CONNECTIONS: u32 = 512;
+/// Time between two checks for connections of an application that polls rarely.
+const CHECKED: Duration = Duration::from_millis(1);
+/// Turns between two looks at the clock for [`CHECKED`].
+const LOOKS: u32 = 8;
 
 /// The longest time that a thread waits for one wake-up, in case a peer omits it.
 const MOST_WAIT: Duration = Duration::from_millis(50);
@@ -36,7 +40,9 @@ pub(crate) struct Core {
     pub(crate) vectors: Slab<Vector>,
     pub(crate) completions: Completions,
     pub(crate) regions: Regions,
+    /// Turns since the last check for connections, and the time of that check.
     turns: u32,
+    checked: Duration,
     idle: u32,
     /// Number of calls of [`Core::progress`] so far.
     polls: u64,
@@ -58,6 +64,7 @@ impl Core {
             completions: Completions::default(),
             regions: Regions::default(),
             turns: 0,
+            checked: Duration::ZERO,
             idle: 0,
             polls: 0,
             waiters: Slab::new(),
@@ -100,8 +107,9 @@ impl Core {
             has_any |= endpoint.progress(&mut domain);
         }
         self.turns += 1;
-        if self.turns >= CONNECTIONS {
-            self.turns = 0;
+        let time = if self.turns.is_multiple_of(LOOKS) { now() } else { self.checked };
+        if self.turns >= CONNECTIONS || time.saturating_sub(self.checked) >= CHECKED {
+            (self.turns, self.checked) = (0, time);
             self.endpoints.iter_mut().for_each(|(_, endpoint)| endpoint.progress_connections());
             // The checks have taken wake-ups that waiting threads have requested.
             if self.driver.is_none() && self.is_awaited() && !self.park_endpoints() {
@@ -125,6 +133,11 @@ impl Core {
     pub(crate) fn endpoint(&mut self, key: usize) -> (&mut Endpoint, Domain<'_>) {
         let domain = Domain { regions: &self.regions, out: &mut self.completions };
         (&mut self.endpoints[key], domain)
+    }
+
+    /// Returns whether `names` is true for the bindings of an endpoint.
+    pub(crate) fn uses(&self, names: impl Fn(&Bindings) -> bool) -> bool {
+        self.endpoints.iter().any(|(_, endpoint)| names(&endpoint.state.bindings))
     }
 
     /// Adds an endpoint.

@@ -239,7 +239,8 @@ impl Endpoint {
         }
     }
 
-    /// Removes rings that carry no more records.
+    /// Removes rings that carry no more records. After the end of the rings to a peer, nothing can be sent to it: the
+    /// other rings from the peer end as well, once their records are received.
     fn end_pair(&mut self, key: usize, domain: &mut Domain<'_>) {
         let Pair { peer, .. } = self.pairs.remove(key);
         self.wakes.remove(key as u64);
@@ -247,6 +248,9 @@ impl Endpoint {
         state.pairs -= 1;
         if state.link == Link::Open(key) {
             state.link = Link::Lost(ECONNRESET);
+            for (_, pair) in &mut self.pairs {
+                pair.has_ended |= pair.peer == peer;
+            }
         }
         if state.pairs == 0 {
             self.state.lose(peer, ECONNRESET, domain.out);
@@ -271,7 +275,7 @@ impl Endpoint {
         };
         match opened {
             Ok((rings, is_remote)) => self.add_pair(rings, peer, is_remote),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if lacks_resources(&error) => {}
             Err(error) => {
                 let code = error.raw_os_error().unwrap_or(EHOSTUNREACH);
                 self.state.peers[peer].link = Link::Lost(code);
@@ -304,6 +308,16 @@ impl Endpoint {
             }
         }
         has_any
+    }
+}
+
+/// Returns whether a connection failed because the system lacks resources for it at present.
+fn lacks_resources(error: &io::Error) -> bool {
+    use libc::{EAGAIN, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOSPC};
+    match error.raw_os_error() {
+        Some(code) => matches!(code, EAGAIN | EMFILE | ENFILE | ENOBUFS | ENOMEM | ENOSPC),
+        // The system refused the rings' memory; the error has no code.
+        None => error.kind() == io::ErrorKind::Other,
     }
 }
 

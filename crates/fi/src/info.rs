@@ -101,6 +101,7 @@ unsafe fn fits(hints: &Info) -> bool {
         && tx.is_none_or(|tx| {
             has(tx.caps)
                 && tx.msg_order & !ORDERS == 0
+                && tx.comp_order == 0
                 && tx.inject_size <= INJECT
                 && tx.size <= QUEUE
                 && tx.iov_limit <= MAX_PARTS
@@ -109,6 +110,7 @@ unsafe fn fits(hints: &Info) -> bool {
         && rx.is_none_or(|rx| {
             has(rx.caps)
                 && rx.msg_order & !ORDERS == 0
+                && rx.comp_order == 0
                 && rx.size <= QUEUE
                 && rx.iov_limit <= MAX_PARTS
         })

@@ -119,6 +119,13 @@ impl Departure {
         }
     }
 
+    /// Returns the head of the next record, and the number of the stream's bytes in it.
+    #[inline]
+    fn next(&self) -> (Head, usize) {
+        let head = if self.has_begun { Head::new(Kind::More, 0, 0, 0) } else { self.head };
+        (head, (self.content.len() - self.sent).min(CHUNK))
+    }
+
     /// Sends as much as the ring has space for; returns whether all was sent.
     #[inline]
     pub(crate) fn advance(
@@ -127,8 +134,7 @@ impl Departure {
         regions: &Regions,
     ) -> Result<bool, RegionGone> {
         loop {
-            let head = if self.has_begun { Head::new(Kind::More, 0, 0, 0) } else { self.head };
-            let part = (self.content.len() - self.sent).min(CHUNK);
+            let (head, part) = self.next();
             if ring.room().is_none_or(|room| room < head.prefix_bytes() + part) {
                 return Ok(false);
             }
@@ -316,6 +322,18 @@ impl Peer {
     /// Returns whether more records wait than a correct peer causes.
     pub(crate) fn is_flooded(&self) -> bool {
         self.answers > MAX_ANSWERS || self.control.len() > MAX_CONTROL
+    }
+
+    /// Returns the bytes of payload of the next record to send.
+    pub(crate) fn needed(&self) -> usize {
+        match (self.control.front(), self.departures.front()) {
+            (Some(head), _) => head.prefix_bytes(),
+            (None, Some(departure)) => {
+                let (head, part) = departure.next();
+                head.prefix_bytes() + part
+            }
+            (None, None) => 0,
+        }
     }
 
     pub(crate) fn has_work(&self) -> bool {

@@ -55,6 +55,11 @@ impl Regions {
         self.by_key.get(&key)?.counters[counter_of(class)?]
     }
 
+    /// Returns whether a counter is bound to a region.
+    pub(crate) fn has_counter(&self, counter: usize) -> bool {
+        self.by_key.values().any(|region| region.counters.contains(&Some(counter)))
+    }
+
     /// Returns the bytes at `address` that a peer may write.
     pub(crate) fn writable(&self, key: u64, address: u64, length: usize) -> Option<Buffer> {
         self.by_key.get(&key).filter(|region| region.is_writable)?.range(address, length)

@@ -3,8 +3,10 @@
 
 mod atomics;
 mod auto;
+mod connections;
 mod messages;
 mod processes;
+mod refusals;
 mod remote_memory;
 mod side;
 mod waits;

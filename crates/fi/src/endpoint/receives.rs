@@ -77,7 +77,7 @@ impl Endpoint {
         let entry = Entry::of(context, flags_of(pattern.kind));
         let Some(key) = state.find(&pattern) else {
             let entry = Entry { tag: pattern.tag, ..entry }.failed(ENOMSG);
-            return state.bindings.complete(domain.out, Class::Receive, true, entry);
+            return state.bindings.notify(domain.out, Class::Receive, entry);
         };
         let entry = state.describe(&state.matching.messages[key].envelope, entry);
         if flags & DISCARD != 0 {
@@ -85,7 +85,7 @@ impl Endpoint {
         } else if flags & CLAIM != 0 {
             state.matching.claim(key, context);
         }
-        state.bindings.complete(domain.out, Class::Receive, true, entry);
+        state.bindings.notify(domain.out, Class::Receive, entry);
     }
 
     /// Receives or discards the message that a peek has claimed with the same context. Returns whether there is such a
@@ -268,11 +268,12 @@ impl State {
     #[inline]
     pub(super) fn release_multis(&mut self, out: &mut Completions) {
         for multi in self.matching.released.drain(..) {
-            let entry = match &multi.failed {
-                Some((receive, error)) => failed(receive, *error),
-                None => Entry::of(multi.context, MULTI_RECV),
-            };
-            self.bindings.complete(out, Class::Receive, true, entry);
+            if let Some((receive, error)) = &multi.failed {
+                self.bindings.complete(out, Class::Receive, true, failed(receive, *error));
+            } else {
+                let entry = Entry::of(multi.context, MULTI_RECV);
+                self.bindings.notify(out, Class::Receive, entry);
+            }
         }
     }
 }

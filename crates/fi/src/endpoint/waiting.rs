@@ -9,11 +9,12 @@ impl Endpoint {
     pub(crate) fn await_room(&mut self) -> bool {
         let mut is_idle = true;
         for number in &self.state.busy {
-            match self.state.peers[*number].link {
+            let peer = &self.state.peers[*number];
+            match peer.link {
                 Link::Open(key) => {
                     let sender = &mut self.pairs[key].rings.sender;
                     sender.await_room();
-                    is_idle &= sender.room().is_none();
+                    is_idle &= sender.room().is_none_or(|room| room < peer.needed());
                 }
                 Link::Unconnected | Link::Lost(_) => is_idle = false,
             }

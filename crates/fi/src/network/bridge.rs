@@ -207,9 +207,8 @@ impl Bridge {
 
     /// Passes peers that have sent their numbers to the endpoint.
     fn introduce(&mut self) -> bool {
-        let is_new = |link: &Link| link.rings.is_none() && link.incoming.len() >= 8;
         let news: Vec<_> =
-            self.links.iter().filter(|(_, link)| is_new(link)).map(|(key, _)| key).collect();
+            self.links.iter().filter(|(_, link)| link.is_new()).map(|(key, _)| key).collect();
         for key in &news {
             let link = &mut self.links[*key];
             let number: Vec<_> = link.incoming.drain(..8).collect();

@@ -3,6 +3,7 @@
 use std::io::IoSlice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use midplane_simhw::shm::Record;
 use midplane_simhw::shm::rings::RingPair;
 use midplane_simhw::time::Instant;
 use midplane_via::wire::endpoint::{Endpoint, PipeId};
@@ -37,6 +38,12 @@ impl Link {
     pub(super) const fn new(pipe: PipeId, rings: Option<RingPair>) -> Self {
         let (has_left, is_closing, has_ended) = (false, false, false);
         Self { pipe, rings, incoming: Vec::new(), has_left, is_closing, has_ended }
+    }
+
+    /// Returns whether the peer has sent its number, and is not known to the endpoint. If there were no rings for it, the
+    /// link has left: its later bytes are no number.
+    pub(super) const fn is_new(&self) -> bool {
+        self.rings.is_none() && !self.has_left && self.incoming.len() >= 8
     }
 
     /// Copies in both directions; returns whether there was anything to copy.
@@ -128,11 +135,11 @@ impl Link {
         done > 0
     }
 
-    /// Returns whether a complete record waits for space in the ring.
-    fn is_blocked(&self) -> bool {
-        let is_whole = |bytes: usize| self.incoming.len() >= HEAD + bytes;
-        let next = parse(&self.incoming).ok().flatten();
-        self.rings.is_some() && next.is_some_and(|record| is_whole(record.length))
+    /// Returns the length of the complete record that waits for space in the ring, if there is one.
+    fn blocked(&self) -> Option<usize> {
+        let Record { length, .. } = parse(&self.incoming).ok().flatten()?;
+        let is_whole = self.incoming.len() >= HEAD + length;
+        (self.rings.is_some() && is_whole).then_some(length)
     }
 
     /// Returns whether the link can be removed: its pipe has ended, and all received records are delivered, or the
@@ -140,19 +147,19 @@ impl Link {
     pub(super) fn is_over(&self, endpoint: &Mutex<Endpoint>) -> bool {
         let is_read =
             || lock(endpoint).peek(self.pipe).is_none_or(|pipe| pipe.readable().is_empty());
-        self.has_ended && (self.has_left || (!self.is_blocked() && is_read()))
+        self.has_ended && (self.has_left || (self.blocked().is_none() && is_read()))
     }
 
     /// Requests wake-ups for copying in both directions; returns `false` if there is work already.
     pub(super) fn park(&mut self, endpoint: &Mutex<Endpoint>) -> bool {
-        let is_blocked = self.is_blocked();
+        let blocked = self.blocked();
         let Some(rings) = &mut self.rings else { return true };
         if rings.receiver.park() {
             rings.wake();
         }
-        if is_blocked {
+        if let Some(length) = blocked {
             rings.sender.await_room();
-            if rings.sender.room().is_some() {
+            if rings.sender.room().is_some_and(|room| room >= length) {
                 return false;
             }
         }

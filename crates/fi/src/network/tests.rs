@@ -1,10 +1,18 @@
 //! Tests two endpoints of one process that treat each other as endpoints on other hosts.
 
 use std::net::Ipv4Addr;
+use std::sync::Mutex;
 
+use midplane_simhw::shm::Record;
+use midplane_simhw::shm::rings::RingPair;
+use midplane_simhw::time::Instant;
+use midplane_via::wire::endpoint::Endpoint as Pipes;
+use midplane_via::wire::pipe::Config;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Terms;
+use super::frames::head;
+use super::link::Link;
 use crate::completion::{Completions, Entry, Queue, QueueBinding};
 use crate::endpoint::{Completes, Domain, Endpoint, Message, Post, Transfer};
 use crate::matching::{Kind, Pattern, Receive};
@@ -170,4 +178,38 @@ fn a_waiting_side_is_woken_by_a_message_from_another_host() {
         };
         assert_eq!((entry.error, got), (0, sent));
     }
+}
+
+/// Returns a link over rings, with the pipes to which its pipe belongs.
+fn link(rings: Option<RingPair>) -> (Link, Mutex<Pipes>) {
+    let mut pipes = Pipes::new(Config::default(), 1);
+    let pipe = pipes.dial(Instant::from_nanos(0), (Ipv4Addr::LOCALHOST, 1).into());
+    (Link::new(pipe, rings), Mutex::new(pipes))
+}
+
+#[test]
+fn bytes_of_a_peer_for_which_there_were_no_rings_are_not_read_as_the_number_of_another() {
+    let (mut link, _) = link(None);
+    link.incoming.extend([7; 8]);
+    assert!(link.is_new());
+    link.has_left = true;
+    assert!(!link.is_new());
+}
+
+#[test]
+fn a_bridge_sleeps_while_a_ring_has_less_space_than_the_next_record_needs() {
+    let [mine, mut theirs] = RingPair::local(4096).unwrap();
+    let (mut link, pipes) = link(Some(mine));
+    let record = Record { words: [1, 2], length: 900 };
+    for _ in 0..5 {
+        link.incoming.extend(head(record));
+        link.incoming.extend([7; 900]);
+    }
+    assert!(link.pump(&pipes, Instant::from_nanos(0)));
+    assert!(link.park(&pipes));
+    let mut is_woken = false;
+    while let Ok(Some(record)) = theirs.receiver.peek() {
+        is_woken |= theirs.receiver.advance(record);
+    }
+    assert!(is_woken && !link.park(&pipes));
 }

@@ -5,7 +5,7 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 use super::{code, domain, fid, fid_ops, guard, hand_out, no_bind, no_control, take_back};
-use crate::abi::constants::{ADDR_UNSPEC, CLASS_AV, EINVAL, EOTHER};
+use crate::abi::constants::{ADDR_UNSPEC, CLASS_AV, EBUSY, EINVAL, EOTHER};
 use crate::abi::tables::{AvOps, FidOps, missing};
 use crate::abi::{AvAttr, Fid, FidAv, FidDomain};
 use crate::address::{Address, BYTES};
@@ -56,11 +56,18 @@ pub(super) unsafe extern "C" fn open(
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    guard(-EOTHER, || {
-        // SAFETY: it was handed out by `open`, and the caller does not use it any more.
-        let av = unsafe { take_back::<AddressVector>(fid) };
-        av.shared.lock().vectors.try_remove(av.key);
-        0
+    code(|| {
+        // SAFETY: it was handed out by `open`.
+        let av = unsafe { &*fid.cast::<AddressVector>() };
+        let mut core = av.shared.lock();
+        if core.vectors.get(av.key).is_some_and(|vector| !vector.endpoints.is_empty()) {
+            return Err(EBUSY);
+        }
+        core.vectors.try_remove(av.key);
+        drop(core);
+        // SAFETY: as above; the caller does not use it any more.
+        drop(unsafe { take_back::<AddressVector>(fid) });
+        Ok(())
     })
 }
 

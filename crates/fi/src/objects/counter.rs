@@ -5,11 +5,16 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 use super::{code, domain, fid, fid_ops, guard, hand_out, no_bind, no_control, take_back, timeout};
-use crate::abi::constants::{CLASS_CNTR, EAVAIL, EINVAL, EOTHER, ETIMEDOUT};
+use crate::abi::constants::{
+    CLASS_CNTR, EAVAIL, EBUSY, EINVAL, ENOSYS, ETIMEDOUT, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD,
+};
 use crate::abi::tables::{CntrOps, FidOps};
 use crate::abi::{CntrAttr, Fid, FidCntr, FidDomain};
 use crate::completion::Counter;
 use crate::domain::Shared;
+
+/// `FI_CNTR_EVENTS_COMP`: the counter counts completed operations.
+const EVENTS_COMP: c_int = 0;
 
 #[repr(C)]
 pub(super) struct CounterObject {
@@ -24,27 +29,42 @@ static OPS: CntrOps =
 
 pub(super) unsafe extern "C" fn open(
     domain: *mut FidDomain,
-    _: *mut CntrAttr,
+    attr: *mut CntrAttr,
     out: *mut *mut FidCntr,
     context: *mut c_void,
 ) -> c_int {
-    guard(-EOTHER, || {
-        // SAFETY: the domain is the caller's.
-        let shared = unsafe { domain::shared(domain) };
+    code(|| {
+        // SAFETY: the domain and the attributes are the caller's.
+        let (shared, attr) = unsafe { (domain::shared(domain), attr.as_ref()) };
+        let is_known = |attr: &CntrAttr| {
+            attr.events == EVENTS_COMP
+                && matches!(attr.wait_obj, WAIT_NONE | WAIT_UNSPEC | WAIT_YIELD)
+        };
+        if !attr.is_none_or(is_known) {
+            return Err(ENOSYS);
+        }
         let key = shared.lock().completions.counters.insert(Counter::default());
         let fid = FidCntr { fid: fid(CLASS_CNTR, context, &FID), ops: &OPS };
         // SAFETY: `out` is the caller's.
         unsafe { hand_out(CounterObject { fid, shared, key }, out) };
-        0
+        Ok(())
     })
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    guard(-EOTHER, || {
-        // SAFETY: it was handed out by `open`, and the caller does not use it any more.
-        let counter = unsafe { take_back::<CounterObject>(fid) };
-        counter.shared.lock().completions.counters.try_remove(counter.key);
-        0
+    code(|| {
+        // SAFETY: it was handed out by `open`.
+        let counter = unsafe { &*fid.cast::<CounterObject>() };
+        let mut core = counter.shared.lock();
+        let is_bound = core.uses(|bindings| bindings.counters.contains(&Some(counter.key)));
+        if is_bound || core.regions.has_counter(counter.key) {
+            return Err(EBUSY);
+        }
+        core.completions.counters.try_remove(counter.key);
+        drop(core);
+        // SAFETY: as above; the caller does not use it any more.
+        drop(unsafe { take_back::<CounterObject>(fid) });
+        Ok(())
     })
 }
 

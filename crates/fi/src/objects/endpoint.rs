@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::size_of;
 use std::ptr::null;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::address_vector::{AddressVector, copy_address};
 use super::counter::CounterObject;
@@ -30,6 +31,9 @@ pub(super) struct EndpointObject {
     pub(super) receive_flags: u64,
     vector: Option<usize>,
 }
+
+/// Longest time for which a close sends what waits for space in rings.
+const LEAVE: Duration = Duration::from_secs(1);
 
 static FID: FidOps = fid_ops(close, bind, control);
 static OPS: EpOps = EpOps {
@@ -110,6 +114,9 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     guard(-EOTHER, || {
         // SAFETY: it was handed out by `open`, and the caller does not use it any more.
         let endpoint = unsafe { take_back::<EndpointObject>(fid) };
+        endpoint.shared.wait(Some(LEAVE), |core| {
+            core.endpoints.get(endpoint.key).is_none_or(|one| !one.has_work()).then_some(())
+        });
         let mut core = endpoint.shared.lock();
         if let Some(vector) = endpoint.vector.and_then(|key| core.vectors.get_mut(key)) {
             vector.endpoints.retain(|key| *key != endpoint.key);

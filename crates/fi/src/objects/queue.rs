@@ -11,8 +11,8 @@ use crate::abi::{CqAttr, CqErrEntry, CqTaggedEntry, Fid, FidCq, FidDomain};
 use crate::completion::{Entry, Queue};
 use crate::domain::{Core, Shared};
 
-/// Default number of entries of a queue.
-const DEFAULT_SIZE: usize = 4096;
+/// Least number of entries of a queue: a full one also delays what a peer sends behind a message.
+const LEAST_SIZE: usize = 4096;
 
 #[repr(C)]
 pub(super) struct QueueObject {
@@ -51,8 +51,7 @@ pub(super) unsafe extern "C" fn open(
             WAIT_FD => true,
             _ => return Err(ENOSYS),
         };
-        let capacity = attr.map_or(0, |attr| attr.size);
-        let capacity = if capacity == 0 { DEFAULT_SIZE } else { capacity };
+        let capacity = attr.map_or(0, |attr| attr.size).max(LEAST_SIZE);
         let entries = std::collections::VecDeque::new();
         let queue = Queue { entries, is_signalled: false, capacity, waiter: None };
         let key = shared.lock().completions.queues.insert(queue);
@@ -64,11 +63,18 @@ pub(super) unsafe extern "C" fn open(
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    guard(-EOTHER, || {
-        // SAFETY: it was handed out by `open`, and the caller does not use it any more.
-        let queue = unsafe { take_back::<QueueObject>(fid) };
-        queue.shared.lock().remove_queue(queue.key);
-        0
+    code(|| {
+        // SAFETY: it was handed out by `open`.
+        let queue = unsafe { &*fid.cast::<QueueObject>() };
+        let mut core = queue.shared.lock();
+        if core.uses(|bindings| bindings.has_queue(queue.key)) {
+            return Err(EBUSY);
+        }
+        core.remove_queue(queue.key);
+        drop(core);
+        // SAFETY: as above; the caller does not use it any more.
+        drop(unsafe { take_back::<QueueObject>(fid) });
+        Ok(())
     })
 }
 

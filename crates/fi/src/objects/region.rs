@@ -9,8 +9,7 @@ use super::counter::CounterObject;
 use super::domain::Domain;
 use super::{code, fid, fid_ops, guard, hand_out, take_back};
 use crate::abi::constants::{
-    CLASS_CNTR, CLASS_EP, CLASS_MR, EBUSY, EINVAL, ENABLE, ENOSYS, EOTHER, REMOTE_READ,
-    REMOTE_WRITE,
+    CLASS_CNTR, CLASS_EP, CLASS_MR, EINVAL, ENABLE, ENOSYS, EOTHER, REMOTE_READ, REMOTE_WRITE,
 };
 use crate::abi::tables::{FidOps, MrOps};
 use crate::abi::{Fid, FidMr, MrAttr};
@@ -18,6 +17,9 @@ use crate::completion::Class;
 use crate::domain::Shared;
 use crate::memory::Buffer;
 use crate::region::Region;
+
+/// `FI_ENOKEY`: the requested key is in use.
+pub(crate) const ENOKEY: c_int = 266;
 
 #[repr(C)]
 struct Registration {
@@ -51,7 +53,7 @@ unsafe fn register(
         counters: [None; 2],
     };
     let wanted = (!domain.chooses_keys).then_some(requested);
-    let key = domain.shared.lock().regions.add(wanted, region).ok_or(EBUSY)?;
+    let key = domain.shared.lock().regions.add(wanted, region).ok_or(ENOKEY)?;
     let fid = FidMr { fid: fid(CLASS_MR, context, &FID), mem_desc: null_mut(), key };
     // SAFETY: promised by the caller.
     unsafe { hand_out(Registration { fid, shared: Arc::clone(&domain.shared) }, out) };

@@ -1,7 +1,7 @@
 //! Domains with `FI_PROGRESS_AUTO`, whose applications do not poll.
 
 use super::remote_memory::{read, write};
-use super::side::{ANY, Pair, Side, next};
+use super::side::{ANY, Pair, Side, is_alone, next};
 use crate::abi::constants::{PROGRESS_AUTO, RECV, TAGGED};
 
 fn pair() -> Pair {
@@ -91,13 +91,10 @@ fn drivers() -> (usize, u64) {
 
 #[test]
 fn a_driver_with_nothing_to_do_uses_no_processor_and_ends_with_its_domain() {
-    if std::env::var_os(ALONE).is_none() {
-        let test =
-            "tests::auto::a_driver_with_nothing_to_do_uses_no_processor_and_ends_with_its_domain";
-        let program = std::env::current_exe().unwrap();
-        let mut command = std::process::Command::new(program);
-        let status = command.args(["--exact", "--quiet", test]).env(ALONE, "1").status();
-        return assert!(status.unwrap().success());
+    if !is_alone(
+        "tests::auto::a_driver_with_nothing_to_do_uses_no_processor_and_ends_with_its_domain",
+    ) {
+        return;
     }
     let pair = pair();
     let mut memory = [0; 4];
@@ -114,6 +111,3 @@ fn a_driver_with_nothing_to_do_uses_no_processor_and_ends_with_its_domain() {
     pair.other.close_domain();
     assert_eq!(drivers().0, 0);
 }
-
-/// Environment variable set for a test that runs alone in its process.
-const ALONE: &str = "MIDPLANE_FI_ALONE";

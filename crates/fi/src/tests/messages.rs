@@ -190,6 +190,43 @@ fn a_cancelled_buffer_for_several_messages_is_released_after_its_last_message() 
 }
 
 #[test]
+fn a_counter_of_receives_counts_no_peek_and_no_release_of_a_buffer() {
+    let pair = Pair::new();
+    let counter = pair.other.open_counter();
+    pair.other.bind(counter.cast(), RECV);
+    assert_eq!(pair.one.send(pair.to_other, 8, &[1; 10], 0, 1), 0);
+    let peek = || {
+        pair.other.receive_with(8, &mut [], 5, PEEK);
+        next(&pair.other).1
+    };
+    assert_eq!(peek(), ENOMSG);
+    pair.drive(1);
+    while peek() == ENOMSG {}
+    assert_eq!((pair.other.value(counter), pair.other.errors(counter)), (0, 0));
+    let mut buffer = vec![0; 1000];
+    pair.other.receive_several(&mut buffer, 4);
+    (0..3).for_each(|_| pair.one.send_plain(pair.to_other, &[2; 400], 1));
+    // Two messages, and the release of the buffer, for which the third is too long.
+    pair.drive(6);
+    assert_eq!((pair.other.value(counter), pair.other.errors(counter)), (2, 0));
+}
+
+#[test]
+fn a_queue_that_is_opened_small_delays_no_confirmation_behind_a_message() {
+    let pair = Pair::new();
+    let (queue, mut got) = (pair.one.open_queue(1), [0; 8]);
+    pair.one.bind(queue.cast(), RECV);
+    for part in got.chunks_mut(4) {
+        pair.one.receive(ANY, (1, 0), part, 2);
+        assert_eq!(pair.other.send(pair.to_one, 1, b"four", 0, 3), 0);
+        pair.drive(1);
+        (0..600).for_each(|_| assert!(pair.one.poll().is_none()));
+    }
+    pair.one.send_with(pair.to_other, 5, b"", 4, DELIVERY_COMPLETE);
+    assert_eq!(pair.drive(1)[0][0].0.op_context as usize, 4);
+}
+
+#[test]
 fn operations_end_with_an_error_when_their_peer_closes() {
     let pair = Pair::new();
     let (mut got, long) = ([[0; 8]; 2], bytes(1 << 20));

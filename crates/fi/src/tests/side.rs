@@ -20,8 +20,8 @@ pub(super) struct Side {
     fabric: *mut FidFabric,
     info: *mut Info,
     pub(super) domain: *mut FidDomain,
-    av: *mut FidAv,
-    cq: *mut FidCq,
+    pub(super) av: *mut FidAv,
+    pub(super) cq: *mut FidCq,
     pub(super) ep: *mut FidEp,
     pub(super) counter: *mut FidCntr,
 }
@@ -69,9 +69,7 @@ impl Side {
         unsafe {
             let ops = (*domain).ops;
             check(((*ops).av_open)(domain, null_mut(), &raw mut side.av, null_mut()));
-            let mut attr: CqAttr = zeroed();
-            (attr.format, attr.wait_obj) = (CQ_FORMAT_TAGGED, WAIT_FD);
-            check(((*ops).cq_open)(domain, &raw mut attr, &raw mut side.cq, null_mut()));
+            side.cq = side.open_queue(0);
             side.counter = side.open_counter();
             check(((*ops).endpoint)(domain, info, &raw mut side.ep, null_mut()));
             side.bind(side.cq.cast(), SEND | RECV);
@@ -80,6 +78,19 @@ impl Side {
             check(((*(*side.ep).fid.ops).control)(side.ep.cast(), ENABLE, null_mut()));
             side
         }
+    }
+
+    /// Opens a queue for which the caller requests space for `size` entries.
+    pub(super) fn open_queue(&self, size: usize) -> *mut FidCq {
+        let mut queue = null_mut();
+        // SAFETY: the domain is open, and zeros are valid attributes.
+        unsafe {
+            let mut attr: CqAttr = zeroed();
+            (attr.size, attr.format, attr.wait_obj) = (size, CQ_FORMAT_TAGGED, WAIT_FD);
+            let open = (*(*self.domain).ops).cq_open;
+            check(open(self.domain, &raw mut attr, &raw mut queue, null_mut()));
+        }
+        queue
     }
 
     pub(super) fn open_counter(&self) -> *mut FidCntr {
@@ -93,7 +104,7 @@ impl Side {
         counter
     }
 
-    fn bind(&self, to: *mut Fid, flags: u64) {
+    pub(super) fn bind(&self, to: *mut Fid, flags: u64) {
         // SAFETY: both are open.
         unsafe { check(((*(*self.ep).fid.ops).bind)(self.ep.cast(), to, flags)) };
     }
@@ -306,16 +317,41 @@ impl Side {
         unsafe { ((*(*counter).ops).read)(counter) }
     }
 
+    /// Returns the number of failed operations that a counter has counted.
+    pub(super) fn errors(&self, counter: *mut FidCntr) -> u64 {
+        // SAFETY: the counter is open.
+        unsafe { ((*(*counter).ops).readerr)(counter) }
+    }
+
     /// Closes the domain, including everything still open in it.
     pub(super) fn close_domain(&self) {
-        // SAFETY: no test uses the domain afterwards.
-        unsafe { check(((*(*self.domain).fid.ops).close)(self.domain.cast())) };
+        check(close(self.domain.cast()));
     }
 
     pub(super) fn close_endpoint(&self) {
-        // SAFETY: no test uses the endpoint afterwards.
-        unsafe { check(((*(*self.ep).fid.ops).close)(self.ep.cast())) };
+        check(close(self.ep.cast()));
     }
+}
+
+/// Closes an object; returns the call's result.
+pub(super) fn close(object: *mut Fid) -> c_int {
+    // SAFETY: no test uses an object after this has returned 0.
+    unsafe { ((*(*object).ops).close)(object) }
+}
+
+/// Environment variable set for a test that runs alone in its process.
+const ALONE: &str = "MIDPLANE_FI_ALONE";
+
+/// Runs the test with this name in a process of its own, and checks that it passes. Returns `true` in that process.
+#[track_caller]
+pub(super) fn is_alone(test: &str) -> bool {
+    let is_alone = std::env::var_os(ALONE).is_some();
+    if !is_alone {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let status = command.args(["--exact", "--quiet", test]).env(ALONE, "1").status();
+        assert!(status.unwrap().success());
+    }
+    is_alone
 }
 
 /// Two connected endpoints, both polled by the test.

@@ -73,6 +73,21 @@ fn a_waiting_thread_sends_what_another_thread_has_started() {
 }
 
 #[test]
+fn a_thread_sleeps_while_the_ring_has_less_space_than_the_next_record_needs() {
+    let (pair, _) = three(PROGRESS_MANUAL);
+    let (sent, mut got) = (vec![7; 60_000], vec![0; 180_000]);
+    (0..3).for_each(|_| assert_eq!(pair.one.send(pair.to_other, 1, &sent, 0, 1), 0));
+    // The ring holds two messages, and a part of the third.
+    (0..2).for_each(|_| assert_eq!(next(&pair.one).1, 0));
+    park(&pair.one);
+    got.chunks_mut(60_000).for_each(|part| pair.other.receive(ANY, (1, 0), part, 2));
+    (0..2).for_each(|_| assert_eq!(next(&pair.other).1, 0));
+    assert!(is_ready(&pair.one));
+    pair.drive(2);
+    assert!(got.iter().all(|byte| *byte == 7));
+}
+
+#[test]
 fn each_of_two_waiting_threads_receives_its_messages() {
     for progress in [PROGRESS_MANUAL, PROGRESS_AUTO] {
         let (pair, beside) = three(progress);

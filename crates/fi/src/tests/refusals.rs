@@ -1,0 +1,74 @@
+//! Calls that the provider refuses.
+
+use std::mem::zeroed;
+use std::ptr::{null, null_mut};
+
+use super::side::{Pair, Side, close};
+use crate::abi::constants::*;
+use crate::abi::{CntrAttr, Info, Provider, RxAttr, TxAttr};
+use crate::objects::region::ENOKEY;
+
+#[test]
+fn queues_counters_and_address_vectors_stay_open_while_they_are_in_use() {
+    let Pair { one: side, .. } = Pair::new();
+    let counter = side.open_counter();
+    let region = side.register(&mut [0; 8], 42);
+    // SAFETY: the region and the counter are open.
+    let code = unsafe { ((*(*region).fid.ops).bind)(region.cast(), counter.cast(), REMOTE_READ) };
+    assert_eq!(code, 0);
+    let bound = [side.cq.cast(), side.counter.cast(), side.av.cast()];
+    assert_eq!(bound.map(close), [-EBUSY; 3]);
+    assert_eq!([counter.cast(), region.cast(), counter.cast()].map(close), [-EBUSY, 0, 0]);
+    side.close_endpoint();
+    assert_eq!(bound.map(close), [0; 3]);
+}
+
+#[test]
+fn a_region_with_a_key_in_use_is_refused() {
+    let side = Side::open();
+    side.register(&mut [0; 8], 42);
+    let (mut bytes, mut out) = ([0_u8; 8], null_mut());
+    // SAFETY: the domain is open, and the bytes outlive the call, which registers nothing.
+    let code = unsafe {
+        let (domain, from) = (side.domain.cast(), bytes.as_mut_ptr().cast());
+        let reg = (*(*side.domain).mr).reg;
+        reg(domain, from, 8, REMOTE_READ, 0, 42, 0, &raw mut out, null_mut())
+    };
+    assert_eq!(code, -ENOKEY);
+}
+
+#[test]
+fn counters_of_events_or_with_descriptors_that_do_not_exist_are_refused() {
+    let side = Side::open();
+    let refused = (0, WAIT_FD, -ENOSYS);
+    let cases = [(0, WAIT_UNSPEC, 0), (0, WAIT_YIELD, 0), refused, (1, WAIT_NONE, -ENOSYS)];
+    // SAFETY: the domain is open, and zeros are valid attributes.
+    unsafe {
+        let (open, mut out) = ((*(*side.domain).ops).cntr_open, null_mut());
+        for (events, wait_obj, expected) in cases {
+            let mut attr = CntrAttr { events, wait_obj, ..zeroed() };
+            assert_eq!(open(side.domain, &raw mut attr, &raw mut out, null_mut()), expected);
+        }
+        assert_eq!(open(side.domain, null_mut(), &raw mut out, null_mut()), 0);
+    }
+}
+
+#[test]
+fn hints_that_require_completions_in_order_are_refused() {
+    // SAFETY: zeros are valid hints; the attributes outlive the calls.
+    unsafe {
+        let provider = crate::provider::fi_prov_ini().cast::<Provider>();
+        let get = |tx: &mut TxAttr, rx: &mut RxAttr| {
+            let mut out: *mut Info = null_mut();
+            let hints = Info { tx_attr: tx, rx_attr: rx, ..zeroed() };
+            let hints = &raw const hints;
+            ((*provider).getinfo)(1 << 16 | 17, null(), null(), 0, hints, &raw mut out)
+        };
+        let strict = 0x1ff;
+        assert_eq!(get(&mut zeroed(), &mut zeroed()), 0);
+        let mut tx = TxAttr { comp_order: strict, ..zeroed() };
+        assert_eq!(get(&mut tx, &mut zeroed()), -ENODATA);
+        let mut rx = RxAttr { comp_order: strict, ..zeroed() };
+        assert_eq!(get(&mut zeroed(), &mut rx), -ENODATA);
+    }
+}
