@@ -64,6 +64,9 @@ const SEARCH_PERIOD: Duration = Duration::from_millis(50);
 /// The nanoseconds of silence after which a peer over UDP is pinged. They determine how soon the end of a process is
 /// detected.
 const KEEPALIVE_NANOS: u64 = 700_000_000;
+/// The nanoseconds after which a dial ends if nobody answers: its place is dialed again within the 5 s of a `connect`, over
+/// TCP too, whose listener may have started meanwhile.
+const DIAL_NANOS: u64 = 3_000_000_000;
 /// Limit of the time in which a node must describe itself, or accept a stream, before others are tried.
 const ANSWER_WITHIN: Duration = Duration::from_nanos(member::DESCRIBE);
 /// Limit of the time in which [`Node::shutdown`] waits for its sockets to be closed. Notifying peers over UDP takes at
@@ -369,7 +372,7 @@ fn make_sessions(
             None => config,
         };
         let config = config.congestion(builder.congestion.factory());
-        (socket, config.keepalive(KEEPALIVE_NANOS))
+        (socket, config.keepalive(KEEPALIVE_NANOS).dial_timeout(DIAL_NANOS))
     });
     let tcp = is_tcp_open.then(|| tcp::Config::default().key(builder.key.clone()).own_key(own));
     Sessions::new(udp, tcp)
