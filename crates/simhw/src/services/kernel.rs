@@ -117,7 +117,7 @@ pub(super) struct State {
     next_timer: u64,
     pub(super) outbox: Outbox,
     reassembly: Reassembly,
-    /// Count of datagrams that were sent in fragments.
+    /// Number of the last datagram that was sent in fragments.
     pub(super) fragmented: u32,
     pub(super) tcp: Tcp,
     rng: Rng,
@@ -161,6 +161,7 @@ impl Kernel {
         let (now, started) = (host.now(), host.world_now().as_nanos());
         let rng = host.rng(&format!("services from {started}"));
         let of_tcp = host.rng(&format!("tcp from {started}"));
+        let fragmented = host.rng(&format!("fragments from {started}")).next_u64() as u32;
         let tcp = Tcp::new(host.node(), Arc::clone(&hosts), mtu, now, of_tcp);
         let state = State {
             sockets: BTreeMap::new(),
@@ -169,7 +170,7 @@ impl Kernel {
             next_timer: 0,
             outbox: Outbox::default(),
             reassembly: Reassembly::default(),
-            fragmented: 0,
+            fragmented,
             tcp,
             rng,
         };

@@ -241,22 +241,23 @@ impl UdpSocket {
         }
     }
 
-    /// Receives a datagram; bytes that do not fit `out` are lost.
+    /// Receives a datagram; bytes that do not fit `out` are lost. Like on Linux, a socket that is not connected gets no
+    /// error for a port without a socket: [`UdpSocket::poll_receive`] returns such reports.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ConnectionRefused`] if no socket is bound to an address to which this socket has sent.
+    /// None.
     ///
     /// # Cancel safety
     /// A future that is dropped before it is ready has received nothing.
     pub async fn recv_from(&self, out: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        match poll_fn(|context| self.poll_receive(context)).await {
-            Arrival::Unreachable(_) => Err(io::ErrorKind::ConnectionRefused.into()),
-            Arrival::Datagram(datagram) => {
-                let length = datagram.bytes.len().min(out.len());
-                out[..length].copy_from_slice(&datagram.bytes[..length]);
-                Ok((length, datagram.peer))
+        let datagram = loop {
+            if let Arrival::Datagram(it) = poll_fn(|context| self.poll_receive(context)).await {
+                break it;
             }
-        }
+        };
+        let length = datagram.bytes.len().min(out.len());
+        out[..length].copy_from_slice(&datagram.bytes[..length]);
+        Ok((length, datagram.peer))
     }
 }
 

@@ -1,6 +1,8 @@
-//! Tests the addresses of sockets.
+//! Tests the addresses of sockets, reports of unreachable ports, and the fragments of two incarnations.
 
 use std::io::ErrorKind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -55,6 +57,54 @@ fn udp_sockets_of_the_hosts_own_and_loopback_addresses_answer_each_other() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn a_udp_socket_receives_on_after_a_report_of_an_unreachable_port() {
+    run(2, |node| async move {
+        if node.0 == 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            UdpSocket::bind(address(1))?.send_to(b"late", address(0)).await?;
+            // The datagram leaves before the host's end.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            return Ok(());
+        }
+        let socket = UdpSocket::bind(address(0))?;
+        socket.send_to(b"early", address(1)).await?;
+        let (length, peer) = socket.recv_from(&mut [0; 8]).await?;
+        assert_eq!((length, peer), (4, address(1)));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_datagram_has_no_fragments_of_its_senders_former_incarnation() {
+    let starts = Arc::new(AtomicU8::new(0));
+    let mut cluster = Cluster::new(1, 2, move |node| {
+        let starts = Arc::clone(&starts);
+        async move {
+            let socket = UdpSocket::bind(address(node.0))?;
+            if node.0 == 1 {
+                let start = starts.fetch_add(1, Ordering::Relaxed);
+                socket.send_to(&[start; 60_000], address(0)).await?;
+                return std::future::pending().await;
+            }
+            let mut bytes = [0; 60_000];
+            socket.recv_from(&mut bytes).await?;
+            assert!(bytes.iter().all(|byte| *byte == bytes[0]), "it is of two incarnations");
+            Ok(())
+        }
+    });
+    // The datagram takes 0.5 ms on the line.
+    cluster.run(Duration::from_micros(250), 1);
+    cluster.world.cut(NodeId(0), NodeId(1));
+    cluster.run(Duration::from_millis(1), 1);
+    cluster.world.crash(NodeId(1));
+    cluster.world.heal(NodeId(0), NodeId(1));
+    cluster.world.restart(NodeId(1));
+    cluster.start(NodeId(1));
+    assert_eq!(cluster.run(Duration::from_millis(10), 1), 1);
+    cluster.take_end(NodeId(0)).1.unwrap();
 }
 
 /// Connects to `to`, and checks that `listener` accepts the stream.
