@@ -157,7 +157,8 @@ impl Sim {
         At::new(&mut self.script, time)
     }
 
-    /// Runs until the code of all clients has ended; without a client, until the [limit](SimBuilder::limit).
+    /// Runs until the code of all clients has ended; without a client, until the [limit](SimBuilder::limit). A client
+    /// that the script [crashes](At::crash) has ended, unless the script restarts it later.
     ///
     /// # Errors
     /// [`SimError`] if a host's code fails, or a client has not ended within the [limit](SimBuilder::limit).

@@ -188,7 +188,13 @@ impl Cluster {
 
     fn act(&mut self, action: Action<NodeId>) {
         match action {
-            Action::Crash(node) => self.world.crash(node),
+            Action::Crash(node) => {
+                self.world.crash(node);
+                let mut later = self.script.iter().map(|(_, action)| action);
+                if !later.any(|action| matches!(action, Action::Restart(of) if *of == node)) {
+                    self.shared.ends().waiting.remove(&node);
+                }
+            }
             Action::Restart(node) => {
                 self.world.crash(node);
                 self.world.restart(node);

@@ -48,7 +48,8 @@ impl<'a> At<'a> {
     }
 
     /// Crashes a host, as a loss of power does: its code ends at once, packets to it are lost, and its peers get neither
-    /// FIN nor RST.
+    /// FIN nor RST. It stays down until it is [restarted](At::restart), even if a fault of the model has crashed it before
+    /// for a time.
     pub fn crash(self, host: &str) -> Self {
         self.add(Action::Crash(host.into()))
     }
