@@ -1,13 +1,17 @@
-//! Tests the ends of runs: crashed clients, crashes during faults.
+//! Tests the ends of runs: crashed clients, crashes during faults, traces that fail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
+use midplane::net::UdpSocket;
+use midplane::sim::SimError;
+use midplane::simhw::drops::DropCause;
 use midplane::simhw::fault::Fault;
 use midplane::simhw::id::NodeId;
 use midplane::{Sim, time};
 
-use crate::{MS, ask, echo};
+use crate::{MS, ask, contents, echo, reports};
 
 /// Runs a host that counts its starts and is crashed by the script while a fault has crashed it; returns the count.
 fn starts(script: impl FnOnce(&mut Sim)) -> u32 {
@@ -61,4 +65,53 @@ fn a_run_waits_for_a_client_that_is_restarted_after_its_crash() {
     sim.at(10 * MS).crash("client-1");
     sim.at(50 * MS).restart("client-1");
     assert_eq!(sim.run().unwrap().time, 80 * MS);
+}
+
+#[test]
+fn a_drop_before_the_trace_of_a_failure_is_not_in_it() {
+    let failed = Sim::builder().seed(8).check(|sim| {
+        sim.host("sink", |_| async {
+            let socket = UdpSocket::bind("0.0.0.0:9".parse()?)?;
+            loop {
+                socket.recv_from(&mut [0; 1_000]).await?;
+            }
+        });
+        sim.client(|_| async {
+            let socket = UdpSocket::bind("0.0.0.0:9".parse()?)?;
+            for _ in 0..2_000 {
+                socket.send_to(&[7; 1_000], "10.0.0.1:9".parse()?).await?;
+            }
+            // The trace is of the last 10 s.
+            time::sleep(Duration::from_secs(15)).await;
+            socket.send_to(b"in the trace", "10.0.0.1:9".parse()?).await?;
+            time::sleep(Duration::from_secs(1)).await;
+            Err("no luck".into())
+        });
+        sim.at(MS).pause("sink", 100 * MS);
+    });
+    let failed = failed.unwrap_err();
+    let SimError::Host { trace: Some(path), .. } = &failed else { panic!("{failed}") };
+    let (tracks, frames) = (contents(path, ".perfetto-trace"), contents(path, ".pcapng"));
+    assert!(frames.contains("client-1 > switch 0"));
+    assert!(!tracks.contains(DropCause::NoBuffer.name()) && !frames.contains("dropped:"));
+    for extension in ["pcapng", "perfetto-trace"] {
+        std::fs::remove_file(format!("{}.{extension}", path.display())).unwrap();
+    }
+}
+
+#[test]
+fn a_trace_on_a_full_disk_is_an_error_and_hides_no_failure() {
+    for fails in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let name = "a_trace_on_a_full_disk_is_an_error_and_hides_no_failure-5.pcapng";
+        let file = folder.path().join(format!("scripts.{name}"));
+        std::os::unix::fs::symlink("/dev/full", file).unwrap();
+        let mut sim = Sim::builder().seed(5).trace(folder.path()).build();
+        reports(&mut sim, fails);
+        let error = sim.run().unwrap_err().to_string();
+        match fails {
+            false => assert!(error.contains("is incomplete: No space left"), "{error}"),
+            true => assert!(error.ends_with("no tea"), "{error}"),
+        }
+    }
 }
