@@ -180,7 +180,7 @@ impl Sim {
     /// [`SimError`] if a host's code fails, or the trace can't be written.
     pub fn run_for(&mut self, time: Duration) -> std::result::Result<Report, SimError> {
         let cluster = self.cluster()?;
-        let is_over = cluster.run(cluster.elapsed() + time)?;
+        let is_over = cluster.run(cluster.elapsed().saturating_add(time))?;
         cluster.report(is_over)
     }
 

@@ -1,4 +1,4 @@
-//! Tests the ends of runs: crashed clients, crashes during faults, traces that fail.
+//! Tests the ends of runs: crashed clients, crashes during faults, traces that fail, odd arguments.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -114,4 +114,16 @@ fn a_trace_on_a_full_disk_is_an_error_and_hides_no_failure() {
             true => assert!(error.ends_with("no tea"), "{error}"),
         }
     }
+}
+
+#[test]
+fn a_run_takes_the_longest_time_and_the_fastest_link() {
+    let mut sim = Sim::builder().link_mbps(u64::MAX).build();
+    sim.host("echo", echo);
+    sim.client(|node| async move {
+        time::sleep(20 * MS).await;
+        ask(&node, &[7; 100_000]).await
+    });
+    sim.run_for(10 * MS).unwrap();
+    assert_eq!(sim.run_for(Duration::MAX).unwrap().ended.len(), 1);
 }
