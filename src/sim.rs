@@ -157,10 +157,12 @@ impl Sim {
         At::new(&mut self.script, time)
     }
 
-    /// Runs until the code of all clients has ended; without a client, until the [limit](SimBuilder::limit).
+    /// Runs until the code of all clients has ended; without a client, until the [limit](SimBuilder::limit). A client
+    /// that the script [crashes](At::crash) has ended, unless the script restarts it later.
     ///
     /// # Errors
-    /// [`SimError`] if a host's code fails, or a client has not ended within the [limit](SimBuilder::limit).
+    /// [`SimError`] if a host's code fails, a client has not ended within the [limit](SimBuilder::limit), or the trace
+    /// can't be written.
     pub fn run(&mut self) -> std::result::Result<Report, SimError> {
         let limit = self.config.limit;
         let has_clients = self.specs.iter().any(|spec| spec.is_client);
@@ -169,17 +171,17 @@ impl Sim {
         if !is_over && has_clients {
             return Err(cluster.time_is_over(limit));
         }
-        Ok(cluster.report(true))
+        cluster.report(true)
     }
 
     /// Runs for this time from the end of the last run, or until the code of all clients has ended.
     ///
     /// # Errors
-    /// [`SimError`] if a host's code fails.
+    /// [`SimError`] if a host's code fails, or the trace can't be written.
     pub fn run_for(&mut self, time: Duration) -> std::result::Result<Report, SimError> {
         let cluster = self.cluster()?;
-        let is_over = cluster.run(cluster.elapsed() + time)?;
-        Ok(cluster.report(is_over))
+        let is_over = cluster.run(cluster.elapsed().saturating_add(time))?;
+        cluster.report(is_over)
     }
 
     fn cluster(&mut self) -> std::result::Result<&mut Cluster, SimError> {

@@ -175,20 +175,35 @@ impl Cluster {
     }
 
     /// Completes the trace, if there is one, and returns its path without extensions.
-    fn end_trace(&mut self) -> Option<PathBuf> {
+    fn end_trace(&mut self) -> Result<Option<PathBuf>, SimError> {
         let now = self.world.now();
-        self.trace.take().and_then(|trace| trace.finish(now))
+        self.trace.take().map(|trace| trace.finish(now)).transpose()
+    }
+
+    /// Completes the trace of a failed run, and returns its path without extensions. Prints the trace's error, because
+    /// the run returns its own.
+    fn end_failed_trace(&mut self) -> Option<PathBuf> {
+        self.end_trace().unwrap_or_else(|error| {
+            eprintln!("{error}");
+            None
+        })
     }
 
     fn failed(&mut self, node: NodeId, at: Instant, error: &HostError) -> SimError {
         let host = self.specs[node.index()].name.clone();
         let time = Duration::from_nanos(at.as_nanos());
-        SimError::Host { host, time, why: error.to_string(), trace: self.end_trace() }
+        SimError::Host { host, time, why: error.to_string(), trace: self.end_failed_trace() }
     }
 
     fn act(&mut self, action: Action<NodeId>) {
         match action {
-            Action::Crash(node) => self.world.crash(node),
+            Action::Crash(node) => {
+                self.world.crash(node);
+                let mut later = self.script.iter().map(|(_, action)| action);
+                if !later.any(|action| matches!(action, Action::Restart(of) if *of == node)) {
+                    self.shared.ends().waiting.remove(&node);
+                }
+            }
             Action::Restart(node) => {
                 self.world.crash(node);
                 self.world.restart(node);
@@ -207,7 +222,7 @@ impl Cluster {
 
     /// Returns the error of clients that have not ended in time.
     pub(super) fn time_is_over(&mut self, limit: Duration) -> SimError {
-        let trace = self.end_trace();
+        let trace = self.end_failed_trace();
         let ends = self.shared.ends();
         let name = |node: &NodeId| self.specs[node.index()].name.clone();
         let waiting = ends.waiting.iter().map(name).collect();
@@ -215,8 +230,11 @@ impl Cluster {
     }
 
     /// Returns the report; completes the trace if the run `is_over`.
-    pub(super) fn report(&mut self, is_over: bool) -> Report {
-        let trace = if is_over { self.end_trace() } else { None };
+    ///
+    /// # Errors
+    /// [`SimError::SetUp`] if the trace can't be written.
+    pub(super) fn report(&mut self, is_over: bool) -> Result<Report, SimError> {
+        let trace = if is_over { self.end_trace()? } else { None };
         let traffic = self.world.traffic();
         let of_hosts = self.hosts.drops();
         let mut drops = traffic.drops;
@@ -225,7 +243,7 @@ impl Cluster {
             host: self.specs[node.index()].name.clone(),
             time: Duration::from_nanos(at.as_nanos()),
         };
-        Report {
+        Ok(Report {
             time: self.elapsed(),
             digest: self.world.digest(),
             events: self.world.events(),
@@ -235,7 +253,7 @@ impl Cluster {
             faults: *self.world.faults_fired(),
             ended: self.shared.ends().ended.iter().map(end).collect(),
             trace,
-        }
+        })
     }
 }
 

@@ -47,7 +47,9 @@ impl<'a> At<'a> {
         self
     }
 
-    /// Crashes a host: its code ends at once, and packets to it are lost.
+    /// Crashes a host, as a loss of power does: its code ends at once, packets to it are lost, and its peers get neither
+    /// FIN nor RST. It stays down until it is [restarted](At::restart), even if a fault of the model has crashed it before
+    /// for a time.
     pub fn crash(self, host: &str) -> Self {
         self.add(Action::Crash(host.into()))
     }
@@ -84,7 +86,7 @@ impl<'a> At<'a> {
 
     /// Injects any of the model's [faults](midplane_simhw::fault) for a time. Hosts are numbered from 0 in the order in
     /// which they were added, clients included. If all are at one switch, as by default, link 2 i leaves host i, and link
-    /// 2 i + 1 leads to it.
+    /// 2 i + 1 leads to it. A [`Fault::ProcessExit`] is as silent as a [crash](At::crash).
     ///
     /// [`Sim::run`](super::Sim::run) panics if there is no such host, link or switch, a probability is not from 0 to 1,
     /// or a period is zero.

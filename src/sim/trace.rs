@@ -70,6 +70,8 @@ impl Trace {
     /// Returns the observer of the network's records. A frame that its host's NIC drops is recorded as dropped.
     pub(super) fn observer(&self, hosts: Arc<Hosts>) -> impl FnMut(&Record<'_>) + Send + use<> {
         let recorder = self.recorder.clone();
+        // The last drop before the trace is of no frame in it.
+        let _ = hosts.take_drop();
         move |record| {
             if let Record::Delivered { at, frame, .. } = *record
                 && let Some(cause) = hosts.take_drop()
@@ -86,9 +88,15 @@ impl Trace {
     }
 
     /// Completes the files, and returns their path without extensions.
-    pub(super) fn finish(self, now: Instant) -> Option<PathBuf> {
+    pub(super) fn finish(self, now: Instant) -> Result<PathBuf, SimError> {
         self.spans.end(now);
-        self.recorder.finish().is_ok().then_some(self.path)
+        match self.recorder.finish() {
+            Ok(()) => Ok(self.path),
+            Err(error) => {
+                let path = self.path.display();
+                Err(SimError::SetUp(format!("the trace {path} is incomplete: {error}")))
+            }
+        }
     }
 }
 

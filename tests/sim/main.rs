@@ -5,6 +5,7 @@ mod attrition;
 mod calls;
 mod incast;
 mod quinn;
+mod scripts;
 mod system;
 #[cfg(feature = "axum")]
 mod web;

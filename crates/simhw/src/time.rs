@@ -105,7 +105,7 @@ impl LineRate {
         })
     }
 
-    /// Creates a rate of `mega` times 10^6 bits per second.
+    /// Creates a rate of `mega` times 10^6 bits per second, of at most 2^64 - 1 bits per second.
     ///
     /// # Panics
     /// If `mega` is zero.
@@ -115,7 +115,7 @@ impl LineRate {
             mega > 0,
             "a rate of 0 Mb/s: a line carries at least 1 Mb/s; for less, use `LineRate::new`"
         );
-        Self(mega * 1_000_000)
+        Self(mega.saturating_mul(1_000_000))
     }
 
     /// Returns the bits per second.
@@ -177,7 +177,8 @@ impl Serializer {
             self.free_at = now;
             self.remainder = 0;
         }
-        let scaled = u64::from(bytes) * 8_000_000_000 + self.remainder;
+        // Saturates only at rates above 10^18 bits per second, and then loses a fraction of 10^-5 ns.
+        let scaled = (u64::from(bytes) * 8_000_000_000).saturating_add(self.remainder);
         let rate = self.rate.0;
         self.free_at = self.free_at.plus_nanos(scaled / rate);
         self.remainder = scaled % rate;
@@ -223,6 +224,17 @@ mod tests {
         }
         // 366,792 cells of 424 bits are 155,519,808 bits: 1.235 us short of a second.
         assert_eq!(line.free_at().as_nanos(), 999_998_766);
+    }
+
+    #[test]
+    fn the_fastest_line_carries_a_frame_in_a_nanosecond() {
+        let rate = LineRate::mbps(u64::MAX);
+        assert_eq!(rate.bits_per_second(), u64::MAX);
+        let mut line = Serializer::new(rate);
+        for _ in 0..2 {
+            // 10^19 units of 1 / rate nanoseconds: two such frames are more than 2^64.
+            assert_eq!(line.send(Instant::ZERO, 1_250_000_000).as_nanos(), 1);
+        }
     }
 
     proptest! {

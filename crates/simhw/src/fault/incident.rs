@@ -324,6 +324,8 @@ catalogue! {
         node: NodeId
     } = "unpinned",
     /// The processes of a host exit, even with posted work, and restart at the end of the incident. The NIC continues.
+    /// Services (feature `services`) lose their host's kernel as well, as in a loss of power: their sockets send nothing
+    /// more, and peers get neither FIN nor RST. The restarted host resets the earlier connections.
     ProcessExit {
         /// The host.
         node: NodeId

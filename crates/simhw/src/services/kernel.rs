@@ -117,7 +117,7 @@ pub(super) struct State {
     next_timer: u64,
     pub(super) outbox: Outbox,
     reassembly: Reassembly,
-    /// Count of datagrams that were sent in fragments.
+    /// Number of the last datagram that was sent in fragments.
     pub(super) fragmented: u32,
     pub(super) tcp: Tcp,
     rng: Rng,
@@ -161,6 +161,7 @@ impl Kernel {
         let (now, started) = (host.now(), host.world_now().as_nanos());
         let rng = host.rng(&format!("services from {started}"));
         let of_tcp = host.rng(&format!("tcp from {started}"));
+        let fragmented = host.rng(&format!("fragments from {started}")).next_u64() as u32;
         let tcp = Tcp::new(host.node(), Arc::clone(&hosts), mtu, now, of_tcp);
         let state = State {
             sockets: BTreeMap::new(),
@@ -169,7 +170,7 @@ impl Kernel {
             next_timer: 0,
             outbox: Outbox::default(),
             reassembly: Reassembly::default(),
-            fragmented: 0,
+            fragmented,
             tcp,
             rng,
         };
@@ -184,30 +185,41 @@ impl Kernel {
         Hosts::ip(self.host.node())
     }
 
-    /// Returns the node at an address; a loopback address is this host's.
-    pub(super) fn node_at(&self, ip: IpAddr) -> Option<NodeId> {
-        if ip.is_loopback() { Some(self.host.node()) } else { self.hosts.node_at(ip) }
+    /// Returns the node at an address, and whether it is reached by loopback. Like on Linux, an unspecified address leads
+    /// to the own host.
+    pub(super) fn route(&self, ip: IpAddr) -> Option<(NodeId, bool)> {
+        let ip = ip.to_canonical();
+        let is_loopback = ip.is_loopback() || ip.is_unspecified();
+        let node = if is_loopback { Some(self.host.node()) } else { self.hosts.node_at(ip) };
+        node.map(|node| (node, is_loopback))
     }
 
-    /// Passes an arrived packet to its socket, and appends the wakers of tasks that wait for it. A datagram to a port
-    /// without a socket is answered with a report.
+    /// Passes an arrived packet to its socket, and appends the wakers of tasks that wait for it. A datagram to an
+    /// address without a socket is answered with a report.
     pub(super) fn deliver(self: &Arc<Self>, arrived: Arrived, wakes: &mut Vec<Waker>) {
         let Some(arrived) = self.assemble(arrived) else { return };
         let Label { kind, from, to, ecn, is_loopback, .. } = arrived.label;
         let ip = if is_loopback { Ipv4Addr::LOCALHOST.into() } else { Hosts::ip(arrived.from) };
-        let peer = SocketAddr::new(ip, from);
+        let mut peer = SocketAddr::new(ip, from);
         let (mut state, bytes) = (self.state(), arrived.bytes.len());
         let state = &mut *state;
+        // A datagram of the own host has the address of its socket, which may be of the other kind than its destination.
+        if kind == Kind::Datagram
+            && arrived.from == self.host.node()
+            && let Some(sender) = state.sockets.get(&from).filter(|it| !it.ip.is_unspecified())
+        {
+            peer.set_ip(sender.ip);
+        }
         let is_taken = match (kind, state.sockets.get_mut(&to)) {
             (Kind::Segment, _) => {
                 state.tcp.on_segment(self.host.now(), &arrived, &mut state.outbox, wakes)
             }
             (Kind::Unreachable, Some(inbox)) => inbox.push(Arrival::Unreachable(peer), wakes),
             (Kind::Unreachable, None) => true,
-            (Kind::Datagram, Some(inbox)) => {
+            (Kind::Datagram, Some(inbox)) if inbox.is_reached(is_loopback) => {
                 inbox.push(Arrival::Datagram(Datagram { peer, ecn, bytes: arrived.bytes }), wakes)
             }
-            (Kind::Datagram, None) => {
+            (Kind::Datagram, _) => {
                 let label = Label { kind: Kind::Unreachable, from: to, to: from, ..arrived.label };
                 let bytes = vec![0; 8];
                 let _ = state.outbox.push(Outgoing { to: arrived.from, label, bytes });
@@ -274,9 +286,9 @@ impl State {
         self.timers.remove(&(at, number))
     }
 
-    /// Binds a port; for 0, any free one.
-    pub(super) fn bind(&mut self, port: u16) -> io::Result<u16> {
-        let port = match port {
+    /// Binds an address; for port 0, any free one.
+    pub(super) fn bind(&mut self, address: SocketAddr) -> io::Result<SocketAddr> {
+        let port = match address.port() {
             0 => {
                 let from = self.next_port;
                 let mut ports = (from..=u16::MAX).chain(FIRST_PORT..from);
@@ -289,8 +301,8 @@ impl State {
             port => port,
         };
         self.next_port = port.checked_add(1).unwrap_or(FIRST_PORT).max(FIRST_PORT);
-        self.sockets.insert(port, Inbox::default());
-        Ok(port)
+        self.sockets.insert(port, Inbox::new(address.ip()));
+        Ok(SocketAddr::new(address.ip(), port))
     }
 }
 
@@ -335,7 +347,7 @@ impl VirtualHost {
         self.0.state().rng.next_u64()
     }
 
-    /// Resolves `HOST:PORT`; the host is a name or an address of the simulation.
+    /// Resolves `HOST:PORT`; the host is a name or an address of the simulation, or `localhost`.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if no host has the name, [`io::ErrorKind::InvalidInput`] without a port.
@@ -349,9 +361,13 @@ impl VirtualHost {
         };
         let (name, port) = place.rsplit_once(':').ok_or_else(invalid)?;
         let port = port.parse().map_err(|_| invalid())?;
-        let node = self.0.hosts.node(name).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::NotFound, format!("no host is called {name:?}"))
-        })?;
-        Ok(SocketAddr::new(Hosts::ip(node), port))
+        let ip = match self.0.hosts.node(name) {
+            Some(node) => Hosts::ip(node),
+            None if name == "localhost" => Ipv4Addr::LOCALHOST.into(),
+            None => name.parse().map_err(|_| {
+                io::Error::new(io::ErrorKind::NotFound, format!("no host is called {name:?}"))
+            })?,
+        };
+        Ok(SocketAddr::new(ip, port))
     }
 }

@@ -171,7 +171,7 @@ impl Tcp {
         let (ip, port) = packet.ends.local;
         let Some(listening) = self.listening.get_mut(&port) else { return Ok(None) };
         let bound = listening.address.ip();
-        if !bound.is_unspecified() && bound.to_canonical() != std::net::IpAddr::V4(ip) {
+        if !bound.is_unspecified() && bound.is_loopback() != ip.is_loopback() {
             return Ok(None);
         }
         if listening.pending >= BACKLOG {

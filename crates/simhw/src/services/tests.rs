@@ -1,5 +1,6 @@
 //! Tests two and more hosts in virtual time: two runs with the same seed are the same.
 
+mod addresses;
 mod load;
 mod tcp;
 

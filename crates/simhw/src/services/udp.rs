@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 use super::fragments::{LONGEST_DATAGRAM, cut};
 use super::kernel::{Kernel, current_or_unsupported};
 use super::label::{Kind, Label, Outgoing};
+use crate::host::Host as _;
 use crate::id::NodeId;
 
 /// Most bytes of datagrams that wait at a socket; further ones are dropped. Linux grants a program as much on request.
@@ -39,14 +40,25 @@ pub enum Arrival {
 }
 
 /// Holds the arrivals of a socket until they are received.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Inbox {
+    /// The address that the socket is bound to.
+    pub(super) ip: IpAddr,
     arrived: VecDeque<Arrival>,
     bytes: usize,
     receivers: Vec<Waker>,
 }
 
 impl Inbox {
+    pub(super) const fn new(ip: IpAddr) -> Self {
+        Self { ip, arrived: VecDeque::new(), bytes: 0, receivers: Vec::new() }
+    }
+
+    /// Returns whether the socket receives datagrams that arrive by loopback, or those that do not.
+    pub(super) const fn is_reached(&self, is_loopback: bool) -> bool {
+        self.ip.is_unspecified() || self.ip.is_loopback() == is_loopback
+    }
+
     /// Appends an arrival; returns `false` if the inbox is full.
     pub(super) fn push(&mut self, arrival: Arrival, wakes: &mut Vec<Waker>) -> bool {
         let bytes = bytes_of(&arrival);
@@ -81,7 +93,8 @@ pub struct UdpSocket {
 }
 
 impl UdpSocket {
-    /// Binds a socket of the host whose code runs on this thread; for port 0, any free one.
+    /// Binds a socket of the host whose code runs on this thread; for port 0, any free one. A socket of the loopback
+    /// address receives from its own host only.
     ///
     /// # Errors
     /// [`io::ErrorKind::Unsupported`] outside a simulation, [`io::ErrorKind::AddrInUse`], and
@@ -91,8 +104,7 @@ impl UdpSocket {
         if !is_own(address, kernel.ip()) {
             return Err(io::ErrorKind::AddrNotAvailable.into());
         }
-        let port = kernel.state().bind(address.port())?;
-        let address = SocketAddr::new(address.ip(), port);
+        let address = kernel.state().bind(address)?;
         Ok(Self { kernel, address })
     }
 
@@ -133,8 +145,9 @@ impl UdpSocket {
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if there is no space. [`io::ErrorKind::InvalidInput`] if a datagram is longer than
-    /// [`UdpSocket::max_datagram`], or all together are longer than 65,535 bytes. [`io::ErrorKind::HostUnreachable`] if
-    /// no host has the address. Nothing is then sent.
+    /// [`UdpSocket::max_datagram`], all together are longer than 65,535 bytes, or the socket has the loopback address and
+    /// the destination is another host. [`io::ErrorKind::HostUnreachable`] if no host has the address. Nothing is then
+    /// sent.
     pub fn try_send(
         &self,
         to: SocketAddr,
@@ -161,13 +174,17 @@ impl UdpSocket {
 
     /// Returns the node at an address, and the label of a datagram to it.
     fn label(&self, to: SocketAddr, ecn: u8) -> io::Result<(NodeId, Label)> {
-        let node = self.kernel.node_at(to.ip()).ok_or(io::ErrorKind::HostUnreachable)?;
+        let (node, is_loopback) =
+            self.kernel.route(to.ip()).ok_or(io::ErrorKind::HostUnreachable)?;
+        if self.address.ip().is_loopback() && node != self.kernel.host.node() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let label = Label {
             kind: Kind::Datagram,
             from: self.address.port(),
             to: to.port(),
             ecn,
-            is_loopback: to.ip().is_loopback(),
+            is_loopback,
             sequence: 0,
             fragment: None,
         };
@@ -202,8 +219,8 @@ impl UdpSocket {
     /// [`UdpSocket::max_datagram`]. The receiver drops a datagram of which a fragment is lost.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if it has more than 65,507 bytes, [`io::ErrorKind::HostUnreachable`] if no host
-    /// has the address. Nothing is then sent.
+    /// [`io::ErrorKind::InvalidInput`] if it has more than 65,507 bytes, or the socket has the loopback address and the
+    /// destination is another host. [`io::ErrorKind::HostUnreachable`] if no host has the address. Nothing is then sent.
     ///
     /// # Cancel safety
     /// A future that is dropped before it is ready has sent nothing.
@@ -224,22 +241,23 @@ impl UdpSocket {
         }
     }
 
-    /// Receives a datagram; bytes that do not fit `out` are lost.
+    /// Receives a datagram; bytes that do not fit `out` are lost. Like on Linux, a socket that is not connected gets no
+    /// error for a port without a socket: [`UdpSocket::poll_receive`] returns such reports.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ConnectionRefused`] if no socket is bound to an address to which this socket has sent.
+    /// None.
     ///
     /// # Cancel safety
     /// A future that is dropped before it is ready has received nothing.
     pub async fn recv_from(&self, out: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        match poll_fn(|context| self.poll_receive(context)).await {
-            Arrival::Unreachable(_) => Err(io::ErrorKind::ConnectionRefused.into()),
-            Arrival::Datagram(datagram) => {
-                let length = datagram.bytes.len().min(out.len());
-                out[..length].copy_from_slice(&datagram.bytes[..length]);
-                Ok((length, datagram.peer))
+        let datagram = loop {
+            if let Arrival::Datagram(it) = poll_fn(|context| self.poll_receive(context)).await {
+                break it;
             }
-        }
+        };
+        let length = datagram.bytes.len().min(out.len());
+        out[..length].copy_from_slice(&datagram.bytes[..length]);
+        Ok((length, datagram.peer))
     }
 }
 

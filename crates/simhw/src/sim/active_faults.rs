@@ -341,9 +341,26 @@ impl ActiveFaults {
     /// Returns the millionths by which a clock is too fast.
     pub(super) fn drift(&self, node: NodeId) -> i32 {
         let drifts = self.active.iter().filter_map(|active| match active.fault {
-            Fault::ClockDrift { node: at, ppm } if at == node => Some(ppm),
+            Fault::ClockDrift { node: at, ppm } if at == node => Some(i64::from(ppm)),
             _ => None,
         });
-        drifts.sum::<i32>().clamp(-500_000, 500_000)
+        drifts.sum::<i64>().clamp(-500_000, 500_000) as i32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drifts_of_one_clock_add_up_to_at_most_half_its_rate() {
+        let node = NodeId(0);
+        for (ppm, expected) in [(i32::MAX, 500_000), (i32::MIN, -500_000), (100, 200)] {
+            let mut faults = ActiveFaults::new(1);
+            for incident in 0..2 {
+                faults.begin(incident, Fault::ClockDrift { node, ppm }, Instant::ZERO);
+            }
+            assert_eq!(faults.drift(node), expected);
+        }
     }
 }

@@ -37,13 +37,15 @@ type Boot = Box<dyn FnMut(SimHost) + Send>;
 
 impl<F: Firmware> World<F> {
     /// Crashes a node, host and NIC: its tasks end, its ports close, and frames to it are dropped. Frames that its
-    /// firmware has committed still leave it. Does nothing if the node is down.
+    /// firmware has committed still leave it. If an incident has taken the node down, it stays down when the incident
+    /// ends.
     ///
     /// # Panics
     /// If there is no such node.
     pub fn crash(&mut self, node: NodeId) {
         self.assert_node(node);
         if !self.nics[node.index()].up && !self.is_trapped(node) {
+            self.script.down.retain(|_, (down, _)| *down != node);
             return;
         }
         self.end_processes(node);

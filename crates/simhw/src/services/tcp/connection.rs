@@ -155,7 +155,11 @@ impl Connection {
             State::SynSent | State::SynReceived => {
                 (Poll::Pending, self.writer.replace(waker.clone()))
             }
-            _ => (Poll::Ready(self.error.map_or(Ok(()), |kind| Err(kind.into()))), None),
+            state => {
+                let closed = (state == State::Closed).then_some(io::ErrorKind::ConnectionAborted);
+                let error = self.error.or(closed);
+                (Poll::Ready(error.map_or(Ok(()), |kind| Err(kind.into()))), None)
+            }
         }
     }
 
@@ -231,5 +235,22 @@ impl Connection {
             State::TimeWait => self.holder == Holder::Dropped,
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_that_is_closed_without_a_reason_is_not_open() {
+        let end = (Ipv4Addr::LOCALHOST, 7);
+        let mut closed = Connection::new(Ends { local: end, peer: end }, Holder::Stream);
+        let (Poll::Ready(opened), _) = closed.poll_open(Waker::noop()) else {
+            panic!("it waits for a peer");
+        };
+        assert_eq!(opened.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::connection::Connection;
 use super::packet::Ends;
 use crate::services::address::ToAddress;
-use crate::services::kernel::{Kernel, current_or_unsupported};
+use crate::services::kernel::{Hosts, Kernel, current_or_unsupported};
 
 /// A TCP connection of a simulated host. Use it as tokio's; `tokio::io::split` splits it.
 ///
@@ -42,7 +42,8 @@ impl TcpStream {
         Self { kernel, id, ends }
     }
 
-    /// Connects to an address, or to `HOST:PORT` with the name of a host.
+    /// Connects to an address, or to `HOST:PORT` with the name of a host. Loopback addresses, unspecified ones and
+    /// `localhost` are the own host.
     ///
     /// # Errors
     /// [`io::ErrorKind::ConnectionRefused`] if nothing listens there, [`io::ErrorKind::TimedOut`] without an answer
@@ -54,14 +55,8 @@ impl TcpStream {
     pub async fn connect(to: impl ToAddress) -> io::Result<Self> {
         let kernel = current_or_unsupported()?;
         let to = to.to_address(&kernel)?;
-        if kernel.node_at(to.ip()).is_none() {
-            return Err(io::ErrorKind::HostUnreachable.into());
-        }
-        let ip = match to.ip().to_canonical() {
-            IpAddr::V4(ip) => ip,
-            // The only IPv6 address of a host is the loopback address.
-            IpAddr::V6(_) => Ipv4Addr::LOCALHOST,
-        };
+        let (node, is_loopback) = kernel.route(to.ip()).ok_or(io::ErrorKind::HostUnreachable)?;
+        let ip = if is_loopback { Ipv4Addr::LOCALHOST } else { Hosts::ipv4(node) };
         let (id, ends) = {
             let mut state = kernel.state();
             let id = state.tcp.connect((ip, to.port()))?;

@@ -6,9 +6,10 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{Cluster, address};
-use crate::fault::Faults;
+use crate::fault::{Fault, Faults, Incident};
 use crate::id::NodeId;
 use crate::services::{BoxError, TcpListener, TcpStream};
+use crate::time::Instant;
 
 fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect()
@@ -139,6 +140,27 @@ fn a_peer_that_has_crashed_and_restarted_resets_a_stream_and_is_reached_again() 
     cluster.world.restart(NodeId(0));
     cluster.start(NodeId(0));
     assert_eq!(cluster.run(Duration::from_secs(60), 1), 1);
+    cluster.take_end(NodeId(1)).1.unwrap();
+}
+
+#[test]
+fn a_process_exit_is_silent_as_a_power_loss() {
+    let mut cluster = Cluster::new(1, 2, |node| async move {
+        if node.0 == 0 {
+            return echo(node, 0).await;
+        }
+        let mut stream = TcpStream::connect(address(0)).await?;
+        let silence = tokio::time::timeout(Duration::from_secs(1), stream.read_u8()).await;
+        assert!(silence.is_err(), "{silence:?}");
+        stream.write_all(b"to an ended process").await?;
+        let silence = tokio::time::timeout(Duration::from_secs(1), stream.read_u8()).await;
+        assert!(silence.is_err(), "{silence:?}");
+        Ok(())
+    });
+    let fault = Fault::ProcessExit { node: NodeId(0) };
+    let (at, lasts) = (Instant::from_nanos(10_000_000), Duration::from_secs(10));
+    cluster.world.schedule(Incident { at, lasts, fault });
+    assert_eq!(cluster.run(Duration::from_secs(5), 1), 1);
     cluster.take_end(NodeId(1)).1.unwrap();
 }
 
