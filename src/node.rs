@@ -64,7 +64,7 @@ const SEARCH_PERIOD: Duration = Duration::from_millis(50);
 /// The nanoseconds of silence after which a peer over UDP is pinged. They determine how soon the end of a process is
 /// detected.
 const KEEPALIVE_NANOS: u64 = 700_000_000;
-/// The nanoseconds after which a dial ends if nobody answers: its place is dialed again within the 5 s of a `connect`, over
+/// The nanoseconds after which a dial without an answer ends: its place is dialed again within the 5 s of a `connect`, over
 /// TCP too, whose listener may have started meanwhile.
 const DIAL_NANOS: u64 = 3_000_000_000;
 /// Limit of the time in which a node must describe itself, or accept a stream, before others are tried.

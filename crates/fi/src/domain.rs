@@ -23,7 +23,7 @@ use waiter::Waiter;
 const CONNECTIONS: u32 = 512;
 /// Time between two checks for connections of an application that polls rarely.
 const CHECKED: Duration = Duration::from_millis(1);
-/// Turns between two looks at the clock for [`CHECKED`].
+/// Turns between two readings of the clock for [`CHECKED`].
 const LOOKS: u32 = 8;
 
 /// The longest time that a thread waits for one wake-up, in case a peer omits it.
