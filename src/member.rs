@@ -372,6 +372,9 @@ impl Members {
         // The timer may be late: a place that was due before the search ended is still dialed.
         let seek_until = self.seek_until;
         let mut under_way = self.undescribed().count();
+        if under_way >= MAX_DIALS || self.links.len() >= MOST {
+            return;
+        }
         let peers = &self.peers;
         let id = self.id;
         let is_known = |peer: u64| peer == id || peers.contains_key(&peer);

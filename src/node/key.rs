@@ -45,7 +45,10 @@ fn make(path: &Path) -> io::Result<()> {
     let _ = std::fs::remove_file(&draft);
     // Peers remember the key: it must not be lost with the power.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let made = made.and_then(|()| File::open(folder.unwrap_or_else(|| Path::new(".")))?.sync_all());
+    if made.is_ok() {
+        // Not every file system can do so.
+        let _ = File::open(folder.unwrap_or_else(|| Path::new("."))).and_then(|it| it.sync_all());
+    }
     match made {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         made => made,

@@ -174,17 +174,21 @@ impl Ofi {
         }
         let (this, shared, mut pause) = (Arc::downgrade(self), Arc::downgrade(shared), pause);
         tokio::spawn(async move {
-            let mut begins = 0;
+            let mut has_begun = false;
             loop {
-                // After the first session, soon finds out whether it is still there.
-                tokio::time::sleep(if begins == 1 { PAUSE } else { pause }).await;
+                tokio::time::sleep(pause).await;
                 pause = (2 * pause).clamp(PAUSE, LONGEST_PAUSE);
                 let Some(this) = this.upgrade() else { return };
                 let Some(name) = this.next_dial(&shared, peer) else { return };
                 let stream = this.streams.connect(&name);
                 match stream {
                     Ok(stream) => {
-                        begins += u32::from(this.begin(stream, &shared, true).await);
+                        // After the first session, soon finds out whether it is still there.
+                        if this.begin(stream, &shared, true).await
+                            && !std::mem::replace(&mut has_begun, true)
+                        {
+                            pause = PAUSE;
+                        }
                     }
                     Err(error) => tracing::debug!(peer, %error, "libfabric can't reach a peer"),
                 }

@@ -316,8 +316,10 @@ fn lacks_resources(error: &io::Error) -> bool {
     use libc::{EAGAIN, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOSPC};
     match error.raw_os_error() {
         Some(code) => matches!(code, EAGAIN | EMFILE | ENFILE | ENOBUFS | ENOMEM | ENOSPC),
-        // The system refused the rings' memory; the error has no code.
-        None => error.kind() == io::ErrorKind::Other,
+        // The system refused the rings' memory: for now, unless the process may have none.
+        None => {
+            !matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported)
+        }
     }
 }
 

@@ -433,9 +433,12 @@ impl State {
                 open.chain(self.leaving.values().map(|leaving| leaving.peer)).collect();
             self.endpoint.forget_idle(|peer| used.contains(&peer));
             let alive = self.connections.values().filter(|connection| connection.is_alive());
-            let leaving = self.leaving.values().map(|leaving| leaving.peer);
+            // The last bytes of streams that were dropped lately may still be under way.
+            let leaving = self.leaving.values();
+            let recent = leaving.filter(|it| it.until - now > ANSWERED - SILENCE);
+            let recent = recent.map(|leaving| leaving.peer);
             let alive: BTreeSet<PeerId> =
-                alive.map(|connection| connection.peer).chain(leaving).collect();
+                alive.map(|connection| connection.peer).chain(recent).collect();
             self.endpoint.free_stuck(|peer| alive.contains(&peer));
         }
     }

@@ -15,7 +15,7 @@ use super::byte_ring::{MIN_CAPACITY, RingReceiver, RingSender, ring, ring_bytes}
 use crate::acceptor::{Acceptor, Admitted};
 use crate::live::clock::Clock;
 use crate::passing::{MAGIC, Passed, Socket};
-use crate::segment::{Kind, Segment};
+use crate::segment::{Kind, Segment, SegmentError};
 use crate::wakes::Wakes;
 
 /// Version of the greeting and of the rings' layout.
@@ -81,7 +81,11 @@ pub fn connect(name: &[u8], capacity: usize, word: u64) -> io::Result<RingPair> 
     assert!(is_capacity(capacity), "a power of two within bounds");
     let socket = Socket::connect(&SocketAddrUnix::new_abstract_name(name)?)?;
     let bytes = 2 * ring_bytes(capacity);
-    let (segment, file) = Segment::shared(Kind::Rings, bytes).map_err(io::Error::other)?;
+    let refused = |error| match error {
+        SegmentError::System(kind) => io::Error::new(kind, error),
+        error => io::Error::other(error),
+    };
+    let (segment, file) = Segment::shared(Kind::Rings, bytes).map_err(refused)?;
     let (channel, theirs) = Socket::pair()?;
     socket.send(&[MAGIC, VERSION, capacity as u64, word], &[file.as_fd(), theirs.as_fd()])?;
     let [there, back] = rings(&Arc::new(segment), capacity);

@@ -241,9 +241,7 @@ impl<V: Clone> Coherent<V> {
         match message {
             Coherence::Request(entry) => {
                 // A node requests places for its own writes only.
-                if self.is_excluded() {
-                    self.out.push_back((from, Coherence::Excluded));
-                } else if entry.writer == from && self.is_sequencer() {
+                if entry.writer == from && self.is_sequencer() {
                     self.place(entry);
                 }
             }
