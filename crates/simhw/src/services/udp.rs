@@ -245,7 +245,7 @@ impl UdpSocket {
     /// error for a port without a socket: [`UdpSocket::poll_receive`] returns such reports.
     ///
     /// # Errors
-    /// None.
+    /// It returns no error; the result has the type of tokio's.
     ///
     /// # Cancel safety
     /// A future that is dropped before it is ready has received nothing.

@@ -11,7 +11,7 @@ use crate::latest::{Ack, Copy};
 pub(crate) enum Update<V> {
     /// A slow write; may be lost.
     Slow {
-        /// The location.
+        /// The location that is written.
         location: Location,
         /// Number of the write among the writer's slow writes to this location, from 1.
         order: u64,
@@ -19,7 +19,7 @@ pub(crate) enum Update<V> {
         number: u64,
         /// The writer's Lamport clock: the version of the value.
         clock: u64,
-        /// The value.
+        /// The value that is written.
         value: V,
     },
     /// The acknowledgement of a slow write, or the refusal of a PRAM write; may be lost.
@@ -32,13 +32,13 @@ pub(crate) enum Update<V> {
     },
     /// A PRAM write; must arrive once and in order.
     Pram {
-        /// The location.
+        /// The location that is written.
         location: Location,
         /// Number of the write among the writer's PRAM writes, from 1.
         order: u64,
         /// The writer's Lamport clock.
         clock: u64,
-        /// The value.
+        /// The value that is written.
         value: V,
     },
     /// A message of the ordering protocol for coherent writes; must arrive once and in order.
