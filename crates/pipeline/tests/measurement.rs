@@ -41,6 +41,16 @@ fn a_shifting_bottleneck_is_found_where_it_shifts() {
 }
 
 #[test]
+fn a_bottleneck_of_a_narrow_range_of_sizes_is_found() {
+    // The first stage is the slowest only from 2,523 to 3,219 bytes.
+    let costs = [(123.15, 0.0541), (194.41, 0.02585), (1.0, 0.0385), (5.07, 0.0908)];
+    let truth = chain(&costs);
+    let seen = observe(&mut Exact(truth.clone()), 256.0, 65_536.0).unwrap();
+    assert_eq!(seen.bottlenecks.len(), 3);
+    assert_eq!(seen.count(55_251.0), Signature::new(&truth).count(55_251.0, 1, 65_536));
+}
+
+#[test]
 fn hops_that_do_not_answer_are_merged() {
     let path = chain(&[(2.0, 0.01), (4.0, 0.06), (90.0, 0.02)]);
     let found = hops(&mut Exact(path), 3, (64.0, 8192.0), 3).unwrap();
