@@ -1,7 +1,7 @@
 //! Counts the instructions of each step, independent of the machine's load.
 //!
 //! `cargo bench -p midplane-benches --bench instructions` runs each piece of work by itself under valgrind's callgrind,
-//! which counts the work and not its preparation. Without valgrind it prints a line and exits.
+//! which counts the work and not its preparation. Without valgrind it prints a line and exits. `-- --json` prints one JSON document.
 //!
 //! Work that reads the clock crashes under valgrind if rustix asks the system for the time without libc. To count all
 //! rows: `RUSTFLAGS="--cfg rustix_use_libc" cargo bench -p midplane-benches --bench instructions`.
@@ -19,6 +19,7 @@ use midplane::simhw::hardware::Firmware;
 use midplane::simhw::rng::Rng;
 use midplane::simhw::sim::World;
 use midplane::warp::gate::GateKeeper;
+use serde_json::json;
 
 /// Argument of the counted process, followed by the number of the piece.
 const PIECE: &str = "--piece";
@@ -113,13 +114,25 @@ fn main() -> ExitCode {
         println!("skipped: valgrind is not on this machine; install it to count instructions");
         return ExitCode::SUCCESS;
     }
-    println!("instructions, mean of {COUNTED} times after {WARM_UP}");
-    println!("(rows that are skipped need RUSTFLAGS=\"--cfg rustix_use_libc\")");
+    let as_json = words.iter().any(|word| word == "--json");
+    if !as_json {
+        println!("instructions, mean of {COUNTED} times after {WARM_UP}");
+        println!("(rows that are skipped need RUSTFLAGS=\"--cfg rustix_use_libc\")");
+    }
+    let mut rows = Vec::new();
     for (at, (what, _)) in PIECES.iter().enumerate() {
         match callgrind::count(&[PIECE, &at.to_string()]) {
+            Ok(each) if as_json => {
+                let what = what.replace(' ', "-");
+                rows.push(json!({"what": what, "instructions": each}));
+            }
             Ok(each) => println!("{what:<44}{each:>10.1}"),
+            Err(why) if as_json => eprintln!("skipped: {what}: {why}"),
             Err(why) => println!("{what:<44}skipped: {why}"),
         }
+    }
+    if as_json {
+        println!("{}", json!({"rows": rows}));
     }
     ExitCode::SUCCESS
 }

@@ -3,10 +3,16 @@
 //! 100,000 messages wait for their receive, and 64 receives for their message. A time covers the arrival of a message
 //! and its receive; the goal is at most 100 ns. Programs receive roughly in order of arrival; in random order, each
 //! message is a cache miss.
+//!
+//! `cargo bench -p midplane-benches --bench matching -- --json` prints the median of some runs of the rows with messages held.
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use std::hint::black_box;
+
+use criterion::{Criterion, criterion_group};
 use midplane::via::message::matching::Pattern;
 use midplane_benches::work::matching::{IN_ORDER, RANDOM, SHARED, exact, expected, unexpected};
+use midplane_kit::claims::median;
+use serde_json::json;
 
 fn matching(c: &mut Criterion) {
     let mut group = c.benchmark_group("matching, 100,000 held (at most 100 ns)");
@@ -32,4 +38,29 @@ fn matching(c: &mut Criterion) {
 }
 
 criterion_group!(benches, matching);
-criterion_main!(benches);
+
+/// Steps of a run with `--json`, and runs.
+const STEPS: u32 = 2_000_000;
+const RUNS: usize = 7;
+
+/// Returns the median over some runs of the nanoseconds of a step.
+fn nanos(mut step: impl FnMut()) -> f64 {
+    let run = |_| {
+        #[expect(clippy::disallowed_methods, reason = "a bench measures real time")]
+        let begin = std::time::Instant::now();
+        (0..STEPS).for_each(|_| black_box(&mut step)());
+        begin.elapsed().as_secs_f64() * 1e9 / f64::from(STEPS)
+    };
+    median((0..RUNS).map(run).collect())
+}
+
+fn main() {
+    if std::env::args().any(|argument| argument == "--json") {
+        let rows = [("in-order", IN_ORDER), ("random", RANDOM), ("shared-keys", SHARED)]
+            .map(|(what, order)| json!({"what": what, "ns": nanos(unexpected(order, exact))}));
+        println!("{}", json!({"rows": rows}));
+        return;
+    }
+    benches();
+    Criterion::default().configure_from_args().final_summary();
+}

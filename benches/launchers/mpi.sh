@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Unmodified MPI programs over the libfabric provider of crates/fi.
 #
-#   benches/launchers/mpi.sh [--quick]
+#   benches/launchers/mpi.sh [--quick|--json]
 #
 # Installs MPICH and mpi4py from the Python registry into a folder of its own (MPI_FOLDER keeps it for the next time),
 # builds the provider, and runs the programs in benches/launchers/mpi on 2, 4 and 8 ranks, mpi4py's own tests on 1 to 4
 # ranks, NetPIPE, and a job of which a rank is killed; then half round trips, compared with MPICH's own shared memory and
 # with libfabric's tcp, in alternating rounds; then HPC Challenge and others by Open MPI. --quick leaves mpi4py's tests
-# out. Exits with 1 if a check failed; parts that are not available here are skipped by name, and do not count as failed.
+# out. --json runs one round of half round trips alone, those of Open MPI over the provider and over its own transport
+# included, prints one JSON document, and keeps its folder, target/mpi unless MPI_FOLDER names one. Exits with 1 if a check
+# failed; parts that are not available here are skipped by name, and do not count as failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -28,6 +30,8 @@ holds() { # NAME COMMAND...: runs a command, and records whether it succeeded
 for tool in python3 cc timeout; do
     command -v "$tool" >/dev/null || { skip "it needs $tool"; exit 0; }
 done
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+[[ ${1:-} != --json ]] || MPI_FOLDER=${MPI_FOLDER:-$target/mpi}
 folder=${MPI_FOLDER:-$(mktemp -d)}
 [[ -n ${MPI_FOLDER:-} ]] || trap 'rm -rf "$folder"' EXIT
 mkdir -p "$folder/provider"
@@ -38,7 +42,7 @@ if [[ ! -x $folder/python/bin/mpiexec ]]; then
 fi
 export PATH=$folder/python/bin:$PATH
 cargo build --release --quiet -p midplane-fi || exit 1
-cp "${CARGO_TARGET_DIR:-target}/release/libmidplane_fi.so" "$folder/provider/libmidplane-fi.so"
+cp "$target/release/libmidplane_fi.so" "$folder/provider/libmidplane-fi.so"
 for program in benches/launchers/mpi/*.c; do
     mpicc -O2 -Wall -pthread -o "$folder/$(basename "$program" .c)" "$program" -lm || exit 1
 done
@@ -47,6 +51,39 @@ done
 over() { # PROVIDER COMMAND...
     FI_PROVIDER=$1 FI_PROVIDER_PATH=$folder/provider MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 "${@:2}"
 }
+# Open MPI's own transport carries messages of one host unless the matching one is asked for.
+openmpi() { # RANKS COMMAND...
+    FI_PROVIDER_PATH=$folder/provider openmpi_itself "$1" \
+        --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include midplane "${@:2}"
+}
+openmpi_itself() { # RANKS COMMAND...
+    timeout 300 mpirun.openmpi --allow-run-as-root --oversubscribe -n "$@"
+}
+
+if [[ ${1:-} == --json ]]; then
+    runs=()
+    # Adds the half round trips of a way: WAY COMMAND...
+    half_round_trips() {
+        local bytes us
+        while read -r bytes us; do runs+=("{\"way\":\"$1\",\"bytes\":$bytes,\"us\":$us}"); done < <(
+            "${@:2}" | sed -n 's/^\([0-9]*\) B: \([0-9.]*\) us.*/\1 \2/p'
+        )
+    }
+    pair=(timeout 120 mpiexec -n 2 "$folder/pingpong")
+    half_round_trips mpich-midplane over midplane "${pair[@]}"
+    half_round_trips mpich-tcp over tcp "${pair[@]}"
+    half_round_trips mpich env MPIR_CVAR_CH4_NETMOD=ofi "${pair[@]}"
+    if command -v mpirun.openmpi mpicc.openmpi >/dev/null; then
+        mpicc.openmpi -O2 -o "$folder/pingpong.openmpi" benches/launchers/mpi/pingpong.c || exit 1
+        half_round_trips openmpi-midplane openmpi 2 "$folder/pingpong.openmpi"
+        half_round_trips openmpi openmpi_itself 2 "$folder/pingpong.openmpi"
+    else
+        echo "skipped: openmpi: it is not installed (Debian's packages openmpi-bin, libopenmpi-dev)" >&2
+    fi
+    (IFS=, && echo "{\"runs\":[${runs[*]}]}")
+    exit 0
+fi
+
 uses_it() {
     MPIR_CVAR_DEBUG_SUMMARY=1 over midplane timeout 60 mpiexec -n 2 "$folder/hello" | grep '^libfabric provider: midplane'
 }
@@ -105,11 +142,6 @@ for round in 1 2 3 4 5; do
     done
 done
 
-# Open MPI's own transport carries messages of one host unless the matching one is asked for.
-openmpi() { # RANKS COMMAND...
-    FI_PROVIDER_PATH=$folder/provider timeout 300 mpirun.openmpi --allow-run-as-root --oversubscribe -n "$1" \
-        --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include midplane "${@:2}"
-}
 # hpcc reads and writes files of fixed names.
 hpcc_passes() {
     local at=$folder/hpcc

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Midplane over the system's libfabric, as a client: tests over each provider that needs no hardware, and half round trips.
 #
-#   benches/launchers/ofi.sh [--quick]
+#   benches/launchers/ofi.sh [--quick|--json]
 #
 # Runs the tests of endpoints and nodes, and the conformance suite over tcp, tcp;ofi_rxm, shm, udp;ofi_rxd and the
 # provider of crates/fi; then messages of 64 B and 64 KiB between two processes, compared with libfabric's own
 # fi_pingpong, in alternating rounds (ROUNDS, 5), in real time where that is allowed: medians, and the lowest and
-# highest ratio. --quick leaves the rounds out. MIDPLANE_LIBFABRIC names another library. Exits with 1 if a check
+# highest ratio. --quick leaves the rounds out; --json runs one round alone, and prints one JSON document. MIDPLANE_LIBFABRIC names another library. Exits with 1 if a check
 # failed; parts that are not available here are skipped by name, and do not count as failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -22,12 +22,17 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 target=${CARGO_TARGET_DIR:-target}
 
-cargo build -q -p midplane-fi || exit 1
-cp "$target/debug/libmidplane_fi.so" "$folder/libmidplane-fi.so"
-export FI_PROVIDER_PATH=$folder
-cargo test -q -p midplane-ofi || failed+=("endpoints")
-cargo test -q -p midplane --features ofi --test ofi || failed+=("nodes")
-cargo test -q -p midplane --test integration -- conformance::ofi --include-ignored || failed+=("conformance")
+json= runs=()
+if [[ ${1:-} == --json ]]; then
+    json=yes
+else
+    cargo build -q -p midplane-fi || exit 1
+    cp "$target/debug/libmidplane_fi.so" "$folder/libmidplane-fi.so"
+    export FI_PROVIDER_PATH=$folder
+    cargo test -q -p midplane-ofi || failed+=("endpoints")
+    cargo test -q -p midplane --features ofi --test ofi || failed+=("nodes")
+    cargo test -q -p midplane --test integration -- conformance::ofi --include-ignored || failed+=("conformance")
+fi
 
 real_time=()
 chrt -r 1 true 2>/dev/null && real_time=(chrt -r 1)
@@ -47,6 +52,13 @@ ours() {
 # Compares in alternating rounds: NAME PROVIDER CHOICE BYTES LAYER
 compare() {
     local round a b
+    if [[ -n $json ]]; then
+        a=$(ours "$3" "$4" "$5") b=$(theirs "$2" "$4")
+        [[ -z $a || -z $b ]] || runs+=("$(awk -v what="${1// /-}" -v a="$a" -v b="$b" 'BEGIN {
+            printf "{\"what\":\"%s\",\"ours_us\":%s,\"theirs_us\":%s,\"ratio\":%s,\"speed\":%s}", what, a, b, a / b, b / a
+        }')")
+        return
+    fi
     for ((round = 0; round < ${ROUNDS:-5}; round++)); do
         a=$(ours "$3" "$4" "$5") b=$(theirs "$2" "$4")
         [[ -n $a && -n $b ]] && echo "$a $b"
@@ -72,6 +84,7 @@ else
     compare "tcp, 64 KiB, endpoint" tcp tcp@127.0.0.1 65536 endpoint
     compare "shm, 64 B, endpoint" shm shm 64 endpoint
     compare "shm, 64 KiB, endpoint" shm shm 65536 endpoint
+    [[ -z $json ]] || (IFS=, && echo "{\"runs\":[${runs[*]}]}")
 fi
 
 ((${#failed[@]} == 0)) || { printf 'failed: %s\n' "${failed[@]}"; exit 1; }

@@ -1,22 +1,27 @@
 #!/usr/bin/env bash
 # Incast with tokens behind random narrow ports.
 #
-#   benches/netns/incast.sh [CASES] [SEED] [SECONDS OF EACH MEASUREMENT]
+#   benches/netns/incast.sh [CASES] [SEED] [SECONDS OF EACH MEASUREMENT] [--json]
 #
 # Each case draws 3 to 16 senders, a rate of 20 to 200 Mb/s, a buffer of 16 to 64 KiB at the bridge's port to the
 # receiver, and messages of 600 to 10,240 bytes, all from SEED. Hosts are network namespaces; each sender's end has the
 # rate of the port. Required of tokens with early release: at least 95 % of the goodput of one sender, less than 0.1 %
-# of the messages lost, and Jain's index 0.99. Exits with 1 if a case failed. Needs root; where it can't run, it prints
-# why, and exits with 0.
+# of the messages lost, and Jain's index 0.99. Exits with 1 if a case failed. --json prints one JSON document instead of
+# the table. Needs root; where it can't run, it prints why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
+JSON=
+if (($#)) && [[ ${!#} == --json ]]; then
+    JSON=yes
+    set -- "${@:1:$#-1}"
+fi
 CASES=${1:-12}
 SEED=${2:-1}
 SECONDS_EACH=${3:-2}
 for number in "$CASES" "$SEED" "$SECONDS_EACH"; do
     if [[ ! $number =~ ^[1-9][0-9]*$ ]]; then
-        echo "usage: benches/netns/incast.sh [CASES] [SEED] [SECONDS OF EACH MEASUREMENT], each from 1, not $number" >&2
+        echo "usage: benches/netns/incast.sh [CASES] [SEED] [SECONDS OF EACH MEASUREMENT] [--json], each from 1, not $number" >&2
         exit 2
     fi
 done
@@ -59,8 +64,10 @@ measure() {
 draw() { DRAWN=$(($1 + RANDOM % ($2 - $1 + 1))); }
 
 FAILED=0
+runs=
 RANDOM=$SEED
-printf '%8s%12s%10s%10s%12s%14s%9s%8s%8s\n' senders "rate Mb/s" buffer message "one, Mb/s" "all, Mb/s" "loss %" Jain bound
+[[ -n $JSON ]] ||
+    printf '%8s%12s%10s%10s%12s%14s%9s%8s%8s\n' senders "rate Mb/s" buffer message "one, Mb/s" "all, Mb/s" "loss %" Jain bound
 for ((case = 0; case < CASES; case++)); do
     draw 3 16 && senders=$DRAWN
     draw 20 200 && rate=$DRAWN
@@ -71,7 +78,14 @@ for ((case = 0; case < CASES; case++)); do
     verdict=$(awk -v one="$one" -v all="$all" -v loss="$loss" -v jain="$jain" \
         'BEGIN {print (one > 0 && all >= 0.95 * one && loss < 0.001 && jain >= 0.99) ? "holds" : "fails"}')
     [[ $verdict == holds ]] || FAILED=1
+    if [[ -n $JSON ]]; then
+        ratio=$(awk -v one="$one" -v all="$all" 'BEGIN {print one > 0 ? all / one : 0}')
+        runs+="${runs:+,}{\"senders\":$senders,\"link_mbps\":$rate,\"buffer_bytes\":$buffer,\"message_bytes\":$bytes"
+        runs+=",\"goodput_of_one\":$ratio,\"loss\":$loss,\"jain\":$jain}"
+        continue
+    fi
     printf '%8s%12s%10s%10s%12.1f%14.1f%9.3f%8.3f%8s\n' "$senders" "$rate" "$buffer" "$bytes" "$one" "$all" \
         "$(awk -v loss="$loss" 'BEGIN {print 100 * loss}')" "$jain" "$verdict"
 done
+[[ -z $JSON ]] || echo "{\"runs\":[$runs]}"
 exit $FAILED

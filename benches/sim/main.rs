@@ -1,6 +1,7 @@
 //! Measures the simulated fabric: packets, events and sleeps per second of real time, on one core.
 //!
-//! `cargo bench -p midplane-benches --bench sim` prints a table, and with `-- --report=full` the rows whose name contains "full".
+//! `cargo bench -p midplane-benches --bench sim` prints a table, with `-- --report=full` the rows whose name contains "full", and
+//! with `-- --json` one JSON document.
 
 mod scale;
 
@@ -15,7 +16,11 @@ use midplane::simhw::sim::World;
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
+use midplane_benches::incast::fabrics;
+use midplane_benches::incast::setting::{Mode, Setting};
+use midplane_benches::nodes::Fabric;
 use midplane_benches::work::load;
+use serde_json::json;
 
 /// Counts per second of real time, one per run.
 #[derive(Debug, Default)]
@@ -140,7 +145,7 @@ fn sleeps(speeds: Speeds) -> Measured {
 }
 
 /// Rows of the report: name, goal, measurement.
-const ROWS: [Row; 13] = [
+const ROWS: [Row; 15] = [
     row("packets, plain links, 95 % of the output", ">= 3", || {
         packets(speeds(load::plain(95), 200_000_000))
     }),
@@ -148,6 +153,7 @@ const ROWS: [Row; 13] = [
     row("packets, full NIC model and async tasks, 95 %", ">= 2", || {
         packets(speeds(load::full(95, 1), 150_000_000))
     }),
+    row("packets, incast of 16 senders as its example has it", ">= 2", incast),
     row("packets, full, 8 frames a doorbell, 95 %", "", || {
         packets(speeds(load::full(95, 8), 150_000_000))
     }),
@@ -164,14 +170,50 @@ const ROWS: [Row; 13] = [
     row("async sleeps, 1,000 tasks", ">= 10", || sleeps(speeds(sleepers(1_000), 10_000_000))),
     row("async sleeps, 100,000 tasks", "", || sleeps(speeds(sleepers(100_000), 300_000))),
     row("500 hosts, 100 messages/s each, 10 s", "< 15", || {
-        let mut world = scale::light(500);
+        let mut world = scale::light(500, 500);
         let seconds = seconds(|| world.run_until(Instant::from_nanos(10_000_000_000)));
         assert!(world.traffic().delivered > 490_000, "{:?}", world.traffic());
         (vec![seconds], "s")
     }),
+    row("10,000 nodes of which 100 send, compared with 100", "<= 1.3", few_of_many),
     row("10,000 idle nodes, memory", "<= 100", || megabytes(None)),
     row("... with a task and a port of 16 commands each", "", || megabytes(Some(16))),
 ];
+
+/// Runs what `incast --fabric sim --mode none --senders 16 --message-bytes 1000 --link-mbps 1000` runs.
+fn incast() -> Measured {
+    let setting = Setting {
+        fabric: Fabric::Sim,
+        mode: Mode::None,
+        senders: 16,
+        message_bytes: 1_000,
+        link_mbps: 1_000,
+        buffer_bytes: 32_768,
+        atm: None,
+        seconds: 0.5,
+        sealed: false,
+        seed: 1,
+    };
+    let speed = |_| {
+        let mut frames = 0;
+        let seconds = seconds(|| {
+            let run = fabrics::simulate(&setting).expect("the setting is right");
+            frames = run.frames.expect("it is simulated");
+        });
+        frames as f64 / seconds
+    };
+    (millions((0..RUNS).map(speed).collect()), "M packet/s")
+}
+
+/// Times the same traffic of 100 nodes among 10,000 and among 100, in several pairs; returns the ratios.
+fn few_of_many() -> Measured {
+    let time = |nodes| {
+        let mut world = scale::light(nodes, 100);
+        world.run_until(Instant::from_nanos(WARM_UP));
+        seconds(|| world.run_until(Instant::from_nanos(5_000_000_000)))
+    };
+    ((0..RUNS).map(|_| time(10_000) / time(100)).collect(), "x")
+}
 
 /// Times the same events with and without the digest, in several pairs; returns the ratios.
 fn digest_cost() -> Measured {
@@ -194,31 +236,41 @@ fn megabytes(depth: Option<usize>) -> Measured {
     (vec![allocated.bytes_current as f64 / 1e6], "MB")
 }
 
-/// Prints the rows whose name contains `only`.
-fn report(only: &str) {
-    println!(
-        "median, lowest and highest of {RUNS} runs each, in seconds of the processor; packets: 16 senders to 1, 1000 bytes,"
-    );
-    println!(
-        "two hops, counted when they are sent: at 150 % a third of them is dropped at the switch. Memory and 500 hosts are"
-    );
-    println!("measured once.");
-    println!();
-    println!("{:<52} {:>8} {:>8} {:>17}", "", "bound", "median", "lowest - highest");
+/// Measures the rows whose name contains `only`, and prints them.
+fn report(only: &str, as_json: bool) {
+    let mut rows = Vec::new();
+    if !as_json {
+        println!(
+            "median, lowest and highest of {RUNS} runs each, in seconds of the processor; packets: 16 senders to 1, 1000 bytes,\n\
+             two hops, counted when they are sent: at 150 % a third of them is dropped at the switch. Memory and 500 hosts are\n\
+             measured once.\n"
+        );
+        println!("{:<52} {:>8} {:>8} {:>17}", "", "bound", "median", "lowest - highest");
+    }
     for Row { name, bound, measure } in ROWS.iter().filter(|row| row.name.contains(only)) {
         let (mut values, unit) = measure();
         values.sort_by(f64::total_cmp);
-        let (lowest, median) = (values[0], values[values.len() / 2]);
-        let spread = format!("{lowest:.2} - {:.2}", values[values.len() - 1]);
-        println!("{name:<52} {bound:>8} {median:>8.2} {spread:>17} {unit}");
+        let (lowest, median, highest) =
+            (values[0], values[values.len() / 2], values[values.len() - 1]);
+        if as_json {
+            let what = name.replace(' ', "-");
+            rows.push(json!({"what": what, "unit": unit, "median": median, "lowest": lowest, "highest": highest}));
+        } else {
+            let spread = format!("{lowest:.2} - {highest:.2}");
+            println!("{name:<52} {bound:>8} {median:>8.2} {spread:>17} {unit}");
+        }
+    }
+    if as_json {
+        println!("{}", json!({"rows": rows}));
     }
 }
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let only = arguments.iter().find_map(|argument| argument.strip_prefix("--report="));
+    let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
     // Tests run each bench once: this one takes a minute.
-    if !arguments.iter().any(|argument| argument == "--test") {
-        report(only.unwrap_or_default());
+    if !has("--test") {
+        report(only.unwrap_or_default(), has("--json"));
     }
 }

@@ -25,12 +25,12 @@ fn star(hosts: u16) -> Topology {
     Topology::star(hosts, link, SwitchProfile::new(Buffer::Bytes(256 << 10)))
 }
 
-/// Creates hosts that each send their neighbour 100 bytes every 10 ms, and receive as many.
-pub(crate) fn light(hosts: u16) -> World<Raw> {
+/// Creates hosts of which the first `busy` each send their neighbour 100 bytes every 10 ms, and receive as many.
+pub(crate) fn light(hosts: u16, busy: u16) -> World<Raw> {
     let mut world = World::new(&star(hosts), NicProfile::MODERN, 1, |_, _| Raw::new(HANDLER));
-    for node in (0..hosts).map(NodeId) {
+    for node in (0..busy).map(NodeId) {
         let host = world.host(node);
-        world.spawn(node, chat(host, NodeId((node.0 + 1) % hosts)));
+        world.spawn(node, chat(host, NodeId((node.0 + 1) % busy)));
     }
     world
 }

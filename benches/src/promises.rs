@@ -39,9 +39,10 @@ pub enum Source {
 pub struct Command {
     pub name: String,
     pub words: String,
-    /// Further arguments of the full run, and of the quick one.
+    /// Further arguments of the full run.
     pub full: String,
-    pub quick: String,
+    /// Further arguments of the quick run; `None` if it leaves the command out.
+    pub quick: Option<String>,
     /// Most rounds of this command.
     pub rounds: usize,
 }
@@ -63,7 +64,7 @@ impl Promises {
                     name: name.into(),
                     words: words.into(),
                     full: full.into(),
-                    quick: quick.into(),
+                    quick: Some(quick.into()).filter(|_| quick != "-"),
                     rounds: rounds.parse().expect(line),
                 }),
                 [what, bound, command, number] => all.rows.push(Promise {

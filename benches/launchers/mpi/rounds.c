@@ -1,4 +1,5 @@
-/* Times rounds of a barrier and of a sum: a round lasts from its first rank's begin to its last one's end.
+/* Times rounds of a barrier and of a sum: a round lasts from its first rank's begin to its last one's end. The arguments are
+ * the number of rounds, 1,000 if none is given, and the bytes of each rank's numbers, 8 if none are given.
  * Prints "barrier MEDIAN" and "all-reduce MEDIAN", in us. All ranks run on one host, whose monotonic clock they share. */
 #include "check.h"
 
@@ -17,11 +18,13 @@ static int by_value(const void *a, const void *b)
 	return (left > right) - (left < right);
 }
 
+static long long *words, *sum;
+static int count;
+
 static void once(int sums)
 {
-	long long word = world_rank(), sum;
 	if (sums)
-		MPI_Allreduce(&word, &sum, 1, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
+		MPI_Allreduce(words, sum, count, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
 	else
 		MPI_Barrier(MPI_COMM_WORLD);
 }
@@ -30,6 +33,10 @@ int main(int argc, char **argv)
 {
 	int rounds = argc > 1 ? atoi(argv[1]) : 1000;
 	CHECK(rounds > 0);
+	count = (argc > 2 ? atoi(argv[2]) : 8) / sizeof *words;
+	CHECK(count > 0);
+	words = calloc(count, sizeof *words), sum = calloc(count, sizeof *sum);
+	CHECK(words && sum);
 	double *begun = calloc(rounds, sizeof *begun), *ended = calloc(rounds, sizeof *ended);
 	double *first = calloc(rounds, sizeof *first), *last = calloc(rounds, sizeof *last);
 	CHECK(begun && ended && first && last);

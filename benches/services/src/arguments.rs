@@ -17,6 +17,7 @@ Examples:
   services --transport udp --namespaces a@10.0.0.1,b@10.0.0.2      between two hosts
   services --transport udp,tcp --what axum_hello,axum_4mib --sealed    nodes with a key, and TLS
   services --memory --rounds 1                 memory of 1,000 connections that are idle
+  services --restart --rounds 3                how soon a service is usable, its crash noticed, its restart reached
 
 Each row is a service in a process of its own and a client in another one, over a node and over TCP with TCP_NODELAY;
 what differs between ours and theirs is the listener and the connector alone, except for calls: theirs are requests and
@@ -48,12 +49,21 @@ pub enum What {
     /// Calls of `node.client` with 4 KiB that are echoed
     #[value(name = "call_4096")]
     Call4096,
+    /// Calls of `node.client` with 64 KiB that are echoed
+    #[value(name = "call_65536")]
+    Call65536,
     /// Processor time of a service's process that has one idle connection
     Idle,
     /// Processor time of both processes, with one request to an axum service each 3 ms
     Paced,
     /// Memory of both processes, of connections that carried 1 MiB each and are idle
     Memory,
+    /// Time from the start of a service's process until it has answered a client that was there before
+    Joined,
+    /// Time from a service's `kill -9` until a stream to it fails
+    Noticed,
+    /// Time from the start of a killed service's next process until it has answered
+    Reached,
 }
 
 /// The unit of the numbers of a row.
@@ -64,23 +74,26 @@ pub enum Unit {
     /// Processor time over time
     OfACore,
     Bytes,
+    Seconds,
 }
 
 impl What {
     /// The rows that count answers.
-    const ANSWERS: [Self; 6] = [
+    const ANSWERS: [Self; 7] = [
         Self::AxumHello,
         Self::Axum4mib,
         Self::Tonic64,
         Self::Tonic4096,
         Self::Call64,
         Self::Call4096,
+        Self::Call65536,
     ];
 
     pub const fn unit(self) -> Unit {
         match self {
             Self::Idle | Self::Paced => Unit::OfACore,
             Self::Memory => Unit::Bytes,
+            Self::Joined | Self::Noticed | Self::Reached => Unit::Seconds,
             _ => Unit::AnswersPerS,
         }
     }
@@ -90,8 +103,8 @@ impl What {
         match self {
             Self::AxumHello | Self::Axum4mib => &[1, 8],
             Self::Tonic64 | Self::Tonic4096 => &[1, 8, 64],
-            Self::Call64 | Self::Call4096 => &[8],
-            Self::Idle | Self::Paced => &[1],
+            Self::Call64 | Self::Call4096 | Self::Call65536 => &[8],
+            Self::Idle | Self::Paced | Self::Joined | Self::Noticed | Self::Reached => &[1],
             Self::Memory => &[1_000],
         }
     }
@@ -204,12 +217,17 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["what", "idle"])]
     memory: bool,
 
+    /// Measures how soon services are there: the same as `--what joined,noticed,reached --placement any`
+    #[arg(long, conflicts_with_all = ["what", "idle", "memory"])]
+    restart: bool,
+
     /// Callers that each have one request under way, or connections, from 1 to 4096, with commas between [default: those
     /// of the table in docs/services.md]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=4096))]
     connections: Vec<u16>,
 
-    /// The processors that the two processes may use, with commas between [default: all three; any with `--memory`]
+    /// The processors that the two processes may use, with commas between [default: all three; any with `--memory` and
+    /// `--restart`]
     #[arg(long, value_enum, value_delimiter = ',')]
     placement: Vec<Placement>,
 
@@ -258,14 +276,15 @@ pub struct Arguments {
 impl Arguments {
     /// Returns the requested rows, in the order of the table.
     pub fn rows(&self) -> Vec<Row> {
-        let subjects: &[What] = match (self.idle, self.memory, &self.what[..]) {
-            (true, ..) => &[What::Idle, What::Paced],
-            (_, true, _) => &[What::Memory],
-            (_, _, []) => &What::ANSWERS,
-            (.., what) => what,
+        let subjects: &[What] = match &self.what[..] {
+            _ if self.idle => &[What::Idle, What::Paced],
+            _ if self.memory => &[What::Memory],
+            _ if self.restart => &[What::Joined, What::Noticed, What::Reached],
+            [] => &What::ANSWERS,
+            what => what,
         };
         let placements: &[Placement] = match &self.placement[..] {
-            [] if self.memory => &[Placement::Any],
+            [] if self.memory || self.restart => &[Placement::Any],
             [] => Placement::value_variants(),
             placements => placements,
         };

@@ -50,6 +50,7 @@ impl Caller {
     async fn all(target: &Target, row: Row) -> Result<Vec<Self>, Failure> {
         let bytes = match row.what {
             What::Tonic64 | What::Call64 => 64,
+            What::Call65536 => 65_536,
             _ => 4096,
         };
         let mut all = Vec::new();
@@ -58,12 +59,12 @@ impl Caller {
                 let caller = grpc::Caller::new(target, bytes).await?;
                 all.extend((0..row.connections).map(|_| Self::Grpc(caller.clone())));
             }
-            What::Call64 | What::Call4096 => {
+            What::Call64 | What::Call4096 | What::Call65536 => {
                 let callers = calls::Caller::new(target, bytes, row.connections).await?;
                 all.extend(callers.into_iter().map(Self::Call));
             }
             What::Memory => {}
-            What::AxumHello | What::Axum4mib | What::Idle | What::Paced => {
+            _ => {
                 for _ in 0..row.connections {
                     let is_large = row.what == What::Axum4mib;
                     all.push(Self::Http(http::Caller::new(target, is_large).await?));

@@ -8,6 +8,7 @@ mod grpc;
 mod http;
 mod pair;
 mod place;
+mod restarts;
 mod tls;
 
 use std::process::ExitCode;
@@ -51,6 +52,11 @@ fn mistake(arguments: &Arguments, rows: &[Row]) -> Option<&'static str> {
         _ if rows.iter().any(theirs) => Some(
             "--transport: tokio's TCP and TLS are what ours are compared with; name shm, udp or tcp",
         ),
+        _ if !arguments.namespaces.is_empty()
+            && rows.iter().any(|row| row.what.unit() == Unit::Seconds) =>
+        {
+            Some("--namespaces: joined, noticed and reached are measured on one host")
+        }
         _ if arguments.sealed && rows.iter().any(|row| !row.can_be_sealed()) => Some(
             "--sealed: only axum services over UDP or TCP; add --transport udp,tcp --what axum_hello,axum_4mib",
         ),
@@ -89,7 +95,7 @@ fn start(arguments: &Arguments) -> Result<u8, report::Failure> {
     let host = Host { address: arguments.host, is_sealed: arguments.sealed };
     let ended = runtime.block_on(async {
         match arguments.part {
-            Some(Part::Service) => place::serve(rows[0], host).await,
+            Some(Part::Service) => place::serve(rows[0], &arguments.at, host).await,
             Some(Part::Client) => client::run(rows[0], &arguments.at, host).await,
             None => run(arguments, &rows).await,
         }
@@ -118,16 +124,24 @@ fn tcp_congestion() -> String {
     law.map_or_else(|_| "unknown".into(), |law| law.trim().into())
 }
 
-/// Measures ours and TCP's in turn; returns the pairs of numbers.
+/// Measures ours and TCP's in turn, if TCP has the like; returns the pairs of numbers.
 async fn measure(
     arguments: &Arguments,
     row: Row,
     progress: &ProgressBar,
 ) -> Result<Vec<(f64, Option<f64>)>, Failure> {
+    let host = Host { address: arguments.host, is_sealed: false };
+    let mut rounds = Vec::new();
+    if row.what.unit() == Unit::Seconds {
+        for _ in 0..arguments.rounds {
+            rounds.push((restarts::measure(arguments, row, host).await?, None));
+            progress.inc(1);
+        }
+        return Ok(rounds);
+    }
     let seconds = arguments.seconds(row.what);
     let theirs = if arguments.sealed { Transport::Tls } else { Transport::Tokio };
     let theirs = Row { transport: theirs, ..row };
-    let mut rounds = Vec::new();
     let mut pairs = None;
     for _ in 0..arguments.rounds {
         // Memory that was used once is used again: each round has new processes.
@@ -152,6 +166,7 @@ fn text(document: &Document) -> String {
             Unit::AnswersPerS => (1.0, 0, "1/s"),
             Unit::OfACore => (100.0, 3, "% of core"),
             Unit::Bytes => (1.0 / f64::from(1 << 20), 1, "MiB"),
+            Unit::Seconds => (1.0, 3, "s"),
         };
         let number = |value: f64| format!("{:.digits$}", value * factor);
         vec![

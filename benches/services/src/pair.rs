@@ -62,14 +62,15 @@ impl Pair {
 }
 
 /// A process of this program, which reads orders and writes answers, a line each.
-struct Process {
+pub struct Process {
     child: Child,
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
 }
 
 impl Process {
-    fn start(
+    /// Starts a part of a row at a place, on a processor or any.
+    pub fn start(
         arguments: &Arguments,
         row: Row,
         part: Part,
@@ -109,6 +110,11 @@ impl Process {
         let input = child.stdin.take().ok_or("no input")?;
         let output = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
         Ok(Self { child, input, output })
+    }
+
+    /// Kills the process, and waits until it is gone.
+    pub async fn kill(&mut self) -> Result<(), Failure> {
+        Ok(self.child.kill().await?)
     }
 
     /// Returns the next line that the process writes.

@@ -76,14 +76,14 @@ impl Host {
     }
 }
 
-/// Serves until the process is killed; writes the service's place as the first line of the output.
-pub async fn serve(row: Row, host: Host) -> Result<(), Failure> {
+/// Serves until the process is killed, at a place or where it is free; writes the place as the first line of the output.
+pub async fn serve(row: Row, at: &str, host: Host) -> Result<(), Failure> {
     if row.transport == Transport::Tokio {
         let listener = TcpListener::bind((host.address, 0)).await?;
         write_line(listener.local_addr()?);
         return match row.what {
             What::Tonic64 | What::Tonic4096 => grpc::serve_tcp(listener).await,
-            What::Call64 | What::Call4096 => calls::serve_tcp(listener).await,
+            What::Call64 | What::Call4096 | What::Call65536 => calls::serve_tcp(listener).await,
             What::Memory => bulk::serve_tcp(listener).await,
             _ => http::serve_tcp(listener).await,
         };
@@ -94,18 +94,23 @@ pub async fn serve(row: Row, host: Host) -> Result<(), Failure> {
         write_line(place);
         return http::serve_on(listener).await;
     }
-    let cluster = format!("services-{}", std::process::id());
     let (node, place) = if row.transport == Transport::Shm {
+        let own = format!("services-{}", std::process::id());
+        let cluster = if at.is_empty() { own } else { at.to_owned() };
         (Node::builder().cluster(&cluster).start().await?, cluster)
     } else {
-        let node = host.node(row.transport).start().await?;
+        let mut builder = host.node(row.transport);
+        if !at.is_empty() {
+            builder = builder.bind(at.parse()?);
+        }
+        let node = builder.start().await?;
         let address = node.address().ok_or("no address")?;
         (node, address.to_string())
     };
     write_line(place);
     match row.what {
         What::Tonic64 | What::Tonic4096 => grpc::serve(&node).await,
-        What::Call64 | What::Call4096 => calls::serve(&node).await,
+        What::Call64 | What::Call4096 | What::Call65536 => calls::serve(&node).await,
         What::Memory => bulk::serve(&node).await,
         _ => http::serve(&node).await,
     }

@@ -80,6 +80,7 @@ pub fn simulate(setting: &Setting) -> Result<Run, Failure> {
     let measured = measured.ok_or_else(|| Failure::of_run("no event is left"))??;
     let mut run = Run::new(setting, &measured);
     run.add_drops(&world.traffic().drops);
+    run.frames = Some(world.traffic().sent);
     run.digest = Some(format!("{:016x}", world.digest()));
     Ok(run)
 }

@@ -30,6 +30,8 @@ pub struct Run {
     pub control_messages: u64,
     /// Lost frames by cause, warm-up included.
     pub drops: BTreeMap<String, u64>,
+    /// Frames that all NICs of the simulation have sent, warm-up included.
+    pub frames: Option<u64>,
     /// Digest of all events of the simulation.
     pub digest: Option<String>,
     /// Nodes that were lost during the run.
@@ -54,6 +56,7 @@ impl Run {
             p99_us: quantile(0.99),
             control_messages: measured.control_messages,
             drops: BTreeMap::new(),
+            frames: None,
             digest: None,
             lost_ranks: measured.lost.iter().map(|node| node.0).collect(),
         }

@@ -93,7 +93,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         return Err(format!("--only {}: no row has that text", arguments.only).into());
     }
     let page = arguments.write.as_deref().map(introduction).transpose()?;
-    commands.retain(|command| rows.iter().any(|row| is_of(row, command)));
+    commands.retain(|command| {
+        words(command, arguments.quick).is_some() && rows.iter().any(|row| is_of(row, command))
+    });
     let (reports, stopped) = processes::run(measure(&commands, arguments.quick))?;
     let row = |promise: &Promise| row(promise, &commands, &reports, arguments.quick);
     let rows = rows.iter().map(row).collect();
@@ -134,10 +136,10 @@ fn introduction(page: &Path) -> Result<String, String> {
     Ok(format!("{before}{MARK}"))
 }
 
-/// Returns the arguments of a command in this run.
-fn words(command: &Command, quick: bool) -> String {
-    let more = if quick { &command.quick } else { &command.full };
-    format!("{} {more}", command.words).trim_end().to_owned()
+/// Returns the words of a command in this run; the quick run may leave it out.
+fn words(command: &Command, quick: bool) -> Option<String> {
+    let more = if quick { command.quick.as_ref()? } else { &command.full };
+    Some(format!("{} {more}", command.words).trim_end().to_owned())
 }
 
 /// Runs the commands in rounds; returns their reports, and whether Ctrl-C ended the run. A command that has no report
@@ -159,7 +161,8 @@ async fn measure(commands: &[Command], quick: bool) -> Result<(Reports, bool), F
             let before = reports.entry(command.name.clone()).or_default();
             if before.iter().all(Result::is_ok) {
                 bar.set_message(format!("round {}: {}", round + 1, command.name));
-                before.push(programs.run(&words(command, quick), stop.as_mut()).await);
+                let words = words(command, quick).unwrap_or_default();
+                before.push(programs.run(&words, stop.as_mut()).await);
             }
             if matches!(before.last(), Some(Err(Lack::Stopped))) {
                 bar.finish_and_clear();
@@ -179,10 +182,14 @@ fn row(promise: &Promise, commands: &[Command], reports: &Reports, quick: bool) 
             (Err(lack), script.clone(), script)
         }
         Source::Report(name, number) => {
-            let command = commands.iter().find(|command| command.name == *name);
-            let words = command.map(|command| words(command, quick)).unwrap_or_default();
-            let reports = reports.get(name).map_or(&[][..], Vec::as_slice);
-            (numbers(number, &promise.bound, reports), words, name)
+            match commands.iter().find(|command| command.name == *name) {
+                Some(command) => {
+                    let reports = reports.get(name).map_or(&[][..], Vec::as_slice);
+                    let words = words(command, quick).unwrap_or_default();
+                    (numbers(number, &promise.bound, reports), words, name)
+                }
+                None => (Err(Lack::Missing("only without --quick".into())), name.clone(), name),
+            }
         }
     };
     let (reason, failed) = match &measured {

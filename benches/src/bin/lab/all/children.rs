@@ -69,20 +69,31 @@ impl Programs {
     }
 
     /// Builds the program of a command. If the build fails, an existing program is used.
-    async fn build(&self, program: &str, stop: impl Future<Output = ()>) -> Result<(), Lack> {
+    async fn build(&self, words: &[&str], stop: impl Future<Output = ()>) -> Result<(), Lack> {
+        let program = words.first().copied().unwrap_or_default();
         let needed = if program.ends_with("front_door.sh") { "services" } else { program };
-        // Together with the benches, the example has their features, and shares what they have built.
-        let (arguments, target) = match needed {
-            "services" => ("--manifest-path benches/services/Cargo.toml", self.services_target()),
-            "cluster" => ("-p midplane-benches -p cluster --bin cluster", self.target.clone()),
+        let mut cargo = Command::new("cargo");
+        cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target);
+        match needed {
+            "services" => {
+                cargo.env("CARGO_TARGET_DIR", self.services_target());
+                cargo.args([
+                    "build",
+                    "--release",
+                    "-q",
+                    "--manifest-path",
+                    "benches/services/Cargo.toml",
+                ])
+            }
+            // Together with the benches, the example has their features, and shares what they have built.
+            "cluster" => cargo
+                .args(["build", "--release", "-q", "-p", "midplane-benches", "-p", "cluster"])
+                .args(["--bin", "cluster"]),
+            "cargo" => {
+                cargo.args(words[1..].iter().take_while(|word| **word != "--")).arg("--no-run")
+            }
             _ => return Ok(()),
         };
-        let mut cargo = Command::new("cargo");
-        cargo
-            .args(["build", "--release", "--quiet"])
-            .args(arguments.split(' '))
-            .current_dir(&self.root);
-        cargo.arg("--target-dir").arg(target);
         match output(cargo, BUILD, stop).await {
             Ok(output) if output.status.success() => Ok(()),
             Err(Lack::Stopped) => Err(Lack::Stopped),
@@ -98,17 +109,14 @@ impl Programs {
         words: &str,
         mut stop: std::pin::Pin<&mut impl Future<Output = ()>>,
     ) -> Result<Report, Lack> {
-        let mut words = words.split_whitespace();
+        let words: Vec<&str> = words.split_whitespace().collect();
+        self.build(&words, stop.as_mut()).await?;
         // A script may stand behind a program that starts it.
-        let first = words.next().unwrap_or_default();
-        let mut command = match first {
-            "taskset" => Command::new(first),
-            program => {
-                self.build(program, stop.as_mut()).await?;
-                Command::new(self.path(program))
-            }
+        let mut command = match words[0] {
+            program @ ("cargo" | "taskset") => Command::new(program),
+            program => Command::new(self.path(program)),
         };
-        command.args(words).arg("--json").current_dir(&self.root);
+        command.args(&words[1..]).arg("--json").current_dir(&self.root);
         command.env("CARGO_TARGET_DIR", &self.target).env("SERVICES", self.path("services"));
         report(&output(command, self.limit, stop).await?)
     }
