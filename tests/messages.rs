@@ -1,6 +1,6 @@
 //! Tests messages over each transport: order, back-pressure, cancellation, and receivers that restart.
 
-use std::task::{Context as Task, Waker};
+use std::task::{Context as Task, Poll, Waker};
 use std::time::Duration;
 
 use midplane::message::MAX_MESSAGE;
@@ -8,18 +8,19 @@ use midplane::{ErrorKind, Node, NodeBuilder};
 
 use crate::node::{Over, nodes, over_each};
 
-/// Returns a message whose bytes contain its number.
+/// Returns a message of at least 8 bytes, which contains its number and its length.
 fn message(number: u32, length: usize) -> Vec<u8> {
-    let mut bytes = number.to_le_bytes().to_vec();
-    bytes.resize(length.max(4), number as u8);
+    let mut bytes = [number.to_le_bytes(), (length as u32).to_le_bytes()].concat();
+    bytes.resize(length.max(8), number as u8);
     bytes
 }
 
 /// Checks that a message is complete; returns its number.
 #[track_caller]
 fn number(bytes: &[u8]) -> u32 {
-    let number = u32::from_le_bytes(bytes[..4].try_into().unwrap());
-    assert!(bytes == message(number, bytes.len()));
+    let [number, length] =
+        [0, 4].map(|at| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()));
+    assert!(bytes == message(number, length as usize), "{} of {length} bytes", bytes.len());
     number
 }
 
@@ -44,7 +45,7 @@ over_each! {
             let node = client.clone().name(name).start().await.unwrap();
             senders.push(tokio::spawn(async move {
                 for number in 0..EACH {
-                    let length = [4, 100, 5_000, 70_000][number as usize % 4];
+                    let length = [8, 100, 5_000, 70_000][number as usize % 4];
                     node.send("receiver", message(number, length)).await.unwrap();
                 }
                 node.send("receiver", vec![0; MAX_MESSAGE]).await.unwrap();
@@ -84,10 +85,20 @@ over_each! {
             sent += 1;
             assert!(sent < 300, "a sender that is not received from has sent 30 MB");
         }
-        // Whether the dropped send has sent its message or not, all messages arrive whole and in order.
+        assert!(sent > 2, "a sender waits before its receiver's buffer is full");
         for expected in 1..sent {
             assert_eq!(number(&receiver.receive().await.unwrap().1), expected);
         }
+        // Whether the dropped send has sent its message or not, the next ones arrive whole and in order.
+        let (done, ()) = tokio::join!(client.send("receiver", message(1_000, 10)), async {
+            let next = number(&receiver.receive().await.unwrap().1);
+            if next == sent {
+                assert_eq!(number(&receiver.receive().await.unwrap().1), 1_000);
+            } else {
+                assert_eq!(next, 1_000);
+            }
+        });
+        done.unwrap();
     }
 
     async fn a_send_that_is_dropped_at_any_poll_has_sent_a_whole_message_or_none(over) {
@@ -118,6 +129,43 @@ over_each! {
             }
         }
         dropped.await.unwrap();
+    }
+
+    async fn a_receive_that_is_dropped_at_any_poll_takes_no_message(over) {
+        const COUNT: u32 = 200;
+        let (service, client) = nodes("taken", over);
+        let receiver = receiver(&service).await;
+        let client = client.start().await.unwrap();
+        let sends = tokio::spawn(async move {
+            for number in 0..COUNT {
+                client.send("receiver", message(number, 100)).await.unwrap();
+            }
+            client
+        });
+        for expected in 0..COUNT {
+            let mut received = None;
+            for _ in 0..expected % 4 {
+                let mut receive = Box::pin(receiver.receive());
+                for _ in 0..expected % 5 {
+                    let polled = receive.as_mut().poll(&mut Task::from_waker(Waker::noop()));
+                    if let Poll::Ready(message) = polled {
+                        received = Some(message);
+                        break;
+                    }
+                    tokio::task::yield_now().await;
+                }
+                drop(receive);
+                if received.is_some() {
+                    break;
+                }
+            }
+            let received = match received {
+                Some(received) => received,
+                None => receiver.receive().await,
+            };
+            assert_eq!(number(&received.unwrap().1), expected);
+        }
+        sends.await.unwrap();
     }
 
     async fn a_restart_of_the_receiver_is_an_error_of_the_next_send(over) {

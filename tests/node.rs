@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use midplane::simhw::seal::Key;
@@ -121,6 +122,28 @@ over_each! {
         let (service, client) = nodes("bytes", over);
         let service = service.name("service").start().await.unwrap();
         bytes_come_back(service, client.start().await.unwrap()).await;
+    }
+
+    async fn a_connect_that_is_dropped_at_any_poll_leaves_no_stream(over) {
+        let (service, client) = nodes("dropped", over);
+        let (service, client) = (service.start().await.unwrap(), client.start().await.unwrap());
+        let _serving = echo(&service, "echo").await;
+        for polls in 0..60 {
+            let mut connect = Box::pin(client.connect("echo"));
+            for _ in 0..polls {
+                if connect.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+        let mut stream = client.connect("echo").await.unwrap();
+        exchange(&mut stream, b"hello").await;
+        drop(stream);
+        let open = |node: &Node| node.peers().iter().map(|peer| peer.streams).sum::<usize>();
+        while open(&client) + open(&service) > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     async fn an_unread_stream_stops_no_other(over) {

@@ -22,6 +22,7 @@ PATH=$MPI_FOLDER/python/bin:$PATH
 
 add_pair
 printf '1:%s\n' "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" >"$FOLDER/key"
+chmod 600 "$FOLDER/key"
 cat >"$FOLDER/rsh" <<RSH
 #!/usr/bin/env bash
 while [[ \$1 == -* ]]; do shift; done

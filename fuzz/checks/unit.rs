@@ -99,4 +99,8 @@ pub(crate) fn run(bytes: &[u8]) {
         Node::Honest(Box::new(unit))
     });
     world.run_until(Instant::ZERO + Duration::from_millis(100));
+    for node in [NodeId(0), NodeId(1)] {
+        let Node::Honest(unit) = world.firmware(node) else { unreachable!("only the third is hostile") };
+        assert_eq!(unit.counters().traps, 0, "an extension of node {} panicked", node.0);
+    }
 }

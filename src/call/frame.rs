@@ -195,6 +195,11 @@ mod tests {
                 bytes[20..24].fill(0);
             }
             let _ = ready(RequestHeader::read(&mut &bytes[..]));
+            if plant && bytes.len() > 24 {
+                bytes[..4].copy_from_slice(&ANSWER);
+                bytes[4] &= 7;
+                bytes[5..8].fill(0);
+            }
             if let Ok(header) = ready(AnswerHeader::read(&mut &bytes[..])) {
                 prop_assert_eq!(&header.emit()[..], &bytes[..16]);
             }

@@ -122,7 +122,8 @@ impl Members {
         peer.and_then(|peer| peer.rival).unwrap_or(0)
     }
 
-    /// Returns another living node that had this one's name before it, and the name of the peer that reports it.
+    /// Returns another living node that had this one's name before it, and the name of the peer that reports it. A node
+    /// with a key of its own believes no report.
     pub(crate) fn rival(&self) -> Option<(u64, Option<&str>)> {
         let is_first = |(id, peer): &(&u64, &Peer)| {
             let is_before = (peer.incarnation, **id) < (self.incarnation, self.id);
@@ -130,6 +131,10 @@ impl Members {
         };
         if let Some((id, _)) = self.peers.iter().find(is_first) {
             return Some((*id, None));
+        }
+        // A rival of a node with a key of its own would have the same key: a peer's word is no proof of that.
+        if self.key.is_some() {
+            return None;
         }
         let mut links = self.links.values().filter(|link| ![0, self.id].contains(&link.rival));
         links.find_map(|link| Some((link.rival, Some(&*self.peers.get(&link.peer?)?.name))))

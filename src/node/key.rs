@@ -1,18 +1,13 @@
 //! Reads keys from files: the cluster's, and the node's own, which is created if its file is missing.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use midplane_simhw::seal::{Key, SecretKey};
+use midplane_simhw::seal::{Key, KeyFileError, SecretKey, read_key};
 
 use crate::error::{Error, ErrorKind};
-
-/// Most bytes of a key file: a number of 10 digits, a colon, 64 digits and some spaces.
-const MOST: u64 = 256;
-/// Permissions that a key file must not grant: all of other users', and writing by the group.
-const TOO_OPEN: u32 = 0o027;
 
 /// Reads the cluster's key from a file that other users can't read.
 pub(super) fn read(path: &Path) -> Result<Key, Error> {
@@ -60,32 +55,19 @@ fn read_as<K>(what: &str, path: &Path, cure: &str) -> Result<K, Error>
 where
     K: std::str::FromStr<Err: std::fmt::Display>,
 {
-    let shown = path.display();
-    let wrong = |text: String| Error::new(ErrorKind::Config, format!("the {what} {shown}: {text}"));
-    let failed = |error| wrong(format!("{error}; name a file with a key that this user can read"));
-    // Opening a pipe would block until a writer opens it.
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(wrong("it is no regular file; name one with a key".into()));
-    }
-    let file = File::open(path).map_err(failed)?;
-    // Checks the opened file, because the path may name another one by now.
-    let mode = file.metadata().map_err(failed)?.mode();
-    if mode & TOO_OPEN != 0 {
-        let mode = mode & 0o777;
-        return Err(wrong(format!(
-            "other users can read or change it (its mode is {mode:o}): `chmod 600` it, and make a new key if they may have read it"
-        )));
-    }
-    let mut text = String::new();
-    let read = file.take(MOST).read_to_string(&mut text);
-    let malformed = |error: &dyn std::fmt::Display| wrong(format!("{error}; {cure}"));
-    read.map_err(|error| malformed(&error))?;
-    text.parse().map_err(|error| malformed(&error))
+    read_key(path).map_err(|error| {
+        let cure = match error {
+            KeyFileError::Malformed(_) => format!("; {cure}"),
+            _ => String::new(),
+        };
+        let text = format!("the {what} {}: {error}{cure}", path.display());
+        Error::new(ErrorKind::Config, text)
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! The sockets of a node: UDP and TCP on one port, and the TCP connections that it accepts.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::error::Error;
 
 /// Most ports that the system chooses until one is free for both UDP and TCP.
 const TRIES: u32 = 16;
-/// Most concurrent TCP handshakes, in all and for one address; further connections are closed.
+/// Most concurrent TCP handshakes, in all and for one address (of IPv6, one network of 64 bits); further connections are closed.
 const MAX_HANDSHAKES: (u32, u32) = (256, 64);
 /// The pause after the system could not accept a connection because it lacks descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -80,6 +80,14 @@ const fn cure(error: std::io::ErrorKind) -> &'static str {
     }
 }
 
+/// Returns the address itself, or its network of 64 bits: a host with IPv6 usually has all addresses of one.
+fn network(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
+        ip => ip,
+    }
+}
+
 /// Handshakes in progress, by address.
 type Greetings = Arc<Mutex<BTreeMap<IpAddr, u32>>>;
 
@@ -123,7 +131,7 @@ pub(super) async fn accept(listener: TcpListener, shared: Weak<Shared>) {
                 continue;
             }
         };
-        let Some(greeting) = Greeting::begin(&greetings, peer.ip().to_canonical()) else {
+        let Some(greeting) = Greeting::begin(&greetings, network(peer.ip())) else {
             tracing::debug!(%peer, "too many handshakes over TCP are under way");
             continue;
         };

@@ -12,12 +12,13 @@ mod link;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use midplane_simhw::seal::Key;
+use midplane_simhw::seal::{Key, read_key};
 use midplane_simhw::shm::rings::RingPair;
 use midplane_via::wire::pipe::Config;
 use rustix::event::{EventfdFlags, eventfd};
@@ -56,12 +57,9 @@ impl Terms {
         let key = match std::env::var_os(KEY_FILE) {
             None => None,
             Some(path) => {
-                let text = std::fs::read_to_string(&path).map_err(|error| {
-                    let text = format!("{KEY_FILE}: {}: {error}", path.display());
-                    io::Error::new(error.kind(), text)
-                })?;
-                let key = text.trim().parse::<Key>();
-                Some(key.map_err(|error| invalid(format!("{KEY_FILE}: {error}")))?)
+                let wrong =
+                    |error| invalid(format!("{KEY_FILE}: {}: {error}", Path::new(&path).display()));
+                Some(read_key::<Key>(Path::new(&path)).map_err(wrong)?)
             }
         };
         if key.is_none() && !network.is_loopback() {

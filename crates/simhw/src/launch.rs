@@ -24,7 +24,7 @@ use thiserror::Error;
 
 use crate::id::NodeId;
 use crate::live::clock::Clock;
-use crate::seal::{Identity, IdentityError, PublicKey, SecretKey};
+use crate::seal::{Identity, IdentityError, KeyFileError, PublicKey, SecretKey, read_key};
 use crate::udp::{ResolveError, resolve_peers};
 use environment::Started;
 
@@ -36,7 +36,6 @@ pub(crate) const MAX_RANKS: usize = u16::MAX as usize;
 /// Flags that name files, as error messages print them.
 const PEERS: &str = "--peers";
 const HOSTFILE: &str = "--hostfile";
-const SECRET_KEY: &str = "--secret-key";
 /// Pause between two attempts to resolve an unknown name.
 const RESOLVE_PAUSE: Duration = Duration::from_millis(200);
 
@@ -74,20 +73,13 @@ impl ProcessGroup {
     /// each `host:port`.
     ///
     /// # Errors
-    /// [`LaunchError::SecretKey`], [`LaunchError::NoKeys`], [`LaunchError::Identity`], or
-    /// [`LaunchError::Unreadable`].
+    /// [`LaunchError::SecretKey`], [`LaunchError::NoKeys`], or [`LaunchError::Identity`].
     pub fn identity(&self, file: &Path) -> Result<Identity, LaunchError> {
         if self.keys.is_empty() {
             return Err(LaunchError::NoKeys);
         }
-        let unreadable = |error: std::io::Error| LaunchError::Unreadable {
-            flag: SECRET_KEY,
-            path: file.into(),
-            kind: error.kind(),
-        };
-        let text = std::fs::read_to_string(file).map_err(unreadable)?;
-        let malformed = |_| LaunchError::SecretKey { path: file.into() };
-        let secret = text.parse::<SecretKey>().map_err(malformed)?;
+        let wrong = |why| LaunchError::SecretKey { path: file.into(), why };
+        let secret = read_key::<SecretKey>(file).map_err(wrong)?;
         Ok(Identity::new(NodeId(self.rank), secret, self.keys.clone())?)
     }
 
@@ -153,11 +145,13 @@ pub enum LaunchError {
     /// A secret key is given, but the list of peers has no public keys.
     #[error("--secret-key: the list of peers has no keys; put each peer's behind its HOST:PORT")]
     NoKeys,
-    /// A file contains no secret key.
-    #[error("--secret-key {}: its text is not 64 hexadecimal digits; make a new key", path.display())]
+    /// A file gives no secret key.
+    #[error("--secret-key {}: {why}", path.display())]
     SecretKey {
         /// Path of the file.
         path: PathBuf,
+        /// The reason.
+        why: KeyFileError,
     },
     /// The keys do not match.
     #[error(transparent)]

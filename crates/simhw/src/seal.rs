@@ -41,6 +41,7 @@
 mod basis;
 mod envelope;
 mod identity;
+mod key_file;
 mod noise;
 mod peer;
 mod replay;
@@ -58,6 +59,7 @@ pub use envelope::EnvelopeKind;
 pub use envelope::{Envelope, EnvelopeError};
 pub use identity::NoRandom;
 pub use identity::{Identity, IdentityError, NodeKeyError, PublicKey, SecretKey};
+pub use key_file::{KeyFileError, read_key};
 pub use seals::{Opened, RETRY, SILENCE, SealConfigError, Seals, Verdict};
 pub(crate) use seals::{check_identity, check_keys};
 

@@ -162,6 +162,13 @@ fn neither_number_nor_own_name_nor_an_unproven_key_make_a_node_another_one() {
 }
 
 #[test]
+fn a_node_with_a_key_of_its_own_believes_no_report_of_a_rival() {
+    let mut members = members(&[1]);
+    describe(&mut members, 1, Hello { rival: 7, ..keyed(1, "kv", 1, false) });
+    assert_eq!((members.rival(), members.peer_of(1)), (None, Some((1, "kv"))));
+}
+
+#[test]
 fn through_shared_memory_a_node_is_believed_which_key_it_has() {
     let mut members = members(&[]);
     for (link, id, byte) in [(1, 1, 1), (2, 2, 2)] {

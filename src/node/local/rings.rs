@@ -2,11 +2,14 @@
 //!
 //! A node listens at `midplane/node/USER/CLUSTER/ID`, and the system lists such names in `/proc/net/unix`. When a
 //! process ends, in any way, its names disappear. Containers find each other if they share the network namespace.
+//!
+//! Any user can listen at such a name. A name at which another user's process listens is not listed once a dial has
+//! found this, so that many of them hide no node.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use midplane_simhw::shm::rings::{RingListener, RingPair, RingRequest, connect};
@@ -33,12 +36,14 @@ pub(in crate::node) type Listening = AsyncFd<RingListener>;
 pub(in crate::node) struct Local {
     prefix: String,
     id: u64,
+    /// The listed numbers at whose name another user's process listens.
+    foreign: Mutex<BTreeSet<u64>>,
 }
 
 impl Local {
     pub(in crate::node) fn new(cluster: &str, id: u64) -> Self {
         let user = rustix::process::geteuid().as_raw();
-        Self { prefix: format!("midplane/node/{user}/{cluster}/"), id }
+        Self { prefix: format!("midplane/node/{user}/{cluster}/"), id, foreign: Mutex::default() }
     }
 
     fn name(&self, id: u64) -> String {
@@ -61,12 +66,19 @@ impl Local {
             let id = name.strip_prefix(&self.prefix)?;
             u64::from_str_radix(id, 16).ok().filter(|number| self.name(*number) == name)
         });
-        ids.collect()
+        let ids: BTreeSet<u64> = ids.collect();
+        let mut foreign = self.foreign.lock().unwrap_or_else(PoisonError::into_inner);
+        foreign.retain(|id| ids.contains(id));
+        &ids - &foreign
     }
 
     /// Connects to a node.
     pub(in crate::node) fn dial(&self, sessions: &Sessions, id: u64) -> io::Result<Arc<Session>> {
-        let pair = connect(self.name(id).as_bytes(), RING, self.id)?;
+        let pair = connect(self.name(id).as_bytes(), RING, self.id).inspect_err(|error| {
+            if error.kind() == io::ErrorKind::PermissionDenied {
+                self.foreign.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+            }
+        })?;
         sessions.over_rings(pair, true)
     }
 }

@@ -65,7 +65,10 @@ pub fn attack(seconds: &str, places: &str) -> Result<(), Fail> {
         sleep(Duration::from_millis(numbers.next() % 200));
     }
     eprintln!("{sent} datagrams, {connected} connections");
-    Ok(())
+    match connected {
+        0 => Err("no node was connected to".into()),
+        _ => Ok(()),
+    }
 }
 
 /// Connects to a name in the abstract namespace; fails if the node there is stopped and its queue is full.

@@ -24,7 +24,7 @@ use midplane::gang::schedule::QueueTree;
 use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::simhw::launch;
-use midplane::simhw::seal::{Identity, Key, PublicKey, SecretKey};
+use midplane::simhw::seal::{self, Identity, Key, PublicKey, SecretKey};
 use midplane::simhw::udp::resolve_peers;
 use midplane_kit::report::{self, Failure};
 use place::Place;
@@ -260,9 +260,7 @@ fn make_key(path: &Path) -> Result<PublicKey, String> {
 }
 
 fn read_key(path: &Path) -> Result<Key, String> {
-    let wrong = |what: &dyn std::fmt::Display| format!("--key {}: {what}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
-    text.trim().parse().map_err(|error| wrong(&error))
+    seal::read_key(path).map_err(|error| format!("--key {}: {error}", path.display()))
 }
 
 fn options(arguments: &Arguments, socket: &Path) -> Result<DaemonOptions, String> {

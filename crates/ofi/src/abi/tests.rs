@@ -123,10 +123,11 @@ fn layouts_are_those_of_the_c_headers_where_there_are_any() {
         .arg(&include)
         .current_dir(&folder)
         .status();
-    if !compiled.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: no C compiler, or it refuses these headers");
+    let Ok(compiled) = compiled else {
+        eprintln!("skipped: no C compiler");
         return;
-    }
+    };
+    assert!(compiled.success(), "libfabric's headers have no such structure or member");
     let output = Command::new(folder.join("layout")).output().unwrap();
     fs::remove_dir_all(&folder).unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

@@ -1,4 +1,5 @@
 use std::io::Write as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
@@ -19,7 +20,9 @@ impl File {
         let number = FILES.fetch_add(1, Ordering::Relaxed);
         let name = format!("midplane-{}-{number}-{name}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        std::fs::File::create(&path).unwrap().write_all(text.as_bytes()).unwrap();
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).open(&path);
+        file.unwrap().write_all(text.as_bytes()).unwrap();
         Self(path)
     }
 
@@ -254,12 +257,16 @@ fn peers_have_keys_or_none_has_and_each_wrong_line_is_named() {
     let not_own = IdentityError::NotOwn { node: NodeId(1), listed: second, own: first };
     assert_eq!(place.identity(&other.0).unwrap_err(), LaunchError::Identity(not_own));
     let none = File::new("none", "1:0a0a");
-    let malformed = LaunchError::SecretKey { path: none.0.clone() };
-    assert_eq!(place.identity(&none.0).unwrap_err(), malformed);
-    assert!(matches!(
-        place.identity(Path::new("/nowhere")).unwrap_err(),
-        LaunchError::Unreadable { flag: "--secret-key", .. }
-    ));
+    let why = |path: &Path| match place.identity(path) {
+        Err(LaunchError::SecretKey { why, .. }) => why,
+        other => panic!("{other:?}"),
+    };
+    assert!(matches!(why(&none.0), KeyFileError::Malformed(_)));
+    assert_eq!(why(Path::new("/nowhere")), KeyFileError::Unreadable(ErrorKind::NotFound));
+    assert_eq!(why(Path::new("/dev/null")), KeyFileError::NotAFile);
+    let open = std::fs::Permissions::from_mode(0o644);
+    std::fs::set_permissions(&own.0, open).unwrap();
+    assert_eq!(why(&own.0), KeyFileError::TooOpen(0o644));
     let unkeyed = ProcessGroup { rank: 0, peers: vec!["a:1".into()], keys: Vec::new() };
     assert_eq!(unkeyed.identity(&own.0).unwrap_err(), LaunchError::NoKeys);
 

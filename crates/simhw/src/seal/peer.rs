@@ -5,6 +5,10 @@ use std::collections::VecDeque;
 use super::session::{Answered, Attempt, Beginning, Session};
 use crate::time::Instant;
 
+/// Most sessions that a peer has begun and not used. Replayed first messages begin some as well: they displace an honest
+/// one only if so many arrive within the round trip before its first use.
+const MAX_PENDING: usize = 8;
+
 /// A frame that waits for session keys.
 #[derive(Debug)]
 pub(super) struct Held {
@@ -25,8 +29,9 @@ pub(super) struct Peer {
     pub(super) current: Option<Session>,
     /// The session before `current`: frames sealed with it may still arrive.
     pub(super) previous: Option<Session>,
-    /// A session that the peer has begun but not used yet. A replayed first message gets no further than this.
-    pub(super) pending: Option<Answered>,
+    /// Sessions that the peer has begun but not used yet, the oldest first. A replayed first message gets no further than
+    /// this.
+    pending: VecDeque<Answered>,
     /// The peer's last attempt whose session it has used.
     pub(super) confirmed: Option<Attempt>,
     pub(super) held: VecDeque<Held>,
@@ -43,7 +48,7 @@ impl Peer {
             give_up_at: Instant::FAR_FUTURE,
             current: None,
             previous: None,
-            pending: None,
+            pending: VecDeque::new(),
             confirmed: None,
             held: VecDeque::new(),
             held_bytes: 0,
@@ -64,20 +69,37 @@ impl Peer {
 
     /// Returns the session with this node's number `index`.
     pub(super) fn session(&mut self, index: u32) -> Option<&mut Session> {
-        let pending = self.pending.as_mut().map(|answered| &mut answered.session);
-        let known = [self.current.as_mut(), self.previous.as_mut(), pending];
-        known.into_iter().flatten().find(|session| session.index == index)
+        let known = [self.current.as_mut(), self.previous.as_mut()].into_iter().flatten();
+        let pending = self.pending.iter_mut().map(|answered| &mut answered.session);
+        known.chain(pending).find(|session| session.index == index)
     }
 
     /// Handles a frame that opened in session `index`. If the peer began that session and this is its first
     /// use, the peer has the keys: adopts the session and returns `true`.
     pub(super) fn confirm(&mut self, index: u32) -> bool {
-        let first = self.pending.take_if(|answered| answered.session.index == index);
+        let at = self.pending.iter().position(|answered| answered.session.index == index);
+        let first = at.and_then(|at| self.pending.remove(at));
         let Some(Answered { session, attempt, .. }) = first else { return false };
         self.confirmed = Some(attempt);
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.retain(|answered| !self.is_replay(answered.attempt));
+        self.pending = pending;
         self.adopt(session);
         self.stop_beginning();
         true
+    }
+
+    /// Returns the session that the peer has begun by this attempt.
+    pub(super) fn pending(&self, attempt: Attempt) -> Option<&Answered> {
+        self.pending.iter().find(|pending| pending.attempt == attempt)
+    }
+
+    /// Keeps a session that the peer has begun until the peer uses it.
+    pub(super) fn await_use(&mut self, answered: Answered) {
+        if self.pending.len() == MAX_PENDING {
+            self.pending.pop_front();
+        }
+        self.pending.push_back(answered);
     }
 
     /// Returns whether the peer has used this attempt's session, or a later one: its first message is then a

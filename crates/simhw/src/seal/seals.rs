@@ -335,8 +335,7 @@ impl Seals {
             return Err(DropCause::Replayed);
         }
         // The initiator has sent this attempt again: the answer was lost, or is on its way.
-        let again = peer.pending.as_ref().filter(|pending| pending.attempt == first.attempt);
-        if let Some(pending) = again {
+        if let Some(pending) = peer.pending(first.attempt) {
             self.handshakes.push_back((envelope.source, pending.datagram.clone()));
             return Ok(Opened::Handshake);
         }
@@ -344,7 +343,7 @@ impl Seals {
         self.next_index = index.wrapping_add(1);
         let answered = first.answer(index).ok_or(DropCause::Unsealed)?;
         self.handshakes.push_back((envelope.source, answered.datagram.clone()));
-        peer.pending = Some(answered);
+        peer.await_use(answered);
         Ok(Opened::Handshake)
     }
 

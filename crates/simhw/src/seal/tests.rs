@@ -249,6 +249,22 @@ fn replay_all(mut pair: Pair) {
 }
 
 #[test]
+fn a_first_message_of_an_earlier_run_does_not_displace_a_handshake() {
+    let mut pair = Pair::new();
+    pair.send(0, b"a");
+    pair.settle();
+    let (_, old) = pair.record[0].clone();
+    pair.restart(0);
+    pair.restart(1);
+    pair.send(0, b"b");
+    let (_, begin) = pair.wire.remove(0);
+    pair.deliver(1, &begin);
+    pair.deliver(1, &old);
+    pair.settle();
+    assert_eq!(pair.received[1], [b"a", b"b"]);
+}
+
+#[test]
 fn damage_is_detected_anywhere_but_in_the_hop_limit() {
     const HOP_LIMIT: usize = 3;
     // The firmware's own header repeats this bit.

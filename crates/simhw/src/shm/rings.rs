@@ -2,14 +2,15 @@
 //!
 //! A process listens at a name in the abstract namespace of Unix sockets, which leaves nothing in a file system
 //! however the process ends. Another process connects, makes the memory of both rings and passes it on, with
-//! one end of a channel on which the two wake each other. Only processes of the same user are admitted, as
-//! identified by the system. The connection is then closed. When the peer exits, its end of the channel closes.
+//! one end of a channel on which the two wake each other. Both sides accept only a process of the same user, as
+//! identified by the system: any user can listen at a name. The connection is then closed. When the peer exits, its end of the channel closes.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::net::SocketAddrUnix;
+use rustix::process::geteuid;
 
 use super::byte_ring::{MIN_CAPACITY, RingReceiver, RingSender, ring, ring_bytes};
 use crate::acceptor::{Acceptor, Admitted};
@@ -69,17 +70,26 @@ fn rings(segment: &Arc<Segment>, capacity: usize) -> [(RingSender, RingReceiver)
     [0, ring_bytes(capacity)].map(|offset| ring(segment, offset, capacity))
 }
 
-/// Connects to the process that listens at `name` in the abstract namespace, with rings of `capacity` bytes,
-/// and passes it `word`.
+/// Connects to the process of this user that listens at `name` in the abstract namespace, with rings of `capacity`
+/// bytes, and passes it `word`.
 ///
 /// # Errors
-/// The error of the operating system: `ConnectionRefused` if no process listens at the name.
+/// `PermissionDenied` if another user's process listens at the name: it receives nothing. The error of the operating
+/// system, such as `ConnectionRefused` if no process listens there.
 ///
 /// # Panics
 /// If `capacity` is not a power of two from 4 KiB to 16 MiB.
 pub fn connect(name: &[u8], capacity: usize, word: u64) -> io::Result<RingPair> {
+    connect_to(geteuid().as_raw(), name, capacity, word)
+}
+
+fn connect_to(user: u32, name: &[u8], capacity: usize, word: u64) -> io::Result<RingPair> {
     assert!(is_capacity(capacity), "a power of two within bounds");
     let socket = Socket::connect(&SocketAddrUnix::new_abstract_name(name)?)?;
+    if socket.user()? != user {
+        let text = "a process of another user listens at the name";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+    }
     let bytes = 2 * ring_bytes(capacity);
     let refused = |error| match error {
         SegmentError::System(kind) => io::Error::new(kind, error),
@@ -255,6 +265,17 @@ mod tests {
         drop(one);
         wakes.take(|number, is_gone| reports.push((number, is_gone)));
         assert_eq!(reports, [(3, false), (3, true)]);
+    }
+
+    #[test]
+    fn another_users_listener_receives_nothing() {
+        let name = name();
+        let mut listener = RingListener::bind(name.as_bytes()).unwrap();
+        let other = geteuid().as_raw() + 1;
+        let error = connect_to(other, name.as_bytes(), MIN_CAPACITY, 0).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        let request = listener.accept().0.pop().unwrap();
+        assert_eq!(request.accept().unwrap_err().kind(), io::ErrorKind::InvalidData, "it ended");
     }
 
     #[test]

@@ -39,6 +39,8 @@ proptest! {
             }
         });
         world.run();
+        let is_seen = !arrivals.lock().unwrap().is_empty();
+        prop_assert_eq!(is_seen, world.traffic().sent > 0, "the pieces of sent frames are seen");
         for times in arrivals.lock().unwrap().values() {
             for (first, begin) in times.iter().enumerate() {
                 // Every 16th end of a window is enough to see any drift.

@@ -68,8 +68,13 @@ impl Programs {
         }
     }
 
-    /// Builds the program of a command. If the build fails, an existing program is used.
-    async fn build(&self, words: &[&str], stop: impl Future<Output = ()>) -> Result<(), Lack> {
+    /// Builds the program of a command, unless it is a script. If the build fails, an existing program is used.
+    pub(crate) async fn build(
+        &self,
+        words: &str,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), Lack> {
+        let words: Vec<&str> = words.split_whitespace().collect();
         let program = words.first().copied().unwrap_or_default();
         let needed = if program.ends_with("front_door.sh") { "services" } else { program };
         let mut cargo = Command::new("cargo");
@@ -103,14 +108,13 @@ impl Programs {
         }
     }
 
-    /// Runs a command until it ends, or `stop` completes.
+    /// Runs a command whose program was built until it ends, or `stop` completes.
     pub(crate) async fn run(
         &self,
         words: &str,
-        mut stop: std::pin::Pin<&mut impl Future<Output = ()>>,
+        stop: impl Future<Output = ()>,
     ) -> Result<Report, Lack> {
         let words: Vec<&str> = words.split_whitespace().collect();
-        self.build(&words, stop.as_mut()).await?;
         // A script may stand behind a program that starts it.
         let mut command = match words[0] {
             program @ ("cargo" | "taskset") => Command::new(program),

@@ -1,25 +1,46 @@
 use super::*;
 use proptest::prelude::*;
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+/// Builds an instruction, valid for most numbers in 64 bytes of memory and 20 instructions.
+fn instruction(kind: u8, word: u32, length: u32, number: u64, to: u16) -> Instruction {
+    let condition = [Condition::Always, Condition::Equal, Condition::Different, Condition::Less];
+    let (offset, condition) = (8 * word, condition[length as usize % 4]);
+    let range = Range { offset, length };
+    match kind {
+        0 => Instruction::Gather(range),
+        1 => Instruction::Scatter(range),
+        2 => Instruction::Copy { from: range, to: number as u32 % 32 },
+        3 => Instruction::Compare { offset, with: number },
+        4 => Instruction::Branch { condition, to },
+        5 => Instruction::Add { offset, by: number },
+        6 => Instruction::Send { node: to, port: 1 },
+        7 => Instruction::Signal { cookie: number },
+        8 => Instruction::Count(number),
+        _ => Instruction::Call { extension: 16, opcode: 1, cookie: 3, range },
+    }
+}
 
-    /// Any bytes that pass the check run without a panic, within their steps and their memory.
-    #[test]
-    fn checked_programs_run(
-        heads in prop::collection::vec((0..12_u8, 0..5_u8, any::<u8>(), 0..40_u32, 0..40_u64, 0..40_u64), 1..20),
-        memory in 0..64_u32,
-    ) {
-        let mut bytes = Vec::new();
-        for (kind, second, third, first, length, to) in heads {
-            bytes.extend([kind, second, third, 0]);
-            bytes.extend(first.to_le_bytes());
-            bytes.extend(length.to_le_bytes());
-            bytes.extend(to.to_le_bytes());
+/// Any bytes that pass the check run without a panic, within their steps and their memory.
+#[test]
+fn checked_programs_run() {
+    let ran = std::cell::Cell::new(0);
+    let config = ProptestConfig { cases: 2_000, ..ProptestConfig::default() };
+    let parts = (0..10_u8, 0..7_u32, 0..17_u32, 0..40_u64, 0..6_u16);
+    proptest!(config, |(
+        parts in prop::collection::vec(parts, 1..20),
+        flip in proptest::option::weighted(0.2, any::<(prop::sample::Index, u8)>()),
+        memory in 56..72_u32,
+    )| {
+        let code: Vec<Instruction> =
+            parts.into_iter().map(|(kind, word, length, number, to)| instruction(kind, word, length, number, to)).collect();
+        let mut bytes = assemble(&code);
+        if let Some((at, with)) = flip {
+            bytes[at.index(code.len() * 24)] ^= with;
         }
         if let Ok(code) = disassemble(&bytes) {
             prop_assert_eq!(assemble(&code), bytes);
             if check(&code, memory).is_ok() {
+                ran.set(ran.get() + 1);
                 let mut machine = Machine::new(vec![3; memory as usize]);
                 machine.run(&code, 500);
                 prop_assert!(machine.steps() <= 500);
@@ -30,7 +51,8 @@ proptest! {
                 }
             }
         }
-    }
+    });
+    assert!(ran.get() > 200, "{} programs were valid", ran.get());
 }
 
 /// Returns the longest message of any path, found by following all paths; more than `MESSAGE` if there is no limit.
