@@ -306,6 +306,7 @@ impl Pipe {
         }
     }
 
+        self.trim_at = self.now.plus_nanos(TRIM);
     /// Closes the connection: sends all written bytes, then notifies the peer. Ends after a timeout in any case.
     pub fn close(&mut self, now: Instant) {
         self.now = now;

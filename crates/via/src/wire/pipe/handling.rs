@@ -173,7 +173,8 @@ impl Pipe {
         }
         self.wanted = self.wanted.max(body.ask.unwrap_or(0));
         let now = self.now;
-        self.acks.on_received(now, number, bytes.len(), body.asks_for_acknowledgement());
+        let data_bytes = body.bytes.map_or(0, |(_, bytes)| bytes.len());
+        self.acks.on_received(now, number, data_bytes, body.asks_for_acknowledgement());
         if self.receive.has_gap() && body.bytes.is_some() {
             self.acks.make_due(now);
         }
@@ -183,6 +184,7 @@ impl Pipe {
         }
         if self.loss.tracked() > MAX_TRACKED {
             self.end(Ended::Lost);
+            self.trim_at = self.now.plus_nanos(TRIM);
         }
         if let Some(end) = body.close {
             self.acks.make_due(now);
@@ -203,7 +205,6 @@ impl Pipe {
         self.unconfirmed_end = None;
         self.pinged_until = self.now;
         self.keepalive_at = self.now.plus_nanos(self.config.keepalive);
-        self.trim_at = self.now.plus_nanos(TRIM);
         if self.accept.take().is_some() {
             self.has_progress = true;
         }
@@ -241,6 +242,7 @@ impl Pipe {
             }
             Kind::Plain | Kind::Settled => {}
         }
+            self.trim_at = self.now.plus_nanos(TRIM);
         let is_closed = self.closing.is_some_and(|closing| closing.is_acknowledged);
         if is_closed && self.send.is_all_acknowledged() {
             self.end(Ended::Closed);
