@@ -244,6 +244,7 @@ impl Pipe {
         }
             self.trim_at = self.now.plus_nanos(TRIM);
         let is_closed = self.closing.is_some_and(|closing| closing.is_acknowledged);
+        self.acks.on_acknowledged(sent.acknowledged);
         if is_closed && self.send.is_all_acknowledged() {
             self.end(Ended::Closed);
         }
