@@ -30,7 +30,7 @@ pub(crate) use choice::{Choice, Load, choose};
 pub(crate) use hello::CHANGED;
 pub(crate) use hello::{Hello, MAX_NAME, MAX_SERVICES, Refusal, Stranger, Unreadable, VERSION};
 use keys::Notice;
-use peer::{Link, Peer, distance};
+use peer::{Link, Peer};
 use place::Place;
 pub(crate) use place::Target;
 
@@ -407,27 +407,6 @@ impl Members {
     /// Returns whether a recently dialed node has not described itself yet.
     pub(crate) fn is_expecting(&self, now: Instant) -> bool {
         self.undescribed().any(|link| now.nanos_since(link.since) < DESCRIBE)
-    }
-
-    /// Returns one link to each peer that offers a service; `load` returns the load of a link.
-    pub(crate) fn choices(&self, service: &str, load: impl Fn(u64) -> Load) -> Vec<Choice> {
-        let offers = |peer: &&Peer| {
-            let is_used = !peer.is_leaving && peer.rival.is_none() && peer.held_by.is_none();
-            is_used && peer.services.contains(service)
-        };
-        let peers = self.peers.iter().filter(|(_, peer)| offers(peer));
-        let choice = |(id, peer): (&u64, &Peer)| {
-            let links = peer.links.iter().filter_map(|number| {
-                let link = self.links.get(number).filter(|link| !link.is_refused())?;
-                let Load { streams, is_suspected } = load(*number);
-                let is_doubted = is_suspected || link.is_slow || peer.trial.is_some();
-                let rank = (is_doubted, distance(link.transport));
-                Some(Choice { peer: *id, link: *number, rank, streams })
-            });
-            // Of links with equal rank, takes the first, which is preferred.
-            links.min_by_key(|choice| choice.rank)
-        };
-        peers.filter_map(choice).collect()
     }
 
     /// Returns the numbers, names, services and links of the known nodes that are not held.

@@ -17,20 +17,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
 use midplane_via::session::Stream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedMutexGuard, Semaphore, mpsc};
+use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
 
 use crate::error::{Error, ErrorKind};
 use crate::framing::{read_body, rest_within, write_parts, write_some};
 use crate::node::links::{Candidate, Peers};
 use crate::node::mailbox::{Outgoing, Received};
-use crate::node::{Listener, Node, PeerName};
+use crate::node::{ANSWER_WITHIN, Listener, Node, PeerName};
 
 /// Most bytes of a message: 1 MiB. Use a stream for more.
 pub const MAX_MESSAGE: usize = 1 << 20;
@@ -48,6 +51,9 @@ const MAGIC: &[u8; 8] = b"midmsg 1";
 const MAX_STREAMS: usize = 4;
 /// Limit of the time in which the first bytes of a stream arrive: 30 s.
 const REST_WITHIN: Duration = Duration::from_secs(30);
+
+/// The stream of messages to a peer, and the right to write to it.
+type Slot = OwnedMutexGuard<Option<Stream>>;
 
 /// The receiver of a message: a node's name, or the exact node of a [`PeerName`].
 #[derive(Clone, Debug)]
@@ -123,7 +129,7 @@ impl Node {
             return Err(lost(&name, None));
         }
         let outgoing = self.mailbox().outgoing(id, |other| self.knows(other));
-        if let Err(error) = self.write(Arc::clone(&outgoing), (id, &name), bytes).await? {
+        if let Err(error) = self.write(&outgoing, (id, &name), bytes).await? {
             self.mailbox().forget(id, Some(&outgoing));
             return Err(lost(&name, Some(error)));
         }
@@ -173,25 +179,15 @@ impl Node {
     /// Writes a message after earlier ones. The inner error is the stream's.
     async fn write(
         &self,
-        outgoing: Outgoing,
-        (id, name): (u64, &str),
+        outgoing: &Outgoing,
+        to: (u64, &str),
         bytes: Bytes,
     ) -> Result<io::Result<()>, Error> {
-        let mut outgoing = outgoing.lock_owned().await;
-        if outgoing.is_none() {
-            let (mut refused, until) = (BTreeSet::new(), self.search_deadline());
-            let found = self.find(SERVICE, &mut refused, until, |one| one.peer == id).await;
-            let found = found.map_err(|error| self.not_found(name, &error))?;
-            let candidate = found.first().expect("it has found one");
-            let Some(mut stream) = self.open(candidate, SERVICE, until).await else {
-                return Ok(Err(io::ErrorKind::ConnectionReset.into()));
-            };
-            if let Err(error) = stream.write_all(MAGIC).await {
-                return Ok(Err(error));
-            }
-            *outgoing = Some(stream);
-        }
-        let stream = outgoing.as_mut().expect("it was opened");
+        let mut slot = match self.opened(outgoing, to).await? {
+            Ok(slot) => slot,
+            Err(error) => return Ok(Err(error)),
+        };
+        let stream = slot.as_mut().expect("it was opened");
         #[expect(clippy::cast_possible_truncation, reason = "it was bounded")]
         let head = (bytes.len() as u32).to_le_bytes();
         let written = match write_some(stream, &head, &bytes, 0).await {
@@ -201,12 +197,53 @@ impl Node {
         if written == head.len() + bytes.len() {
             return Ok(Ok(()));
         }
-        // A message that has begun is sent completely, even if its sender's future is dropped.
-        let rest = tokio::spawn(async move {
-            let stream = outgoing.as_mut().expect("it was opened");
-            write_parts(stream, &head, &bytes, written).await
+        // A message that has begun is sent completely, even if its sender's future is dropped, or its runtime. If this
+        // node's runtime ends, the stream ends with the task.
+        let mut stream = slot.take().expect("it was opened");
+        let rest = self.runtime().spawn(async move {
+            write_parts(&mut stream, &head, &bytes, written).await?;
+            *slot = Some(stream);
+            Ok::<_, io::Error>(())
         });
         Ok(rest.await.unwrap_or_else(|_| Err(io::ErrorKind::ConnectionAborted.into())))
+    }
+
+    /// Waits for the messages before this one, and opens the stream if this is the first. The inner error is the
+    /// stream's.
+    async fn opened(
+        &self,
+        outgoing: &Outgoing,
+        (id, name): (u64, &str),
+    ) -> Result<io::Result<Slot>, Error> {
+        let until = self.search_deadline();
+        let lock = Arc::clone(&outgoing.stream).lock_owned();
+        let mut lock = pin!(lock);
+        let deadline = until.max(Instant::now() + ANSWER_WITHIN);
+        let mut slot = match timeout_at(deadline, &mut lock).await {
+            Ok(slot) => slot,
+            Err(_) if outgoing.was_opened.load(Ordering::Acquire) => lock.await,
+            // The task before has waited as long for the peer to receive.
+            Err(_) => return Err(self.not_found(name, &Error::new(ErrorKind::NoService, ""))),
+        };
+        if slot.is_some() {
+            return Ok(Ok(slot));
+        }
+        if outgoing.was_opened.load(Ordering::Acquire) {
+            return Ok(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        let mut refused = BTreeSet::new();
+        let found = self.find(SERVICE, &mut refused, until, |one| one.peer == id).await;
+        let found = found.map_err(|error| self.not_found(name, &error))?;
+        let candidate = found.first().expect("it has found one");
+        let Some(mut stream) = self.open(candidate, SERVICE, until).await else {
+            return Ok(Err(io::ErrorKind::ConnectionReset.into()));
+        };
+        if let Err(error) = stream.write_all(MAGIC).await {
+            return Ok(Err(error));
+        }
+        *slot = Some(stream);
+        outgoing.was_opened.store(true, Ordering::Release);
+        Ok(Ok(slot))
     }
 }
 

@@ -68,7 +68,9 @@ const KEEPALIVE_NANOS: u64 = 700_000_000;
 /// TCP too, whose listener may have started meanwhile.
 const DIAL_NANOS: u64 = 3_000_000_000;
 /// Limit of the time in which a node must describe itself, or accept a stream, before others are tried.
-const ANSWER_WITHIN: Duration = Duration::from_nanos(member::DESCRIBE);
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_nanos(member::DESCRIBE);
+/// The time that other nodes have to answer once a suitable one has: a nearer one may follow.
+const GRACE: Duration = Duration::from_millis(50);
 /// Limit of the time in which [`Node::shutdown`] waits for its sockets to be closed. Notifying peers over UDP takes at
 /// most 1 s.
 const CLOSE: Duration = Duration::from_secs(2);
@@ -254,7 +256,7 @@ impl Node {
         if may_change && self.0.shared.on_answer(chosen, is_slow) && is_slow {
             // Any late answer shows that it is no longer slow; one stream waits for it. The task ends with the session.
             let (shared, chosen) = (Arc::clone(&self.0.shared), chosen.clone());
-            tokio::spawn(async move {
+            self.runtime().spawn(async move {
                 drop(opening.await);
                 shared.on_answer(&chosen, false);
             });
@@ -289,8 +291,9 @@ impl Node {
     }
 
     /// Dials places whose nodes are unknown; of the places from gossip, only those whose nodes offer the service. Waits
-    /// until these nodes have described themselves. Returns whether new nodes were found.
-    async fn search_new(&self, service: &str) -> bool {
+    /// until these nodes have described themselves, or a short time longer than until `is_found` returns `true`. Returns
+    /// whether it does, or new nodes were found.
+    async fn search_new(&self, service: &str, is_found: impl Fn() -> bool) -> bool {
         let shared = &self.0.shared;
         let mut places: BTreeSet<_> =
             shared.network().local().into_iter().map(Target::Local).collect();
@@ -299,12 +302,15 @@ impl Node {
         places.extend(self.gossiped(service).into_iter().map(Target::Address));
         let before = shared.known();
         shared.search(&places, reached.keys, SEEK);
-        let until = Instant::now() + ANSWER_WITHIN;
+        let mut until = Instant::now() + ANSWER_WITHIN;
         loop {
             let changed = shared.changed.notified();
+            if is_found() {
+                until = until.min(Instant::now() + GRACE);
+            }
             let is_over = !shared.is_expecting();
             if is_over || tokio::time::timeout_at(until, changed).await.is_err() {
-                return !shared.known().is_subset(&before);
+                return is_found() || !shared.known().is_subset(&before);
             }
         }
     }

@@ -242,3 +242,46 @@ fn a_node_receives_after_the_runtime_of_its_first_receiver_has_ended() {
     });
     assert_eq!(number(&bytes), 1);
 }
+
+/// Regression: the rest of a message that had begun was dropped with the caller's runtime, and later ones were lost.
+#[test]
+fn a_message_that_has_begun_arrives_after_the_runtime_of_its_sender_has_ended() {
+    let main =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    for over in [Over::Shm, Over::Udp, Over::Tcp] {
+        let (receiver, sender) = main.block_on(async {
+            let (service, client) = nodes("brief", over);
+            let receiver = receiver(&service).await;
+            let sender = client.name("sender").start().await.unwrap();
+            let (first, sent) =
+                tokio::join!(receiver.receive(), sender.send("receiver", message(0, 10)));
+            sent.unwrap();
+            assert_eq!(number(&first.unwrap().1), 0);
+            (receiver, sender)
+        });
+        let brief = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let begun = brief.block_on(async {
+            for number in 1..40 {
+                let sending = sender.send("receiver", message(number, MAX_MESSAGE));
+                // The receiver holds one message, and the stream a part of the others.
+                let Ok(sent) = tokio::time::timeout(Duration::from_millis(300), sending).await
+                else {
+                    return number;
+                };
+                sent.unwrap();
+            }
+            panic!("a sender that is not received from has sent 39 MiB");
+        });
+        drop(brief);
+        main.block_on(async {
+            let last = sender.send("receiver", message(begun + 1, 10));
+            let receive = async {
+                for expected in 1..=begun + 1 {
+                    assert_eq!(number(&receiver.receive().await.unwrap().1), expected);
+                }
+            };
+            let both = async { tokio::join!(last, receive).0.unwrap() };
+            tokio::time::timeout(Duration::from_secs(20), both).await.expect("all arrive");
+        });
+    }
+}

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use network::{Network, SECOND};
 
 use midplane_simhw::time::Instant;
+use midplane_via::session::TransportKind;
 
 use super::{Choice, Effect, Load, Members, Target, choose};
 
@@ -102,6 +103,24 @@ fn a_late_timer_after_the_end_of_a_search_leaves_nothing_that_is_due() {
     let late = Instant::from_nanos(60_000_001);
     members.handle_timeout(late, |_| Load::default());
     assert!(members.poll_timeout().is_none_or(|at| at > late));
+}
+
+#[test]
+fn the_link_of_new_streams_is_a_slow_one_only_if_no_other_is_left() {
+    let mut members = Members::new(&names::hello(9, 50, "client"), None);
+    for link in [1, 2] {
+        let address = ([10, 0, 0, link as u8], 1).into();
+        members.handle_accepted(Instant::ZERO, link, TransportKind::Udp(address));
+        members.handle_hello(Instant::ZERO, link, names::hello(7, 40, "service"), None);
+    }
+    let link_to = |members: &Members| members.link_to(7, |_| Load::default());
+    let first = link_to(&members).unwrap();
+    members.handle_answer(first, true);
+    let second = link_to(&members).unwrap();
+    assert_ne!(first, second);
+    members.handle_answer(second, true);
+    assert_eq!(link_to(&members), Some(first), "the better of two slow ones");
+    assert_eq!(members.link_to(8, |_| Load::default()), None);
 }
 
 /// Returns the links of a node's service `kv`, with a load that is the same for all, and whether each is doubted.

@@ -127,8 +127,9 @@ impl Node {
         let shared = &self.0.shared;
         let here = shared.network().local();
         let sessions = shared.sessions_of_peers();
-        let path = |(id, name, session): (_, _, Arc<_>)| {
-            self.path(id, name, &session, &session.stats(), here.contains(&id))
+        let path = |(id, name, session, streams): (_, _, Arc<Session>, _)| {
+            let stats = session.stats();
+            PeerPath { streams, ..self.path(id, name, &session, &stats, here.contains(&id)) }
         };
         Explanation {
             allowed: self.0.allowed.words().collect(),

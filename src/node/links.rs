@@ -140,7 +140,7 @@ impl Peers {
     /// Searches for unknown nodes that offer a service; returns `false` once the node has ended.
     pub(crate) async fn search(&self, service: &str) -> bool {
         let Some(node) = self.node.upgrade().map(Node) else { return false };
-        node.search_new(service).await;
+        node.search_new(service, || false).await;
         true
     }
 }
@@ -223,11 +223,15 @@ impl Node {
         until: Instant,
         is_fit: impl Fn(&Candidate) -> bool,
     ) -> Result<Vec<Candidate>, Error> {
+        let suitable = |refused: &BTreeSet<u64>| {
+            let mut candidates = self.0.shared.candidates(service);
+            candidates.retain(|one| !refused.contains(&one.session.number()) && is_fit(one));
+            candidates
+        };
         loop {
             self.0.shared.check()?;
             let changed = self.0.shared.changed.notified();
-            let mut candidates = self.0.shared.candidates(service);
-            candidates.retain(|one| !refused.contains(&one.session.number()) && is_fit(one));
+            let mut candidates = suitable(refused);
             if let Some(best) = candidates.iter().map(|one| one.choice.rank).min() {
                 candidates.retain(|one| one.choice.rank == best);
                 #[cfg(feature = "ofi")]
@@ -237,7 +241,7 @@ impl Node {
                 }
                 return Ok(candidates);
             }
-            if self.search_new(service).await {
+            if self.search_new(service, || !suitable(refused).is_empty()).await {
                 continue;
             }
             if Instant::now() >= until {

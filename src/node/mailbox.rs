@@ -1,6 +1,7 @@
 //! The messages of a node: streams to the peers that it sends to, and received messages that wait.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
@@ -9,8 +10,14 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::listener::PeerName;
 
-/// The stream to a peer, opened at the first message to it; the holder of the lock writes.
-pub(crate) type Outgoing = Arc<tokio::sync::Mutex<Option<Stream>>>;
+/// The stream to a peer, opened at the first message to it.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    /// The holder of the lock opens the stream, or writes. There is no stream while a message is half written.
+    pub(crate) stream: Arc<tokio::sync::Mutex<Option<Stream>>>,
+    /// True once the stream was opened. If there is none then, it has failed.
+    pub(crate) was_opened: AtomicBool,
+}
 
 /// A message that waits to be received, and its share of the bounds.
 #[derive(Debug)]
@@ -31,7 +38,7 @@ pub(crate) struct Mailbox {
 struct State {
     /// The peer that each name has referred to since the last error.
     names: BTreeMap<String, u64>,
-    outgoing: BTreeMap<u64, Outgoing>,
+    outgoing: BTreeMap<u64, Arc<Outgoing>>,
     /// Peers whose streams were ended because the peer was unknown. The next message to one of them fails.
     lost: BTreeSet<u64>,
 }
@@ -61,7 +68,7 @@ impl Mailbox {
     }
 
     /// Returns the stream to a peer. Before it makes a new one, it ends those to peers that `knows` does not know.
-    pub(crate) fn outgoing(&self, id: u64, knows: impl Fn(u64) -> bool) -> Outgoing {
+    pub(crate) fn outgoing(&self, id: u64, knows: impl Fn(u64) -> bool) -> Arc<Outgoing> {
         let state = self.state();
         if let Some(outgoing) = state.outgoing.get(&id) {
             return Arc::clone(outgoing);
@@ -96,9 +103,10 @@ impl Mailbox {
     }
 
     /// Forgets a peer that has ended, or whose stream `failed`. A later stream to it continues.
-    pub(crate) fn forget(&self, id: u64, failed: Option<&Outgoing>) {
+    pub(crate) fn forget(&self, id: u64, failed: Option<&Arc<Outgoing>>) {
         let mut state = self.state();
-        let is_later = |known: &Outgoing| failed.is_some_and(|failed| !Arc::ptr_eq(known, failed));
+        let is_later =
+            |known: &Arc<Outgoing>| failed.is_some_and(|failed| !Arc::ptr_eq(known, failed));
         if state.outgoing.get(&id).is_some_and(is_later) {
             return;
         }

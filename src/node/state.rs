@@ -93,6 +93,18 @@ impl State {
         Load { streams: session.streams(), is_suspected: session.is_suspected() }
     }
 
+    /// Returns the session that new streams to a peer use.
+    fn session_to(&self, id: u64, links: &[u64]) -> Option<&Arc<Session>> {
+        let chosen = self.members.link_to(id, |link| self.load(link));
+        chosen.iter().chain(links).find_map(|link| self.sessions.get(link))
+    }
+
+    /// Returns the number of open streams over these links.
+    fn streams(&self, links: &[u64]) -> usize {
+        let sessions = links.iter().filter_map(|link| self.sessions.get(link));
+        sessions.map(|session| session.streams()).sum()
+    }
+
     /// Checks whether another node has this one's name, and reports it once.
     fn review_name(&mut self) {
         let rival = self.members.rival().map(|(id, by)| {
@@ -306,14 +318,13 @@ impl Shared {
     pub(super) fn peers(&self) -> Vec<PeerInfo> {
         let state = self.state();
         let info = |(id, name, services, links): (u64, &str, &BTreeSet<String>, &[u64])| {
-            let sessions: Vec<_> =
-                links.iter().filter_map(|link| state.sessions.get(link)).collect();
+            let session = state.session_to(id, links);
             PeerInfo {
                 name: name.to_owned(),
                 id,
                 services: services.iter().cloned().collect(),
-                transport: sessions.first().map_or("none", |session| session.transport().name()),
-                streams: sessions.iter().map(|session| session.streams()).sum(),
+                transport: session.map_or("none", |session| session.transport().name()),
+                streams: state.streams(links),
             }
         };
         state.members.peers().map(info).collect()
@@ -339,12 +350,13 @@ impl Shared {
         self.meter.streams(Role::Client, service).refused.add_one();
     }
 
-    /// Returns the numbers and names of the peers, each with the best session.
-    pub(super) fn sessions_of_peers(&self) -> Vec<(u64, String, Arc<Session>)> {
+    /// Returns the numbers and names of the peers, each with the session of new streams, and with the number of open
+    /// streams of all its sessions.
+    pub(super) fn sessions_of_peers(&self) -> Vec<(u64, String, Arc<Session>, usize)> {
         let state = self.state();
         let best = |(id, name, _, links): (u64, &str, _, &[u64])| {
-            let session = links.iter().find_map(|link| state.sessions.get(link))?;
-            Some((id, name.to_owned(), Arc::clone(session)))
+            let session = Arc::clone(state.session_to(id, links)?);
+            Some((id, name.to_owned(), session, state.streams(links)))
         };
         state.members.peers().filter_map(best).collect()
     }

@@ -23,7 +23,7 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::profile::{Machine, NicProfile};
 use midplane::simhw::services::RECEIVE_BYTES;
 use midplane::simhw::switch::DiscardPolicy;
-use midplane::{Node, Sim, time};
+use midplane::{DEFAULT_CONNECT_TIMEOUT, ErrorKind, Node, Sim, time};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const MS: Duration = Duration::from_millis(1);
@@ -98,8 +98,49 @@ fn a_restarted_service_is_reached_within_a_second_and_a_crash_is_noticed_within_
     sim.at(300 * MS).restart("echo");
     let report = sim.run().unwrap();
     let took = took.lock().unwrap();
-    assert!(took[0] < 1_300 * MS && took[1] < 2_300 * MS, "{took:?}");
+    assert!(took[0] < 1_100 * MS && took[1] < 2_300 * MS, "{took:?}");
     assert!(report.time < Duration::from_secs(3));
+}
+
+#[test]
+fn a_first_connect_does_not_wait_for_a_place_without_a_node() {
+    let mut sim = Sim::builder().build();
+    sim.host("echo", echo).host("down", |_| std::future::pending());
+    sim.client(|node| async move {
+        time::sleep(100 * MS).await;
+        let start = time::Instant::now();
+        ask(&node, b"hello").await?;
+        assert!(start.elapsed() < 100 * MS, "{:?}", start.elapsed());
+        Ok(())
+    });
+    sim.at(50 * MS).crash("down");
+    sim.run().unwrap();
+}
+
+#[test]
+fn sends_to_a_node_that_does_not_receive_wait_for_one_timeout_together() {
+    let mut sim = Sim::builder().build();
+    sim.host("silent", |node| async move {
+        let _stream = node.connect("meet").await?;
+        std::future::pending().await
+    });
+    sim.client(|node| async move {
+        let mut listener = node.listen("meet").await?;
+        let (_stream, peer) = listener.accept().await?;
+        let start = time::Instant::now();
+        let send = || node.send(&peer, "hello");
+        let (one, two, three, four) = tokio::join!(send(), send(), send(), send());
+        for sent in [one, two, three, four] {
+            assert_eq!(sent.unwrap_err().kind(), ErrorKind::NoService);
+        }
+        let took = start.elapsed();
+        assert!(
+            took >= DEFAULT_CONNECT_TIMEOUT && took < DEFAULT_CONNECT_TIMEOUT + 1_100 * MS,
+            "{took:?}"
+        );
+        Ok(())
+    });
+    sim.run().unwrap();
 }
 
 #[test]

@@ -259,6 +259,87 @@ fn reports_that_answer_each_datagram_at_once_cause_one_ping_and_end_the_pipe() {
 }
 
 #[test]
+fn the_exit_of_an_idle_peers_process_is_noticed_within_a_second() {
+    let configs = [700 * MS, 10 * SECOND].map(|nanos| Config::default().keepalive(nanos));
+    let mut pair = Pair::with(1, Path::clean(5 * MS), configs);
+    let (dialed, _) = pair.connect();
+    pair.run(5 * SECOND);
+    // It exits when it has just answered a ping.
+    let heard = pair.pipe(0, dialed).stats().packets_received;
+    pair.run_until(SECOND, |pair| {
+        (pair.pipe(0, dialed).stats().packets_received > heard).then_some(())
+    });
+    let (exited, peer) = (pair.now, pair.addresses[1]);
+    pair.ends[1] = Endpoint::new(Config::default(), 99);
+    pair.is_cut = true;
+    let mut sent = pair.datagrams;
+    pair.run_until(2 * SECOND, |pair| {
+        if pair.datagrams > sent {
+            // Its host reports that no process receives at the port.
+            sent = pair.datagrams;
+            let now = pair.now;
+            pair.ends[0].handle_unreachable(now, peer);
+        }
+        pair.pipe(0, dialed).ended()
+    });
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Unreachable));
+    assert!(pair.now.nanos_since(exited) < SECOND, "{}", pair.now.nanos_since(exited));
+}
+
+#[test]
+fn a_report_about_a_peer_over_a_long_path_leaves_it_time_to_answer() {
+    let mut pair = Pair::new(1, Path::clean(150 * MS), Config::default);
+    let (dialed, _) = pair.connect();
+    pair.run(5 * SECOND);
+    let (now, peer) = (pair.now, pair.addresses[1]);
+    pair.ends[0].handle_unreachable(now, peer);
+    pair.run(SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), None);
+}
+
+/// Regression: the peer was not asked, so a forged reset ended an idle sealed pipe.
+#[test]
+fn a_forged_reset_ends_no_idle_sealed_pipe() {
+    let config = || Config::default().key(Some(Key::new(1, [7; 32])));
+    let mut pair = Pair::new(1, Path::clean(MS), config);
+    let (dialed, _) = pair.connect();
+    let (now, mut out) = (pair.now, Vec::new());
+    // The id of the other end is in the clear.
+    pair.pipe(0, dialed).write(&[IoSlice::new(b"seen")]);
+    pair.ends[0].poll_transmit(now, &mut out, 1).expect("a packet");
+    pair.run(3 * SECOND);
+    let mut reset = [&[5, 1, 0, 0, 0, 0, 0, 0][..], &out[8..16]].concat();
+    for _ in 0..3 {
+        let (now, from) = (pair.now, pair.addresses[1]);
+        pair.ends[0].handle_datagram(now, from, &mut reset);
+        pair.run(SECOND);
+        assert_eq!(pair.pipe(0, dialed).ended(), None);
+    }
+}
+
+#[test]
+fn forged_cookies_cause_no_more_dials_than_the_timer() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let dialed = pair.dial();
+    let (begin, from, mut out, mut dials) = (pair.now, pair.addresses[1], Vec::new(), 0_u8);
+    for step in 0..3_000_u64 {
+        let now = begin.plus_nanos(step * MS);
+        pair.ends[0].handle_timeout(now);
+        while pair.ends[0].poll_transmit(now, &mut out, 1).is_some() {
+            dials += 1;
+            assert!(dials < 12, "{dials} after {step} ms");
+            let mut cookie = vec![2, 1, 0, 0, 0, 0, 0, 0];
+            cookie.extend_from_slice(&out[8..16]);
+            cookie.extend_from_slice(&[dials; 16]);
+            out.clear();
+            pair.ends[0].handle_datagram(now, from, &mut cookie);
+        }
+    }
+    assert!(dials > 3, "{dials}");
+    assert_eq!(pair.pipe(0, dialed).ended(), None);
+}
+
+#[test]
 fn a_peer_is_pinged_again_by_a_report_after_its_answer() {
     let mut pair = Pair::new(1, Path::clean(MS), Config::default);
     let (dialed, _) = pair.connect();

@@ -56,7 +56,9 @@ pub(crate) struct Pair {
     free_at: [Instant; 2],
     pub(crate) events: [Vec<Event>; 2],
     pub(crate) is_cut: bool,
+    /// Datagrams that both ends have sent, and their bytes.
     pub(crate) datagrams: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Pair {
@@ -81,6 +83,7 @@ impl Pair {
             events: [Vec::new(), Vec::new()],
             is_cut: false,
             datagrams: 0,
+            bytes: 0,
         }
     }
 
@@ -109,6 +112,7 @@ impl Pair {
 
     fn send(&mut self, from: usize, mut datagram: Vec<u8>) {
         self.datagrams += 1;
+        self.bytes += datagram.len() as u64;
         let Path { delay, jitter, loss, double, corrupt, mtu, line, queue } = self.path;
         if self.is_cut || datagram.len() > mtu || self.rng.chance(loss) {
             return;

@@ -189,21 +189,115 @@ fn a_path_that_grows_narrower_continues_with_shorter_datagrams() {
     assert!(exchange(&mut pair, &mut apps, 25 * SECOND), "{:?}", pair.pipe(0, dialed).stats());
 }
 
+/// Regression: a datagram shorter than the longest one that had passed was sent again for ever.
+#[test]
+fn a_path_that_grows_too_narrow_for_a_datagram_below_the_longest_carries_its_bytes() {
+    for is_alone in [true, false] {
+        let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+        let (dialed, accepted) = pair.connect();
+        let mut apps = [App::new(dialed, 1, 100_000, 2), App::new(accepted, 2, 0, 1)];
+        assert!(exchange(&mut pair, &mut apps, SECOND));
+        pair.run(10 * SECOND);
+        assert_eq!(pair.pipe(0, dialed).stats().mtu, 1_472);
+        pair.path.mtu = 1_400;
+        pair.pipe(0, dialed).write(&[IoSlice::new(&[7; 1_385])]);
+        let mut written = 1_385;
+        for _ in 0..300 {
+            pair.run(10 * MS);
+            if !is_alone {
+                // The acknowledgements of short datagrams show that the peer is alive.
+                written += pair.pipe(0, dialed).write(&[IoSlice::new(&[7; 10])]);
+            }
+        }
+        pair.run(100 * MS);
+        let readable = pair.pipe(1, accepted).readable().len();
+        assert_eq!(readable, written, "alone: {is_alone}, {:?}", pair.pipe(0, dialed).stats());
+    }
+}
+
 #[test]
 fn an_idle_pipe_holds_no_memory_for_data() {
-    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    for keepalive in [10 * SECOND, 700 * MS] {
+        let mut pair = Pair::new(1, Path::clean(MS), || Config::default().keepalive(keepalive));
+        let (dialed, accepted) = pair.connect();
+        let mut apps = [App::new(dialed, 1, 1 << 20, 2), App::new(accepted, 2, 1 << 20, 1)];
+        assert!(exchange(&mut pair, &mut apps, 10 * SECOND));
+        // The search for the longest datagram ends first.
+        pair.run(20 * SECOND);
+        assert_eq!(pair.pipe(0, dialed).stats().memory_bytes, 0);
+        assert_eq!(pair.pipe(1, accepted).stats().memory_bytes, 0);
+        let mut apps = [App::new(dialed, 1, 2 << 20, 2), App::new(accepted, 2, 2 << 20, 1)];
+        for app in &mut apps {
+            (app.written, app.read) = (1 << 20, 1 << 20);
+        }
+        assert!(exchange(&mut pair, &mut apps, 10 * SECOND));
+    }
+}
+
+#[test]
+fn bytes_that_are_read_late_leave_no_memory() {
+    let mut pair = Pair::new(1, Path::clean(MS), || Config::default().keepalive(700 * MS));
+    let (dialed, accepted) = pair.connect();
+    pair.pipe(0, dialed).write(&[IoSlice::new(&[7; 200_000])]);
+    pair.run(10 * SECOND);
+    while let bytes @ 1.. = pair.pipe(1, accepted).readable().len() {
+        pair.pipe(1, accepted).consume(bytes);
+    }
+    pair.run(2 * SECOND);
+    assert_eq!(pair.pipe(1, accepted).stats().memory_bytes, 0);
+}
+
+/// Regression: 32 losses made all later acknowledgements 248 bytes longer.
+#[test]
+fn acknowledgements_are_short_again_after_losses() {
+    let mut pair = Pair::new(1, Path { loss: 0.05, ..Path::clean(MS) }, Config::default);
     let (dialed, accepted) = pair.connect();
     let mut apps = [App::new(dialed, 1, 1 << 20, 2), App::new(accepted, 2, 1 << 20, 1)];
-    assert!(exchange(&mut pair, &mut apps, 10 * SECOND));
-    // The search for the longest datagram ends first.
-    pair.run(20 * SECOND);
-    assert_eq!(pair.pipe(0, dialed).stats().memory_bytes, 0);
-    assert_eq!(pair.pipe(1, accepted).stats().memory_bytes, 0);
-    let mut apps = [App::new(dialed, 1, 2 << 20, 2), App::new(accepted, 2, 2 << 20, 1)];
-    for app in &mut apps {
-        (app.written, app.read) = (1 << 20, 1 << 20);
+    assert!(exchange(&mut pair, &mut apps, 60 * SECOND));
+    pair.path.loss = 0.0;
+    pair.run(3 * SECOND);
+    let before = (pair.datagrams, pair.bytes);
+    for _ in 0..100 {
+        for (end, id, other) in [(0, dialed, accepted), (1, accepted, dialed)] {
+            pair.pipe(end, id).write(&[IoSlice::new(&[7; 10])]);
+            let arrived = pair.run_until(SECOND, |pair| {
+                (!pair.pipe(1 - end, other).readable().is_empty()).then_some(())
+            });
+            arrived.expect("nothing is lost");
+            pair.pipe(1 - end, other).consume(10);
+        }
     }
-    assert!(exchange(&mut pair, &mut apps, 10 * SECOND));
+    let mean = (pair.bytes - before.1) / (pair.datagrams - before.0);
+    assert!(mean < 120, "{mean}");
+}
+
+#[test]
+fn a_ping_is_acknowledged_at_once() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, _) = pair.connect();
+    pair.run(3 * SECOND);
+    let begun = pair.now;
+    pair.pipe(0, dialed).ping();
+    pair.run_until(SECOND, |pair| (pair.pipe(0, dialed).stats().in_flight > 0).then_some(()));
+    pair.run_until(SECOND, |pair| (pair.pipe(0, dialed).stats().in_flight == 0).then_some(()));
+    let took = pair.now.nanos_since(begun);
+    assert!((2 * MS..=4 * MS).contains(&took), "{took}");
+}
+
+/// Regression: a close whose turn came when the pacer had no room waited for an acknowledgement.
+#[test]
+fn a_close_waits_for_the_pacer_and_for_no_round_trip() {
+    for bytes in (2_000..8_000).step_by(20) {
+        let mut pair = Pair::new(1, Path::clean(50 * MS), Config::default);
+        let (dialed, accepted) = pair.connect();
+        pair.run(3 * SECOND);
+        let begun = pair.now;
+        pair.pipe(0, dialed).write(&[IoSlice::new(&vec![7; bytes])]);
+        pair.pipe(0, dialed).close(begun);
+        pair.run_until(SECOND, |pair| pair.pipe(1, accepted).ended());
+        let took = pair.now.nanos_since(begun);
+        assert!(took < 140 * MS, "{bytes} bytes took {took}");
+    }
 }
 
 #[test]

@@ -182,8 +182,10 @@ impl Node {
         };
         let here = shared.network().local();
         let peers = shared.sessions_of_peers().into_iter();
-        let peers =
-            peers.map(|(id, name, session)| self.peer(id, name, &session, here.contains(&id)));
+        let peers = peers.map(|(id, name, session, streams)| Peer {
+            streams: streams as u64,
+            ..self.peer(id, name, &session, here.contains(&id))
+        });
         let left_out = &mut report.left_out;
         report.peers = bounded(peers, left_out);
         report.services = bounded(self.services(), left_out);

@@ -176,6 +176,13 @@ impl RingSender {
         Some((self.free() - LINE - HEAD).min(most))
     }
 
+    /// Returns the free bytes, headers of records included.
+    #[must_use]
+    pub fn free_bytes(&mut self) -> usize {
+        self.see_returned();
+        self.free()
+    }
+
     /// Returns the number of bytes known to be free.
     #[expect(clippy::cast_possible_truncation, reason = "at most the capacity")]
     const fn free(&self) -> usize {

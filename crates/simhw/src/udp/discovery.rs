@@ -14,8 +14,8 @@
 //!                                 Error: only the least length that every path carries
 //! ```
 //!
-//! Probing needs traffic: the discovery acts when the sender reports a datagram that is as long as allowed. An
-//! idle path, or one of short datagrams, costs nothing.
+//! Probing needs traffic: the discovery acts when the sender reports a datagram that is as long as allowed, or one
+//! that carries lost data again. An idle path, or one that loses none of its short datagrams, costs nothing.
 
 use std::collections::VecDeque;
 
@@ -171,6 +171,19 @@ impl Discovery {
             }
             Phase::Complete if self.confirm_at <= now => self.begin(now, self.confirmed),
             // A search without a round has ended at once.
+            _ => {}
+        }
+    }
+
+    /// Handles a datagram of `bytes` that carries lost data again: the path may have become too narrow for datagrams
+    /// of this length, even if longer ones passed before. Starts the probing that is due.
+    pub fn on_sent_again(&mut self, now: Instant, bytes: usize) {
+        if bytes <= MIN_BYTES || self.round.is_some() {
+            return;
+        }
+        match self.phase {
+            Phase::Idle => self.begin_base(now),
+            Phase::Complete if self.confirm_at <= now => self.begin(now, self.confirmed),
             _ => {}
         }
     }

@@ -5,6 +5,7 @@
 
 mod dialing;
 mod receiving;
+mod waking;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -87,6 +88,8 @@ pub(super) struct Core {
     pub(super) counted: Counted,
     /// Counts the frames that were handled, and the parts of frames that were read.
     pub(super) handled: u64,
+    /// Counts those of these parts after which more of the frame was left.
+    pub(super) parts: u64,
 }
 
 impl Core {
@@ -109,6 +112,7 @@ impl Core {
             is_dirty: false,
             counted: Counted::default(),
             handled: 0,
+            parts: 0,
         }
     }
 
@@ -245,7 +249,7 @@ impl Core {
                     return 0;
                 }
                 // The driver checks for room while it polls, and requests a wake-up when it parks.
-                if !awaiting_room.contains(&stream) {
+                if !std::mem::replace(&mut flow.send.awaits_room, true) {
                     awaiting_room.push_back(stream);
                 }
                 self.is_dirty = true;
@@ -344,43 +348,6 @@ impl Core {
             flow.due.credit = true;
             self.queue(stream);
         }
-    }
-
-    /// Has the task woken once the stream has bytes, or has ended.
-    pub(super) fn await_bytes(&mut self, stream: u32, waker: &Waker) {
-        if let Some(flow) = self.flows.get_mut(&stream) {
-            wait(&mut flow.receive.waker, waker, &mut self.replaced);
-        }
-    }
-
-    /// Wakes the writers that wait for room, if there is any.
-    pub(super) fn wake_writers(&mut self) {
-        if self.awaiting_room.is_empty() || !self.wire.has_room() {
-            return;
-        }
-        for stream in std::mem::take(&mut self.awaiting_room) {
-            let waker = self.flows.get_mut(&stream).and_then(|flow| flow.send.waker.take());
-            self.wakers.extend(waker);
-        }
-    }
-
-    /// Wakes the task that waits for the bytes of the next frame and can read them from the wire; returns
-    /// whether there is one.
-    ///
-    /// A task that waits for the acceptance of its stream reads nothing: bytes that arrive earlier are held.
-    pub(super) fn wake_reader(&mut self) -> bool {
-        let Ok(Some(incoming)) = self.wire.peek() else { return false };
-        let Some(header) = Header::parse(incoming.words) else { return false };
-        let is_read = |flow: &&mut Flow| header.kind == Kind::Data && flow.is_accepted;
-        let flow = self.flows.get_mut(&header.stream).filter(is_read);
-        let waker = flow.and_then(|flow| {
-            let waker = flow.receive.waker.take()?;
-            flow.receive.reads_directly = true;
-            Some(waker)
-        });
-        let found = waker.is_some();
-        self.wakers.extend(waker);
-        found
     }
 
     /// Handles received frames, at most a batch; bytes for the stream of `direct` go into its buffer. Returns

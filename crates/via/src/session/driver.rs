@@ -1,6 +1,7 @@
 //! The driver of a process's sessions: one task that moves what they send and receive.
 
 mod piping;
+mod reading;
 
 use std::collections::BTreeMap;
 use std::future::{Future as _, poll_fn};
@@ -24,14 +25,11 @@ use super::wire::Peer;
 use super::{Ended, Session, SharedState, Stream, TransportKind};
 use crate::wire::endpoint::PipeId;
 use crate::wire::socket::Socket;
+use reading::{READER_TIMEOUT, Reading};
 
 /// Limits how long the driver polls for an answer before it parks. Where this was measured, a wake-up on another
 /// processor takes 31 to 60 us, and the answer follows it.
 const SPIN: Duration = Duration::from_micros(150);
-/// Time after which the driver takes a frame that its woken reader has not taken: it may block other streams.
-const GRACE: Duration = Duration::from_micros(50);
-/// The same time if the driver waits meanwhile, because the runtime's timers are no finer.
-const READER_TIMEOUT: Duration = Duration::from_millis(1);
 /// If yielding the processor takes the driver longer than `LONG_YIELD`, it parks instead of yielding for
 /// `NO_YIELD_FOR`. Other tasks may keep the processor for as long as they like, and a parked process is woken sooner.
 const LONG_YIELD: Duration = Duration::from_millis(1);
@@ -81,9 +79,7 @@ struct Active {
     last: Instant,
     /// Turns since then that handled no frame.
     idle_turns: u32,
-    /// The time when a reader was last woken or a frame was last handled, and how many frames had been handled by then.
-    read: Instant,
-    handled: u64,
+    reading: Reading,
 }
 
 /// Returns the processor that this thread runs on; without rings, none needs it.
@@ -326,10 +322,8 @@ impl Driver {
         };
         let is_woken = core.wake_reader();
         let mut any = is_woken || core.pump(None);
-        let before = std::mem::replace(&mut active.handled, core.handled);
-        if is_woken || before != core.handled {
-            active.read = now;
-        } else if !any && (self.is_simulated || now >= active.read + GRACE) {
+        let is_late = active.reading.is_late(&core, now, is_woken, self.is_simulated);
+        if is_late && !any {
             core.stop_leaving_frames();
             any = core.pump(None);
         }
@@ -436,8 +430,7 @@ impl Driver {
                     session,
                     last: now,
                     idle_turns: 0,
-                    read: now,
-                    handled: 0,
+                    reading: Reading::new(now),
                 });
             }
         }

@@ -60,6 +60,8 @@ pub(super) struct Send {
     pub(super) fin_sent: bool,
     /// True once the peer reads no more.
     pub(super) is_stopped: bool,
+    /// True if the writer is in the queue of those that wait for room on the wire.
+    pub(super) awaits_room: bool,
     pub(super) waker: Option<Waker>,
 }
 
@@ -83,6 +85,7 @@ impl Flow {
                 is_finished: false,
                 fin_sent: false,
                 is_stopped: false,
+                awaits_room: false,
                 waker: None,
             },
             due: Due::default(),

@@ -64,8 +64,13 @@ impl Piped {
         matches!(&self.pipe, BytePipe::Tcp(line) if line.buffers().is_stuck)
     }
 
+    /// Returns the bytes that may be written now, heads of frames included.
+    pub(super) fn free_bytes(&self) -> usize {
+        self.pipe.hold().room()
+    }
+
     pub(super) fn room(&self) -> Option<usize> {
-        let room = self.pipe.hold().room().checked_sub(HEAD)?;
+        let room = self.free_bytes().checked_sub(HEAD)?;
         (room >= MAX_CONTROL).then(|| room.min(PIECE))
     }
 

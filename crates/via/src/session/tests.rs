@@ -27,7 +27,7 @@ use crate::wire::socket::Clock;
 /// Bytes of the rings: few frames fill one.
 const RING: usize = 16 * 1024;
 
-fn pair() -> [Core; 2] {
+pub(super) fn pair() -> [Core; 2] {
     let [one, other] = RingPair::local(RING).unwrap();
     [Core::new(Wire::ring(one), true), Core::new(Wire::ring(other), false)]
 }

@@ -82,6 +82,18 @@ impl Wire {
         self.room().is_some_and(|room| room >= most)
     }
 
+    /// Returns the number of longest frames that there is room for.
+    pub(super) fn frames(&mut self) -> usize {
+        match self {
+            Self::Ring(ring) => {
+                let sender = &mut ring.pair.sender;
+                sender.free_bytes() / sender.most().min(PIECE)
+            }
+            Self::Piped(piped) => piped.free_bytes() / PIECE,
+            Self::Dialing(_) | Self::Closed => 0,
+        }
+    }
+
     /// Sends a frame, whose payload is no longer than [`Wire::room`] returned.
     pub(super) fn push(&mut self, words: [u64; 2], parts: &[IoSlice<'_>]) {
         match self {

@@ -5,6 +5,7 @@
 mod cookies;
 mod dials;
 mod events;
+mod reports;
 mod tokens;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -57,6 +58,8 @@ pub struct Endpoint {
     by_id: HashMap<u64, u32, FixedState>,
     /// The connections, by the peer's address and its id.
     by_peer: BTreeMap<(SocketAddr, u64), u32>,
+    /// The connections and dials, by the peer's address.
+    by_address: BTreeSet<(SocketAddr, u32)>,
     half_open: usize,
     half_open_of: BTreeMap<IpAddr, u32>,
     queue: VecDeque<u32>,
@@ -86,6 +89,7 @@ impl Endpoint {
             free: Vec::new(),
             by_id: HashMap::default(),
             by_peer: BTreeMap::new(),
+            by_address: BTreeSet::new(),
             half_open: 0,
             half_open_of: BTreeMap::new(),
             queue: VecDeque::new(),
@@ -255,30 +259,6 @@ impl Endpoint {
         }
     }
 
-    /// Handles a network report that no process receives at `peer`; port 0 if the report names none.
-    ///
-    /// Pings all connections there. Those that the report certainly concerns end unless the peer answers soon: dials,
-    /// and all connections if the report names a port and only one peer of that host is known. A report without a port
-    /// says that the host can't be reached now: routes and cables may return.
-    pub fn handle_unreachable(&mut self, now: Instant, peer: SocketAddr) {
-        let is_there = |entry: &Entry| {
-            entry.peer.ip() == peer.ip() && [0, entry.peer.port()].contains(&peer.port())
-        };
-        let there =
-            self.slots.iter().filter_map(|slot| slot.entry.as_deref()).filter(|e| is_there(e));
-        let mut ports = there.map(|entry| entry.peer.port());
-        let first = ports.next();
-        let is_certain = peer.port() != 0 && ports.all(|port| Some(port) == first);
-        for slot in 0..self.slots.len() as u32 {
-            if let Some(entry) = &mut self.slots[slot as usize].entry
-                && is_there(entry)
-            {
-                entry.pipe.handle_unreachable(now, is_certain);
-                self.enqueue(slot);
-            }
-        }
-    }
-
     /// Appends the next datagrams of one connection to `out`, at most `most_segments`.
     #[must_use]
     pub fn poll_transmit(
@@ -382,6 +362,7 @@ impl Endpoint {
         });
         self.begin_share(slot, &mut pipe, first_window);
         self.by_id.insert(pipe.local(), slot);
+        self.by_address.insert((peer, slot));
         if !is_dialer {
             self.by_peer.insert((peer, pipe.remote()), slot);
             self.half_open += 1;
@@ -411,6 +392,7 @@ impl Endpoint {
         self.end_share(slot);
         self.by_id.remove(&entry.pipe.local());
         self.by_peer.remove(&(entry.peer, entry.pipe.remote()));
+        self.by_address.remove(&(entry.peer, slot));
         if let Some(at) = entry.timer {
             self.timers.remove(&(at, slot));
         }

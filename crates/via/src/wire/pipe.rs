@@ -47,10 +47,12 @@ use send_buffer::SendBuffer;
 const DIAL_AGAIN: (u64, u64) = (100_000_000, 1_000_000_000);
 /// Nanoseconds of silence, while something is outstanding, after which a peer is suspected.
 const SUSPECTED: u64 = 1_000_000_000;
-/// Nanoseconds that a connection waits for the peer itself to confirm an unauthenticated end: once open, and
-/// while it dials.
-const CONFIRM_NS: (u64, u64) = (500_000_000, 1_500_000_000);
-/// Nanoseconds of silence after which reserved memory is released.
+/// Least and most nanoseconds that an open connection waits for the peer itself to refute an unauthenticated end: five
+/// round trips. Pings that are lost are repeated meanwhile.
+const CONFIRM_OPEN: (u64, u64) = (200_000_000, 500_000_000);
+/// The same nanoseconds while it dials.
+const CONFIRM_DIAL: u64 = 1_500_000_000;
+/// Nanoseconds without data after which reserved memory is released.
 const TRIM: u64 = 1_000_000_000;
 /// Nanoseconds that an acceptor waits for the dialer's first packet.
 const CONFIRM: u64 = 5_000_000_000;
@@ -70,6 +72,8 @@ struct Dialing {
     /// The handshakes that it offers, with a key.
     offers: Option<Offers>,
     cookie: [u8; COOKIE_BYTES],
+    /// When another cookie is accepted: forged ones cause about as many dials as the timer does.
+    cookie_at: Instant,
     at: Instant,
     again_after: u64,
     give_up: Instant,
@@ -138,7 +142,7 @@ pub struct Pipe {
     /// An end that may be forged, since its packet is not authenticated; and the time at which it takes effect unless
     /// the peer answers.
     unconfirmed_end: Option<(Ended, Instant)>,
-    /// Network reports before this time do not ping the peer again.
+    /// Resets and network reports before this time do not ping the peer again.
     pinged_until: Instant,
     heard_at: Instant,
     keepalive_at: Instant,
@@ -166,6 +170,7 @@ impl Pipe {
         this.dialing = Some(Box::new(Dialing {
             offers: offers.flatten(),
             cookie: [0; COOKIE_BYTES],
+            cookie_at: now,
             at: now,
             again_after: DIAL_AGAIN.0,
             give_up: now.plus_nanos(config.dial_timeout),
@@ -301,6 +306,7 @@ impl Pipe {
     pub fn consume(&mut self, bytes: usize) {
         let round_trip = self.loss.round_trip();
         self.receive.consume(self.now, bytes, round_trip);
+        self.trim_at = self.now.plus_nanos(TRIM);
         if self.receive.is_update_due() {
             self.acks.make_due(self.now);
         }

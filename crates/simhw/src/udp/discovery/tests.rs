@@ -173,6 +173,42 @@ fn without_full_datagrams_nothing_is_probed() {
 }
 
 #[test]
+fn lost_data_below_the_longest_length_starts_at_most_one_confirmation_a_second() {
+    let mut path = Path::new(1_472, 1_472);
+    path.run(4 * MILLISECOND);
+    let begin = path.sizes.len();
+    for _ in 0..3_000 {
+        path.now = path.now.plus_nanos(MILLISECOND);
+        path.machine.on_sent_again(path.now, 1_300);
+        while let Some((number, bytes)) = path.machine.poll_transmit(path.now) {
+            path.sizes.push((number, bytes));
+            path.machine.handle_probed(path.now, number);
+        }
+    }
+    let sizes: Vec<_> = path.sizes[begin..].iter().map(|(_, bytes)| *bytes).collect();
+    assert!(
+        (2..=3).contains(&sizes.len()) && sizes.iter().all(|bytes| *bytes == 1_472),
+        "{sizes:?}"
+    );
+}
+
+#[test]
+fn lost_data_finds_a_path_that_carries_less_than_the_base_length() {
+    let mut path = Path::new(1_472, 1_000);
+    path.machine.on_sent(path.now, 1_100);
+    path.settle();
+    assert!(path.sizes.is_empty(), "it is not lost yet");
+    path.machine.on_sent_again(path.now, 1_100);
+    path.settle();
+    while path.machine.poll_timeout() < Instant::FAR_FUTURE {
+        path.now = path.machine.poll_timeout();
+        path.machine.handle_timeout(path.now);
+        path.settle();
+    }
+    assert_eq!(path.machine.usable(), MIN_BYTES);
+}
+
+#[test]
 fn a_path_of_less_than_the_base_length_carries_the_least() {
     let mut path = Path::new(1_472, 900);
     path.run(SECOND);

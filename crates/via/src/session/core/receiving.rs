@@ -134,6 +134,7 @@ impl Core {
                 left -= taken;
             }
             if left > 0 {
+                self.parts = self.parts.wrapping_add(1);
                 self.consumed(header.stream, taken as u64);
                 return Some(());
             }

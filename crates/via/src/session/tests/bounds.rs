@@ -1,7 +1,8 @@
 //! Tests that a peer that breaks the protocol ends its session, and that memory is bounded.
 
 use std::io::IoSlice;
-use std::task::Waker;
+use std::sync::{Arc, Mutex};
+use std::task::{Wake, Waker};
 
 use midplane_simhw::shm::rings::RingPair;
 use tokio::io::ReadBuf;
@@ -37,6 +38,41 @@ fn a_service_with_a_name_beyond_the_bound_ends_the_session() {
         here.pump(None);
         assert_eq!(here.ended, ended);
     }
+}
+
+/// A waker that records its number.
+struct Numbered(u32, Arc<Mutex<Vec<u32>>>);
+
+impl Wake for Numbered {
+    fn wake(self: Arc<Self>) {
+        self.1.lock().unwrap().push(self.0);
+    }
+}
+
+#[test]
+fn room_wakes_the_writers_that_have_waited_longest_and_no_more_than_it_serves() {
+    let [mut from, mut to] = pair();
+    let streams: Vec<u32> = (0..30).map(|_| from.open("service").unwrap()).collect();
+    from.flush();
+    to.pump(None);
+    streams.iter().for_each(|stream| to.accept(*stream));
+    to.flush();
+    from.pump(None);
+    let (woken, mut waiting) = (Arc::new(Mutex::new(Vec::new())), Vec::new());
+    for stream in streams {
+        let waker = Waker::from(Arc::new(Numbered(stream, Arc::clone(&woken))));
+        while from.write(stream, &[IoSlice::new(&[7; 3_000])], &waker) > 0 {}
+        waiting.push(stream);
+    }
+    from.flush();
+    to.pump(None);
+    while woken.lock().unwrap().len() < waiting.len() {
+        from.wake_writers();
+        let wakers = std::mem::take(&mut from.wakers);
+        assert!((1..=4).contains(&wakers.len()), "a quarter of the ring for each");
+        wakers.into_iter().for_each(Waker::wake);
+    }
+    assert_eq!(*woken.lock().unwrap(), waiting);
 }
 
 #[test]

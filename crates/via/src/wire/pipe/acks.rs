@@ -24,6 +24,9 @@ pub(super) struct Acks {
     received: Ranges,
     /// Numbers before it count as received, since they are too old to be stored.
     floor: u64,
+    /// Ranges that end at or before it are not acknowledged again: the peer has the acknowledgement of a later number
+    /// (RFC 9000, section 13.2.4).
+    settled: u64,
     largest_at: Instant,
     /// Packets and bytes that request an acknowledgement and have none yet.
     packets: u32,
@@ -37,6 +40,7 @@ impl Acks {
         Self {
             received: Ranges::default(),
             floor: 0,
+            settled: 0,
             largest_at: Instant::ZERO,
             packets: 0,
             bytes: 0,
@@ -61,6 +65,8 @@ impl Acks {
         if number >= largest {
             self.largest_at = now;
         }
+        // A late packet is acknowledged, too.
+        self.settled = self.settled.min(number);
         if !asks {
             return;
         }
@@ -74,6 +80,11 @@ impl Acks {
             let delay = if is_small { SMALL_DELAY } else { DELAY };
             self.due = self.due.min(now.plus_nanos(delay));
         }
+    }
+
+    /// Handles the receipt of an acknowledgement by the peer; `end` is one past its largest number.
+    pub(super) fn on_acknowledged(&mut self, end: u64) {
+        self.settled = self.settled.max(end.saturating_sub(1));
     }
 
     /// Makes an acknowledgement due at once.
@@ -102,6 +113,7 @@ impl Acks {
         self.due = Instant::FAR_FUTURE;
         let delay = now.nanos_since(self.largest_at) / 1_000;
         let delay = u32::try_from(delay).unwrap_or(u32::MAX);
-        Acknowledgement::new(self.received.newest_first(), delay, window)
+        let ranges = self.received.newest_first().take_while(|range| range.1 > self.settled);
+        Acknowledgement::new(ranges, delay, window)
     }
 }

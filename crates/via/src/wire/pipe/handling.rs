@@ -7,7 +7,7 @@ use super::config::{Ended, RefuseReason, reason};
 use super::congestion::{Acked, Lost};
 use super::loss::{Kind, Outcome, Sent};
 use super::packet::{Accept, HEADER_BYTES, Packet, TAG_BYTES, VERSION};
-use super::{CONFIRM_NS, FIRST_WINDOW, Pipe, TRIM};
+use super::{CONFIRM_DIAL, CONFIRM_OPEN, FIRST_WINDOW, Pipe, TRIM};
 use crate::wire::buffer::Buffer;
 
 /// Most packets that are remembered because an older one is neither acknowledged nor lost. A peer that acknowledges nothing
@@ -81,10 +81,11 @@ impl Pipe {
     fn handle_cookie(&mut self, cookie: [u8; super::COOKIE_BYTES]) -> Result<(), Bad> {
         let now = self.now;
         let dialing = self.dialing.as_mut().ok_or(Bad)?;
-        if dialing.cookie == cookie {
+        if dialing.cookie == cookie || now < dialing.cookie_at {
             return Err(Bad);
         }
         dialing.cookie = cookie;
+        dialing.cookie_at = now.plus_nanos(dialing.again_after);
         dialing.at = now;
         Ok(())
     }
@@ -121,24 +122,36 @@ impl Pipe {
         }
     }
 
+    /// Pings the peer, and ends the connection unless the peer answers in time.
     fn end_unless_answered(&mut self, end: Ended) {
-        let timeout = if self.dialing.is_some() { CONFIRM_NS.1 } else { CONFIRM_NS.0 };
-        let until = self.now.plus_nanos(timeout);
+        self.ping_once();
+        let until = self.now.plus_nanos(self.confirm_within());
         self.unconfirmed_end.get_or_insert((end, until));
+    }
+
+    /// Pings the peer once within the time that its answer may take: each ping to an exited process causes another
+    /// report.
+    fn ping_once(&mut self) {
+        if self.pinged_until <= self.now {
+            self.pinged_until = self.now.plus_nanos(self.confirm_within());
+            self.is_ping_due = true;
+        }
+    }
+
+    /// Returns the nanoseconds in which the peer itself must answer a ping.
+    fn confirm_within(&self) -> u64 {
+        if self.dialing.is_some() {
+            return CONFIRM_DIAL;
+        }
+        (5 * self.loss.round_trip()).clamp(CONFIRM_OPEN.0, CONFIRM_OPEN.1)
     }
 
     /// Handles a network report that no process receives at the peer's address. The report may be forged, so
     /// the peer is pinged. A dial, and any connection if the report certainly concerns it, ends unless the peer
     /// answers soon.
-    ///
-    /// Pings once within the time that an answer may take: each ping to an exited process causes another
-    /// report.
     pub(crate) fn handle_unreachable(&mut self, now: Instant, is_certain: bool) {
         self.now = now;
-        if self.pinged_until <= now {
-            self.pinged_until = now.plus_nanos(CONFIRM_NS.0);
-            self.is_ping_due = true;
-        }
+        self.ping_once();
         if is_certain || self.dialing.is_some() {
             self.end_unless_answered(Ended::Unreachable);
         }
@@ -170,10 +183,12 @@ impl Pipe {
                 return Err(Bad);
             }
             self.has_progress |= self.receive.insert(offset, bytes, may_keep).map_err(|_| Bad)?;
+            self.trim_at = self.now.plus_nanos(TRIM);
         }
         self.wanted = self.wanted.max(body.ask.unwrap_or(0));
         let now = self.now;
-        self.acks.on_received(now, number, bytes.len(), body.asks_for_acknowledgement());
+        let data_bytes = body.bytes.map_or(0, |(_, bytes)| bytes.len());
+        self.acks.on_received(now, number, data_bytes, body.asks_for_acknowledgement());
         if self.receive.has_gap() && body.bytes.is_some() {
             self.acks.make_due(now);
         }
@@ -203,7 +218,6 @@ impl Pipe {
         self.unconfirmed_end = None;
         self.pinged_until = self.now;
         self.keepalive_at = self.now.plus_nanos(self.config.keepalive);
-        self.trim_at = self.now.plus_nanos(TRIM);
         if self.accept.take().is_some() {
             self.has_progress = true;
         }
@@ -228,7 +242,9 @@ impl Pipe {
     fn on_acked(&mut self, sent: Sent, is_window_limited: bool) {
         if sent.from < sent.to {
             self.has_progress |= self.send.on_acknowledged(sent.from, sent.to);
+            self.trim_at = self.now.plus_nanos(TRIM);
         }
+        self.acks.on_acknowledged(sent.acknowledged);
         match sent.kind {
             Kind::Probe(number) => {
                 self.discovery.handle_probed(self.now, number);

@@ -25,6 +25,8 @@ pub(super) struct Sent {
     /// Range of the pipe's bytes that it carries; empty if both are equal.
     pub(super) from: u64,
     pub(super) to: u64,
+    /// One past the largest number of the peer's that it acknowledges; 0 if it acknowledges none.
+    pub(super) acknowledged: u64,
     pub(super) kind: Kind,
     /// True if it carries a larger window than all packets before it.
     pub(super) has_window: bool,

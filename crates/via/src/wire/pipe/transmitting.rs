@@ -135,7 +135,7 @@ impl Pipe {
             }
             let may_send =
                 self.probes > 0 || (self.loss.in_flight() < window && self.pacer.has_room());
-            if !may_send && self.send.has_something(self.peer_window) {
+            if !may_send && (self.send.has_something(self.peer_window) || self.is_close_due()) {
                 self.is_window_limited = window == self.law.window();
                 if self.loss.in_flight() < window {
                     self.paced_until = self.pacer.ready_at(pace, self.mtu);
@@ -157,8 +157,7 @@ impl Pipe {
         if may_send && !has_bytes {
             self.is_window_limited = false;
         }
-        let closes = self.closing.is_some_and(|closing| closing.is_due);
-        let closes = closes && may_send && !has_bytes && self.send.is_all_sent();
+        let closes = may_send && self.is_close_due();
         let pings = self.is_ping_due || (self.probes > 0 && !has_bytes && self.loss.is_waiting());
         let asks = self.is_request_due();
         if !has_bytes && !closes && !pings && !asks && !self.acks.is_due(now) {
@@ -176,31 +175,38 @@ impl Pipe {
         let asks = asks || (self.is_blocked() && (has_bytes || closes || pings));
         let what = Content { has_bytes, closes, pings, asks, most };
         let (advertised, is_due) = (self.receive.advertised(), self.receive.is_update_due());
-        let range = self.emit_body(out, what);
+        let carried = self.emit_body(out, what);
         let has_window =
             self.receive.advertised() > advertised || (is_due && !self.receive.is_update_due());
         if let Some(seal) = &mut self.seal {
             seal.seal(number, out, begin + HEADER_BYTES);
         }
         let bytes = out.len() - begin + self.left_out_bytes();
-        let kind = match (closes, range.is_some() || pings || asks) {
+        let kind = match (closes, carried.range.is_some() || pings || asks) {
             (true, _) => Kind::Close,
             (false, true) => Kind::Plain,
             (false, false) => Kind::Settled,
         };
-        self.on_sent(bytes, range, (kind, has_window));
+        self.on_sent(bytes, carried, (kind, has_window));
         Some(bytes)
     }
 
-    /// Appends the body; returns the bytes of the pipe that it carries.
-    fn emit_body(&mut self, out: &mut Vec<u8>, what: Content) -> Option<(u64, u64)> {
+    /// Returns whether the close is the next thing to send.
+    fn is_close_due(&self) -> bool {
+        self.closing.is_some_and(|closing| closing.is_due) && self.send.is_all_sent()
+    }
+
+    /// Appends the body.
+    fn emit_body(&mut self, out: &mut Vec<u8>, what: Content) -> Carried {
         let begin = out.len();
+        let mut carried = Carried::default();
         out.push(0);
         let mut flags = 0;
         if self.acks.is_wanted() {
             let window = self.receive.advertise();
             if let Some(acknowledgement) = self.acks.take(self.now, window) {
                 acknowledgement.emit(out);
+                carried.acknowledged = acknowledgement.ranges()[0].1;
                 flags |= flag::ACKNOWLEDGE;
             }
         }
@@ -219,9 +225,10 @@ impl Pipe {
         let room = what.most.saturating_sub(out.len() - begin + 8);
         debug_assert!(what.most > FIELDS_BYTES + MIN_ROOM);
         let next = what.has_bytes.then(|| self.send.next(room, self.peer_window)).flatten();
-        let range = next.map(|(from, to, is_again)| {
+        carried.range = next.map(|(from, to, is_again)| {
             if is_again {
                 self.counted.bytes_retransmitted += to - from;
+                carried.is_again = true;
             }
             out.extend_from_slice(&from.to_le_bytes());
             if self.seal.is_none() && self.mtu > SEGMENT_BYTES && to - from >= LARGE {
@@ -233,20 +240,25 @@ impl Pipe {
             (from, to)
         });
         out[begin] = flags;
-        range
+        carried
     }
 
-    fn on_sent(
-        &mut self,
-        bytes: usize,
-        range: Option<(u64, u64)>,
-        (kind, has_window): (Kind, bool),
-    ) {
+    fn on_sent(&mut self, bytes: usize, carried: Carried, (kind, has_window): (Kind, bool)) {
         let now = self.now;
+        let Carried { range, is_again, acknowledged } = carried;
         let (from, to) = range.unwrap_or((0, 0));
         let counts = if kind == Kind::Settled { 0 } else { bytes as u32 };
         let number = self.loss.next_number();
-        self.loss.on_sent(Sent { number, at: now, bytes: counts, from, to, kind, has_window });
+        self.loss.on_sent(Sent {
+            number,
+            at: now,
+            bytes: counts,
+            from,
+            to,
+            acknowledged,
+            kind,
+            has_window,
+        });
         self.counted.packets_sent += 1;
         if kind == Kind::Settled {
             return;
@@ -264,6 +276,9 @@ impl Pipe {
             closing.is_due = false;
         }
         self.discovery.on_sent(now, bytes);
+        if is_again {
+            self.discovery.on_sent_again(now, bytes);
+        }
     }
 
     /// Appends a probe of `bytes`, which tests whether the path carries datagrams of that size.
@@ -285,12 +300,24 @@ impl Pipe {
             bytes: 0,
             from: 0,
             to: 0,
+            acknowledged: 0,
             kind,
             has_window: false,
         });
         self.counted.packets_sent += 1;
         out.len() - begin
     }
+}
+
+/// The contents of a packet's body.
+#[derive(Clone, Copy, Debug, Default)]
+struct Carried {
+    /// The range of the pipe's bytes.
+    range: Option<(u64, u64)>,
+    /// True if these bytes were lost before.
+    is_again: bool,
+    /// One past the largest number that it acknowledges; 0 if it acknowledges none.
+    acknowledged: u64,
 }
 
 /// The contents of a packet in addition to an acknowledgement, in at most `most` bytes.
