@@ -123,7 +123,10 @@ async fn exchange<T: DeserializeOwned>(
 ) {
     let writing = async {
         while let Some(message) = messages.recv().await {
-            if sender.send(&Frame::message(&message)).await.is_err() {
+            if let Err(error) = sender.send(&Frame::message(&message)).await {
+                if error.kind() == io::ErrorKind::InvalidInput {
+                    eprintln!("midplane gang daemon: a connection with another host ends: {error}");
+                }
                 return;
             }
         }
