@@ -355,8 +355,9 @@ fn start_with_terminal(
     let theirs = File::from(rustix::fs::open(&*name, flags, rustix::fs::Mode::empty())?);
     tcsetwinsize(&ours, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })?;
     command.stdin(theirs.try_clone()?).stdout(theirs.try_clone()?).stderr(theirs);
-    let (process, _) = Process::start(command)?;
+    // Nothing may fail once the process runs.
     let input = Some(ours.try_clone()?);
     let outputs = vec![(Stream::Output, ours.try_clone()?)];
     Ok((process, Some(ours), Opened { rank, input, outputs }))
 }
+    let (process, _) = Process::start(command)?;
