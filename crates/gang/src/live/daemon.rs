@@ -119,7 +119,7 @@ pub async fn serve(
     let processes = Processes::new(
         (host, cluster, users.clone()),
         (reaper, cells, reclaimer),
-        (ranks_nic, process_groups),
+        (ranks_nic, process_groups, options.checkpoint_bytes),
         events.clone(),
     );
     let ((root, root_is), (above, above_is)) = (watch::channel(root_host), watch::channel(above));

@@ -26,14 +26,15 @@ use super::pmi::PmiJob;
 use super::process::{Process, descendants_are_stopped};
 use super::reclaimer::Reclaimer;
 use super::rights::Users;
+use super::undelivered::Undelivered;
 use crate::contexts::Mode;
 use crate::names::JobId;
 use crate::node_core::message::{Cluster, End, Member, Pairs, RankEvent, Word};
 use crate::node_core::order::Outcome;
 use crate::node_core::size::Size;
 use imaging::{Hold, Restoring};
-
 use waits::{STOP_PATIENCE, Waits};
+
 /// Most checks of whether processes have stopped, before the daemon waits for a signal instead.
 const CHECKS: usize = 30;
 /// Number of the check after which the processes get a higher priority.
@@ -99,6 +100,8 @@ pub(super) struct Processes {
     waits: Option<Waits>,
     /// The daemon's NIC, if ranks have channels.
     nic: Option<RanksNic>,
+    /// Counts the states that restored ranks have not read yet.
+    undelivered: Undelivered,
     /// Resources of the ranks' channels, until the ranks are started.
     passes: BTreeMap<Member, Pass>,
     process_groups: ProcessGroups,
@@ -129,11 +132,12 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    /// Creates a host without processes. `reaper` kills the processes that remain if the daemon dies.
+    /// Creates a host without processes. `reaper` kills the processes that remain if the daemon dies. Restored ranks have
+    /// at most `most` bytes of states to read.
     pub(super) fn new(
         (host, cluster, users): (u16, Cluster, Users),
         (reaper, groups, reclaimer): (Reaper, Option<JobCgroups>, Option<Reclaimer>),
-        (nic, process_groups): (Option<RanksNic>, ProcessGroups),
+        (nic, process_groups, most): (Option<RanksNic>, ProcessGroups, u64),
         events: mpsc::UnboundedSender<Event>,
     ) -> Self {
         Self {
@@ -144,6 +148,7 @@ impl Processes {
             reaper,
             waits: None,
             nic,
+            undelivered: Undelivered::new(most),
             passes: BTreeMap::new(),
             process_groups,
             events,
@@ -325,11 +330,6 @@ impl Processes {
         true
     }
 
-    /// Returns when to check again, if the step under way waits for a change that no signal may report.
-    pub(super) fn check_again(&self) -> Option<Duration> {
-        let waits = self.waits.as_ref()?;
-        let has_groups =
-            !(waits.cgroups.is_empty() && waits.adopted.is_empty() && waits.groups.is_empty());
     /// Reports the jobs whose processes don't stop or end, and waits for them no longer.
     fn give_up(&mut self, waits: &mut Waits) {
         let what = if waits.is_kill { "end" } else { "stop" };
@@ -349,6 +349,11 @@ impl Processes {
         waits.outcome.failed.extend(late.into_iter().map(why));
     }
 
+    /// Returns when to check again, if the step under way waits for a change that no signal may report.
+    pub(super) fn check_again(&self) -> Option<Duration> {
+        let waits = self.waits.as_ref()?;
+        let has_groups =
+            !(waits.cgroups.is_empty() && waits.adopted.is_empty() && waits.groups.is_empty());
         match has_groups {
             true => Some(CHECK_AGAIN),
             // The system reports the exit of a traced process to the tracer alone.

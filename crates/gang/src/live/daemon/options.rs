@@ -47,7 +47,8 @@ pub struct DaemonOptions {
     /// than the host's memory needs swap space.
     pub memory: Option<u64>,
     /// Most bytes of ranks' states and channels' contexts in the root's memory. The limit applies to all checkpoints
-    /// that are waiting to be written together, and to each that is read. [`CHECKPOINT_BYTES`] suits most clusters.
+    /// that are waiting to be written together, and to each that is read. It also applies to the states on this host
+    /// that restored ranks have not read yet. [`CHECKPOINT_BYTES`] suits most clusters.
     pub checkpoint_bytes: u64,
 }
 
