@@ -17,7 +17,8 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::clock::now;
-use super::link::{self, Frame, Link, Receiver, Sender, Stream};
+use super::daemon::{is_default, is_foreign};
+use super::link::{self, Frame, Link, Sender, Stream};
 use crate::names::JobId;
 use crate::node_core::message::{Over, Program, Reply, Request, Saved};
 
@@ -53,6 +54,12 @@ pub enum ClientError {
     #[error(
         "the daemon is gone; what ran under it has ended, unless other hosts have taken over: ask there by `midplane \
          gang list`, and follow a job by `midplane gang attach`"
+    /// Another user may have created the default socket.
+    #[error(
+        "{}: another user may have made this default socket: set XDG_RUNTIME_DIR, or name the daemon's --socket",
+        .0.display()
+    )]
+    Foreign(PathBuf),
     )]
     Gone,
     /// Setting up signals or the terminal failed.
@@ -88,13 +95,22 @@ async fn connect(socket: &Path) -> Result<Link, ClientError> {
         io::ErrorKind::PermissionDenied => ClientError::Denied(socket.to_owned()),
         _ => ClientError::NoDaemon(socket.to_owned(), error),
     };
-    Ok(link::local(stream.map_err(no_daemon)?))
+    let stream = stream.map_err(no_daemon)?;
+    if is_default && ![0, geteuid().as_raw()].contains(&stream.peer_cred()?.uid()) {
+        return Err(foreign());
+    }
+    Ok(link::local(stream))
 }
 
 /// Sends a request over a new connection. Returns the first reply and the connection.
 async fn begin(socket: &Path, request: &Request) -> Result<(Reply, Link), ClientError> {
     let (mut sender, mut receiver) = connect(socket).await?;
     sender.send(&Frame::message(request)).await.map_err(|_| ClientError::Gone)?;
+    let foreign = || ClientError::Foreign(socket.to_owned());
+    let is_default = is_default(socket);
+    if is_default && is_foreign(socket) {
+        return Err(foreign());
+    }
     match receiver.message().await {
         Ok(Some(Reply::Refused(why))) => Err(ClientError::Refused(why)),
         Ok(Some(reply)) => Ok((reply, (sender, receiver))),
