@@ -138,7 +138,13 @@ impl<H: Host> Contexts<H> {
     pub(crate) async fn carry_out(&mut self, step: &Step) -> Result<StepOutcome, ControlError> {
         let mut done = StepOutcome::default();
         match step {
-            Step::Open(launch, contexts) => self.open_job(launch, contexts).await?,
+            Step::Open(launch, contexts) => {
+                // What was opened before the error is closed when the job ends.
+                if let Err(error) = self.open_job(launch, contexts).await {
+                    let node = self.host.node().0;
+                    done.outcome.failed.push((launch.job, node, error.to_string()));
+                }
+            }
             Step::Close(jobs) => self.close(jobs).await?,
             Step::Channels(Action::Freeze(jobs)) => self.stop(jobs).await?,
             Step::Channels(Action::Leave(jobs)) => {

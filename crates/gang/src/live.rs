@@ -59,5 +59,6 @@ mod root_folder;
 mod routes;
 pub mod snapshot;
 mod streams;
+mod undelivered;
 
 pub use crate::node_core::message;

@@ -13,6 +13,7 @@ mod job_manager;
 pub mod message;
 pub(crate) mod order;
 mod program;
+mod reason;
 mod relay;
 pub(crate) mod replica;
 mod requests;

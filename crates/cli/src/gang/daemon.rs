@@ -1,13 +1,11 @@
 //! `midplane gang daemon`: runs the ranks of parallel jobs on this host, and stops and starts them together with those on
 //! all other hosts.
 
+mod keys;
 mod place;
 mod spread;
 
-use std::fs::OpenOptions;
-use std::io::Write;
 use std::num::NonZeroU32;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -24,7 +22,7 @@ use midplane::gang::schedule::QueueTree;
 use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::simhw::launch;
-use midplane::simhw::seal::{self, Identity, Key, PublicKey, SecretKey};
+use midplane::simhw::seal::Identity;
 use midplane::simhw::udp::resolve_peers;
 use midplane_kit::report::{self, Failure};
 use place::Place;
@@ -250,21 +248,8 @@ fn identity(
     }
 }
 
-/// Makes a secret key in a new file, and returns its public key.
-fn make_key(path: &Path) -> Result<PublicKey, String> {
-    let wrong = |what: &dyn std::fmt::Display| format!("--make-key {}: {what}", path.display());
-    let secret = SecretKey::generate().map_err(|error| wrong(&error))?;
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    let written = file.and_then(|mut file| writeln!(file, "{}", secret.to_text()));
-    written.map_err(|error| wrong(&error)).map(|()| secret.public())
-}
-
-fn read_key(path: &Path) -> Result<Key, String> {
-    seal::read_key(path).map_err(|error| format!("--key {}: {error}", path.display()))
-}
-
 fn options(arguments: &Arguments, socket: &Path) -> Result<DaemonOptions, String> {
-    let key = arguments.key.as_deref().map(read_key).transpose()?;
+    let key = arguments.key.as_deref().map(keys::read_key).transpose()?;
     let Place { host, peers, keys, slots } = place::find(arguments)?;
     let identity =
         identity(arguments, launch::ProcessGroup { rank: host, peers: peers.clone(), keys })?;
@@ -318,7 +303,7 @@ fn scheduler_config(arguments: &Arguments) -> SchedulerConfig {
 /// Serves jobs until this process is asked to end.
 pub(crate) async fn main(arguments: &Arguments, socket: &Path) -> Result<u8, Failure> {
     if let Some(path) = &arguments.make_key {
-        report::print(&format!("{}\n", make_key(path)?));
+        report::print(&format!("{}\n", keys::make_key(path)?));
         return Ok(0);
     }
     let options = options(arguments, socket)?;

@@ -75,6 +75,8 @@ struct Sender {
     place: Place,
     tail: u64,
     consumed: u64,
+    /// The receiver's parked word when this sender last rang its bell.
+    rung: u64,
 }
 
 impl Sender {
@@ -82,7 +84,7 @@ impl Sender {
     fn open(place: Place, memory: &Memory) -> Self {
         let (tail, consumed) =
             (word(memory, place.head + TAIL), word(memory, place.head + CONSUMED));
-        Self { place, tail, consumed: consumed.min(tail) }
+        Self { place, tail, consumed: consumed.min(tail), rung: 0 }
     }
 
     /// Returns the position where a message of `length` bytes begins; `None` if there is no room.
@@ -118,6 +120,11 @@ impl Sender {
         set_word(memory, self.place.head + TAIL, self.tail);
         true
     }
+}
+
+/// Returns whether this value of a rank's parked word means that the rank's process is parked.
+const fn is_parked(word: u64) -> bool {
+    word % 2 == 1
 }
 
 const fn header(length: u32, from: Rank) -> u64 {
@@ -221,15 +228,15 @@ pub(crate) struct RingEnds {
     rings: LocalRings,
     rank: Rank,
     bell: OwnBell,
-    /// Offset of the word that is nonzero while this process is parked.
+    /// Offset of this process's parked word, which is odd while the process is parked. No other process writes it.
     parked: usize,
+    /// The value of the parked word. It differs each time that a process of this rank parks.
+    parking: u64,
     senders: Vec<Sender>,
     /// Receivers of the pairs, in the order of the layout's ranks, then that of the past, if there is one.
     receivers: Vec<Receiver>,
     /// True while the past may contain messages, which are received before all others.
     has_past: bool,
-    /// True if this process's parked word is set, so that senders wake it.
-    is_parked: bool,
     /// Index of the receiver that is polled first.
     turn: usize,
     current: Option<Current>,
@@ -248,6 +255,7 @@ impl RingEnds {
             return Ok(None);
         };
         let bell = OwnBell::open(bells, own)?;
+        let parking = word(memory, parked);
         let ends = || layout.ranks().iter().copied().filter(|_| layout.has_pairs());
         let senders = ends().map(|to| Sender::open(layout.pair(rank, to), memory)).collect();
         let receivers =
@@ -255,20 +263,22 @@ impl RingEnds {
         let past = layout.past(rank).map(|place| Receiver::open(place, None, memory));
         let has_past = past.is_some();
         let receivers = receivers.chain(past).collect();
-        let (is_parked, turn, current, full) = (false, 0, None, BTreeSet::new());
-        Ok(Some(Self {
+        let (turn, current, full) = (0, None, BTreeSet::new());
+        let mut ends = Self {
             rings,
             rank,
             bell,
             parked,
+            parking,
             senders,
             receivers,
             has_past,
-            is_parked,
             turn,
             current,
             full,
-        }))
+        };
+        ends.unpark();
+        Ok(Some(ends))
     }
 
     /// Returns whether messages to `to` go into a ring.
@@ -288,9 +298,9 @@ impl RingEnds {
         }
         self.full.remove(&to);
         fence(Ordering::SeqCst);
-        let (memory, parked) = (&self.rings.memory, self.rings.layout.parked(to));
-        if let Some(parked) = parked.filter(|parked| word(memory, *parked) != 0) {
-            set_word(memory, parked, 0);
+        let parked = self.rings.layout.parked(to).map_or(0, |at| word(&self.rings.memory, at));
+        // Each sender rings once for each time that the receiver parks: another one may be killed before it rings.
+        if is_parked(parked) && std::mem::replace(&mut self.senders[at].rung, parked) != parked {
             self.rings.bells.ring(at);
         }
         true
@@ -387,9 +397,10 @@ impl RingEnds {
     pub(crate) fn park(&mut self, context: &mut Context<'_>, room: bool) -> bool {
         self.offer();
         let has_rung = self.bell.hears(context);
-        self.is_parked = true;
+        self.unpark();
+        self.parking = self.parking.wrapping_add(1);
         let LocalRings { layout, memory, .. } = &self.rings;
-        set_word(memory, self.parked, 1);
+        set_word(memory, self.parked, self.parking);
         for to in self.full.iter().filter(|_| room) {
             set_word(memory, layout.pair(self.rank, *to).head + WANTS_ROOM, 1);
         }
@@ -403,8 +414,9 @@ impl RingEnds {
 
     /// Cancels the wake-up that [`RingEnds::park`] has requested.
     fn unpark(&mut self) {
-        if std::mem::take(&mut self.is_parked) {
-            set_word(&self.rings.memory, self.parked, 0);
+        if is_parked(self.parking) {
+            self.parking = self.parking.wrapping_add(1);
+            set_word(&self.rings.memory, self.parked, self.parking);
         }
     }
 }
@@ -427,7 +439,10 @@ impl LocalRings {
         let past = layout.past(rank).map(|place| (place, None));
         for (place, from) in past.into_iter().chain(pairs.filter(|_| layout.has_pairs())) {
             let mut receiver = Receiver::open(place, from, memory);
-            while let Some(found) = receiver.next(memory, layout.longest())? {
+            // The sender's position is read once: a process that runs nevertheless could send without an end.
+            receiver.see_sent(memory)?;
+            while receiver.consumed != receiver.tail {
+                let found = receiver.found(memory, layout.longest(), receiver.consumed)?;
                 let view = memory.view(found.at, found.length).ok_or(Damaged)?;
                 all.messages.push((found.from, Bytes::from(view.to_vec())));
                 receiver.consumed = found.next;

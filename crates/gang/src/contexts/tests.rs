@@ -15,7 +15,7 @@ use midplane_simhw::topology::Topology;
 
 use super::*;
 use crate::channel::Channel;
-use crate::channel::geometry::FifoSize;
+use crate::channel::geometry::{FifoSize, Record};
 use crate::firmware::Gang;
 use crate::node_core::message::Program;
 use crate::node_core::user::User;
@@ -66,6 +66,51 @@ async fn start(hosts: &[SimHost; 2], past: Vec<LocalMessage>) -> Vec<Contexts<Si
         contexts.carry_out(&run).await.unwrap();
     }
     all
+}
+
+/// Regression: the error was reported for all jobs of the host.
+#[test]
+fn a_job_whose_channels_can_t_be_opened_fails_alone() {
+    let mut world = world();
+    let hosts = [0, 1].map(|node| world.host(NodeId(node)));
+    let task = async move {
+        let mut contexts = start(&hosts, Vec::new()).await;
+        let job = JobId(2);
+        let (program, user) = (Program::default(), User::default());
+        let launch = Launch { job, first: 0, nodes: 3, ranks: 9, program, user };
+        let open = Step::Open(launch, RestoredContexts::new());
+        let failed = contexts[0].carry_out(&open).await.unwrap().outcome.failed;
+        assert!(matches!(failed[..], [(JobId(2), 0, _)]), "{failed:?}");
+        contexts[0].carry_out(&Step::Close(vec![job])).await.unwrap();
+        assert_eq!([JOB, job].map(|job| contexts[0].of_job(job).count()), [2, 0]);
+    };
+    world.block_on(NodeId(0), task).expect("it ends");
+}
+
+/// Regression: the daemon allocated up to four gigabytes for a message.
+#[test]
+fn a_process_that_damages_the_length_of_a_sent_message_fails_its_job() {
+    let mut world = world();
+    let hosts = [0, 1].map(|node| world.host(NodeId(node)));
+    let task = async move {
+        let mut contexts = start(&hosts, Vec::new()).await;
+        let freeze = Step::Channels(Action::Freeze(vec![JOB]));
+        // The receiver does not take the message.
+        contexts[1].carry_out(&freeze).await.unwrap();
+        attach(&contexts[0], 0).await.try_send(Rank(2), &[1]).unwrap();
+        hosts[0].sleep_until(hosts[0].now() + Duration::from_millis(1)).await;
+        contexts[0].carry_out(&freeze).await.unwrap();
+        let cut = Step::Channels(Action::Cut(JOB));
+        let intact = contexts[0].carry_out(&cut).await.unwrap();
+        assert!(intact.outcome.failed.is_empty() && !intact.contexts[0].send[0].taken);
+        let (_, controller, context) = contexts[0].of_job(JOB).next().unwrap();
+        let memory = controller.descriptor(context).memory;
+        let record = Record { peer: Rank(2), length: GEOMETRY.message + 1, position: 0 };
+        memory.write(GEOMETRY.send_record(0), &record.emit()).unwrap();
+        let failed = contexts[0].carry_out(&cut).await.unwrap().outcome.failed;
+        assert!(matches!(failed[..], [(JOB, 0, _)]), "{failed:?}");
+    };
+    world.block_on(NodeId(0), task).expect("it ends");
 }
 
 async fn attach(contexts: &Contexts<SimHost>, rank: u16) -> Channel {

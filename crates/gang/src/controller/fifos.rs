@@ -22,6 +22,8 @@ pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<
         lengths.push(from..from + length);
         Some(())
     };
+    // The process may have written any length.
+    let fits = |length: u32| (length <= geometry.message).then_some(length as usize);
     let mut untaken: Vec<u64> =
         state.peers.iter().flat_map(|(_, waiting)| waiting.clone()).collect();
     untaken.sort_unstable();
@@ -29,21 +31,18 @@ pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<
     for number in state.freed..state.sent {
         let record = memory.record(geometry.send_record(number))?;
         let taken = untaken.binary_search(&number).is_err();
-        let length = if taken { 0 } else { record.length as usize };
+        let length = if taken { 0 } else { fits(record.length)? };
         add(&mut image, geometry.send_byte(record.position), length)?;
         send_records.push((record, taken));
     }
     let mut receive_records = Vec::new();
-    // The process may have written any count and any length.
+    // The process may have written any count.
     if state.received.checked_sub(consumed)? > u64::from(geometry.receive.messages) {
         return None;
     }
     for number in consumed..state.received {
         let record = memory.record(geometry.receive_record(number))?;
-        if record.length > geometry.message {
-            return None;
-        }
-        add(&mut image, geometry.receive_byte(record.position), record.length as usize)?;
+        add(&mut image, geometry.receive_byte(record.position), fits(record.length)?)?;
         receive_records.push(record);
     }
     let image = Bytes::from(image);

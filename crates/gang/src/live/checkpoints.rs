@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::collections;
 use super::event::Event;
@@ -39,7 +39,7 @@ impl Checkpoints {
 
     /// Runs `work` with a user's rights on a new thread, and then sends `event` with its result. If the user's file
     /// system hangs, only that thread hangs, not the daemon.
-    fn with_rights_of<T: Send>(
+    fn with_rights_of<T: Send + 'static>(
         &self,
         user: User,
         work: impl FnOnce(&Users) -> Result<T, String> + Send + 'static,
@@ -50,13 +50,21 @@ impl Checkpoints {
             true => Some(Arc::default()),
             false => places.reserve(user.uid, MOST),
         };
-        priority::spawn(move || {
+        let (result, done) = oneshot::channel();
+        let started = priority::spawn(move || {
             let done = match &place {
                 None => Err(format!("{MOST} checkpoints of user {user} are being read or written")),
                 Some(_) => users.rights(&user).and_then(|rights| {
                     let done = rights.run(|| work(&users));
                     done.map_err(|error| format!("the rights of user {user}: {error}"))?
                 }),
+            };
+            let _ = result.send(done);
+        });
+        tokio::spawn(async move {
+            let done = match started {
+                Ok(()) => done.await.unwrap_or_else(|_| Err("its thread has panicked".into())),
+                Err(why) => Err(why),
             };
             let _ = events.send(event(done));
         });

@@ -1,25 +1,33 @@
 //! A client of this host's daemon: sends requests, and connects a job with the user's terminal.
 
+mod output;
+
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::Bytes;
 use midplane_simhw::time::Instant;
-use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use nix::sys::signal::{SigSet, Signal};
+use rustix::io::Errno;
+use rustix::process::{geteuid, getpgrp};
+use rustix::termios::{
+    OptionalActions, Termios, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
+};
+use rustix::thread::{Timespec, nanosleep};
 use thiserror::Error;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::clock::now;
-use super::link::{self, Frame, Link, Receiver, Sender, Stream};
+use super::daemon::{is_default, is_foreign};
+use super::link::{self, Frame, Link, Sender, Stream};
 use crate::names::JobId;
 use crate::node_core::message::{Over, Program, Reply, Request, Saved};
+use output::{SharedLabels, Written, print, rest_of, write_out};
 
 /// Two Ctrl-C within this time end a job.
 const DOUBLE_INTERRUPT: Duration = Duration::from_secs(1);
@@ -28,8 +36,8 @@ const PART: usize = 16 << 10;
 /// Time for which a client searches its job's root again, and the shorter time if this host has no daemon.
 const ROOT_TIMEOUT: Duration = Duration::from_secs(10);
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of a line with a label, after which the line is split.
-const LONGEST_LINE: usize = 64 << 10;
+/// Pause before standard input is read again, while this process is in the background of its terminal.
+const BACKGROUND: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// Interval between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -46,6 +54,12 @@ pub enum ClientError {
          --socket", .0.display()
     )]
     Denied(PathBuf),
+    /// Another user may have created the default socket.
+    #[error(
+        "{}: another user may have made this default socket: set XDG_RUNTIME_DIR, or name the daemon's --socket",
+        .0.display()
+    )]
+    Foreign(PathBuf),
     /// The daemon has refused the request, for this reason.
     #[error("{0}")]
     Refused(String),
@@ -55,6 +69,10 @@ pub enum ClientError {
          gang list`, and follow a job by `midplane gang attach`"
     )]
     Gone,
+    /// The job has ended, but this process could not write all of its output. If its reader had closed a pipe, the
+    /// client has ended the job.
+    #[error("not all output of the job was written: {0}")]
+    Output(io::Error),
     /// Setting up signals or the terminal failed.
     #[error(transparent)]
     System(#[from] io::Error),
@@ -82,13 +100,23 @@ pub struct Output {
     pub to_error: bool,
 }
 
+/// Connects to a daemon's socket. A default socket must be of this user or of root.
 async fn connect(socket: &Path) -> Result<Link, ClientError> {
+    let foreign = || ClientError::Foreign(socket.to_owned());
+    let is_default = is_default(socket);
+    if is_default && is_foreign(socket) {
+        return Err(foreign());
+    }
     let stream = UnixStream::connect(socket).await;
     let no_daemon = |error: io::Error| match error.kind() {
         io::ErrorKind::PermissionDenied => ClientError::Denied(socket.to_owned()),
         _ => ClientError::NoDaemon(socket.to_owned(), error),
     };
-    Ok(link::local(stream.map_err(no_daemon)?))
+    let stream = stream.map_err(no_daemon)?;
+    if is_default && ![0, geteuid().as_raw()].contains(&stream.peer_cred()?.uid()) {
+        return Err(foreign());
+    }
+    Ok(link::local(stream))
 }
 
 /// Sends a request over a new connection. Returns the first reply and the connection.
@@ -119,12 +147,19 @@ pub fn terminal_size() -> Option<(u16, u16)> {
     tcgetwinsize(io::stdout()).ok().map(|size| (size.ws_row, size.ws_col))
 }
 
+/// Returns whether this process is in the background of the terminal on standard input.
+fn is_in_background() -> bool {
+    tcgetpgrp(io::stdin()).is_ok_and(|foreground| foreground != getpgrp())
+}
+
 /// Keeps the terminal in raw mode until dropped.
 struct Raw(Termios);
 
 impl Raw {
     fn begin() -> Option<Self> {
-        let before = tcgetattr(io::stdin()).ok().filter(|_| isatty(io::stdin()))?;
+        // In the background, the system would stop this process.
+        let may_set = isatty(io::stdin()) && !is_in_background();
+        let before = tcgetattr(io::stdin()).ok().filter(|_| may_set)?;
         let mut raw = before.clone();
         raw.make_raw();
         tcsetattr(io::stdin(), OptionalActions::Now, &raw).ok()?;
@@ -237,7 +272,8 @@ async fn attend(
     }
     let _raw = if terminal { Raw::begin() } else { None };
     let (typed, mut keys) = mpsc::channel(1);
-    let typing = tokio::spawn(read_input(typed));
+    std::thread::Builder::new().spawn(move || read_input(&typed))?;
+    let mut failed = None;
     let labels = output.label.then(SharedLabels::default);
     let result = loop {
         let (job, mut sender, receiver) = match found {
@@ -245,13 +281,10 @@ async fn attend(
             (Reply::Accepted(job), (sender, receiver)) => (job, sender, receiver),
             _ => break Err(ClientError::Gone),
         };
-        let (over, mut ended) = mpsc::channel(1);
-        let writing = write_out(receiver, output, labels.clone());
-        let writing = tokio::spawn(async move {
-            let _ = over.send(writing.await).await;
-        });
+        let (events, mut written) = mpsc::channel(1);
+        let writing = tokio::spawn(write_out(receiver, output, labels.clone(), events));
         let result = tokio::select! {
-            result = forward(&mut sender, job, &mut ended) => result,
+            result = forward(&mut sender, job, &mut written, &mut failed) => result,
             never = feed(socket, job, &mut keys) => never,
         };
         writing.abort();
@@ -263,18 +296,24 @@ async fn attend(
             Err(error) => break Err(error),
         };
     };
-    typing.abort();
     for (stream, line) in labels.map(|it| rest_of(&it)).unwrap_or_default() {
-        print(stream, output, &line).await;
+        if let Err(error) = print(stream, output, &line).await {
+            failed.get_or_insert(error);
+        }
     }
-    result
+    match failed {
+        Some(error) if result.is_ok() => Err(ClientError::Output(error)),
+        _ => result,
+    }
 }
 
-/// Forwards signals to the job until it ends.
+/// Forwards signals to the job until it ends. Ends the job once the reader of its output has closed the pipe. Sets
+/// `failed` if output could not be written.
 async fn forward(
     sender: &mut Sender,
     job: JobId,
-    ended: &mut mpsc::Receiver<Option<Over>>,
+    written: &mut mpsc::Receiver<Written>,
+    failed: &mut Option<io::Error>,
 ) -> Result<Over, ClientError> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -286,7 +325,18 @@ async fn forward(
     let mut interrupted: Option<Instant> = None;
     loop {
         let request = tokio::select! {
-            over = ended.recv() => return over.flatten().ok_or(ClientError::Gone),
+            event = written.recv() => match event {
+                Some(Written::Failed(error)) => {
+                    let is_closed = error.kind() == io::ErrorKind::BrokenPipe;
+                    failed.get_or_insert(error);
+                    if !is_closed {
+                        continue;
+                    }
+                    Request::Kill { job, signal: None }
+                }
+                Some(Written::Over(over)) => return over.ok_or(ClientError::Gone),
+                None => return Err(ClientError::Gone),
+            },
             _ = interrupt.recv() => {
                 let before = interrupted.replace(now());
                 let twice = before.is_some_and(|at| now().since(at) < DOUBLE_INTERRUPT);
@@ -310,16 +360,28 @@ async fn forward(
     }
 }
 
-/// Reads standard input, as frames for rank 0.
-async fn read_input(to: mpsc::Sender<Frame>) {
-    let mut input = tokio::io::stdin();
+/// Reads standard input, as frames for rank 0. While this process is in the background of its terminal, input waits.
+/// Blocks.
+fn read_input(to: &mpsc::Sender<Frame>) {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGTTIN);
+    // Reads in the background then fail. Otherwise they would stop this process, and the job's output with it.
+    let _ = signals.thread_block();
+    let mut bytes = vec![0; PART];
     loop {
-        let mut bytes = BytesMut::with_capacity(PART);
-        if !matches!(input.read_buf(&mut bytes).await, Ok(count) if count > 0) {
-            return;
-        }
-        let frame = Frame::Data { rank: 0, stream: Stream::Input, bytes: bytes.freeze() };
-        if to.send(frame).await.is_err() {
+        let count = match rustix::io::read(io::stdin(), &mut bytes[..]) {
+            Ok(0) => return,
+            Ok(count) => count,
+            Err(Errno::INTR) => continue,
+            Err(Errno::IO) if is_in_background() => {
+                let _ = nanosleep(&BACKGROUND);
+                continue;
+            }
+            Err(_) => return,
+        };
+        let bytes = Bytes::copy_from_slice(&bytes[..count]);
+        let frame = Frame::Data { rank: 0, stream: Stream::Input, bytes };
+        if to.blocking_send(frame).is_err() {
             return;
         }
     }
@@ -352,103 +414,36 @@ async fn feed_once(socket: &Path, job: JobId, keys: &mut mpsc::Receiver<Frame>) 
     }
 }
 
-/// Writes the ranks' output until the job ends; returns `None` if the daemon exits before that.
-async fn write_out(
-    mut receiver: Receiver,
-    how: Output,
-    labels: Option<SharedLabels>,
-) -> Option<Over> {
-    loop {
-        match receiver.receive().await.ok()?? {
-            Frame::Data { rank, stream, bytes } => {
-                let labelled = match &labels {
-                    Some(labels) => lock(labels).add(rank, stream, &bytes),
-                    None => bytes.into(),
-                };
-                print(stream, how, &labelled).await;
-            }
-            frame => {
-                if let Some(Reply::Over(over)) = frame.parse() {
-                    return Some(over);
-                }
-            }
-        }
-    }
-}
-
-/// Writes a rank's output. If that fails, the client still waits for the job's result.
-async fn print(stream: Stream, how: Output, bytes: &[u8]) {
-    if stream == Stream::Error || how.to_error {
-        let mut error = tokio::io::stderr();
-        let _ = error.write_all(bytes).await;
-        let _ = error.flush().await;
-    } else {
-        let mut output = tokio::io::stdout();
-        let _ = output.write_all(bytes).await;
-        let _ = output.flush().await;
-    }
-}
-
-/// Labels that outlive a connection to the root.
-type SharedLabels = Arc<Mutex<Labels>>;
-
-fn lock(labels: &SharedLabels) -> std::sync::MutexGuard<'_, Labels> {
-    labels.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn rest_of(labels: &SharedLabels) -> Vec<(Stream, Vec<u8>)> {
-    lock(labels).take_rest()
-}
-
-/// Prefixes whole lines with their rank.
-#[derive(Default)]
-struct Labels {
-    /// Incomplete last lines, by rank and by whether they are of standard error.
-    begun: std::collections::BTreeMap<(u16, bool), Vec<u8>>,
-}
-
-impl Labels {
-    fn add(&mut self, rank: u16, stream: Stream, bytes: &[u8]) -> Vec<u8> {
-        let begun = self.begun.entry((rank, stream == Stream::Error)).or_default();
-        let mut out = Vec::new();
-        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
-            begun.extend_from_slice(part);
-            let is_whole = part.ends_with(b"\n");
-            if is_whole || begun.len() >= LONGEST_LINE {
-                out.extend_from_slice(format!("[{rank}] ").as_bytes());
-                out.append(begun);
-                out.extend_from_slice(if is_whole { b"" } else { b"\n" });
-            }
-        }
-        out
-    }
-
-    /// Returns the last lines that no newline has ended.
-    fn take_rest(&mut self) -> Vec<(Stream, Vec<u8>)> {
-        let begun = std::mem::take(&mut self.begun).into_iter();
-        let lines = begun.filter(|(_, line)| !line.is_empty()).map(|((rank, is_error), line)| {
-            let stream = if is_error { Stream::Error } else { Stream::Output };
-            (stream, [format!("[{rank}] ").as_bytes(), &line, b"\n"].concat())
-        });
-        lines.collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node_core::message::User;
 
+    /// Regression: the client took the output of a job for ever after its reader had closed the pipe, and exited with
+    /// the job's code although output was lost.
     #[test]
-    fn lines_with_labels_keep_their_rest_and_are_split_if_too_long() {
-        let mut labels = Labels::default();
-        assert_eq!(labels.add(0, Stream::Output, b"a\nb"), b"[0] a\n");
-        assert_eq!(labels.add(1, Stream::Error, b"c"), b"");
-        assert_eq!(labels.add(2, Stream::Output, b"d\n"), b"[2] d\n");
-        let rest = [(Stream::Output, b"[0] b\n".to_vec()), (Stream::Error, b"[1] c\n".to_vec())];
-        assert_eq!(labels.take_rest(), rest);
-        assert_eq!(labels.take_rest(), []);
-        let long = labels.add(3, Stream::Output, &[b'x'; LONGEST_LINE]);
-        assert!(long.starts_with(b"[3] xx") && long.ends_with(b"x\n"));
-        assert_eq!(labels.take_rest(), []);
+    fn a_closed_pipe_ends_the_job_and_other_errors_only_fail_the_client() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            for (kind, ends) in
+                [(io::ErrorKind::BrokenPipe, true), (io::ErrorKind::StorageFull, false)]
+            {
+                let (ours, theirs) = UnixStream::pair().unwrap();
+                let ((mut sender, _), (_, mut daemon)) = (link::local(ours), link::local(theirs));
+                let (events, mut written) = mpsc::channel(2);
+                let (job, ranks, run_seconds, preemptions) = (JobId(3), Vec::new(), 0.0, 0);
+                let (user, why, seconds) = (User::default(), None, 0.0);
+                let over = Over { job, user, ranks, why, seconds, run_seconds, preemptions };
+                events.try_send(Written::Failed(kind.into())).unwrap();
+                events.try_send(Written::Over(Some(over.clone()))).unwrap();
+                let mut failed = None;
+                let result = forward(&mut sender, job, &mut written, &mut failed).await;
+                assert_eq!(result.unwrap(), over);
+                assert_eq!(failed.map(|error| error.kind()), Some(kind));
+                drop(sender);
+                let request = daemon.message().await.unwrap();
+                assert_eq!(request, ends.then_some(Request::Kill { job, signal: None }));
+            }
+        });
     }
 }

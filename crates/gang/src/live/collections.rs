@@ -142,7 +142,8 @@ impl Collections {
                 return;
             }
             let (folder, mut canceled) = (Arc::clone(&it.folder), it.canceled.subscribe());
-            priority::spawn(move || {
+            let sent = events.clone();
+            let started = priority::spawn(move || {
                 let dumped = || drop(events.send(Event::Dumped(host, job, epoch)));
                 let receiving = image_link::receive(&mut receiver, &folder.folder, &ranks, dumped);
                 let received = runtime.block_on(async {
@@ -156,8 +157,12 @@ impl Collections {
                     let _ = events.send(Event::Collected((host, job, epoch), received));
                 }
             });
+            if let Err(why) = started {
+                let _ = sent.send(Event::Collected((host, job, epoch), Err(why)));
+            }
         } else if let Some(folder) = self.restored.get(&job).cloned() {
-            priority::spawn(move || {
+            // If it is not started, the connection ends, which the host reports.
+            let _ = priority::spawn(move || {
                 runtime.block_on(async {
                     let found = RootFolder::open(&folder).and_then(|opened| {
                         let files = image_link::list(opened.path(), ranks.into_iter())?;
@@ -207,15 +212,18 @@ impl Collections {
         let Some(Collection { wanted, parts, folder, .. }) = self.saved.remove(&job) else {
             return;
         };
+        let Collect { client, ranks, program, .. } = wanted;
         let events = self.events.clone();
-        priority::spawn(move || {
+        let started = priority::spawn(move || {
             let bytes = parts.iter().map(|part| part.bytes).sum();
-            let Collect { client, ranks, program, .. } = wanted;
             let ranks = ranks.into();
             let manifest = Manifest { format: IMAGES, job, epoch, ranks, program, parts };
             let written = manifest.write_to(&folder.folder).map_err(|error| error.to_string());
             let _ = events.send(Event::Core(Input::Written(job, client, written.map(|()| bytes))));
         });
+        if let Err(why) = started {
+            let _ = self.events.send(Event::Core(Input::Written(job, client, Err(why))));
+        }
     }
 }
 

@@ -86,9 +86,9 @@ impl ImageFolder {
 impl Drop for ImageFolder {
     fn drop(&mut self) {
         let folder = std::mem::take(&mut self.0);
-        // The folder may have gigabytes, so a thread removes it. If the daemon ends first, the reaper removes the
-        // rest.
-        thread::spawn(move || fs::remove_dir_all(folder));
+        // The folder may have gigabytes, so a thread removes it. If the system starts no thread, or the daemon ends
+        // first, the reaper removes the rest.
+        let _ = thread::Builder::new().spawn(move || fs::remove_dir_all(folder));
     }
 }
 

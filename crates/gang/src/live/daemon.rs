@@ -4,6 +4,7 @@ mod clients;
 mod options;
 mod peers;
 mod socket;
+mod unauthenticated;
 
 use std::io;
 use std::num::NonZeroU64;
@@ -52,6 +53,7 @@ use crate::{GANG, GangConfig};
 pub use options::{CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, StartError};
 use socket::open_socket;
 pub use socket::{SYSTEM_SOCKET, default_socket, find_socket};
+pub(super) use socket::{is_default, is_foreign};
 
 /// Interval between two deadlock checks of a job. Each check suspends the job for about a millisecond.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
@@ -119,7 +121,7 @@ pub async fn serve(
     let processes = Processes::new(
         (host, cluster, users.clone()),
         (reaper, cells, reclaimer),
-        (ranks_nic, process_groups),
+        (ranks_nic, process_groups, options.checkpoint_bytes),
         events.clone(),
     );
     let ((root, root_is), (above, above_is)) = (watch::channel(root_host), watch::channel(above));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use midplane_simhw::time::Instant;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::AbortHandle;
 
 use super::checkpoints::Checkpoints;
 use super::clock::now;
@@ -59,6 +60,8 @@ pub(super) struct EventLoop {
     children: BTreeMap<u64, mpsc::UnboundedSender<Down>>,
     clients: BTreeMap<ClientId, mpsc::Sender<Frame>>,
     streams: BTreeMap<JobId, JobStreams>,
+    /// The tasks that carry the streams of ranks on this host to the root.
+    carried: Vec<AbortHandle>,
     refusals: Refusals,
     checkpoints: Checkpoints,
     collections: Collections,
@@ -99,6 +102,7 @@ impl EventLoop {
             children: BTreeMap::new(),
             clients: BTreeMap::new(),
             streams: BTreeMap::new(),
+            carried: Vec::new(),
             refusals: Refusals::default(),
             checkpoints: Checkpoints::new(users, routes.events.clone()),
             collections: Collections::new(routes.events.clone()),
@@ -271,7 +275,13 @@ impl EventLoop {
             }
             Effect::Collect(collect) => self.collections.collect(collect),
             Effect::Serve(job, folder) => self.collections.serve(job, folder),
-            Effect::Disconnect(Peer::Parent) => self.parent = None,
+            Effect::Disconnect(Peer::Parent) => {
+                self.parent = None;
+                if self.routes.addresses.len() <= 2 {
+                    // No other root takes over, and a restarted one gives the numbers of these jobs to others.
+                    self.carried.drain(..).for_each(|carried| carried.abort());
+                }
+            }
             Effect::Disconnect(Peer::Child(connection)) => {
                 self.children.remove(&connection);
             }
@@ -350,11 +360,12 @@ impl EventLoop {
     }
 
     /// Starts the tasks that carry the streams of a job's ranks on this host.
-    fn carry(&self, job: JobId, opened: Vec<Opened>) {
+    fn carry(&mut self, job: JobId, opened: Vec<Opened>) {
         let (output, from_ranks) = mpsc::channel(streams::QUEUE);
         let (to_rank, input) = mpsc::channel(streams::QUEUE);
         let mut input = Some(input);
-        self.routes.carry(job, from_ranks, to_rank);
+        self.carried.retain(|carried| !carried.is_finished());
+        self.carried.push(self.routes.carry(job, from_ranks, to_rank));
         for opened in opened {
             let own = if opened.rank == 0 { input.take() } else { None };
             streams::carry(opened, &output, own);

@@ -150,7 +150,7 @@ impl JobCgroups {
     /// Creates the group of a job.
     pub(super) fn cgroup(&self, name: &str) -> io::Result<JobCgroup> {
         let folder = self.create(name)?;
-        let group = JobCgroup::open(folder.clone());
+        let group = JobCgroup::open_own(folder.clone());
         group.inspect_err(|_| drop(fs::remove_dir(&folder)))
     }
 
@@ -283,6 +283,9 @@ pub(super) struct JobCgroup {
     folder: PathBuf,
     freeze: File,
     events: File,
+    /// Kills the processes of a group that the daemon has created. It stays open, because the daemon may have no
+    /// descriptor left when the job ends.
+    kill: Option<File>,
     /// Most bytes of memory that the job's processes may use; `None` for no limit.
     limit: Option<u64>,
 }
@@ -291,7 +294,13 @@ impl JobCgroup {
     fn open(folder: PathBuf) -> io::Result<Self> {
         let freeze = File::options().write(true).open(folder.join(FREEZE))?;
         let events = File::open(folder.join(EVENTS))?;
-        Ok(Self { freeze, events, limit: None, folder })
+        Ok(Self { freeze, events, kill: None, limit: None, folder })
+    }
+
+    /// Opens a group that this daemon has created.
+    fn open_own(folder: PathBuf) -> io::Result<Self> {
+        let kill = File::options().write(true).open(folder.join(KILL))?;
+        Ok(Self { kill: Some(kill), ..Self::open(folder)? })
     }
 
     pub(super) fn folder(&self) -> &Path {
@@ -339,9 +348,11 @@ impl JobCgroup {
         ended.is_some_and(|count| count != "0")
     }
 
-    /// Kills all processes of the group.
+    /// Kills all processes of the group, if this daemon has created it.
     pub(super) fn kill(&self) {
-        let _ = fs::write(self.folder.join(KILL), "1");
+        if let Some(mut kill) = self.kill.as_ref() {
+            let _ = kill.write_all(b"1");
+        }
     }
 
     /// Removes the group if it is empty. Returns whether it no longer exists.
@@ -375,5 +386,18 @@ mod tests {
         let cgroups = JobCgroups { folder, has_memory: false, lack_of_memory: None };
         fs::create_dir(own.path().join("job-1")).unwrap();
         assert_eq!(cgroups.create("job-1").unwrap(), own.path().join("job-1.1"));
+    }
+
+    /// Regression: without a descriptor left, the daemon killed no process of the group.
+    #[test]
+    fn a_group_is_killed_without_another_descriptor() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name| folder.path().join(name);
+        [FREEZE, EVENTS, KILL].iter().for_each(|name| fs::write(file(*name), "").unwrap());
+        let group = JobCgroup::open_own(folder.path().to_owned()).unwrap();
+        fs::rename(file(KILL), file("opened before")).unwrap();
+        group.kill();
+        assert_eq!(fs::read_to_string(file("opened before")).unwrap(), "1");
+        assert!(!file(KILL).exists());
     }
 }

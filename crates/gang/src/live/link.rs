@@ -250,12 +250,17 @@ impl Sender {
     /// Sends a frame.
     ///
     /// # Errors
-    /// The system's error.
+    /// The system's error; [`io::ErrorKind::InvalidInput`] for a frame that no receiver accepts because of its length.
     ///
     /// # Cancel safety
     /// None: part of the frame may have been sent.
     pub async fn send(&mut self, frame: &Frame) -> io::Result<()> {
         let encoded = wire::encode_long(frame).map_err(io::Error::other)?;
+        if encoded.len() > LONGEST {
+            let why =
+                format!("a message has {} bytes, and at most {LONGEST} can be sent", encoded.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         self.plain.clear();
         self.plain.extend_from_slice(&(encoded.len() as u32).to_le_bytes());
         self.plain.extend_from_slice(&encoded);
@@ -328,5 +333,25 @@ impl Receiver {
         opener.open(&self.scratch, &mut plain).map_err(denied)?;
         self.buffer.extend_from_slice(&plain);
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_that_no_receiver_accepts_is_not_sent() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (ours, theirs) = tokio::net::UnixStream::pair().unwrap();
+            let ((mut sender, _), (_, mut receiver)) = (local(ours), local(theirs));
+            let long = Frame::Message(vec![0; LONGEST].into());
+            let refused = sender.send(&long).await.unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
+            let short = Frame::Message(Bytes::from_static(b"short"));
+            sender.send(&short).await.unwrap();
+            assert_eq!(receiver.receive().await.unwrap(), Some(short));
+        });
     }
 }

@@ -79,7 +79,15 @@ impl PmiJob {
     /// Starts the task that serves a rank until the other end of the socket is closed, the rank aborts, or this server
     /// is dropped.
     pub(super) fn serve(&self, end: OwnedFd, said: impl Fn(RankEvent) + Send + 'static) {
-        tokio::spawn(serve(end, Arc::clone(&self.shared), self.barriers.subscribe(), said));
+        let (job, left) = (Arc::clone(&self.shared), self.barriers.subscribe());
+        let mut server = left.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                // The rank sees an error as the end of its connection.
+                _ = serve(end, job, left, said) => {}
+                () = async { while server.changed().await.is_ok() {} } => {}
+            }
+        });
     }
 }
 

@@ -43,9 +43,17 @@ pub(super) fn lower_this_thread() {
 }
 
 /// Starts a thread of the usual priority.
-pub(super) fn spawn(work: impl FnOnce() + Send + 'static) {
-    std::thread::spawn(move || {
+///
+/// # Errors
+/// The reason why the system starts no thread. `work` is dropped.
+pub(super) fn spawn(work: impl FnOnce() + Send + 'static) -> Result<(), String> {
+    let started = std::thread::Builder::new().spawn(move || {
         lower_this_thread();
         work();
     });
+    started.map(drop).map_err(|error| {
+        format!(
+            "the system starts no thread: {error}; raise its limit of tasks (TasksMax, ulimit -u)"
+        )
+    })
 }

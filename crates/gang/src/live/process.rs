@@ -1,7 +1,8 @@
 //! Starts, suspends, resumes and reaps a rank's process.
 //!
-//! Signals go to the process's group. The process is reaped through a pidfd, and the system can't reuse the number of
-//! its group before that, so no signal reaches an unrelated process.
+//! Signals go to the process's group, and to the process itself if it is in another group. The process is reaped
+//! through a pidfd, and the system can't reuse the number of its group before that, so no signal reaches an unrelated
+//! process.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,8 +10,8 @@ use std::process::{Child, Command};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpriority_process, kill_process_group,
-    pidfd_open, pidfd_send_signal, setpriority_process, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpgid, getpriority_process,
+    kill_process_group, pidfd_open, pidfd_send_signal, setpriority_process, waitid,
 };
 use rustix::time::Timespec;
 
@@ -48,9 +49,16 @@ impl Process {
     /// # Errors
     /// The system's error.
     pub fn start(command: &mut Command) -> std::io::Result<(Self, Child)> {
-        let child = command.spawn()?;
-        let pid = Pid::from_child(&child);
-        Ok((Self { is_suspended: true, ..Self::of(pid)? }, child))
+        let mut child = command.spawn()?;
+        match Self::of(Pid::from_child(&child)) {
+            Ok(process) => Ok((Self { is_suspended: true, ..process }, child)),
+            Err(error) => {
+                // Without a pidfd, nothing would signal or reap the process.
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error)
+            }
+        }
     }
 
     fn of(pid: Pid) -> std::io::Result<Self> {
@@ -76,9 +84,16 @@ impl Process {
     }
 
     /// Sends a signal to the process's group, unless the process has ended. A process that was just started may not
-    /// have entered its group yet: the process itself then gets the signal.
+    /// have entered its group yet, and may leave it later: the process itself then gets the signal.
     pub fn signal(&self, signal: Signal) {
-        if !matches!(self.state, State::Ended(_)) && kill_process_group(self.pid, signal).is_err() {
+        if matches!(self.state, State::Ended(_)) {
+            return;
+        }
+        let is_sent = kill_process_group(self.pid, signal).is_ok();
+        // The process can't handle these two signals, so they may arrive twice. It may have changed its group meanwhile.
+        let may_repeat = matches!(signal, Signal::STOP | Signal::KILL);
+        let is_in_group = || getpgid(Some(self.pid)) == Ok(self.pid);
+        if !is_sent || may_repeat || !is_in_group() {
             // Fails if the process has just ended, which needs no signal.
             let _ = pidfd_send_signal(&self.handle, signal);
         }
@@ -264,9 +279,53 @@ fn is_stopped(pid: i32, group: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::process::{Signal, kill_process, kill_process_group};
+    use crate::live::clock;
+    use rustix::process::{Signal, getppid, kill_process, kill_process_group, setpgid};
     use std::os::unix::process::CommandExt;
     use std::process::Command;
+    use std::time::Duration;
+
+    /// Environment variable of the process that carries out [`leave_the_group`].
+    const LEAVES: &str = "GANG_TEST_LEAVES";
+
+    /// Lets a test run this as a process, which leaves its group. A child of it stays there.
+    #[test]
+    fn leave_the_group() {
+        if std::env::var_os(LEAVES).is_none() {
+            return;
+        }
+        setpgid(None, None).unwrap();
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        setpgid(None, Some(getpgid(getppid()).unwrap())).unwrap();
+        child.wait().unwrap();
+        loop {
+            std::thread::park();
+        }
+    }
+
+    /// Regression: the group's signals did not reach the process, so that the daemon waited for it for ever.
+    #[test]
+    fn a_process_that_has_left_its_group_stops_and_ends() {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "live::process::tests::leave_the_group"]).env(LEAVES, "1");
+        command.stdout(std::process::Stdio::null());
+        let (mut process, _child) = Process::start(&mut command).unwrap();
+        let until = clock::now() + Duration::from_secs(10);
+        let wait_for = |what: &str, is_done: &mut dyn FnMut() -> bool| {
+            while !is_done() {
+                assert!(clock::now() < until, "the process has not {what}");
+                std::thread::yield_now();
+            }
+        };
+        let (pid, own) = (process.pid(), getpgid(None).unwrap());
+        wait_for("entered a group", &mut || kill_process_group(pid, Signal::CONT).is_ok());
+        wait_for("left its group", &mut || getpgid(Some(pid)) == Ok(own));
+        process.stop();
+        wait_for("stopped", &mut || process.is_still());
+        process.signal(Signal::KILL);
+        wait_for("ended", &mut || process.end().is_some());
+        assert_eq!(process.end(), Some(End::Killed(Signal::KILL.as_raw())));
+    }
 
     #[test]
     fn a_process_without_a_group_of_its_own_gets_its_signals() {

@@ -3,6 +3,7 @@
 mod imaging;
 mod launching;
 mod priorities;
+mod waits;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -10,7 +11,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use midplane_simhw::nicd::Admitted;
-use midplane_simhw::time::Instant;
 use rustix::process::Signal;
 use rustix::termios::{Winsize, tcsetwinsize};
 use rustix::thread::{Timespec, nanosleep};
@@ -26,12 +26,14 @@ use super::pmi::PmiJob;
 use super::process::{Process, descendants_are_stopped};
 use super::reclaimer::Reclaimer;
 use super::rights::Users;
+use super::undelivered::Undelivered;
 use crate::contexts::Mode;
 use crate::names::JobId;
 use crate::node_core::message::{Cluster, End, Member, Pairs, RankEvent, Word};
 use crate::node_core::order::Outcome;
 use crate::node_core::size::Size;
 use imaging::{Hold, Restoring};
+use waits::{STOP_PATIENCE, Waits};
 
 /// Most checks of whether processes have stopped, before the daemon waits for a signal instead.
 const CHECKS: usize = 30;
@@ -43,11 +45,6 @@ const HURRY: usize = 3;
 /// long.
 const FIRST_CHECK: i64 = 20_000;
 const LAST_CHECK: i64 = 100_000;
-
-/// Time after which a control group counts as frozen although the kernel does not report it. A thread in an
-/// uninterruptible wait, such as for a file server that does not answer, is reported only after the wait; it freezes
-/// before its next instruction.
-const FREEZE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Intervals between checks for whether all processes of a job have stopped, or those that were killed have exited.
 const CHECK_AGAIN: Duration = Duration::from_millis(1);
@@ -83,31 +80,6 @@ struct Held {
     is_reported: bool,
 }
 
-/// A step that is complete once certain processes have stopped or ended.
-#[derive(Debug)]
-struct Waits {
-    step: u64,
-    /// Processes that must stop or, if `is_kill`, end.
-    members: Vec<Member>,
-    /// Processes whose descendants must stop.
-    groups: Vec<Member>,
-    /// Jobs whose control groups must freeze: the jobs' own, and those that they have adopted.
-    cgroups: Vec<JobId>,
-    adopted: Vec<JobId>,
-    is_kill: bool,
-    /// When groups that are not reported as frozen count as frozen.
-    frozen_at: Instant,
-    outcome: Outcome,
-}
-
-impl Waits {
-    fn new(step: u64, members: Vec<Member>, is_kill: bool) -> Self {
-        let (groups, cgroups, adopted) = (Vec::new(), Vec::new(), Vec::new());
-        let (frozen_at, outcome) = (clock::now() + FREEZE_PATIENCE, Outcome::default());
-        Self { step, members, groups, cgroups, adopted, is_kill, frozen_at, outcome }
-    }
-}
-
 /// The daemon's NIC, as ranks need to know it.
 #[derive(Debug)]
 pub(super) struct RanksNic {
@@ -128,6 +100,8 @@ pub(super) struct Processes {
     waits: Option<Waits>,
     /// The daemon's NIC, if ranks have channels.
     nic: Option<RanksNic>,
+    /// Counts the states that restored ranks have not read yet.
+    undelivered: Undelivered,
     /// Resources of the ranks' channels, until the ranks are started.
     passes: BTreeMap<Member, Pass>,
     process_groups: ProcessGroups,
@@ -158,11 +132,12 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    /// Creates a host without processes. `reaper` kills the processes that remain if the daemon dies.
+    /// Creates a host without processes. `reaper` kills the processes that remain if the daemon dies. Restored ranks have
+    /// at most `most` bytes of states to read.
     pub(super) fn new(
         (host, cluster, users): (u16, Cluster, Users),
         (reaper, groups, reclaimer): (Reaper, Option<JobCgroups>, Option<Reclaimer>),
-        (nic, process_groups): (Option<RanksNic>, ProcessGroups),
+        (nic, process_groups, most): (Option<RanksNic>, ProcessGroups, u64),
         events: mpsc::UnboundedSender<Event>,
     ) -> Self {
         Self {
@@ -173,6 +148,7 @@ impl Processes {
             reaper,
             waits: None,
             nic,
+            undelivered: Undelivered::new(most),
             passes: BTreeMap::new(),
             process_groups,
             events,
@@ -198,7 +174,7 @@ impl Processes {
 
     /// Begins to suspend the processes of jobs.
     pub(super) fn suspend(&mut self, step: u64, jobs: &[JobId]) {
-        let mut waits = Waits::new(step, Vec::new(), false);
+        let mut waits = Waits { left: Some(STOP_PATIENCE), ..Waits::new(step, Vec::new(), false) };
         for job in jobs {
             // An adopted group can't be frozen if it was removed. Its holder then exits, and the job ends, in the
             // job's next slice.
@@ -354,6 +330,25 @@ impl Processes {
         true
     }
 
+    /// Reports the jobs whose processes don't stop or end, and waits for them no longer.
+    fn give_up(&mut self, waits: &mut Waits) {
+        let what = if waits.is_kill { "end" } else { "stop" };
+        let mut late = BTreeMap::new();
+        for member in waits.members.drain(..).chain(waits.groups.drain(..)) {
+            let Some(held) = self.members.get_mut(&member) else { continue };
+            let process = &mut held.process;
+            let is_through = match waits.is_kill {
+                true => process.end().is_some() || process.has_exited(),
+                false => process.is_still() && descendants_are_stopped(process.pid()),
+            };
+            if !is_through {
+                late.entry(member.0).or_insert(member.1);
+            }
+        }
+        let why = |(job, rank)| (job, self.host, format!("rank {rank} does not {what}"));
+        waits.outcome.failed.extend(late.into_iter().map(why));
+    }
+
     /// Returns when to check again, if the step under way waits for a change that no signal may report.
     pub(super) fn check_again(&self) -> Option<Duration> {
         let waits = self.waits.as_ref()?;
@@ -370,8 +365,11 @@ impl Processes {
     pub(super) fn poll_done(&mut self) -> Option<(u64, Outcome)> {
         let mut waits = self.waits.take()?;
         if !self.settle(&mut waits) {
-            self.waits = Some(waits);
-            return None;
+            if !waits.is_late(clock::now()) {
+                self.waits = Some(waits);
+                return None;
+            }
+            self.give_up(&mut waits);
         }
         // Killed processes may take a moment to leave their control group, so removal is tried again later.
         self.emptied.retain(|cgroup| !cgroup.remove());

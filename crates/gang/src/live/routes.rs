@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use super::event::Event;
@@ -78,16 +79,16 @@ impl Routes {
 
     /// Carries the streams of a job's ranks on this host to and from the root until all ranks have closed them. After
     /// each loss of the root, connects to the next one. While there is no root, ranks whose pipes are full block, and
-    /// the last output of ended ranks waits for [`LAST_DIALS`].
+    /// the last output of ended ranks waits for [`LAST_DIALS`]. Returns the handle that ends this.
     pub(super) fn carry(
         &self,
         job: JobId,
         mut output: mpsc::Receiver<Frame>,
         input: mpsc::Sender<Frame>,
-    ) {
+    ) -> AbortHandle {
         let mut routes = self.clone();
         let mut input = Some(input);
-        tokio::spawn(async move {
+        let carrying = tokio::spawn(async move {
             let mut last_dials = 0..LAST_DIALS;
             loop {
                 if let Some((root, link)) = routes.open(Purpose::Streams(job)).await {
@@ -109,6 +110,7 @@ impl Routes {
                 sleep(RETRY_INTERVAL).await;
             }
         });
+        carrying.abort_handle()
     }
 
     /// Connects to the root, for the streams or the images of a job's ranks on this host. Also returns which host it

@@ -20,10 +20,11 @@ use std::time::Duration;
 
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
 use super::rank::inherited;
+use super::undelivered::CountedState;
 use crate::node_core::message::{RankEvent, Word};
 use crate::node_core::state_chunk::{CHUNK_BYTES, ChunkKind, LONGEST_STATE, StateChunk};
 
@@ -151,18 +152,20 @@ fn read_state(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     if read as u64 == length { Ok(state) } else { Err(ErrorKind::UnexpectedEof.into()) }
 }
 
-/// Runs the daemon's side of a rank's stream until the stream ends. After a malformed message, nothing more is read
-/// from the rank.
+/// Runs the daemon's side of a rank's stream until the stream ends or `words` closes. After a malformed message,
+/// nothing more is read from the rank. After a state, nothing is read until the rank may continue, so that a rank has
+/// at most one state on its way to the root.
 pub(super) async fn serve(
     end: OwnedFd,
-    state: Option<Vec<u8>>,
+    state: Option<CountedState>,
     mut words: mpsc::UnboundedReceiver<Word>,
     said: impl Fn(RankEvent) + Send + 'static,
 ) -> io::Result<()> {
     let stream = UnixStream::from(end);
     stream.set_nonblocking(true)?;
     let (mut receiver, mut sender) = tokio::net::UnixStream::from_std(stream)?.into_split();
-    let speaking = tokio::spawn(async move {
+    let (goes, went) = watch::channel(());
+    let mut speaking = tokio::spawn(async move {
         match &state {
             None => sender.write_all(&[FRESH]).await?,
             Some(state) => {
@@ -175,10 +178,16 @@ pub(super) async fn serve(
         while let Some(word) = words.recv().await {
             let byte = if word == Word::Ask { ASK } else { GO };
             sender.write_all(&[byte]).await?;
+            if byte == GO {
+                goes.send_replace(());
+            }
         }
         io::Result::Ok(())
     });
-    let heard = hear(&mut receiver, &said).await;
+    let heard = tokio::select! {
+        heard = hear(&mut receiver, went, &said) => heard,
+        _ = &mut speaking => Ok(()),
+    };
     said(RankEvent::Left);
     speaking.abort();
     heard
@@ -186,6 +195,7 @@ pub(super) async fn serve(
 
 async fn hear(
     receiver: &mut tokio::net::unix::OwnedReadHalf,
+    mut went: watch::Receiver<()>,
     said: &impl Fn(RankEvent),
 ) -> io::Result<()> {
     loop {
@@ -199,6 +209,8 @@ async fn hear(
                 sleep(BETWEEN).await;
             }
             STATE => {
+                // The rank ignores earlier permissions to continue.
+                went.mark_unchanged();
                 let (mut at, mut left) = (0, receiver.read_u64_le().await?);
                 if left > LONGEST_STATE as u64 {
                     return Err(ErrorKind::InvalidData.into());
@@ -215,9 +227,50 @@ async fn hear(
                     said(RankEvent::Chunk(StateChunk { kind, at, bytes, is_last }));
                     at += length;
                 }
-                sleep(BETWEEN).await;
+                if went.changed().await.is_err() {
+                    return Ok(());
+                }
             }
             _ => return Err(ErrorKind::InvalidData.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Regression: a rank that sent states without a pause filled the memory of the daemons above it.
+    #[test]
+    fn a_rank_s_next_state_is_read_once_the_rank_may_continue() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (mut rank, end) = UnixStream::pair().unwrap();
+            let (words, to_rank) = mpsc::unbounded_channel();
+            let (events, mut happens) = mpsc::unbounded_channel();
+            let said = move |event| drop(events.send(event));
+            let serving = tokio::spawn(serve(end.into(), None, to_rank, said));
+            for state in [b"1", b"2"] {
+                rank.write_all(&[STATE]).unwrap();
+                rank.write_all(&1_u64.to_le_bytes()).unwrap();
+                rank.write_all(state).unwrap();
+            }
+            let chunk = |bytes| {
+                let (kind, bytes) = (ChunkKind::State, bytes::Bytes::from_static(bytes));
+                Some(RankEvent::Chunk(StateChunk { kind, at: 0, bytes, is_last: true }))
+            };
+            assert_eq!(happens.recv().await, chunk(b"1"));
+            let early = timeout(Duration::from_millis(50), happens.recv()).await;
+            assert!(early.is_err(), "{early:?}");
+            words.send(Word::Go).unwrap();
+            assert_eq!(happens.recv().await, chunk(b"2"));
+            // The daemon no longer has the process, while another process has its end open.
+            drop(words);
+            serving.await.unwrap().unwrap();
+            assert_eq!(happens.recv().await, Some(RankEvent::Left));
+            assert_eq!(happens.recv().await, None);
+        });
     }
 }

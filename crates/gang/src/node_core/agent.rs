@@ -8,6 +8,7 @@ use midplane_simhw::wire;
 use super::NodeConfig;
 use super::message::{Held, Inventory, Member, Pairs, Program, RankEvent};
 use super::order::{Action, Launch, Outcome, Step, StepOutcome, steps_of};
+use super::reason::bounded;
 use super::size::Size;
 use super::state_chunk::{RankState, StateChunk};
 use crate::context::ChannelContext;
@@ -424,7 +425,11 @@ impl Agent {
             return None;
         }
         let number = self.order.take()?;
-        Some((number, std::mem::take(&mut self.outcome)))
+        let mut outcome = std::mem::take(&mut self.outcome);
+        for (_, _, why) in &mut outcome.failed {
+            *why = bounded(std::mem::take(why));
+        }
+        Some((number, outcome))
     }
 
     /// Returns whether jobs of a lost parent are being ended. Orders wait for that, because a new root reuses job

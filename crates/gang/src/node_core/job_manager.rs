@@ -17,6 +17,7 @@ use midplane_simhw::time::Instant;
 use super::interface::Effect;
 use super::inventory::Inventories;
 use super::message::{ClientId, Cluster, Down, Member, Over, Reply, Word};
+use super::reason::bounded;
 use super::replica::{Change, Entry, Stage};
 use super::state_chunk::StateChunk;
 use super::user::User;
@@ -173,7 +174,7 @@ impl JobManager {
         if let Some(it) = self.jobs.get_mut(&job).filter(|it| !it.is_removed) {
             it.pause(now);
             if it.entry.why.is_none() {
-                it.entry.why = why;
+                it.entry.why = why.map(bounded);
             }
             let is_new = std::mem::replace(&mut it.entry.stage, Stage::Ending) != Stage::Ending;
             self.scheduler_core.end(now, job);

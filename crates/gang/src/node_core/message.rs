@@ -370,7 +370,7 @@ pub struct Line {
     pub run_seconds: f64,
     /// Bytes of memory that each rank claims; `None` for no claim.
     pub memory: Option<u64>,
-    /// The job's command, as text.
+    /// The beginning of the job's command, as text.
     pub command: String,
     /// Why the job will never end by itself, if a cut has shown that, such as which rank waits for which.
     pub stuck: Option<String>,

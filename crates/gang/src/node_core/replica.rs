@@ -12,7 +12,7 @@ use crate::names::JobId;
 const REMEMBERED: usize = 64;
 /// Most ranks of ended jobs that are remembered. The last ended job is always remembered.
 const REMEMBERED_RANKS: usize = 1 << 16;
-/// Most bytes of the programs and ranks of all jobs, because the table is sent in one message.
+/// Most bytes of the programs and ranks of all jobs, because the table and each launch are sent in one message.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
 /// Most bytes of a rank in a table.
 const RANK_BYTES: usize = 16;

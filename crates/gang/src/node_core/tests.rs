@@ -1,6 +1,7 @@
 //! Whole clusters in virtual time under faults: daemons crash and return, connections break or go silent, ranks and
 //! clients disappear, steps hang. At the end, no process remains, no job is lost, and none is stuck.
 
+mod bounds;
 mod cluster;
 mod network;
 mod node;

@@ -120,7 +120,7 @@ impl Layout {
         self.past_at(self.ranks.len())
     }
 
-    /// Returns the offset of the word that is nonzero while a rank's process is parked.
+    /// Returns the offset of the word that is odd while a rank's process is parked.
     pub(crate) fn parked(&self, rank: Rank) -> Option<usize> {
         Some(self.index(rank)? * LINE)
     }

@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::task::{Poll, Waker};
 
 use midplane_nicvm::unit::Unit;
@@ -203,6 +205,38 @@ async fn exchange(rings: LocalRings, rank: u16, count: u32) {
         }
     }
     ends.offer();
+}
+
+/// Regression: a sender cleared the receiver's word before it rang. If it was killed in between, no other sender woke
+/// the receiver.
+#[test]
+fn each_sender_wakes_a_parked_receiver_and_only_once() {
+    struct Count(AtomicUsize);
+    impl std::task::Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let rings = rings(&[0, 0, 0]);
+    let (mut senders, mut receiver) = ([0, 2].map(|rank| open(&rings, rank)), open(&rings, 4));
+    let wakes = Arc::new(Count(AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut context = Context::from_waker(&waker);
+    for parked in 1..=2 {
+        assert!(receiver.park(&mut context, false));
+        for at in [0, 1, 0, 1] {
+            assert!(senders[at].push(Rank(4), [b"message", &[]]));
+            // The receiver is not woken, as if the sender were killed before it rings.
+            receiver.bell.hears(&mut context);
+        }
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 2 * parked);
+        while take(&mut receiver).is_some() {}
+    }
+    // The next process of the rank does not park as the former one did.
+    assert!(receiver.park(&mut context, false));
+    let mut next = open(&rings, 4);
+    assert!(next.park(&mut context, false) && senders[0].push(Rank(4), [b"message", &[]]));
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 5);
 }
 
 /// If a wake-up is lost, both sides wait forever.

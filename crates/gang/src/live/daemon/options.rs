@@ -47,7 +47,8 @@ pub struct DaemonOptions {
     /// than the host's memory needs swap space.
     pub memory: Option<u64>,
     /// Most bytes of ranks' states and channels' contexts in the root's memory. The limit applies to all checkpoints
-    /// that are waiting to be written together, and to each that is read. [`CHECKPOINT_BYTES`] suits most clusters.
+    /// that are waiting to be written together, and to each that is read. It also applies to the states on this host
+    /// that restored ranks have not read yet. [`CHECKPOINT_BYTES`] suits most clusters.
     pub checkpoint_bytes: u64,
 }
 
@@ -107,6 +108,15 @@ pub enum StartError {
     /// This socket's folder does not exist.
     #[error("--socket {}: there is no folder {}: make it, or name another", .0.display(), .1.display())]
     NoFolder(PathBuf, PathBuf),
+    /// The folder of the default socket belongs to another user, or others can access it.
+    #[error(
+        "{}: another user may have made this folder for the socket: set XDG_RUNTIME_DIR, name a --socket in a folder of your \
+         own, or remove the folder", .0.display()
+    )]
+    ForeignFolder(PathBuf),
+    /// This path of the socket is that of another file.
+    #[error("--socket {}: it exists and is no socket: remove it, or name another path", .0.display())]
+    NoSocket(PathBuf),
     /// This socket can't be opened.
     #[error("{}: {}", .0.display(), .1)]
     Socket(PathBuf, io::Error),

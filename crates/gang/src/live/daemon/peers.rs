@@ -2,13 +2,12 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use super::super::event::Event;
@@ -16,6 +15,7 @@ use super::super::link::{self, Frame, Link};
 use super::super::refusals::Refusal;
 use super::super::routes::Routes;
 use super::clients;
+use super::unauthenticated::Unauthenticated;
 use crate::node_core::message::{Cluster, Down, Hello, Purpose, Up};
 use crate::node_core::user::User;
 use crate::node_core::{Input, Peer};
@@ -24,24 +24,25 @@ use crate::node_core::{Input, Peer};
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Denials, without a connection in between, after which the key does not fit.
 const DENIALS: u32 = 3;
-/// Most connections that have not authenticated yet; further ones wait in the listener's backlog.
-const MOST_UNAUTHENTICATED: usize = 64;
 
 /// Accepts daemons of other hosts of `cluster` that have a key for it.
 pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster) {
-    let unauthenticated = Arc::new(Semaphore::new(MOST_UNAUTHENTICATED));
+    let unauthenticated = Unauthenticated::default();
     let mut next = 0;
     loop {
-        let permit = Arc::clone(&unauthenticated).acquire_owned().await;
         let Ok((stream, from)) = listener.accept().await else {
             sleep(RETRY_INTERVAL).await;
             continue;
         };
         next += 1;
-        let (connection, routes) = (next, routes.clone());
+        let (connection, routes, waiting) = (next, routes.clone(), unauthenticated.clone());
+        let dropped = waiting.add(connection, from.ip());
         tokio::spawn(async move {
-            let admitted = admit(stream, from.ip(), &routes, cluster).await;
-            drop(permit);
+            let admitted = tokio::select! {
+                admitted = admit(stream, from.ip(), &routes, cluster) => admitted,
+                _ = dropped => None,
+            };
+            waiting.remove(connection);
             let Some((Hello { host, purpose }, link)) = admitted else { return };
             let events = &routes.events;
             match purpose {
@@ -123,7 +124,10 @@ async fn exchange<T: DeserializeOwned>(
 ) {
     let writing = async {
         while let Some(message) = messages.recv().await {
-            if sender.send(&Frame::message(&message)).await.is_err() {
+            if let Err(error) = sender.send(&Frame::message(&message)).await {
+                if error.kind() == io::ErrorKind::InvalidInput {
+                    eprintln!("midplane gang daemon: a connection with another host ends: {error}");
+                }
                 return;
             }
         }

@@ -90,7 +90,8 @@ impl Processes {
         let goes = Arc::new(AtomicBool::new(false));
         self.holds.insert(job, Hold { runs: false, is_dumped: false, goes: Arc::clone(&goes) });
         let (events, runtime) = (self.events.clone(), tokio::runtime::Handle::current());
-        priority::spawn(move || {
+        let mut own_routes = routes.clone();
+        let started = priority::spawn(move || {
             let dumped = prepared.and_then(|(group, ranks, folder)| {
                 criu::dump(&group, &ranks, folder.path())?;
                 Ok((ranks, folder))
@@ -108,6 +109,10 @@ impl Processes {
                 }
             });
         });
+        if let Err(why) = started {
+            let _ = self.events.send(Event::DumpEnded(job));
+            tokio::spawn(async move { refuse(&mut own_routes, job, epoch, why).await });
+        }
     }
 
     /// Returns the input of a dump: the job's control group, its ranks, and a new folder.
@@ -229,7 +234,7 @@ impl Processes {
                     let _ = pipe.write_all(format!("it can't be restored: {why}").as_bytes());
                 }
             }
-        });
+        })?;
         Ok(all)
     }
 

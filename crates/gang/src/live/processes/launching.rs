@@ -28,6 +28,7 @@ use crate::live::refusals::Right;
 use crate::live::rights::Rights;
 use crate::live::routes::Routes;
 use crate::live::streams::Opened;
+use crate::live::undelivered::CountedState;
 use crate::live::{exec_shim, rank, snapshot};
 use crate::names::JobId;
 use crate::node_core::Input;
@@ -171,6 +172,7 @@ impl Processes {
         let terminal = program.terminal.filter(|_| rank == 0);
         let group = self.cgroups.get(&launch.job).map(JobCgroup::folder);
         let adopted = self.adopted.get(&launch.job).map(JobCgroup::folder);
+        let state = state.map(|state| self.undelivered.add(state)).transpose()?;
         let held = exec_shim::holder(adopted);
         let (path, arguments) = match program.adopts {
             Some(_) => (held.0, &held.1[..]),
@@ -223,7 +225,7 @@ impl Processes {
         member: Member,
         (process, terminal, opened): Started,
         Sockets { ours: [snapshots, pmi], theirs }: Sockets,
-        state: Option<Vec<u8>>,
+        state: Option<CountedState>,
     ) -> std::io::Result<(Held, Opened)> {
         let files = SharedFiles {
             standard: imaging::standard_of(&opened)?,
@@ -272,7 +274,7 @@ impl Processes {
         &self,
         member: Member,
         end: OwnedFd,
-        state: Option<Vec<u8>>,
+        state: Option<CountedState>,
     ) -> mpsc::UnboundedSender<Word> {
         let (words, to_rank) = mpsc::unbounded_channel();
         let (events, (job, rank)) = (self.events.clone(), member);
@@ -355,8 +357,9 @@ fn start_with_terminal(
     let theirs = File::from(rustix::fs::open(&*name, flags, rustix::fs::Mode::empty())?);
     tcsetwinsize(&ours, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })?;
     command.stdin(theirs.try_clone()?).stdout(theirs.try_clone()?).stderr(theirs);
-    let (process, _) = Process::start(command)?;
+    // Nothing may fail once the process runs.
     let input = Some(ours.try_clone()?);
     let outputs = vec![(Stream::Output, ours.try_clone()?)];
+    let (process, _) = Process::start(command)?;
     Ok((process, Some(ours), Opened { rank, input, outputs }))
 }

@@ -13,6 +13,7 @@ use super::{Job, JobManager};
 use crate::context::NetworkContext;
 use crate::detect::{LeadingTag, Verdict};
 use crate::names::{Epoch, JobId};
+use crate::node_core::reason::bounded;
 use crate::node_core::state_chunk::{ChunkKind, RankState, StateChunk};
 use crate::wait::WaitState;
 
@@ -91,7 +92,7 @@ impl JobManager {
                     context.wait = WaitState::Idle;
                 }
             }
-            it.checks.found = stuck(&network);
+            it.checks.found = stuck(&network).map(bounded);
         }
     }
 }

@@ -145,7 +145,7 @@ impl JobManager {
             return Some(format!("host {host} ({}) can't be reached", self.name(*host)));
         }
         let held: usize = self.jobs.values().map(|it| bytes_of(&it.entry.launch)).sum();
-        let is_too_much = self.changes.is_some() && held + bytes_of(launch) > MOST_BYTES;
+        let is_too_much = held + bytes_of(launch) > MOST_BYTES;
         is_too_much.then(|| {
             format!(
                 "the commands, environments and ranks of all jobs would take more than {MOST_BYTES} bytes of each \

@@ -9,6 +9,24 @@ use crate::names::JobId;
 use crate::node_core::message::{Line, Listing, Slice};
 use crate::scheduler_core::Switch;
 
+/// Most characters of a job's command in a listing, which is one message.
+const COMMAND: usize = 200;
+/// Most bytes of the switches that are reported in one message.
+const MOST_BYTES: usize = 4 << 20;
+
+/// Returns the beginning of a command.
+fn beginning(command: &str) -> String {
+    match command.char_indices().nth(COMMAND) {
+        Some((end, _)) => format!("{} ...", &command[..end]),
+        None => command.to_owned(),
+    }
+}
+
+/// Returns the bytes of an encoded slice: five numbers, and two lists of jobs with their lengths.
+const fn bytes_of(slice: &Slice) -> usize {
+    5 * 8 + 2 * 8 + 4 * (slice.stopped.len() + slice.running.len())
+}
+
 fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
@@ -29,7 +47,7 @@ impl JobManager {
             seconds: it.age(now).as_secs_f64(),
             run_seconds: it.ran(now).as_secs_f64(),
             memory: it.entry.launch.program.memory,
-            command: it.entry.launch.program.shown(),
+            command: beginning(&it.entry.launch.program.shown()),
             stuck: it.checks.found.clone(),
         };
         Listing {
@@ -56,7 +74,7 @@ impl JobManager {
         })
     }
 
-    /// Returns the remembered switches.
+    /// Returns the remembered switches, but no more of the last ones than fit into a message.
     pub(crate) fn slices(&self) -> Vec<Slice> {
         let slice = |(switch, running): &(Switch, Vec<JobId>)| Slice {
             at_us: switch.at.nanos_since(Instant::ZERO) as f64 / 1e3,
@@ -67,6 +85,73 @@ impl JobManager {
             stopped: switch.stopped.clone(),
             running: running.clone(),
         };
-        self.switches.iter().map(slice).collect()
+        let mut bytes = 0;
+        let fits = |slice: &Slice| {
+            bytes += bytes_of(slice);
+            bytes <= MOST_BYTES
+        };
+        let mut last: Vec<Slice> = self.switches.iter().rev().map(slice).take_while(fits).collect();
+        last.reverse();
+        last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use midplane_simhw::wire;
+
+    use super::*;
+    use crate::node_core::job_manager::RootConfig;
+    use crate::node_core::message::{Cluster, Program, Reply};
+    use crate::node_core::user::{Caller, User};
+    use crate::schedule::{Request, RoundRobin};
+    use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
+
+    fn root() -> JobManager {
+        let scheduler = SchedulerConfig {
+            slice: Duration::from_millis(10),
+            phases: Phases::Two,
+            preempt_when_alone: PreemptWhenAlone::Never,
+            early_wakeup: Duration::ZERO,
+        };
+        let config = RootConfig {
+            policy: Box::new(RoundRobin::new(1)),
+            scheduler,
+            geometry: None,
+            most_saved: 0,
+            check_every: Duration::from_secs(5),
+            names: Vec::new(),
+            has_streams: false,
+        };
+        JobManager::new(Cluster { hosts: 1, slots: 1, arity: 2 }, config)
+    }
+
+    /// Regression: both replies were longer than a message, and clients reported that the daemon was gone.
+    #[test]
+    fn listings_and_switches_fit_into_a_message() {
+        let mut root = root();
+        let command = vec![b"sh".to_vec(), "ä".repeat(1 << 20).into_bytes()];
+        let caller = Caller { client: 1, user: User::default() };
+        let request = (Request { nodes: 1, weight: 1 }, 1);
+        let program = Program { command, ..Program::default() };
+        root.admit(Instant::ZERO, caller, request, (program, false)).unwrap();
+        let shown = root.listing(Instant::ZERO).jobs.remove(0).command;
+        assert!(shown.starts_with("sh ä") && shown.ends_with("ä ..."), "{shown}");
+        assert_eq!(shown.chars().count(), COMMAND + 4);
+
+        let switch = |number: u64| Switch {
+            at: Instant::from_nanos(number * 1_000),
+            freeze: Duration::ZERO,
+            save: Duration::ZERO,
+            restore: Duration::ZERO,
+            run: Duration::ZERO,
+            stopped: vec![JobId(1); 300],
+            started: Vec::new(),
+        };
+        root.switches = (0..4_096).map(|number| (switch(number), vec![JobId(2); 300])).collect();
+        let slices = root.slices();
+        assert_eq!(slices.last().map(|slice| slice.at_us), Some(4_095.0));
+        let bytes = wire::encode_long(&Reply::Slices(slices)).unwrap().len();
+        assert!((MOST_BYTES - 5_000..MOST_BYTES + 100).contains(&bytes), "{bytes}");
     }
 }

@@ -1,0 +1,90 @@
+//! A step that waits for processes, and how long it waits.
+
+use std::time::Duration;
+
+use midplane_simhw::time::Instant;
+
+use crate::live::clock;
+use crate::names::JobId;
+use crate::node_core::message::Member;
+use crate::node_core::order::Outcome;
+
+/// Time after which a control group counts as frozen although the kernel does not report it. A thread in an
+/// uninterruptible wait, such as for a file server that does not answer, is reported only after the wait; it freezes
+/// before its next instruction.
+const FREEZE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Times after which the daemon gives up a job with a process that does not stop, such as one that has become root's
+/// while the daemon is not, and processes that were killed and don't end. The first is half of the daemons' default
+/// patience.
+pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(1);
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
+/// Most time between two checks that counts: after a longer pause of this machine, no process has run either.
+const COUNTED: Duration = Duration::from_millis(100);
+
+/// A step that is complete once certain processes have stopped or ended.
+#[derive(Debug)]
+pub(super) struct Waits {
+    pub(super) step: u64,
+    /// Processes that must stop or, if `is_kill`, end.
+    pub(super) members: Vec<Member>,
+    /// Processes whose descendants must stop.
+    pub(super) groups: Vec<Member>,
+    /// Jobs whose control groups must freeze: the jobs' own, and those that they have adopted.
+    pub(super) cgroups: Vec<JobId>,
+    pub(super) adopted: Vec<JobId>,
+    pub(super) is_kill: bool,
+    /// When groups that are not reported as frozen count as frozen.
+    pub(super) frozen_at: Instant,
+    /// Time left until the step is late, and when it was last counted; `None` for shims, which stop by themselves.
+    pub(super) left: Option<Duration>,
+    pub(super) counted_at: Instant,
+    pub(super) outcome: Outcome,
+}
+
+impl Waits {
+    pub(super) fn new(step: u64, members: Vec<Member>, is_kill: bool) -> Self {
+        let (groups, cgroups, adopted) = (Vec::new(), Vec::new(), Vec::new());
+        let (counted_at, outcome) = (clock::now(), Outcome::default());
+        let frozen_at = counted_at + FREEZE_PATIENCE;
+        let left = is_kill.then_some(KILL_PATIENCE);
+        Self {
+            step,
+            members,
+            groups,
+            cgroups,
+            adopted,
+            is_kill,
+            frozen_at,
+            left,
+            counted_at,
+            outcome,
+        }
+    }
+
+    /// Counts the time since the last call. Returns whether the step has waited too long.
+    pub(super) fn is_late(&mut self, now: Instant) -> bool {
+        let passed = now.since(self.counted_at).min(COUNTED);
+        self.counted_at = now;
+        self.left = self.left.map(|left| left.saturating_sub(passed));
+        self.left == Some(Duration::ZERO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_late_after_a_time_in_which_this_machine_has_run() {
+        let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
+        let start = |left| Waits { left, counted_at: at(0), ..Waits::new(1, Vec::new(), false) };
+        let mut waits = start(Some(STOP_PATIENCE));
+        let after_a_pause = at(3_600_000);
+        assert!(!waits.is_late(after_a_pause));
+        let checks = (1..200).find(|check| waits.is_late(after_a_pause + COUNTED / 10 * *check));
+        assert_eq!(checks, Some(90));
+        let mut shims = start(None);
+        assert!(!(1..200).any(|check| shims.is_late(at(1_000 * check))));
+    }
+}

@@ -1,0 +1,98 @@
+//! Bounds of what a client can make the daemons store and send.
+
+use std::time::Duration;
+
+use midplane_simhw::time::Instant;
+
+use crate::names::JobId;
+use crate::node_core::message::{Cluster, Over, Program, RankEvent, Reply, Request};
+use crate::node_core::order::Outcome;
+use crate::node_core::reason::MOST_BYTES;
+use crate::node_core::replica::Durable;
+use crate::node_core::user::{Caller, User};
+use crate::node_core::{Effect, Input, NodeConfig, NodeCore, RootConfig, Step, StepOutcome};
+use crate::schedule::RoundRobin;
+use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
+
+const NOW: Instant = Instant::ZERO;
+
+/// Creates the daemon of a single host.
+fn root() -> NodeCore {
+    let cluster = Cluster { hosts: 1, slots: 1, arity: 2 };
+    let scheduler = SchedulerConfig {
+        slice: Duration::from_millis(10),
+        phases: Phases::Two,
+        preempt_when_alone: PreemptWhenAlone::Never,
+        early_wakeup: Duration::ZERO,
+    };
+    let config = RootConfig {
+        policy: Box::new(RoundRobin::new(1)),
+        scheduler,
+        geometry: None,
+        most_saved: 0,
+        check_every: Duration::from_secs(5),
+        names: Vec::new(),
+        has_streams: false,
+    };
+    let (has_channels, takes_over) = (false, false);
+    let (host, patience, memory) = (0, Duration::from_secs(1), u64::MAX);
+    let node = NodeConfig { host, cluster, patience, has_channels, memory, takes_over };
+    NodeCore::new(node, Some(config), Durable::default())
+}
+
+fn run(core: &mut NodeCore, program: Program) {
+    let caller = Caller { client: 1, user: User::default() };
+    let request = Request::Run { ranks: 1, weight: 1, program };
+    core.handle(NOW, Input::Request(caller, request));
+}
+
+/// Returns the result of a job whose first step has this outcome.
+fn result(core: &mut NodeCore, mut outcome: Outcome) -> Over {
+    for _ in 0..100 {
+        match core.poll_effect() {
+            Some(Effect::Reply(_, Reply::Over(over))) => return over,
+            Some(Effect::Step(number, Step::Start(..))) => {
+                let done = StepOutcome::from(std::mem::take(&mut outcome));
+                core.handle(NOW, Input::StepDone(number, Ok(done)));
+            }
+            Some(Effect::Step(number, _)) => {
+                core.handle(NOW, Input::StepDone(number, Ok(StepOutcome::default())));
+            }
+            _ => core.handle_timeout(NOW),
+        }
+    }
+    panic!("the job does not end: {}", core.explain(NOW));
+}
+
+/// Regression: the daemons stored the name of a missing program of nearly two megabytes as the reason of each of 64
+/// jobs. The table then exceeded a message, and no daemon could join.
+#[test]
+fn the_reason_of_a_job_s_end_is_short_whatever_its_program_is_called() {
+    let long = || "x".repeat(1_900_000);
+    let mut core = root();
+    run(&mut core, Program::default());
+    let failed = vec![(JobId(1), 0, long())];
+    let over = result(&mut core, Outcome { failed, ..Outcome::default() });
+    let why = over.why.unwrap();
+    assert!(why.contains("xxx ...") && why.len() <= MOST_BYTES, "{} bytes", why.len());
+
+    let mut core = root();
+    run(&mut core, Program::default());
+    let event = RankEvent::Aborted { code: 1, message: long() };
+    core.handle(NOW, Input::Rank(JobId(1), 0, event));
+    let why = result(&mut core, Outcome::default()).why.unwrap();
+    assert!(why.contains("aborted") && why.len() <= MOST_BYTES, "{} bytes", why.len());
+}
+
+/// Regression: on one or two hosts, the order to launch the job exceeded a message, and the second host was lost.
+#[test]
+fn a_program_that_exceeds_a_message_is_refused_without_a_takeover_too() {
+    let mut core = root();
+    run(&mut core, Program { environment: vec![vec![b'x'; 8 << 20]], ..Program::default() });
+    let reply = core.poll_effect();
+    let is_refused = matches!(
+        &reply,
+        Some(Effect::Reply(1, Reply::Refused(why))) if why.contains("a smaller environment")
+    );
+    assert!(is_refused && core.poll_effect().is_none());
+}
