@@ -29,6 +29,7 @@ use midplane::simhw::udp::resolve_peers;
 use midplane_kit::report::{self, Failure};
 use place::Place;
 use rustix::process::geteuid;
+use serde_json::json;
 use spread::Spread;
 
 use crate::nic::Medium;
@@ -318,9 +319,10 @@ fn scheduler_config(arguments: &Arguments) -> SchedulerConfig {
 }
 
 /// Serves jobs until this process is asked to end.
-pub(crate) async fn main(arguments: &Arguments, socket: &Path) -> Result<u8, Failure> {
+pub(crate) async fn main(arguments: &Arguments, socket: &Path, json: bool) -> Result<u8, Failure> {
     if let Some(path) = &arguments.make_key {
-        report::print(&format!("{}\n", make_key(path)?));
+        let key = make_key(path)?.to_string();
+        report::print_document(json, &json!({ "public_key": key }), |_| format!("{key}\n"));
         return Ok(0);
     }
     let options = options(arguments, socket)?;
@@ -337,7 +339,10 @@ pub(crate) async fn main(arguments: &Arguments, socket: &Path) -> Result<u8, Fai
     let is_root_s_alone = options.socket_group.is_none() && geteuid().is_root();
     let shares_a_key = options.identity.is_none() && options.peers.len() > 1;
     let ready = || {
-        report::print(&format!("midplane gang daemon: serving at {}\n", socket.display()));
+        let socket = socket.display().to_string();
+        report::print_document(json, &json!({ "socket": socket }), |_| {
+            format!("midplane gang daemon: serving at {socket}\n")
+        });
         if is_root_s_alone {
             report::note(
                 "midplane gang daemon: serves root alone; --socket-group NAME lets the members of a group run jobs, each as \
