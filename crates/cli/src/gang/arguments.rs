@@ -55,7 +55,7 @@ of all ranks in GANG_HOSTS. PMI_FD, PMI_RANK and PMI_SIZE are set as MPICH's mpi
 Ctrl-C goes to all ranks; twice within a second ends the job.
 
 Exit code: 0 done; of `run`, `attach` and `restore`, the highest exit code of a rank, or 128 plus the number of the signal that
-killed one; 1 no daemon answers, or it has exited; 2 bad input.";
+killed one; 1 no daemon or no root answers, or it has exited; 2 bad input.";
 
 const RUN_HELP: &str = "\
 Examples:
@@ -65,8 +65,8 @@ Examples:
 
 `midplane gang --help` lists the variables that ranks find in their environment.
 
-Exit code: the highest exit code of a rank, or 128 plus the number of the signal that killed one; 1 no daemon answers, or it
-has exited; 2 bad input, or the job is refused.";
+Exit code: the highest exit code of a rank, or 128 plus the number of the signal that killed one; 1 no daemon or no root
+answers, or it has exited; 2 bad input, or the job is refused.";
 
 const LIST_HELP: &str = "\
 Columns:
