@@ -138,6 +138,8 @@ fn at_signal() -> Arc<AtomicBool> {
             until_asked(None).await;
             flag.store(true, Ordering::Relaxed);
             report::note("waits for the seeds that run; Ctrl-C again loses the results");
+            // `timeout` sends its signal twice.
+            tokio::time::sleep(Duration::from_secs(1)).await;
             until_asked(None).await;
             Ok(())
         });
