@@ -4,17 +4,16 @@
 //! [dependencies]
 //! clap = { version = "4", features = ["derive"] }
 //! midplane = { path = "../midplane" } # where you have it
-//! tokio = { version = "1", features = ["macros", "process", "rt", "signal", "time"] }
+//! tokio = { version = "1", features = ["macros", "rt", "time"] }
 //! ```
 
 use std::collections::BTreeMap;
-use std::process::{ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use clap::Parser;
 use midplane::Node;
 use midplane::latest::Latest;
-use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until, timeout};
 
 type Fail = Box<dyn std::error::Error + Send + Sync>;
@@ -30,7 +29,7 @@ struct Arguments {
     /// Jobs to hand out.
     #[arg(long, default_value_t = 500)]
     jobs: u32,
-    /// Works as the worker of this number until it is killed, and does nothing else.
+    /// Works as the worker of this number until its input ends, and does nothing else.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=50))]
     work: Option<u32>,
 }
@@ -64,11 +63,16 @@ async fn work(number: u32) -> Result<(), Fail> {
 fn start(number: u32, cluster: &str) -> Result<Child, Fail> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--work", &number.to_string()]).env("MIDPLANE_CLUSTER", cluster);
-    Ok(command.stdin(Stdio::null()).kill_on_drop(true).spawn()?)
+    Ok(command.stdin(Stdio::piped()).spawn()?)
 }
 
 async fn run(Arguments { workers, jobs, work: number }: Arguments) -> Result<(), Fail> {
     if let Some(number) = number {
+        // Exits with the process that started it, which holds the input open.
+        std::thread::spawn(|| {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            std::process::exit(0);
+        });
         return work(number).await;
     }
     let cluster = format!("latest-map-{}", std::process::id());
@@ -105,16 +109,12 @@ async fn run(Arguments { workers, jobs, work: number }: Arguments) -> Result<(),
 async fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Err(bad) if bad.use_stderr() => {
-            eprintln!("{}", bad.to_string().lines().next().unwrap_or_default());
+            eprintln!("{}", bad.to_string().replace("\n  ", " ").lines().next().unwrap_or(""));
             return ExitCode::from(2);
         }
         parsed => parsed.unwrap_or_else(|help| help.exit()),
     };
-    let ended = tokio::select! {
-        ended = run(arguments) => ended,
-        _ = tokio::signal::ctrl_c() => return ExitCode::from(130),
-    };
-    let Err(error) = ended else { return ExitCode::SUCCESS };
+    let Err(error) = run(arguments).await else { return ExitCode::SUCCESS };
     eprintln!("error: {error}");
     ExitCode::FAILURE
 }

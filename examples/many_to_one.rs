@@ -5,6 +5,7 @@
 //! many_to_one 1 127.0.0.1:4700 127.0.0.1:4701 127.0.0.1:4702   # sends the lines of its input
 //! ```
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -15,7 +16,7 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::port::Port;
 use midplane::simhw::udp::{UdpConfig, UdpNic};
-use midplane_kit::report::Failure;
+use midplane_kit::report::{self, Failure};
 use midplane_kit::{command_line, processes};
 
 /// Bytes of a line at most.
@@ -66,7 +67,8 @@ async fn receive(mut port: Port) -> Result<(), Fault> {
         };
         let mut line = vec![0; done.length as usize];
         memory.read(0, &mut line)?;
-        println!("{}: {}", done.node, String::from_utf8_lossy(&line));
+        let line = report::plain(&String::from_utf8_lossy(&line));
+        writeln!(std::io::stdout(), "{}: {line}", done.node)?;
     }
 }
 

@@ -111,7 +111,7 @@ async fn run(arguments: Arguments) -> Result<(), Fail> {
 async fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Err(bad) if bad.use_stderr() => {
-            eprintln!("{}", bad.to_string().lines().next().unwrap_or_default());
+            eprintln!("{}", bad.to_string().replace("\n  ", " ").lines().next().unwrap_or(""));
             return ExitCode::from(2);
         }
         parsed => parsed.unwrap_or_else(|help| help.exit()),

@@ -6,7 +6,7 @@
 //! midplane = { path = "../midplane" } # where you have it
 //! serde = { version = "1", features = ["derive"] }
 //! thiserror = "2"
-//! tokio = { version = "1", features = ["io-util", "macros", "process", "rt", "signal", "time"] }
+//! tokio = { version = "1", features = ["io-std", "io-util", "macros", "process", "rt", "time"] }
 //! tower = { version = "0.5", features = ["util"] }
 //! ```
 
@@ -38,7 +38,7 @@ struct Arguments {
     /// Calls under way at once.
     #[arg(long, default_value = "16")]
     at_once: NonZeroUsize,
-    /// Serves under this name until it is killed, and does nothing else.
+    /// Serves under this name until its input ends, and does nothing else.
     #[arg(long, value_name = "NAME")]
     serve: Option<String>,
 }
@@ -75,14 +75,17 @@ async fn serve(name: String) -> Result<(), Fail> {
     let node = Node::builder().name(&name).start().await?;
     let _serving = node.serve("prices", service_fn(move |item| price(item, name.clone())))?;
     println!("ready");
-    std::future::pending().await
+    // Exits with the process that started it, which holds the input open.
+    tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await?;
+    Ok(())
 }
 
 /// Starts this program as a service, and waits until it serves.
 async fn start(name: &str, cluster: &str) -> Result<Child, Fail> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--serve", name]).env("MIDPLANE_CLUSTER", cluster);
-    let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.kill_on_drop(true).spawn()?;
     child.stdout.take().ok_or("it has an output")?.read_u8().await?;
     Ok(child)
 }
@@ -135,16 +138,12 @@ async fn run(arguments: Arguments) -> Result<(), Fail> {
 async fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Err(bad) if bad.use_stderr() => {
-            eprintln!("{}", bad.to_string().lines().next().unwrap_or_default());
+            eprintln!("{}", bad.to_string().replace("\n  ", " ").lines().next().unwrap_or(""));
             return ExitCode::from(2);
         }
         parsed => parsed.unwrap_or_else(|help| help.exit()),
     };
-    let ended = tokio::select! {
-        ended = run(arguments) => ended,
-        _ = tokio::signal::ctrl_c() => return ExitCode::from(130),
-    };
-    let Err(error) = ended else { return ExitCode::SUCCESS };
+    let Err(error) = run(arguments).await else { return ExitCode::SUCCESS };
     eprintln!("error: {error}");
     ExitCode::FAILURE
 }

@@ -36,8 +36,8 @@ struct Options {
     #[arg(long, value_name = "ADDRESS:PORT", requires = "key")]
     bind: Option<SocketAddr>,
     /// Other host, or several with commas between; not all need to be up
-    #[arg(long, value_name = "HOST:PORT,...", default_value = "", hide_default_value = true)]
-    peer: String,
+    #[arg(long, value_name = "HOST:PORT,...", requires = "key")]
+    peer: Option<String>,
     /// File with the key that all hosts share
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
@@ -45,7 +45,7 @@ struct Options {
     #[arg(long)]
     make_key: bool,
     /// Answers to ask for; 0: until Ctrl-C
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, requires = "key")]
     answers: u32,
 }
 
@@ -81,7 +81,7 @@ async fn run(options: Options) -> Result<(), Fault> {
         return Ok(());
     }
     if let Some(path) = options.key {
-        let node = Node::builder().key_file(path).discover(&options.peer);
+        let node = Node::builder().key_file(path).discover(options.peer.unwrap_or_default());
         let node = if let Some(bind) = options.bind { node.bind(bind) } else { node };
         return take_part(node, options.answers).await;
     }

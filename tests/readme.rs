@@ -1,10 +1,11 @@
 //! Tests the README's programs: a service that is killed and restarted, and three senders whose lines all reach one
-//! receiver.
+//! receiver. Processes that a program has started end with it.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, Write};
+use std::io::{BufRead, Read, Write};
 use std::net::SocketAddr;
 use std::process::Stdio;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::programs::{Process, program};
@@ -88,7 +89,7 @@ fn three_senders_lose_no_line_to_one_receiver() {
             })
         })
         .collect();
-    let (line, lines) = std::sync::mpsc::channel();
+    let (line, lines) = mpsc::channel();
     let mut output = receiver.output();
     let reader = std::thread::spawn(move || {
         let mut text = String::new();
@@ -136,5 +137,55 @@ fn a_service_that_is_killed_is_reached_again_once_it_is_back() {
         assert!(greeting.starts_with(&expected), "{greeting}");
         // Dropping the process kills it.
         drop(service);
+    }
+}
+
+/// Returns what a process writes until it exits.
+fn read_all(pipe: impl Read + Send + 'static) -> String {
+    let (sender, text) = mpsc::channel();
+    std::thread::spawn(move || sender.send(std::io::read_to_string(pipe)));
+    text.recv_timeout(TIMEOUT).expect("the process exits").unwrap()
+}
+
+#[test]
+fn a_receiver_whose_output_is_closed_exits_with_an_error() {
+    let peers: Vec<SocketAddr> = (0..2).map(|_| crate::node::free_address()).collect();
+    let mut command = program("many_to_one");
+    command.arg("0").args(peers.iter().map(ToString::to_string));
+    let mut receiver = Process::start(command.stderr(Stdio::piped()));
+    drop(receiver.output());
+    let mut sender = rank(1, &peers);
+    writeln!(sender.input(), "a line").unwrap();
+    let error = read_all(receiver.0.stderr.take().unwrap());
+    assert!(error.starts_with("error: ") && error.lines().count() == 1, "{error}");
+    assert_eq!(receiver.0.wait().unwrap().code(), Some(1));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn processes_that_an_example_has_started_exit_when_their_input_ends() {
+    for (name, arguments) in [("latest_map", ["--work", "1"]), ("tower_calls", ["--serve", "a"])] {
+        let mut command = program(name);
+        let cluster = format!("input-{}", std::process::id());
+        command.args(arguments).env("MIDPLANE_CLUSTER", cluster).stdin(Stdio::piped());
+        let mut process = Process::start(&mut command);
+        drop(process.input());
+        read_all(process.output());
+        assert!(process.0.wait().unwrap().success(), "{name}");
+    }
+}
+
+#[test]
+fn examples_name_the_argument_that_is_missing_in_one_line() {
+    for (name, arguments, missing) in [
+        ("ranks", ["--bind", "127.0.0.1:1"], "--rank <RANK>"),
+        ("two_hosts", ["--peer", "127.0.0.1:1"], "--key <FILE>"),
+        ("two_hosts", ["--answers", "1"], "--key <FILE>"),
+    ] {
+        let mut command = program(name);
+        let mut process = Process::start(command.args(arguments).stderr(Stdio::piped()));
+        let error = read_all(process.0.stderr.take().unwrap());
+        assert!(error.trim_end().ends_with(missing) && error.lines().count() == 1, "{error}");
+        assert_eq!(process.0.wait().unwrap().code(), Some(2));
     }
 }

@@ -14,7 +14,8 @@ use midplane::gang::live::daemon::find_socket;
 use midplane::gang::live::message::{Reply, Request};
 use midplane::gang::names::JobId;
 use midplane_kit::processes;
-use midplane_kit::report::Failure;
+use midplane_kit::report::{Failure, print_document};
+use serde_json::json;
 
 pub(crate) use arguments::Arguments;
 use arguments::What;
@@ -28,7 +29,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let (socket, json) = (&socket, arguments.json);
     processes::run(async {
         match &arguments.what {
-            What::Daemon(options) => daemon::main(options, socket).await,
+            What::Daemon(options) => daemon::main(options, socket, json).await,
             What::Run(options) => run::run(socket, options, json).await,
             What::Adopt(options) => adopt::main(socket, options, json).await,
             What::Checkpoint(options) => run::checkpoint(socket, options, json).await,
@@ -37,9 +38,11 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
             What::List => listing::print(socket, json).await,
             What::Kill { job, signal } => {
                 let request = Request::Kill { job: JobId(*job), signal: *signal };
-                ask(socket, &request).await.map(|_| 0)
+                ask(socket, &request).await?;
+                print_document(json, &json!({ "job": job, "signal": signal }), |_| String::new());
+                Ok(0)
             }
-            What::Trace { file } => trace(socket, file).await,
+            What::Trace { file } => trace(socket, file, json).await,
         }
     })
 }
@@ -56,10 +59,12 @@ async fn ask(socket: &Path, request: &Request) -> Result<Reply, Failure> {
     client::ask(socket, request).await.map_err(failure)
 }
 
-async fn trace(socket: &Path, file: &Path) -> Result<u8, Failure> {
+async fn trace(socket: &Path, file: &Path, json: bool) -> Result<u8, Failure> {
     let Reply::Slices(slices) = ask(socket, &Request::Slices).await? else {
         return Err(failure(ClientError::Gone));
     };
-    slices::draw(file, &slices).map_err(|error| format!("{}: {error}", file.display()))?;
+    let name = file.display().to_string();
+    let drawn = slices::draw(file, &slices).map_err(|error| format!("{name}: {error}"))?;
+    print_document(json, &json!({ "file": name, "slices": drawn }), |_| String::new());
     Ok(0)
 }

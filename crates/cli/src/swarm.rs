@@ -18,12 +18,13 @@ mod tests;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use midplane::simhw::trace::Recorder;
-use midplane_kit::report::{FAILED, Failure};
+use midplane_kit::processes::{self, until_asked};
+use midplane_kit::report::{self, FAILED, Failure};
 
 use run::Outcome;
 use summary::Summary;
@@ -44,7 +45,9 @@ Examples:
   cargo run --release -p midplane-cli --features planted -- \\
     swarm --plant all --seeds 1000
 
-Exit code: 0 all seeds passed; 1 a seed failed, or a planted bug was not found; 2 bad input.";
+Ctrl-C and SIGTERM begin no more seeds, and print the results so far. A second one ends the command at once.
+
+Exit code: 0 all seeds passed; 1 a seed failed, a planted bug was not found, or the command was stopped; 2 bad input.";
 
 #[cfg(not(feature = "planted"))]
 const NO_BUGS: &str = "--plant needs a build with bugs: cargo run --release -p midplane-cli --features planted -- \
@@ -103,10 +106,10 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
     }
     let summary = match arguments.seed {
         Some(seed) => one(arguments, seed)?,
-        None => all(arguments, false),
+        None => all(arguments, false, &at_signal()),
     };
     summary.print(arguments.json);
-    Ok(if summary.failed() { FAILED } else { 0 })
+    Ok(if summary.failed() || summary.is_stopped { FAILED } else { 0 })
 }
 
 /// Runs one seed, and records it in the files of `--pcapng` and `--perfetto`.
@@ -126,20 +129,45 @@ fn one(arguments: &Arguments, seed: u64) -> Result<Summary, Failure> {
     Ok(summary)
 }
 
-/// Runs all seeds on all processors, or those that the time allows; with `until_first`, stops at the first failure.
+/// Returns a flag that the first Ctrl-C or SIGTERM sets. The second one ends this process.
+fn at_signal() -> Arc<AtomicBool> {
+    let stopped = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stopped);
+    std::thread::spawn(move || {
+        let signals = processes::run(async {
+            until_asked(None).await;
+            flag.store(true, Ordering::Relaxed);
+            report::note("waits for the seeds that run; Ctrl-C again loses the results");
+            // `timeout` sends its signal twice.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            until_asked(None).await;
+            Ok(())
+        });
+        if signals.is_ok() {
+            std::process::exit(FAILED.into());
+        }
+    });
+    stopped
+}
+
+/// Runs all seeds on all processors, or those that the time and `stopped` allow; with `until_first`, stops at the first
+/// failure.
 #[expect(clippy::disallowed_methods, reason = "its own time is limited")]
-fn all(arguments: &Arguments, until_first: bool) -> Summary {
+fn all(arguments: &Arguments, until_first: bool, stopped: &AtomicBool) -> Summary {
     let end = arguments.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let is_over = || end.is_some_and(|end| Instant::now() >= end);
-    let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (next, has_found) = (AtomicU64::new(0), AtomicBool::new(false));
+    let is_over = || {
+        let is_late = end.is_some_and(|end| Instant::now() >= end);
+        is_late || [&has_found, stopped].iter().any(|flag| flag.load(Ordering::Relaxed))
+    };
     let (sender, outcomes) = mpsc::channel::<Outcome>();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..threads {
-            let (sender, next, stop, is_over) = (sender.clone(), &next, &stop, &is_over);
+            let (sender, next, is_over) = (sender.clone(), &next, &is_over);
             scope.spawn(move || {
                 loop {
-                    if stop.load(Ordering::Relaxed) || is_over() {
+                    if is_over() {
                         return;
                     }
                     let number = next.fetch_add(1, Ordering::Relaxed);
@@ -158,9 +186,10 @@ fn all(arguments: &Arguments, until_first: bool) -> Summary {
         for outcome in outcomes {
             summary.add(outcome);
             if until_first && summary.failed() {
-                stop.store(true, Ordering::Relaxed);
+                has_found.store(true, Ordering::Relaxed);
             }
         }
+        summary.is_stopped = stopped.load(Ordering::Relaxed);
         summary
     })
 }

@@ -13,6 +13,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use clap::Args;
 use midplane::nicvm::messages::{self, MESSAGES};
@@ -21,8 +22,9 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::port::PortOptions;
 use midplane::simhw::sim::{SimHost, World};
+use midplane::simhw::time::Instant;
 use midplane::simhw::trace::Recorder;
-use midplane_kit::report::{Failure, print_document};
+use midplane_kit::report::{self, Failure, print_document};
 use serde::Serialize;
 
 use picture::Picture;
@@ -66,8 +68,10 @@ pub(crate) struct Arguments {
 /// Results of a run, as printed at its end.
 #[derive(Debug, Serialize)]
 struct Document<'a> {
+    #[serde(serialize_with = "report::lossy")]
     scenario: &'a Path,
     seed: u64,
+    #[serde(serialize_with = "report::lossy")]
     out: &'a Path,
     virtual_us: u64,
     events: u64,
@@ -147,48 +151,73 @@ fn world(scenario: &Scenario, seed: u64) -> World<Unit> {
     }
     let longest = scenario.messages.iter().map(|messages| messages.bytes).max().unwrap_or(1);
     for node in (0..scenario.topology.hosts()).map(NodeId) {
-        world.spawn(node, receive(world.host(node), longest as usize));
+        boot(&world.host(node), &scenario.messages, longest as usize);
     }
-    for messages in &scenario.messages {
-        world.spawn(messages.from, send(world.host(messages.from), *messages));
-    }
+    let messages = scenario.messages.clone();
+    world.on_boot(move |host| boot(&host, &messages, longest as usize));
     world
+}
+
+/// Starts the tasks of a host.
+fn boot(host: &SimHost, messages: &[Messages], longest: usize) {
+    host.spawn(receive(host.clone(), longest));
+    for series in messages.iter().filter(|series| series.from == host.node()) {
+        host.spawn(send(host.clone(), *series, host.now()));
+    }
 }
 
 /// Port on which each node receives.
 const INBOX: PortId = PortId(0);
 /// Receive buffers of each node.
 const BUFFERS: u64 = 64;
+/// Pause before a port that a fault has closed is opened again.
+const PAUSE: Duration = Duration::from_micros(200);
 
-async fn send(host: SimHost, messages: Messages) {
-    let Ok(mut port) = host.open_port() else { return };
-    let Ok(memory) = port.register(messages.bytes as usize) else { return };
-    let mut at = messages.at;
-    for number in 0..messages.count {
-        host.sleep_until(at).await;
-        let command = messages::send(messages.to, INBOX, memory.whole(), u64::from(number));
-        // A fault may have closed the port: this sender ends, and the run continues.
-        if port.submit(&command).is_err() || port.completion().await.is_err() {
-            return;
-        }
-        at += messages.every;
+/// Sends the messages of a series whose times are not before `booted`.
+async fn send(host: SimHost, messages: Messages, booted: Instant) {
+    let times = (0..messages.count).map(|number| (number, messages.at + messages.every * number));
+    let mut left = times.filter(|(_, at)| *at >= booted);
+    while send_all(&host, &messages, &mut left).await.is_none() {
+        host.sleep_until(host.now() + PAUSE).await;
     }
 }
 
+/// Sends messages through one port; returns `None` once a fault has closed it.
+async fn send_all(
+    host: &SimHost,
+    messages: &Messages,
+    left: &mut impl Iterator<Item = (u32, Instant)>,
+) -> Option<()> {
+    let mut port = host.open_port().ok()?;
+    let memory = port.register(messages.bytes as usize).ok()?;
+    for (number, at) in left {
+        host.sleep_until(at).await;
+        let command = messages::send(messages.to, INBOX, memory.whole(), u64::from(number));
+        port.submit(&command).ok()?;
+        port.completion().await.ok()?;
+    }
+    Some(())
+}
+
 async fn receive(host: SimHost, longest: usize) {
-    let Ok(mut port) = host.open_port_with(PortOptions::default().number(INBOX)) else { return };
+    loop {
+        receive_all(&host, longest).await;
+        host.sleep_until(host.now() + PAUSE).await;
+    }
+}
+
+/// Receives through one port, until a fault closes it.
+async fn receive_all(host: &SimHost, longest: usize) -> Option<()> {
+    let mut port = host.open_port_with(PortOptions::default().number(INBOX)).ok()?;
     let mut buffers = Vec::new();
     for cookie in 0..BUFFERS {
-        let Ok(buffer) = port.register(longest) else { return };
-        if port.submit(&messages::receive(buffer.whole(), cookie)).is_err() {
-            return;
-        }
+        let buffer = port.register(longest).ok()?;
+        port.submit(&messages::receive(buffer.whole(), cookie)).ok()?;
         buffers.push(buffer);
     }
     while let Ok(completion) = port.completion().await {
         let buffer = &buffers[completion.cookie as usize];
-        if port.submit(&messages::receive(buffer.whole(), completion.cookie)).is_err() {
-            return;
-        }
+        port.submit(&messages::receive(buffer.whole(), completion.cookie)).ok()?;
     }
+    None
 }

@@ -19,8 +19,8 @@ const POLL: Duration = Duration::from_millis(20);
 /// Time limit for this side after a child has exited without an error.
 const REST: Duration = Duration::from_secs(10);
 
-/// Returns `count` addresses of this host whose ports are free for TCP and UDP and outside the ephemeral range. They
-/// stay free until the caller binds them, unless another program asks for them by number.
+/// Returns `count` addresses of this host whose ports are free for TCP and UDP. Ports outside the ephemeral range come
+/// first: they stay free until the caller binds them, unless another program asks for them by number.
 ///
 /// # Errors
 /// One line, if there are too few.
@@ -33,13 +33,19 @@ pub fn free_addresses(count: usize) -> Result<Vec<SocketAddr>, String> {
 /// # Errors
 /// One line, if there are too few, or the address is another host's.
 pub fn free_at(ip: IpAddr, count: usize) -> Result<Vec<SocketAddr>, String> {
-    let ephemeral = ephemeral_ports();
-    let ports: Vec<u16> =
-        (LOWEST..=u16::MAX).filter(|port| *port < ephemeral.0 || *port > ephemeral.1).collect();
-    // Runs in other processes start at other ports.
-    let first = std::process::id().wrapping_mul(STRIDE) as usize % ports.len().max(1);
-    let in_turn = ports.iter().cycle().skip(first).take(ports.len());
-    let addresses = in_turn.map(|port| SocketAddr::from((ip, *port)));
+    find_free(ip, count, ephemeral_ports())
+}
+
+fn find_free(ip: IpAddr, count: usize, ephemeral: (u16, u16)) -> Result<Vec<SocketAddr>, String> {
+    let is_ephemeral = |port: &u16| (ephemeral.0..=ephemeral.1).contains(port);
+    let (mut inside, mut outside): (Vec<u16>, Vec<u16>) =
+        (LOWEST..=u16::MAX).partition(is_ephemeral);
+    for ports in [&mut inside, &mut outside] {
+        // Runs in other processes start at other ports.
+        let first = std::process::id().wrapping_mul(STRIDE) as usize % ports.len().max(1);
+        ports.rotate_left(first);
+    }
+    let addresses = outside.into_iter().chain(inside).map(|port| SocketAddr::from((ip, port)));
     let free: Vec<_> = addresses.filter(is_free).take(count).collect();
     if free.len() < count {
         return Err(format!("{ip} has no {count} free ports: {} of them", free.len()));
@@ -258,5 +264,17 @@ fn last_line(from: impl Read) -> String {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_ports_are_found_inside_an_ephemeral_range_that_leaves_none_outside() {
+        let free = |ephemeral| find_free(Ipv4Addr::LOCALHOST.into(), 6, ephemeral).unwrap();
+        assert_eq!(free((1_024, u16::MAX)).len(), 6);
+        assert!(free((20_000, u16::MAX)).iter().all(|address| address.port() < 20_000));
     }
 }

@@ -2,11 +2,12 @@
 
 use std::fmt::{Display, Formatter};
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::tables;
 
@@ -62,6 +63,14 @@ pub fn fail(what: &str, code: u8) -> ExitCode {
     // A closed stream cannot report an error.
     let _ = writeln!(std::io::stderr(), "error: {what}");
     ExitCode::from(code)
+}
+
+/// Serializes a path as text, for `serialize_with`; replaces what is not UTF-8, which serde refuses.
+///
+/// # Errors
+/// The serializer's.
+pub fn lossy<S: Serializer>(path: &impl AsRef<Path>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.as_ref().display())
 }
 
 /// Prints one JSON document.

@@ -78,6 +78,10 @@ impl Graph {
             })?;
             lines.push((from, to, weight));
         }
+        // Else shares of weights, and the lengths of paths, would be wrong.
+        if !lines.iter().map(|(_, _, weight)| weight).sum::<f64>().is_finite() {
+            return Err("the sum of all weights is no finite number; give smaller ones".into());
+        }
         let names: BTreeSet<&str> = lines.iter().flat_map(|(from, to, _)| [*from, *to]).collect();
         let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
         if names.is_empty() || names.len() > MAX_NODES {
@@ -118,6 +122,7 @@ mod tests {
             ("a b inf", "line 1: write the weight"),
             ("a b NaN", "line 1: write the weight"),
             ("a", "line 1: write an edge"),
+            ("a b 1e308\na c 1e308", "the sum of all weights"),
             ("# nothing\n", "the graph has 0 nodes"),
         ] {
             let error = Graph::parse(text).expect_err(text);

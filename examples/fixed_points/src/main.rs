@@ -5,8 +5,9 @@
 //! cargo run -p fixed_points -- shortest-paths --to home roads.txt --ranks 8 --json
 //! ```
 
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
-use std::process::{ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
@@ -17,7 +18,6 @@ use fixed_points::shortest_paths::ShortestPaths;
 use midplane::warp::iterate::FixedPoint;
 use midplane::{Node, time};
 use serde::Serialize;
-use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
 type Fail = Box<dyn std::error::Error + Send + Sync>;
@@ -75,7 +75,7 @@ struct Run {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
-    /// Work as this rank until killed, and do nothing else
+    /// Work as this rank until the input ends, and do nothing else
     #[arg(long, hide = true)]
     rank: Option<u16>,
 }
@@ -92,25 +92,30 @@ struct Report {
 }
 
 impl Report {
+    /// Prints the report. A closed pipe ends the output.
     fn print(&self, json: bool) -> Result<(), Fail> {
-        if json {
-            println!("{}", serde_json::to_string(self)?);
-            return Ok(());
+        let text = if json { serde_json::to_string(self)? + "\n" } else { self.text() };
+        match std::io::stdout().write_all(text.as_bytes()) {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+            _ => Ok(()),
         }
-        self.values.iter().take(LINES).for_each(|(name, value)| println!("{value:12.6}  {name}"));
+    }
+
+    fn text(&self) -> String {
+        let lines = self.values.iter().take(LINES);
+        let mut text: String =
+            lines.map(|(name, value)| format!("{value:12.6}  {name}\n")).collect();
         if self.values.len() > LINES {
-            println!("... and {} more; --json prints all", self.values.len() - LINES);
+            text += &format!("... and {} more; --json prints all\n", self.values.len() - LINES);
         }
-        println!("found by {} ranks in {:.2} s", self.ranks, self.seconds);
-        Ok(())
+        text + &format!("found by {} ranks in {:.2} s\n", self.ranks, self.seconds)
     }
 }
 
 fn start(rank: u16, cluster: &str) -> Result<Child, Fail> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(std::env::args_os().skip(1)).args(["--rank", &rank.to_string()]);
-    command.env("MIDPLANE_CLUSTER", cluster).stdin(Stdio::null());
-    Ok(command.kill_on_drop(true).spawn()?)
+    Ok(command.env("MIDPLANE_CLUSTER", cluster).stdin(Stdio::piped()).spawn()?)
 }
 
 /// Returns an error once one of the ranks has ended.
@@ -129,6 +134,11 @@ async fn lost(ranks: &mut [Child]) -> Fail {
 /// `--rank` is one of them, and has no answer.
 async fn solve(run: &Run, problem: impl FixedPoint, most: f64) -> Result<(Vec<f64>, f64), Fail> {
     if let Some(rank) = run.rank {
+        // Exits with the process that started it, which holds the input open.
+        std::thread::spawn(|| {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            std::process::exit(0);
+        });
         let node = Node::builder().name(format!("rank-{rank}")).start().await?;
         work(&node, problem, rank.into(), run.ranks.into()).await?;
         return Err("the node was shut down".into());
@@ -204,16 +214,13 @@ fn fail(error: impl std::fmt::Display, code: u8) -> ExitCode {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let problem = match Arguments::try_parse() {
-        Err(bad) if bad.use_stderr() => return fail(bad, 2),
+        Err(bad) if bad.use_stderr() => return fail(bad.to_string().replace("\n  ", " "), 2),
         parsed => parsed.unwrap_or_else(|help| help.exit()).problem,
     };
     let (graph, target) = match problem.read() {
         Err(bad) => return fail(bad, 2),
         Ok(read) => read,
     };
-    let ended = tokio::select! {
-        ended = problem.answer(graph, target) => ended,
-        _ = tokio::signal::ctrl_c() => return ExitCode::from(130),
-    };
+    let ended = problem.answer(graph, target).await;
     ended.map_or_else(|error| fail(error, 1), |()| ExitCode::SUCCESS)
 }

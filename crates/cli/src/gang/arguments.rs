@@ -55,8 +55,8 @@ of all ranks in GANG_HOSTS. PMI_FD, PMI_RANK and PMI_SIZE are set as MPICH's mpi
 Ctrl-C goes to all ranks; twice within a second ends the job.
 
 Exit code: 0 done; of `run`, `attach` and `restore`, the highest exit code of a rank, or 128 plus the number of the signal that
-killed one; 1 no daemon answers, or it has exited, or output could not be written; 2 bad input. A job whose output is a closed
-pipe is ended.";
+killed one; 1 no daemon or no root answers, or it has exited, or output could not be written; 2 bad input. A job whose output
+is a closed pipe is ended.";
 
 const RUN_HELP: &str = "\
 Examples:
@@ -66,8 +66,8 @@ Examples:
 
 `midplane gang --help` lists the variables that ranks find in their environment.
 
-Exit code: the highest exit code of a rank, or 128 plus the number of the signal that killed one; 1 no daemon answers, or it
-has exited, or output could not be written; 2 bad input, or the job is refused.";
+Exit code: the highest exit code of a rank, or 128 plus the number of the signal that killed one; 1 no daemon or no root
+answers, or it has exited, or output could not be written; 2 bad input, or the job is refused.";
 
 const LIST_HELP: &str = "\
 Columns:

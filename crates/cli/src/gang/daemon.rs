@@ -27,6 +27,7 @@ use midplane::simhw::udp::resolve_peers;
 use midplane_kit::report::{self, Failure};
 use place::Place;
 use rustix::process::geteuid;
+use serde_json::json;
 use spread::Spread;
 
 use crate::nic::Medium;
@@ -301,9 +302,10 @@ fn scheduler_config(arguments: &Arguments) -> SchedulerConfig {
 }
 
 /// Serves jobs until this process is asked to end.
-pub(crate) async fn main(arguments: &Arguments, socket: &Path) -> Result<u8, Failure> {
+pub(crate) async fn main(arguments: &Arguments, socket: &Path, json: bool) -> Result<u8, Failure> {
     if let Some(path) = &arguments.make_key {
-        report::print(&format!("{}\n", keys::make_key(path)?));
+        let key = keys::make_key(path)?.to_string();
+        report::print_document(json, &json!({ "public_key": key }), |_| format!("{key}\n"));
         return Ok(0);
     }
     let options = options(arguments, socket)?;
@@ -320,7 +322,10 @@ pub(crate) async fn main(arguments: &Arguments, socket: &Path) -> Result<u8, Fai
     let is_root_s_alone = options.socket_group.is_none() && geteuid().is_root();
     let shares_a_key = options.identity.is_none() && options.peers.len() > 1;
     let ready = || {
-        report::print(&format!("midplane gang daemon: serving at {}\n", socket.display()));
+        let socket = socket.display().to_string();
+        report::print_document(json, &json!({ "socket": socket }), |_| {
+            format!("midplane gang daemon: serving at {socket}\n")
+        });
         if is_root_s_alone {
             report::note(
                 "midplane gang daemon: serves root alone; --socket-group NAME lets the members of a group run jobs, each as \

@@ -94,6 +94,7 @@ pub(crate) async fn attach(
 struct Saved<'a> {
     job: u32,
     ranks: u16,
+    #[serde(serialize_with = "report::lossy")]
     checkpoint: &'a Path,
     state_bytes: u64,
     messages: u64,
@@ -180,5 +181,19 @@ pub(super) fn document(over: &Over) -> Document {
         seconds: over.seconds,
         run_seconds: over.run_seconds,
         preemptions: over.preemptions,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_s_path_that_is_not_utf_8_is_printed() {
+        let checkpoint = Path::new(std::ffi::OsStr::from_bytes(b"saved-\xff"));
+        let (job, ranks, state_bytes, messages, seconds, ended) = (1, 2, 3, 4, 5.0, true);
+        let saved = Saved { job, ranks, checkpoint, state_bytes, messages, seconds, ended };
+        let printed = serde_json::to_string(&saved).unwrap();
+        assert!(printed.contains("\"checkpoint\":\"saved-\u{fffd}\""), "{printed}");
     }
 }

@@ -11,7 +11,8 @@ use crate::gantt;
 /// Most slices of a Gantt chart: the last ones.
 const SHOWN: usize = 48;
 
-pub(crate) fn draw(file: &Path, slices: &[Slice]) -> std::io::Result<()> {
+/// Draws the last slices to a file, and returns their number.
+pub(crate) fn draw(file: &Path, slices: &[Slice]) -> std::io::Result<usize> {
     let is_trace = file.extension().is_some_and(|extension| extension == "json");
     let shown = if is_trace { slices.len() } else { slices.len().min(SHOWN) };
     let slices = &slices[slices.len() - shown..];
@@ -32,5 +33,5 @@ pub(crate) fn draw(file: &Path, slices: &[Slice]) -> std::io::Result<()> {
         }
     }
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    gantt::write(file, &[("slices", &rows)], &names)
+    gantt::write(file, &[("slices", &rows)], &names).map(|()| shown)
 }

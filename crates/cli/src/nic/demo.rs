@@ -30,7 +30,10 @@ const EXAMPLES: &str = "\
 Example:
   midplane nic demo
 
-Exit code: 0 all steps did what they should; 1 one did not.";
+Exit code: 0 all steps did what they should; 1 one did not, and was the last; 2 bad input.";
+
+const NO_WASM: &str = "--sandboxed needs a build with WebAssembly: cargo run --release -p midplane-cli --features wasm -- \
+                       nic demo --sandboxed";
 
 /// Show the versions of an extension on six nodes, which this command starts and ends.
 ///
@@ -91,6 +94,8 @@ struct Done {
     /// Version of each node afterwards; none where it is down.
     versions: Vec<Option<u16>>,
     holds: bool,
+    /// Reason why the step failed.
+    why: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -101,14 +106,25 @@ struct Document {
     holds: bool,
 }
 
-/// Runs all steps, with modules that are sandboxed or built into the nodes.
+/// Runs the steps until one fails, with modules that are sandboxed or built into the nodes.
 pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    if arguments.sandboxed && !cfg!(feature = "wasm") {
+        return Err(NO_WASM.to_owned().into());
+    }
     let addresses = processes::free_addresses(NODES).map_err(Failure::of_run)?;
     let nodes = (0..NODES).map(|rank| start(rank, &addresses)).collect::<Result<Vec<_>, _>>()?;
     let mut cluster = Cluster { addresses, nodes, sandboxed: arguments.sandboxed };
     cluster.wait_for_all()?;
-    let steps = STEPS.iter().map(|step| cluster.run(step)).collect::<Result<Vec<_>, _>>()?;
-    let holds = steps.iter().all(|step| step.holds);
+    let (mut steps, mut holds) = (Vec::new(), true);
+    for step in STEPS.iter() {
+        let done = cluster.run(step)?;
+        holds = done.holds;
+        steps.push(done);
+        // Each step starts from the state that the one before it left.
+        if !holds {
+            break;
+        }
+    }
     let document = Document { nodes: NODES, sandboxed: arguments.sandboxed, steps, holds };
     print_document(arguments.json, &document, text);
     Ok(if holds { 0 } else { FAILED })
@@ -116,8 +132,8 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
 
 fn text(document: &Document) -> String {
     let rows = document.steps.iter().map(|step| {
-        let mark = if step.holds { "" } else { "FAILED" };
-        vec![step.what.into(), format!("{:.1}", step.took_ms), line(&step.versions), mark.into()]
+        let mark = step.why.as_ref().map_or(String::new(), |why| format!("FAILED: {why}"));
+        vec![step.what.into(), format!("{:.1}", step.took_ms), line(&step.versions), mark]
     });
     report::table("step, ms, versions,", rows)
 }
@@ -184,26 +200,30 @@ impl Cluster {
     fn run(&mut self, &(what, node, action, right, expected): &Step) -> Result<Done, Failure> {
         let (order, module) = self.prepare(action)?;
         let begun = Instant::now();
-        let is_right = loop {
+        let wrong = loop {
             let answer = send(self.addresses[node], &order, module.as_bytes())?;
             let may_pass = answer.refused_by.is_some() && begun.elapsed() < TIMEOUT;
             let fields = serde_json::to_value(&answer).expect("plain data");
             let field = fields[right.0].to_string();
-            let is_right = field == right.1;
-            if is_right || !may_pass {
-                break is_right;
+            if field == right.1 {
+                break None;
+            }
+            if !may_pass {
+                let what = || format!("{} is {field}, not {}", right.0, right.1);
+                break Some(answer.why.unwrap_or_else(what));
             }
             std::thread::sleep(POLL);
         };
         let took_ms = begun.elapsed().as_secs_f64() * 1e3;
         // Nodes other than the coordinator receive the outcome a moment later.
         let mut versions = self.versions();
-        while line(&versions) != expected && begun.elapsed() < TIMEOUT {
+        while wrong.is_none() && line(&versions) != expected && begun.elapsed() < TIMEOUT {
             std::thread::sleep(POLL);
             versions = self.versions();
         }
-        let holds = is_right && line(&versions) == expected;
-        Ok(Done { what, took_ms, versions, holds })
+        let differ = || format!("the versions are not {expected}");
+        let why = wrong.or_else(|| (line(&versions) != expected).then(differ));
+        Ok(Done { what, took_ms, versions, holds: why.is_none(), why })
     }
 
     /// Returns the version of each node; `None` where the node or its extension is down.
@@ -214,5 +234,25 @@ impl Cluster {
             (!line.is_down).then_some(line.epoch)
         };
         self.addresses.iter().map(of).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(not(feature = "wasm"))]
+    #[test]
+    fn a_build_without_webassembly_refuses_sandboxed_modules_before_it_starts_a_node() {
+        let refused = main(&Arguments { sandboxed: true, json: false }).unwrap_err();
+        assert!(refused.to_string().contains("--features wasm"), "{refused}");
+    }
+
+    #[test]
+    fn a_failed_step_names_its_reason() {
+        let (versions, why) = (vec![Some(1), None], Some("no module".to_owned()));
+        let step = Done { what: "upgrade", took_ms: 1.0, versions, holds: false, why };
+        let document = Document { nodes: 2, sandboxed: false, steps: vec![step], holds: false };
+        assert!(text(&document).ends_with("upgrade  1.0  1 -       FAILED: no module\n"));
     }
 }

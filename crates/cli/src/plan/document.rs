@@ -1,5 +1,7 @@
 //! Parses the JSON document of pipelines, plans them, and builds the document of plans.
 
+use std::fmt::Display;
+
 use midplane::pipeline::auto::Refragment;
 use midplane::pipeline::hierarchical::{self, Base};
 use midplane::pipeline::{
@@ -70,9 +72,11 @@ pub(crate) struct Solved {
 ///
 /// One line that names the pipeline's index and the field.
 pub(crate) fn solve(text: &str) -> Result<Vec<Solved>, String> {
+    let wrong = |error: &dyn Display| format!("standard input: {error}; --help shows a document");
+    let mut reader = serde_json::Deserializer::from_str(text);
     let document: Document =
-        serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(text))
-            .map_err(|error| format!("standard input: {error}; --help shows a document"))?;
+        serde_path_to_error::deserialize(&mut reader).map_err(|error| wrong(&error))?;
+    reader.end().map_err(|error| wrong(&error))?;
     let solved = document.pipelines.iter().enumerate().map(|(index, entry)| {
         solve_one(entry).map_err(|problem| format!("pipelines[{index}]: {problem}"))
     });
@@ -210,6 +214,13 @@ mod tests {
         assert!(lp("").is_ok());
         let refused = lp(r#","groups":[[0],[1]]"#).unwrap_err();
         assert!(refused.contains("planner lp needs a chain without groups"), "{refused}");
+    }
+
+    #[test]
+    fn text_after_the_document_is_refused() {
+        assert!(solve("{\"pipelines\":[]}\n").is_ok());
+        let refused = solve(r#"{"pipelines":[]} x"#).unwrap_err();
+        assert!(refused.contains("standard input: trailing characters at line 1"), "{refused}");
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! Plants known bugs, and counts the seeds until one finds each.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use midplane::nicvm::planted::{Bug, plant};
 use midplane_kit::report::{FAILED, Failure, print_document};
 use serde::Serialize;
 
 use super::summary::replay;
-use super::{Arguments, all, run};
+use super::{Arguments, all, at_signal, one};
 
 /// Returns the bug of that name, or all bugs for "all".
 ///
@@ -37,23 +40,29 @@ struct Document {
 
 /// Plants one bug after another, and prints the seed that finds each. Returns a failure if one is not found.
 pub(crate) fn table(arguments: &Arguments, bugs: &[Bug]) -> Result<u8, Failure> {
-    let bugs = bugs.iter().map(|bug| {
+    let is_recorded = arguments.pcapng.is_some() || arguments.perfetto.is_some();
+    if is_recorded && bugs.len() > 1 {
+        return Err("--plant all: name one bug with --pcapng and --perfetto".to_owned().into());
+    }
+    let stopped = match arguments.seed {
+        Some(_) => Arc::default(),
+        None => at_signal(),
+    };
+    let rows = bugs.iter().take_while(|_| !stopped.load(Ordering::Relaxed)).map(|bug| {
         plant(Some(*bug));
-        let (seeds_tried, failure) = match arguments.seed {
-            Some(seed) => (1, Some((seed, run::run(seed, None).complaints))),
-            None => {
-                let summary = all(arguments, true);
-                (summary.seeds, summary.failures.first().cloned())
-            }
+        let summary = match arguments.seed {
+            Some(seed) => one(arguments, seed)?,
+            None => all(arguments, true, &stopped),
         };
-        let (found_by_seed, complaints) =
-            failure.filter(|(_, complaints)| !complaints.is_empty()).unzip();
-        Row { bug: bug.name(), what: bug.description(), seeds_tried, found_by_seed, complaints }
+        let (found_by_seed, complaints) = summary.failures.first().cloned().unzip();
+        let (bug, what, seeds_tried) = (bug.name(), bug.description(), summary.seeds);
+        Ok(Row { bug, what, seeds_tried, found_by_seed, complaints })
     });
-    let document = Document { bugs: bugs.collect() };
+    let document = Document { bugs: rows.collect::<Result<_, Failure>>()? };
     plant(None);
     print_document(arguments.json, &document, |document| text(document, arguments));
     let missed = document.bugs.iter().any(|row| row.found_by_seed.is_none());
+    let missed = missed || document.bugs.len() < bugs.len();
     Ok(if missed { FAILED } else { 0 })
 }
 
@@ -86,6 +95,13 @@ mod tests {
     struct Line {
         #[command(flatten)]
         arguments: Arguments,
+    }
+
+    #[test]
+    fn files_of_all_bugs_are_refused() {
+        let words = ["swarm", "--plant", "all", "--seed", "1", "--pcapng", "/nowhere"];
+        let refused = table(&Line::parse_from(words).arguments, Bug::ALL).unwrap_err();
+        assert!(refused.to_string().contains("name one bug"), "{refused}");
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub(crate) struct Summary {
     sums: Outcome,
     /// Failed seeds with their complaints, in the order of seeds.
     pub(crate) failures: Vec<(u64, Vec<String>)>,
+    /// True if a signal has stopped the run.
+    pub(crate) is_stopped: bool,
     began: Instant,
     bar: ProgressBar,
     /// True if the bar shows the seconds, false if it shows the seeds.
@@ -41,6 +43,7 @@ struct Document {
     control_messages: u64,
     messages: u64,
     digest: String,
+    stopped: bool,
     failures: Vec<Failed>,
 }
 
@@ -63,6 +66,7 @@ impl Summary {
             seeds: 0,
             sums: Outcome::default(),
             failures: Vec::new(),
+            is_stopped: false,
             began: Instant::now(),
             bar,
             is_timed: seconds.is_some(),
@@ -110,6 +114,7 @@ impl Summary {
             control_messages: self.sums.control_messages,
             messages: self.sums.messages,
             digest: format!("{:016x}", self.sums.digest),
+            stopped: self.is_stopped,
             failures: self.failures.iter().map(failed).collect(),
         }
     }
@@ -141,6 +146,12 @@ fn text(of: &Document, fired: &FaultCounts) -> String {
         let _ = writeln!(text, "\nseed {seed} failed; to run it again: {replay}");
         complaints.iter().take(3).for_each(|what| text += &format!("  {what}\n"));
     }
+    if let Some(more @ 1..) = of.failures.len().checked_sub(PRINTED) {
+        let _ = writeln!(text, "\n{more} more seeds failed; --json prints them");
+    }
+    if of.stopped {
+        text += "stopped by a signal\n";
+    }
     text + &format!("{} of {} seeds failed\n", of.failures.len(), of.seeds)
 }
 
@@ -148,4 +159,22 @@ fn text(of: &Document, fired: &FaultCounts) -> String {
 pub(crate) fn replay(seed: u64, bug: Option<&str>) -> String {
     let plant = bug.map_or(String::new(), |bug| format!(" --plant {bug}"));
     format!("midplane swarm --seed {seed}{plant}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_seeds_that_are_not_printed_are_counted() {
+        let mut summary = Summary::begin(12, None);
+        for seed in 0..12 {
+            summary.add(Outcome { seed, complaints: vec!["lost".into()], ..Outcome::default() });
+        }
+        let text = text(&summary.document(), &summary.sums.fired);
+        assert!(
+            text.ends_with("\n2 more seeds failed; --json prints them\n12 of 12 seeds failed\n"),
+            "{text}"
+        );
+    }
 }

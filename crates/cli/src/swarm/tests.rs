@@ -1,8 +1,24 @@
 //! Tests that the first seeds and new ones pass, and that a seed always gives the same run.
 
+use std::sync::atomic::AtomicBool;
+
+use clap::Parser;
 use proptest::prelude::*;
 
-use super::run;
+use super::{Arguments, all, run};
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    arguments: Arguments,
+}
+
+#[test]
+fn a_run_that_is_stopped_begins_no_seed_and_reports_it() {
+    let line = Line::parse_from(["swarm"]);
+    let summary = all(&line.arguments, false, &AtomicBool::new(true));
+    assert!(summary.is_stopped && summary.seeds == 0);
+}
 
 fn check_passes(seed: u64) {
     let outcome = run::run(seed, None);

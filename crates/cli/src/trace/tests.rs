@@ -1,8 +1,12 @@
-//! Tests that every mistake of a scenario file is reported with its line, its key and the allowed values.
+//! Tests that every mistake of a scenario file is reported with its line, its key and the allowed values, and that hosts
+//! work again after a fault.
 
+use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::simhw::fault::FaultKind;
+use midplane::simhw::id::NodeId;
 
 use super::scenario::parse;
+use super::{Arguments, document, world};
 
 const EXAMPLE: &str = include_str!("example.toml");
 
@@ -104,4 +108,50 @@ fn every_kind_of_fault_can_be_written() {
         let scenario = parse(&text).unwrap_or_else(|mistakes| panic!("{kind}: {mistakes:?}"));
         assert_eq!(scenario.faults[0].fault.kind(), *kind);
     }
+}
+
+#[test]
+fn a_host_receives_and_sends_again_after_a_fault_that_closed_its_ports() {
+    for kind in ["crash", "trap", "process-exit", "nic-reset"] {
+        let text = format!(
+            "until_us = 20_000
+            [[message]]
+            at_us = 10_000
+            from = 0
+            to = 1
+            [[message]]
+            at_us = 2_000
+            from = 1
+            to = 0
+            count = 5
+            every_us = 2_000
+            [[fault]]
+            at_us = 3_500
+            for_us = 1_500
+            kind = \"{kind}\"
+            node = 1
+            "
+        );
+        let scenario = parse(&text).unwrap();
+        let mut world = world(&scenario, scenario.seed);
+        world.run_until(scenario.until);
+        let delivered = [NodeId(0), NodeId(1)].map(|node| {
+            let messages = world.firmware(node).extension::<Messages>(MESSAGES).unwrap();
+            messages.counters().delivered
+        });
+        // The message at 4 ms may be lost, and no other.
+        assert!(matches!(delivered, [4..=5, 1]), "{kind}: {delivered:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn paths_that_are_not_utf_8_are_printed() {
+    use std::os::unix::ffi::OsStringExt;
+    let path = std::ffi::OsString::from_vec(b"run-\xff".to_vec());
+    let arguments =
+        Arguments { scenario: path.clone().into(), out: path.into(), seed: None, json: true };
+    let world = world(&parse(EXAMPLE).unwrap(), 1);
+    let printed = serde_json::to_string(&document(&world, &arguments, 1)).unwrap();
+    assert!(printed.contains("\"out\":\"run-\u{fffd}\""), "{printed}");
 }

@@ -73,6 +73,9 @@ pub enum ClientError {
     /// client has ended the job.
     #[error("not all output of the job was written: {0}")]
     Output(io::Error),
+    /// No root carries the request out now, for this reason.
+    #[error("{0}")]
+    NoRoot(String),
     /// Setting up signals or the terminal failed.
     #[error(transparent)]
     System(#[from] io::Error),
@@ -125,6 +128,7 @@ async fn begin(socket: &Path, request: &Request) -> Result<(Reply, Link), Client
     sender.send(&Frame::message(request)).await.map_err(|_| ClientError::Gone)?;
     match receiver.message().await {
         Ok(Some(Reply::Refused(why))) => Err(ClientError::Refused(why)),
+        Ok(Some(Reply::NoRoot(why))) => Err(ClientError::NoRoot(why)),
         Ok(Some(reply)) => Ok((reply, (sender, receiver))),
         _ => Err(ClientError::Gone),
     }

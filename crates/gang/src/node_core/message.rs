@@ -287,6 +287,8 @@ pub enum Reply {
     Saved(Saved),
     /// The last switches.
     Slices(Vec<Slice>),
+    /// No root carries the request out now, for this reason.
+    NoRoot(String),
 }
 
 /// Contents of a checkpoint.

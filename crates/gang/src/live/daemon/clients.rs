@@ -45,12 +45,12 @@ pub(super) async fn take(listener: UnixListener, routes: Routes, users: Users) {
                 // The reply has little time, because this connection exceeds the user's limit.
                 let why =
                     format!("this user has {MOST} connections with the daemon: end some jobs");
-                return drop(timeout(RETRY_INTERVAL, refuse(link, why)).await);
+                return drop(timeout(RETRY_INTERVAL, refuse(link, Reply::Refused(why))).await);
             };
             let admitted = spawn_blocking(move || users.admit(peer.uid())).await;
             match admitted.unwrap_or_else(|error| Err(error.to_string())) {
                 Ok(user) => serve(link, routes, user).await,
-                Err(why) => refuse(link, why).await,
+                Err(why) => refuse(link, Reply::Refused(why)).await,
             }
             drop(place);
         });
@@ -70,7 +70,8 @@ async fn serve(link: Link, mut routes: Routes, user: User) {
                 () = routes.root_leaves(root) => {}
             },
             Err(_) => {
-                refuse(link, format!("the root, host {root}, does not answer: ask again")).await
+                let why = format!("the root, host {root}, does not answer: ask again");
+                refuse(link, Reply::NoRoot(why)).await;
             }
         },
         None => {
@@ -79,14 +80,14 @@ async fn serve(link: Link, mut routes: Routes, user: User) {
                 "there is no root: this daemon does not reach a majority, {} of the {hosts} daemons",
                 hosts / 2 + 1
             );
-            refuse(link, why).await;
+            refuse(link, Reply::NoRoot(why)).await;
         }
     }
 }
 
-async fn refuse((mut sender, mut receiver): Link, why: String) {
+async fn refuse((mut sender, mut receiver): Link, reply: Reply) {
     let _ = receiver.receive().await;
-    let _ = sender.send(&Frame::message(&Reply::Refused(why))).await;
+    let _ = sender.send(&Frame::message(&reply)).await;
 }
 
 /// Relays frames both ways until one side ends. If the client has ended, notifies the root.
