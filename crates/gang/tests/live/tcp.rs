@@ -32,7 +32,7 @@ pub(crate) fn survives() {
         let (code, out, error) = stage.end(client);
         assert_eq!((code, error.as_str()), (0, ""), "{out}");
         let blocks: u64 = out.trim().parse().unwrap();
-        assert!(blocks > 1_000, "{blocks} blocks");
+        assert!(blocks > 100, "{blocks} blocks");
     }
 }
 
