@@ -14,8 +14,9 @@ use crate::error::Error;
 
 /// Most ports that the system chooses until one is free for both UDP and TCP.
 const TRIES: u32 = 16;
-/// Most concurrent TCP handshakes, in all and for one address (of IPv6, one network of 64 bits); further connections are closed.
-const MAX_HANDSHAKES: (u32, u32) = (256, 64);
+/// Most concurrent TCP handshakes: in all, for one address, and for one network of IPv6 (64 bits). Further connections are
+/// closed.
+const MAX_HANDSHAKES: (u32, u32, u32) = (256, 64, 128);
 /// The pause after the system could not accept a connection because it lacks descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -80,10 +81,12 @@ const fn cure(error: std::io::ErrorKind) -> &'static str {
     }
 }
 
-/// Returns the address itself, or its network of 64 bits: a host with IPv6 usually has all addresses of one.
+/// Returns the address itself, or its network of 64 bits: a host with IPv6 may have all addresses of one.
 fn network(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
-        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
+        IpAddr::V6(ip) if !ip.is_unicast_link_local() => {
+            Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into()
+        }
         ip => ip,
     }
 }
@@ -99,7 +102,8 @@ impl Greeting {
     fn begin(greetings: &Greetings, ip: IpAddr) -> Option<Self> {
         let mut all = greetings.lock().unwrap_or_else(PoisonError::into_inner);
         let (in_all, of_one) = (all.values().sum::<u32>(), all.get(&ip).copied().unwrap_or(0));
-        if in_all >= MAX_HANDSHAKES.0 || of_one >= MAX_HANDSHAKES.1 {
+        let most = if ip.is_ipv6() { MAX_HANDSHAKES.2 } else { MAX_HANDSHAKES.1 };
+        if in_all >= MAX_HANDSHAKES.0 || of_one >= most {
             return None;
         }
         all.insert(ip, of_one + 1);

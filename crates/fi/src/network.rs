@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use midplane_simhw::seal::{Key, read_key};
+use midplane_simhw::seal::{Key, KeyFileError, read_key};
 use midplane_simhw::shm::rings::RingPair;
 use midplane_via::wire::pipe::Config;
 use rustix::event::{EventfdFlags, eventfd};
@@ -57,8 +57,13 @@ impl Terms {
         let key = match std::env::var_os(KEY_FILE) {
             None => None,
             Some(path) => {
-                let wrong =
-                    |error| invalid(format!("{KEY_FILE}: {}: {error}", Path::new(&path).display()));
+                let wrong = |error| {
+                    let text = format!("{KEY_FILE}: {}: {error}", Path::new(&path).display());
+                    match error {
+                        KeyFileError::Unreadable(kind, _) => io::Error::new(kind, text),
+                        _ => invalid(text),
+                    }
+                };
                 Some(read_key::<Key>(Path::new(&path)).map_err(wrong)?)
             }
         };

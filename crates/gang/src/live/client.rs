@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::clock::now;
-use super::daemon::{is_default, is_foreign};
+use super::daemon::{is_foreign, is_temporary};
 use super::link::{self, Frame, Link, Sender, Stream};
 use crate::names::JobId;
 use crate::node_core::message::{Over, Program, Reply, Request, Saved};
@@ -103,11 +103,10 @@ pub struct Output {
     pub to_error: bool,
 }
 
-/// Connects to a daemon's socket. A default socket must be of this user or of root.
+/// Connects to a daemon's socket. In a folder for temporary files, it must be of this user or of root.
 async fn connect(socket: &Path) -> Result<Link, ClientError> {
     let foreign = || ClientError::Foreign(socket.to_owned());
-    let is_default = is_default(socket);
-    if is_default && is_foreign(socket) {
+    if is_foreign(socket) {
         return Err(foreign());
     }
     let stream = UnixStream::connect(socket).await;
@@ -116,7 +115,7 @@ async fn connect(socket: &Path) -> Result<Link, ClientError> {
         _ => ClientError::NoDaemon(socket.to_owned(), error),
     };
     let stream = stream.map_err(no_daemon)?;
-    if is_default && ![0, geteuid().as_raw()].contains(&stream.peer_cred()?.uid()) {
+    if is_temporary(socket) && ![0, geteuid().as_raw()].contains(&stream.peer_cred()?.uid()) {
         return Err(foreign());
     }
     Ok(link::local(stream))

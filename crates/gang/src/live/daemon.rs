@@ -53,7 +53,7 @@ use crate::{GANG, GangConfig};
 pub use options::{CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, StartError};
 use socket::open_socket;
 pub use socket::{SYSTEM_SOCKET, default_socket, find_socket};
-pub(super) use socket::{is_default, is_foreign};
+pub(super) use socket::{is_foreign, is_temporary};
 
 /// Interval between two deadlock checks of a job. Each check suspends the job for about a millisecond.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
@@ -119,7 +119,7 @@ pub async fn serve(
     let core = NodeCore::new(config, (takes_over || host == 0).then_some(root), durable);
     let ranks_nic = ranks_nic(&options, &nic);
     let processes = Processes::new(
-        (host, cluster, users.clone()),
+        (host, cluster, users.clone(), patience),
         (reaper, cells, reclaimer),
         (ranks_nic, process_groups, options.checkpoint_bytes),
         events.clone(),

@@ -33,7 +33,7 @@ use crate::node_core::message::{Cluster, End, Member, Pairs, RankEvent, Word};
 use crate::node_core::order::Outcome;
 use crate::node_core::size::Size;
 use imaging::{Hold, Restoring};
-use waits::{STOP_PATIENCE, Waits};
+use waits::{Waits, stop_within};
 
 /// Most checks of whether processes have stopped, before the daemon waits for a signal instead.
 const CHECKS: usize = 30;
@@ -125,6 +125,8 @@ pub(super) struct Processes {
     strays: Vec<Process>,
     /// Jobs whose processes have a raised priority.
     hurried: Vec<JobId>,
+    /// Time after which a job with a process that does not stop is given up.
+    stop_within: Duration,
     /// Control groups of killed jobs, to be removed once they are empty.
     emptied: Vec<JobCgroup>,
     /// True if a child has changed its state since the last [`Processes::ended`].
@@ -135,7 +137,7 @@ impl Processes {
     /// Creates a host without processes. `reaper` kills the processes that remain if the daemon dies. Restored ranks have
     /// at most `most` bytes of states to read.
     pub(super) fn new(
-        (host, cluster, users): (u16, Cluster, Users),
+        (host, cluster, users, patience): (u16, Cluster, Users, Duration),
         (reaper, groups, reclaimer): (Reaper, Option<JobCgroups>, Option<Reclaimer>),
         (nic, process_groups, most): (Option<RanksNic>, ProcessGroups, u64),
         events: mpsc::UnboundedSender<Event>,
@@ -162,6 +164,7 @@ impl Processes {
             images: None,
             strays: Vec::new(),
             hurried: Vec::new(),
+            stop_within: stop_within(cluster.hosts, patience),
             emptied: Vec::new(),
             have_changed: true,
         }
@@ -174,7 +177,8 @@ impl Processes {
 
     /// Begins to suspend the processes of jobs.
     pub(super) fn suspend(&mut self, step: u64, jobs: &[JobId]) {
-        let mut waits = Waits { left: Some(STOP_PATIENCE), ..Waits::new(step, Vec::new(), false) };
+        let mut waits =
+            Waits { left: Some(self.stop_within), ..Waits::new(step, Vec::new(), false) };
         for job in jobs {
             // An adopted group can't be frozen if it was removed. Its holder then exits, and the job ends, in the
             // job's next slice.
@@ -341,8 +345,13 @@ impl Processes {
                 true => process.end().is_some() || process.has_exited(),
                 false => process.is_still() && descendants_are_stopped(process.pid()),
             };
-            if !is_through {
-                late.entry(member.0).or_insert(member.1);
+            if is_through {
+                continue;
+            }
+            late.entry(member.0).or_insert(member.1);
+            // A later job may have this number: the process is only reaped.
+            if waits.is_kill {
+                self.strays.extend(self.members.remove(&member).map(|held| held.process));
             }
         }
         let why = |(job, rank)| (job, self.host, format!("rank {rank} does not {what}"));

@@ -18,9 +18,9 @@ const TOO_OPEN: u32 = 0o027;
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum KeyFileError {
-    /// The file can't be read.
-    #[error("{0}; name a file with a key that this user can read")]
-    Unreadable(io::ErrorKind),
+    /// The file can't be read; the text is the system's.
+    #[error("{1}; name a file with a key that this user can read")]
+    Unreadable(io::ErrorKind, String),
     /// It is a folder, a pipe or a device.
     #[error("it is no regular file; name one with a key")]
     NotAFile,
@@ -40,7 +40,7 @@ pub enum KeyFileError {
 /// # Errors
 /// See [`KeyFileError`].
 pub fn read_key<K: FromStr<Err: Display>>(path: &Path) -> Result<K, KeyFileError> {
-    let failed = |error: io::Error| KeyFileError::Unreadable(error.kind());
+    let failed = |error: io::Error| KeyFileError::Unreadable(error.kind(), error.to_string());
     // Opening a pipe would block until a writer opens it.
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
         return Err(KeyFileError::NotAFile);

@@ -49,7 +49,10 @@ const DIAL_AGAIN: (u64, u64) = (100_000_000, 1_000_000_000);
 const SUSPECTED: u64 = 1_000_000_000;
 /// Least and most nanoseconds that an open connection waits for the peer itself to refute an unauthenticated end: five
 /// round trips. Pings that are lost are repeated meanwhile.
-const CONFIRM_OPEN: (u64, u64) = (200_000_000, 500_000_000);
+const CONFIRM_OPEN: (u64, u64) = (270_000_000, 500_000_000);
+/// Nanoseconds by which this process may be late to end a connection so. After a longer pause of its own, an answer may
+/// wait in its socket: it waits as long once more.
+const CONFIRM_LATE: u64 = 20_000_000;
 /// The same nanoseconds while it dials.
 const CONFIRM_DIAL: u64 = 1_500_000_000;
 /// Nanoseconds without data after which reserved memory is released.
@@ -64,6 +67,16 @@ pub struct Transmit {
     pub bytes: usize,
     /// Bytes of each datagram but the last.
     pub segment_bytes: usize,
+}
+
+/// An end that may be forged, since its packet is not authenticated.
+#[derive(Clone, Copy, Debug)]
+struct UnconfirmedEnd {
+    end: Ended,
+    /// When it takes effect unless the peer answers.
+    at: Instant,
+    /// True if this process was paused at that time before.
+    is_late: bool,
 }
 
 /// A dial that was not answered yet.
@@ -139,9 +152,7 @@ pub struct Pipe {
     /// Offset at which the peer's bytes end.
     peer_end: Option<u64>,
     ended: Option<Ended>,
-    /// An end that may be forged, since its packet is not authenticated; and the time at which it takes effect unless
-    /// the peer answers.
-    unconfirmed_end: Option<(Ended, Instant)>,
+    unconfirmed_end: Option<UnconfirmedEnd>,
     /// Resets and network reports before this time do not ping the peer again.
     pinged_until: Instant,
     heard_at: Instant,
@@ -409,7 +420,7 @@ impl Pipe {
             return None;
         }
         if let Some(dialing) = &self.dialing {
-            let unconfirmed_end = self.unconfirmed_end.map_or(Instant::FAR_FUTURE, |(_, at)| at);
+            let unconfirmed_end = self.unconfirmed_end.map_or(Instant::FAR_FUTURE, |end| end.at);
             return Some(dialing.at.min(dialing.give_up).min(unconfirmed_end));
         }
         let all = [
@@ -421,7 +432,7 @@ impl Pipe {
             self.trim_at,
             self.idle_at(),
             self.closing.map_or(Instant::FAR_FUTURE, |closing| closing.give_up),
-            self.unconfirmed_end.map_or(Instant::FAR_FUTURE, |(_, at)| at),
+            self.unconfirmed_end.map_or(Instant::FAR_FUTURE, |end| end.at),
         ];
         all.into_iter().min()
     }

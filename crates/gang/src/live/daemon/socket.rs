@@ -23,16 +23,15 @@ fn temporary_folder() -> PathBuf {
     std::env::temp_dir().join(format!("midplane-{}", geteuid().as_raw()))
 }
 
-/// Returns whether a socket is this user's default one. Its folder and its daemon are then checked, because no user has
-/// named it.
-pub(in crate::live) fn is_default(socket: &Path) -> bool {
-    socket == default_socket()
+/// Returns whether a socket's folder is this user's among those for temporary files, where other users can create it first.
+pub(in crate::live) fn is_temporary(socket: &Path) -> bool {
+    socket.parent() == Some(&temporary_folder())
 }
 
-/// Returns whether another user may have created a socket: its folder is this user's among those for temporary files,
-/// and is of another user, or others can access it.
+/// Returns whether another user may have created a socket: its folder is among those for temporary files, and is of another
+/// user, or others can access it.
 pub(in crate::live) fn is_foreign(socket: &Path) -> bool {
-    socket.parent().is_some_and(|folder| folder == temporary_folder() && !is_own(folder))
+    is_temporary(socket) && socket.parent().is_some_and(|folder| !is_own(folder))
 }
 
 /// Returns whether a path is a folder that only this user can access, or does not exist.
@@ -80,7 +79,7 @@ pub(super) async fn open_socket(
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         let is_system = path == Path::new(SYSTEM_SOCKET);
         // This folder is a default, not named by the user, so it is created.
-        if is_system || is_default(path) {
+        if is_system || path == default_socket() {
             let mode = if is_system { 0o755 } else { 0o700 };
             let made = std::fs::DirBuilder::new().mode(mode).recursive(true).create(folder);
             made.map_err(wrong)?;

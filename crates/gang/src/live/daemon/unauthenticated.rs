@@ -5,8 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Most connections that have not authenticated yet.
-const MOST: usize = 128;
+/// Most connections that have not authenticated yet, if one source has more than [`EACH`] of them, and otherwise: many
+/// hosts may begin at once.
+const MOST: (usize, usize) = (128, 1_024);
+/// Connections that a host may have without being the first to lose one.
+const EACH: usize = 8;
 /// The part of an IPv6 address that names a network: one host may have all addresses of its network.
 const NETWORK: u128 = u128::MAX << 64;
 
@@ -30,11 +33,13 @@ impl Unauthenticated {
         let (_ends, ended) = oneshot::channel();
         let mut all = self.lock();
         all.push(Waiting { connection, source: source_of(from), _ends });
-        if all.len() > MOST {
+        if all.len() > MOST.0 {
             let count = |of: &Waiting| all.iter().filter(|it| it.source == of.source).count();
-            let most = all.iter().map(count).max();
-            let oldest = all.iter().position(|it| Some(count(it)) == most);
-            oldest.map(|at| all.remove(at));
+            let most = all.iter().map(count).max().unwrap_or(0);
+            let oldest = all.iter().position(|it| count(it) == most);
+            if most > EACH || all.len() > MOST.1 {
+                oldest.map(|at| all.remove(at));
+            }
         }
         ended
     }
@@ -75,7 +80,7 @@ mod tests {
         let are_open = |its: &mut oneshot::Receiver<()>| its.try_recv() == Err(TryRecvError::Empty);
         assert!(are_open(&mut daemon) && are_open(&mut late));
         let open: Vec<usize> = (0..500).filter(|at| are_open(&mut silent[*at])).collect();
-        assert_eq!(open, (500 - (MOST - 2)..500).collect::<Vec<_>>());
+        assert_eq!(open, (500 - (MOST.0 - 2)..500).collect::<Vec<_>>());
         (2..=500).for_each(|number| all.remove(number));
         assert_eq!(all.lock().len(), 2);
     }

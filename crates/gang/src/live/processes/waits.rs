@@ -14,13 +14,19 @@ use crate::node_core::order::Outcome;
 /// before its next instruction.
 const FREEZE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Times after which the daemon gives up a job with a process that does not stop, such as one that has become root's
-/// while the daemon is not, and processes that were killed and don't end. The first is half of the daemons' default
-/// patience.
-pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(1);
-const KILL_PATIENCE: Duration = Duration::from_secs(10);
+/// Time after which a daemon without others gives up a job with a process that does not stop, such as one that has become
+/// root's while the daemon is not.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+/// Time after which the daemon no longer waits for processes that were killed.
+const KILL_PATIENCE: Duration = Duration::from_secs(60);
 /// Most time between two checks that counts: after a longer pause of this machine, no process has run either.
 const COUNTED: Duration = Duration::from_millis(100);
+
+/// Returns the time after which the daemon gives up a job with a process that does not stop. Among several daemons, it is
+/// half of the time after which the others take this one for lost, and all of its jobs with it.
+pub(super) fn stop_within(hosts: u16, patience: Duration) -> Duration {
+    if hosts > 1 { patience / 2 } else { STOP_PATIENCE }
+}
 
 /// A step that is complete once certain processes have stopped or ended.
 #[derive(Debug)]
@@ -79,7 +85,7 @@ mod tests {
     fn a_step_is_late_after_a_time_in_which_this_machine_has_run() {
         let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
         let start = |left| Waits { left, counted_at: at(0), ..Waits::new(1, Vec::new(), false) };
-        let mut waits = start(Some(STOP_PATIENCE));
+        let mut waits = start(Some(stop_within(2, Duration::from_secs(2))));
         let after_a_pause = at(3_600_000);
         assert!(!waits.is_late(after_a_pause));
         let checks = (1..200).find(|check| waits.is_late(after_a_pause + COUNTED / 10 * *check));

@@ -144,7 +144,9 @@ impl JobManager {
         if let Some(host) = hosts.iter().find(|host| !self.hosts.contains(host)) {
             return Some(format!("host {host} ({}) can't be reached", self.name(*host)));
         }
-        let held: usize = self.jobs.values().map(|it| bytes_of(&it.entry.launch)).sum();
+        // Without a take-over, no table of all jobs is sent.
+        let others = self.jobs.values().filter(|_| self.changes.is_some());
+        let held: usize = others.map(|it| bytes_of(&it.entry.launch)).sum();
         let is_too_much = held + bytes_of(launch) > MOST_BYTES;
         is_too_much.then(|| {
             format!(

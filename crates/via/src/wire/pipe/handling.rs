@@ -7,7 +7,7 @@ use super::config::{Ended, RefuseReason, reason};
 use super::congestion::{Acked, Lost};
 use super::loss::{Kind, Outcome, Sent};
 use super::packet::{Accept, HEADER_BYTES, Packet, TAG_BYTES, VERSION};
-use super::{CONFIRM_DIAL, CONFIRM_OPEN, FIRST_WINDOW, Pipe, TRIM};
+use super::{CONFIRM_DIAL, CONFIRM_LATE, CONFIRM_OPEN, FIRST_WINDOW, Pipe, TRIM, UnconfirmedEnd};
 use crate::wire::buffer::Buffer;
 
 /// Most packets that are remembered because an older one is neither acknowledged nor lost. A peer that acknowledges nothing
@@ -126,7 +126,7 @@ impl Pipe {
     fn end_unless_answered(&mut self, end: Ended) {
         self.ping_once();
         let until = self.now.plus_nanos(self.confirm_within());
-        self.unconfirmed_end.get_or_insert((end, until));
+        self.unconfirmed_end.get_or_insert(UnconfirmedEnd { end, at: until, is_late: false });
     }
 
     /// Pings the peer once within the time that its answer may take: each ping to an exited process causes another
@@ -332,10 +332,15 @@ impl Pipe {
         if self.ended.is_some() {
             return;
         }
-        if let Some((end, at)) = self.unconfirmed_end
-            && at <= now
+        if let Some(unconfirmed) = &mut self.unconfirmed_end
+            && unconfirmed.at <= now
         {
-            return self.end(end);
+            let late = unconfirmed.at.plus_nanos(CONFIRM_LATE);
+            if unconfirmed.is_late || now <= late {
+                let end = unconfirmed.end;
+                return self.end(end);
+            }
+            (unconfirmed.at, unconfirmed.is_late) = (now.plus_nanos(CONFIRM_LATE), true);
         }
         if let Some(dialing) = &self.dialing {
             if dialing.give_up <= now {
