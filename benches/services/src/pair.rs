@@ -112,7 +112,7 @@ impl Process {
         Ok(Self { child, input, output })
     }
 
-    /// Kills the process, and waits until it is gone.
+    /// Kills the process, and waits for its end.
     pub async fn kill(&mut self) -> Result<(), Failure> {
         Ok(self.child.kill().await?)
     }
