@@ -142,7 +142,7 @@ pub(crate) fn nothing_goes_on() {
     wait_until("it is there", || line(&stage, 1).is_some());
     let (code, out, error) = stage.run(2, &[&itself, "--vis-writing", "30"]);
     assert_eq!((code, error.as_str()), (0, ""));
-    assert_eq!(out, "2\n", "of 30 times");
+    assert_eq!(out, "1\n", "of 30 times");
     let end = Request::Kill { job: JobId(1), signal: None };
     assert!(matches!(ask_for(&stage, &end), Reply::Done));
     assert_eq!(said(other.wait_with_output().unwrap()).0, 137);
