@@ -49,7 +49,7 @@ const DIAL_AGAIN: (u64, u64) = (100_000_000, 1_000_000_000);
 const SUSPECTED: u64 = 1_000_000_000;
 /// Least and most nanoseconds that an open connection waits for the peer itself to refute an unauthenticated end: five
 /// round trips. Pings that are lost are repeated meanwhile.
-const CONFIRM_OPEN: (u64, u64) = (270_000_000, 500_000_000);
+const CONFIRM_OPEN: (u64, u64) = (240_000_000, 500_000_000);
 /// Nanoseconds by which this process may be late to end a connection so. After a longer pause of its own, an answer may
 /// wait in its socket: it waits as long once more.
 const CONFIRM_LATE: u64 = 20_000_000;
