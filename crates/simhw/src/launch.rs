@@ -150,7 +150,7 @@ pub enum LaunchError {
     SecretKey {
         /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// The reason why the file gives no key.
         why: KeyFileError,
     },
     /// The keys do not match.

@@ -3,7 +3,8 @@
 //! A process listens at a name in the abstract namespace of Unix sockets, which leaves nothing in a file system
 //! however the process ends. Another process connects, makes the memory of both rings and passes it on, with
 //! one end of a channel on which the two wake each other. Both sides accept only a process of the same user, as
-//! identified by the system: any user can listen at a name. The connection is then closed. When the peer exits, its end of the channel closes.
+//! identified by the system: any user can listen at a name. The connection is then closed. When the peer exits, its
+//! end of the channel closes.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};

@@ -13,7 +13,7 @@ const EACH: usize = 8;
 /// The part of an IPv6 address that names a network: one host may have all addresses of its network.
 const NETWORK: u128 = u128::MAX << 64;
 
-/// A connection.
+/// A connection whose other end has not authenticated yet.
 #[derive(Debug)]
 struct Waiting {
     connection: u64,
@@ -28,7 +28,7 @@ pub(super) struct Unauthenticated(Arc<Mutex<Vec<Waiting>>>);
 
 impl Unauthenticated {
     /// Adds a connection. If there are too many, drops the oldest one of the source that has the most, so that one
-    /// source keeps no other out. What is returned completes once the added connection is dropped.
+    /// source keeps no other out. The returned receiver completes once the added connection is dropped.
     pub(super) fn add(&self, connection: u64, from: IpAddr) -> oneshot::Receiver<()> {
         let (_ends, ended) = oneshot::channel();
         let mut all = self.lock();
