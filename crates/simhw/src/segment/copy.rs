@@ -1,9 +1,13 @@
 //! Copies of memory that other parties may access at the same time, for x86-64.
 //!
-//! None uses `rep movsb`. On AMD's Zen processors it starts slowly, and if the destination begins up to 63 bytes after
-//! the source, modulo 4,096, it takes 6 to 25 times as long as moves (measured on an EPYC).
+//! Long copies use `rep movsb` on Intel's processors: where this was measured (a Sapphire Rapids), copies of 64 KiB from
+//! one processor to the other take a fifth less time with it. On AMD's Zen processors it starts slowly, and if the
+//! destination begins up to 63 bytes after the source, modulo 4,096, it takes 6 to 25 times as long as moves (measured
+//! on an EPYC).
 
 use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count};
+use std::sync::OnceLock;
 
 use super::LINE;
 
@@ -13,6 +17,8 @@ use super::LINE;
 const LINES_AHEAD: usize = 16;
 /// Bytes of a vector register.
 const VECTOR: usize = 16;
+/// Least bytes that are copied by `rep movsb`, where it is fast.
+const LONG: usize = 8 << 10;
 
 /// Defines a move of one register, which is one access if it is aligned: a process that is killed has written all of
 /// its bytes, or none.
@@ -90,6 +96,10 @@ unsafe fn at_both_ends(
 /// Those of [`copy`].
 #[inline]
 unsafe fn copy_vectors(from: *const u8, to: *mut u8, length: usize) {
+    if length >= LONG && has_fast_strings() {
+        // SAFETY: exactly the two ranges, for which the caller vouches.
+        return unsafe { copy_string(from, to, length) };
+    }
     let lines = length / LINE;
     // SAFETY: within the two ranges: whole lines, whole vectors after them, and the last vector.
     unsafe {
@@ -104,6 +114,46 @@ unsafe fn copy_vectors(from: *const u8, to: *mut u8, length: usize) {
         if at < length {
             move_16(from.add(length - VECTOR), to.add(length - VECTOR));
         }
+    }
+}
+
+/// Returns whether `rep movsb` is the fastest way to copy long ranges, whatever their addresses.
+fn has_fast_strings() -> bool {
+    /// "Genu", "ineI", "ntel", in the registers of leaf 0.
+    const INTEL: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e];
+    const ENHANCED_STRINGS: u32 = 1 << 9;
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| {
+        // SAFETY: every x86-64 processor has the instruction and leaf 0; the others are read only where leaf 0 names
+        // them.
+        #[allow(
+            unused_unsafe,
+            reason = "Rust 1.88 counts these functions as unsafe, later versions do not"
+        )]
+        unsafe {
+            let vendor = __cpuid(0);
+            [vendor.ebx, vendor.edx, vendor.ecx] == INTEL
+                && vendor.eax >= 7
+                && __cpuid_count(7, 0).ebx & ENHANCED_STRINGS != 0
+        }
+    })
+}
+
+/// Copies `length` bytes by `rep movsb`. Other parties may see the bytes arrive in any order.
+///
+/// # Safety
+/// Those of [`copy`].
+unsafe fn copy_string(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: reads and writes `length` bytes of the two ranges, for which the caller vouches; the direction flag is
+    // clear, as the calling convention requires.
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            inout("rcx") length => _,
+            options(nostack, preserves_flags),
+        );
     }
 }
 
