@@ -7,6 +7,7 @@ use atomic_waker::AtomicWaker;
 
 use super::line::{Buffers, Line};
 use crate::wire::endpoint::{Endpoint, PipeId};
+use crate::wire::pipe::Pipe;
 use crate::wire::socket::Clock;
 
 /// The connections over UDP of a process.
@@ -90,25 +91,34 @@ impl Held<'_> {
         }
     }
 
-    /// Returns received bytes in order, as far as they are contiguous in memory; empty if there are none.
-    pub(super) fn readable(&self) -> &[u8] {
+    /// Returns the number of received bytes in order.
+    pub(super) fn readable_bytes(&self) -> usize {
         match self {
-            Self::Udp(endpoint, id) => endpoint.peek(*id).map_or(&[], |pipe| pipe.readable()),
-            Self::Tcp(_, buffers) => buffers.incoming.readable(),
+            Self::Udp(endpoint, id) => endpoint.peek(*id).map_or(0, Pipe::readable_bytes),
+            Self::Tcp(_, buffers) => buffers.incoming.len(),
         }
     }
 
-    /// Consumes bytes that are readable.
-    pub(super) fn consume(&mut self, bytes: usize) {
+    /// Passes the next `bytes` received bytes to `each`, in parts that are contiguous in memory, and consumes them.
+    pub(super) fn take(&mut self, mut bytes: usize, mut each: impl FnMut(&[u8])) {
         match self {
             Self::Udp(endpoint, id) => {
                 if let Some(pipe) = endpoint.pipe(*id) {
-                    pipe.consume(bytes);
+                    pipe.take(bytes, each);
                 }
             }
             Self::Tcp(line, buffers) => {
-                if buffers.consume(bytes) {
-                    line.wake();
+                while bytes > 0 {
+                    let readable = buffers.incoming.readable();
+                    let count = readable.len().min(bytes);
+                    if count == 0 {
+                        break;
+                    }
+                    each(&readable[..count]);
+                    bytes -= count;
+                    if buffers.consume(count) {
+                        line.wake();
+                    }
                 }
             }
         }

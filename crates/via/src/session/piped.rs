@@ -119,13 +119,7 @@ impl Piped {
 
     /// Reads the next bytes of the peeked fragment; ends the fragment with the last of them.
     pub(super) fn read(&mut self, out: &mut [u8]) {
-        let mut rest = &mut *out;
-        let length = rest.len();
-        self.take(length, |bytes| {
-            let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len());
-            buffer::copy(bytes, now);
-            rest = later;
-        });
+        self.take(out.len(), fill(out));
     }
 
     /// Appends the next `length` bytes of the peeked fragment to `out`; ends the fragment with the last of
@@ -139,19 +133,7 @@ impl Piped {
         let Some((_, left)) = &mut frame.fragment else { return };
         match &frame.whole {
             Some(whole) => each(&whole[whole.len() - *left..][..length]),
-            None => {
-                let (mut held, mut rest) = (self.pipe.hold(), length);
-                while rest > 0 {
-                    let readable = held.readable();
-                    let count = readable.len().min(rest);
-                    if count == 0 {
-                        break;
-                    }
-                    each(&readable[..count]);
-                    held.consume(count);
-                    rest -= count;
-                }
-            }
+            None => self.pipe.hold().take(length, each),
         }
         *left -= length;
         frame.left -= length;
@@ -165,7 +147,7 @@ impl Piped {
         let Some(frame) = &mut self.frame else { return };
         if let Some((_, left)) = frame.fragment {
             if frame.whole.is_none() {
-                self.pipe.hold().consume(left);
+                self.pipe.hold().take(left, |_| {});
             }
             frame.left -= left;
         }
@@ -196,7 +178,7 @@ impl Frame {
     /// Returns whether there is one.
     fn peek(&mut self, held: &mut Held<'_>) -> bool {
         let Some(whole) = &mut self.whole else {
-            let received = held.readable().len().min(self.left);
+            let received = held.readable_bytes().min(self.left);
             let is_any = received > 0 || self.left == 0;
             self.fragment = is_any.then_some((received, received));
             return is_any;
@@ -237,14 +219,18 @@ fn read_head(held: &mut Held<'_>, head: &mut [u8; HEAD], received: &mut usize) -
 
 /// Takes received bytes; returns `None` if there are none.
 fn take(held: &mut Held<'_>, out: &mut [u8]) -> Option<usize> {
-    let readable = held.readable();
-    let count = readable.len().min(out.len());
-    out[..count].copy_from_slice(&readable[..count]);
-    if count == 0 {
-        return None;
+    let count = held.readable_bytes().min(out.len());
+    held.take(count, fill(out));
+    (count > 0).then_some(count)
+}
+
+/// Returns a function that copies one part after the other into `out`.
+fn fill(mut out: &mut [u8]) -> impl FnMut(&[u8]) {
+    move |bytes| {
+        let (now, later) = std::mem::take(&mut out).split_at_mut(bytes.len());
+        buffer::copy(bytes, now);
+        out = later;
     }
-    held.consume(count);
-    Some(count)
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use super::core::{Core, Direct, Ended, Event};
 use super::line::Line;
 use super::piped::Piped;
 use super::wire::{Dialing, Wire};
+use crate::wire::buffer::Buffer;
 use crate::wire::endpoint::{Endpoint, Event as PipeEvent, PipeId};
 use crate::wire::pipe::Config;
 use crate::wire::socket::Clock;
@@ -102,19 +103,25 @@ impl Network {
         (network, ends)
     }
 
-    /// Advances by a millisecond; everything sent arrives.
+    /// Advances by a millisecond; everything sent arrives, each train of datagrams in one buffer.
     fn step(&mut self, ids: &mut [Option<PipeId>; 2]) {
         self.now = self.now.plus_nanos(1_000_000);
         for from in [0, 1, 0, 1] {
             let mut sender = self.pipes[from].endpoint();
             let mut receiver = self.pipes[1 - from].endpoint();
             sender.handle_timeout(self.now);
-            let mut datagram = Vec::new();
-            while sender.poll_transmit(self.now, &mut datagram, 1).is_some() {
-                if !self.rng.next_u64().is_multiple_of(self.loses) {
-                    receiver.handle_datagram(self.now, ADDRESSES[from], &mut datagram);
+            let (mut train, mut buffer) = (Vec::new(), Buffer::new(1 << 16));
+            while let Some(outgoing) = sender.poll_transmit(self.now, &mut train, 44) {
+                let (stride, mut length) = (outgoing.transmit.segment_bytes, 0);
+                for datagram in train.chunks(stride) {
+                    if !self.rng.next_u64().is_multiple_of(self.loses) {
+                        buffer[length..length + datagram.len()].copy_from_slice(datagram);
+                        length += datagram.len();
+                    }
                 }
-                datagram.clear();
+                let from = ADDRESSES[from];
+                receiver.handle_buffer(self.now, from, &mut buffer, length, stride);
+                train.clear();
             }
             while let Some(event) = receiver.poll_event() {
                 if let PipeEvent::Accepted(id, _) = event {

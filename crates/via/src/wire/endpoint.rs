@@ -137,18 +137,26 @@ impl Endpoint {
         }
     }
 
-    /// Handles a datagram that was received: the first `length` bytes of a buffer. May leave another buffer in
-    /// its place.
+    /// Handles datagrams that were received together: the first `length` bytes of a buffer, each `stride` bytes long,
+    /// except the last. May leave another buffer in its place.
     pub(crate) fn handle_buffer(
         &mut self,
         now: Instant,
         from: SocketAddr,
         buffer: &mut Buffer,
         length: usize,
+        stride: usize,
     ) {
-        if let Some((slot, pipe)) = self.find(now, from, &mut buffer[..length]) {
-            pipe.handle_buffer(now, buffer, length);
-            self.on_handled(slot, from);
+        let mut at = 0;
+        while at < length {
+            let end = length.min(at + stride);
+            match self.find(now, from, &mut buffer[at..end]) {
+                Some((slot, pipe)) => {
+                    at = pipe.handle_buffer(now, buffer, at..length, stride);
+                    self.on_handled(slot, from);
+                }
+                None => at = end,
+            }
         }
     }
 
@@ -486,3 +494,6 @@ impl Endpoint {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

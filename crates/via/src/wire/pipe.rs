@@ -55,6 +55,9 @@ const CONFIRM_OPEN: (u64, u64) = (240_000_000, 500_000_000);
 const CONFIRM_LATE: u64 = 20_000_000;
 /// The same nanoseconds while it dials.
 const CONFIRM_DIAL: u64 = 1_500_000_000;
+/// Most bytes that are written ahead of those that were sent: bytes sent soon after they were written are still in the
+/// processor's cache.
+const MOST_UNSENT: usize = 256 << 10;
 /// Nanoseconds without data after which reserved memory is released.
 const TRIM: u64 = 1_000_000_000;
 /// Nanoseconds that an acceptor waits for the dialer's first packet.
@@ -355,13 +358,35 @@ impl Pipe {
         }
         let wanted = 2 * self.window() as usize;
         let limit = wanted.max(FIRST_WINDOW as usize).min(self.config.send_bytes);
-        limit.saturating_sub(self.send.held_bytes())
+        let unsent = MOST_UNSENT.saturating_sub(self.send.unsent_bytes());
+        limit.saturating_sub(self.send.held_bytes()).min(unsent)
     }
 
     /// Returns received bytes in order, as far as they are contiguous in memory; empty if there are none.
     #[must_use]
     pub fn readable(&self) -> &[u8] {
-        self.receive.readable()
+        self.receive.readable().next().unwrap_or_default()
+    }
+
+    /// Returns the number of received bytes in order.
+    #[cfg(feature = "session")]
+    pub(crate) const fn readable_bytes(&self) -> usize {
+        self.receive.readable_bytes()
+    }
+
+    /// Passes the next `bytes` readable bytes to `each`, in parts, and consumes them.
+    #[cfg(feature = "session")]
+    pub(crate) fn take(&mut self, bytes: usize, mut each: impl FnMut(&[u8])) {
+        let mut left = bytes;
+        for part in self.receive.readable() {
+            let part = &part[..part.len().min(left)];
+            each(part);
+            left -= part.len();
+            if left == 0 {
+                break;
+            }
+        }
+        self.consume(bytes - left);
     }
 
     /// Returns whether the peer has answered.

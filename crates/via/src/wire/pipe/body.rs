@@ -72,7 +72,8 @@ impl Acknowledgement {
         }
     }
 
-    fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
+    /// Reads the fields at the beginning of `bytes`; returns also their length.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
         let end = u64_at(bytes, 0)?.checked_add(1)?;
         let delay_micros = u32_at(bytes, 8)?;
         let window = u64_at(bytes, 12)?;
@@ -103,8 +104,9 @@ impl Acknowledgement {
 pub(crate) struct Body<'a> {
     /// Flags of its contents: see [`flag`].
     pub(crate) flags: u8,
-    /// The acknowledgement, with that flag.
-    pub(crate) acknowledgement: Option<Acknowledgement>,
+    /// The fields of the acknowledgement, with that flag: [`Acknowledgement::parse`] accepts them. They are not kept
+    /// parsed, because most bodies have none, and they would be the largest part.
+    pub(crate) acknowledgement: Option<&'a [u8]>,
     /// Offset at which the pipe ends, with the flag *close*.
     pub(crate) close: Option<u64>,
     /// Offset up to which the sender has bytes, with the flag *ask*.
@@ -123,8 +125,8 @@ impl<'a> Body<'a> {
         let mut this = Self { flags, acknowledgement: None, close: None, ask: None, bytes: None };
         let mut at = 1;
         if flags & flag::ACKNOWLEDGE != 0 {
-            let (acknowledgement, bytes) = Acknowledgement::parse(&body[at..])?;
-            this.acknowledgement = Some(acknowledgement);
+            let (_, bytes) = Acknowledgement::parse(&body[at..])?;
+            this.acknowledgement = Some(&body[at..at + bytes]);
             at += bytes;
         }
         if flags & flag::CLOSE != 0 {

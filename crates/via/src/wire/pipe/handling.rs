@@ -1,12 +1,14 @@
 //! Handles datagrams and timeouts.
 
+use std::ops::Range;
+
 use midplane_simhw::time::Instant;
 
 use super::body::{Acknowledgement, Body};
 use super::config::{Ended, RefuseReason, reason};
 use super::congestion::{Acked, Lost};
 use super::loss::{Kind, Outcome, Sent};
-use super::packet::{Accept, HEADER_BYTES, Packet, TAG_BYTES, VERSION};
+use super::packet::{Accept, HEADER_BYTES, Packet, VERSION, data_receiver};
 use super::{CONFIRM_DIAL, CONFIRM_LATE, CONFIRM_OPEN, FIRST_WINDOW, Pipe, TRIM, UnconfirmedEnd};
 use crate::wire::buffer::Buffer;
 
@@ -20,22 +22,40 @@ struct Bad;
 impl Pipe {
     /// Handles a datagram of the peer. An invalid one is dropped and counted.
     pub fn handle_datagram(&mut self, now: Instant, datagram: &mut [u8]) {
-        self.handle(now, datagram, false);
+        self.handle(now, datagram, None);
     }
 
-    /// Handles the first `length` bytes of a buffer, a datagram of the peer. Keeps the buffer instead of
-    /// copying if it has many bytes, and leaves another buffer in its place.
-    pub(crate) fn handle_buffer(&mut self, now: Instant, buffer: &mut Buffer, length: usize) {
-        self.handle(now, &mut buffer[..length], true);
-        let tag = if self.seal.is_some() { TAG_BYTES } else { 0 };
-        self.receive.take_buffer(buffer, length.saturating_sub(tag));
+    /// Handles the datagrams in the range `rest` of a buffer, up to the first one that is not for this connection; each
+    /// has `stride` bytes, except the last. Returns where it has stopped. Keeps the buffer instead of copying its bytes
+    /// if they are many, and leaves another buffer in its place.
+    pub(crate) fn handle_buffer(
+        &mut self,
+        now: Instant,
+        buffer: &mut Buffer,
+        rest: Range<usize>,
+        stride: usize,
+    ) -> usize {
+        let (begin, end) = (rest.start, rest.end);
+        let mut at = begin;
+        while at < end {
+            let datagram = &mut buffer[at..end.min(at + stride)];
+            if at > begin && data_receiver(datagram) != Some(self.local) {
+                break;
+            }
+            let bytes = datagram.len();
+            self.handle(now, datagram, Some(at));
+            at += bytes;
+        }
+        self.receive.end_buffer(buffer, at == end);
+        at
     }
 
-    fn handle(&mut self, now: Instant, datagram: &mut [u8], may_keep: bool) {
+    /// Handles a datagram, which may be at `start` of a buffer.
+    fn handle(&mut self, now: Instant, datagram: &mut [u8], start: Option<usize>) {
         self.now = now;
         let handled = match Packet::parse(datagram) {
             Some(Packet::Data { receiver, number }) if receiver == self.local => {
-                self.handle_data(number, &mut datagram[HEADER_BYTES..], may_keep)
+                self.handle_data(number, &mut datagram[HEADER_BYTES..], start)
             }
             Some(Packet::Accept(accept)) if accept.dialer == self.local => {
                 self.handle_accept(accept)
@@ -161,7 +181,12 @@ impl Pipe {
         self.ended.get_or_insert(end);
     }
 
-    fn handle_data(&mut self, number: u64, body: &mut [u8], may_keep: bool) -> Result<(), Bad> {
+    fn handle_data(
+        &mut self,
+        number: u64,
+        body: &mut [u8],
+        start: Option<usize>,
+    ) -> Result<(), Bad> {
         if self.dialing.is_some() || self.acks.has_received(number) {
             return Err(Bad);
         }
@@ -169,12 +194,14 @@ impl Pipe {
             Some(seal) => seal.open(number, body).ok_or(Bad)?,
             None => body,
         };
-        self.handle_body(number, plain, may_keep)
+        self.handle_body(number, plain, start.map(|start| start + HEADER_BYTES))
     }
 
-    fn handle_body(&mut self, number: u64, bytes: &[u8], may_keep: bool) -> Result<(), Bad> {
-        let body = Body::parse(bytes).ok_or(Bad)?;
-        if body.acknowledgement.is_some_and(|ack| !self.loss.is_sound(ack.ranges())) {
+    /// Handles a body, which may be at `start` of a buffer.
+    fn handle_body(&mut self, number: u64, plain: &[u8], start: Option<usize>) -> Result<(), Bad> {
+        let body = Body::parse(plain).ok_or(Bad)?;
+        let acknowledgement = body.acknowledgement.and_then(Acknowledgement::parse);
+        if acknowledgement.as_ref().is_some_and(|(ack, _)| !self.loss.is_sound(ack.ranges())) {
             return Err(Bad);
         }
         if let Some((offset, bytes)) = body.bytes {
@@ -182,7 +209,9 @@ impl Pipe {
             if self.peer_end.or(body.close).is_some_and(|end| !ends_before(end)) {
                 return Err(Bad);
             }
-            self.has_progress |= self.receive.insert(offset, bytes, may_keep).map_err(|_| Bad)?;
+            // The bytes are the last field.
+            let start = start.map(|start| start + plain.len() - bytes.len());
+            self.has_progress |= self.receive.insert(offset, bytes, start).map_err(|_| Bad)?;
             self.trim_at = self.now.plus_nanos(TRIM);
         }
         self.wanted = self.wanted.max(body.ask.unwrap_or(0));
@@ -193,7 +222,7 @@ impl Pipe {
             self.acks.make_due(now);
         }
         self.on_heard();
-        if let Some(acknowledgement) = &body.acknowledgement {
+        if let Some((acknowledgement, _)) = &acknowledgement {
             self.handle_acknowledgement(acknowledgement);
         }
         if self.loss.tracked() > MAX_TRACKED {

@@ -140,6 +140,14 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }
 
+/// Returns the receiver of a data packet; `None` for all others.
+pub(crate) fn data_receiver(datagram: &[u8]) -> Option<u64> {
+    match Packet::parse(datagram) {
+        Some(Packet::Data { receiver, .. }) => Some(receiver),
+        _ => None,
+    }
+}
+
 /// Reads a first window, which is at the same offset in dials and accepts.
 fn first_window(bytes: &[u8]) -> Option<u32> {
     u32_at(bytes, 4)?.checked_sub(1)
@@ -402,7 +410,8 @@ mod tests {
             let written = Acknowledgement::new(ranges.into_iter(), delay, window).unwrap();
             let mut out = vec![flag::ACKNOWLEDGE];
             written.emit(&mut out);
-            prop_assert_eq!(Body::parse(&out).unwrap().acknowledgement, Some(written));
+            let read = Body::parse(&out).unwrap().acknowledgement.and_then(Acknowledgement::parse);
+            prop_assert_eq!(read, Some((written, out.len() - 1)));
             for length in 0..out.len() {
                 prop_assert!(Body::parse(&out[..length]).is_none());
             }

@@ -19,24 +19,53 @@ const MAX_LATER: usize = 4_096;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Refused;
 
-/// Least bytes of a datagram whose buffer is kept rather than copied: half of a buffer's.
+/// Least bytes in a receive buffer for which the buffer is kept rather than copied: half of it.
 const LARGE: usize = 32 << 10;
+/// Least bytes of a datagram that are kept so.
+const LEAST_PIECE: usize = 512;
 /// Most free buffers kept while the pipe is busy, 4 MiB.
 const SPARE_BUFFERS: usize = 64;
 
-/// Bytes of one datagram, in the buffer that it was received in.
-#[derive(Debug)]
+/// The bytes of one datagram in its buffer.
+#[derive(Clone, Copy, Debug)]
 struct Piece {
     offset: u64,
-    /// The whole buffer; empty until [`Reassembly::take_buffer`] provides it.
-    buffer: Buffer,
     start: usize,
     bytes: usize,
 }
 
-impl Piece {
-    const fn end(&self) -> u64 {
-        self.offset + self.bytes as u64
+/// Bytes of datagrams, in order, in the buffer that they were received in together.
+#[derive(Debug)]
+struct Train {
+    buffer: Buffer,
+    pieces: Vec<Piece>,
+    /// Pieces that were consumed.
+    consumed: usize,
+}
+
+impl Train {
+    fn new(buffer_bytes: usize) -> Self {
+        Self { buffer: Buffer::new(buffer_bytes), pieces: Vec::new(), consumed: 0 }
+    }
+
+    /// Returns the pieces that were not consumed, each with its offset.
+    fn rest(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let slice = |piece: &Piece| &self.buffer[piece.start..piece.start + piece.bytes];
+        self.pieces[self.consumed..].iter().map(move |piece| (piece.offset, slice(piece)))
+    }
+
+    /// Counts the pieces before `offset` as consumed; returns whether all are.
+    fn consume(&mut self, offset: u64) -> bool {
+        let rest = &self.pieces[self.consumed..];
+        let is_before = |piece: &&Piece| piece.offset + piece.bytes as u64 <= offset;
+        self.consumed += rest.iter().take_while(is_before).count();
+        self.consumed == self.pieces.len()
+    }
+
+    fn clear(mut self) -> Self {
+        self.pieces.clear();
+        self.consumed = 0;
+        self
     }
 }
 
@@ -45,8 +74,10 @@ impl Piece {
 pub(super) struct Reassembly {
     chunks: Chunks,
     /// Bytes that are kept in the buffers of their datagrams, in order; the chunks have none of them.
-    pieces: VecDeque<Piece>,
-    spare: Vec<Buffer>,
+    trains: VecDeque<Train>,
+    /// Pieces of the buffer that is being handled; [`Reassembly::end_buffer`] keeps or copies them.
+    arriving: Vec<Piece>,
+    spare: Vec<Train>,
     consumed: u64,
     /// Every byte before it was received.
     in_order: u64,
@@ -73,7 +104,8 @@ impl Reassembly {
         let window = FIRST_WINDOW.min(most_window);
         Self {
             chunks: Chunks::default(),
-            pieces: VecDeque::new(),
+            trains: VecDeque::new(),
+            arriving: Vec::new(),
             spare: Vec::new(),
             consumed: 0,
             in_order: 0,
@@ -89,13 +121,13 @@ impl Reassembly {
         }
     }
 
-    /// Adds received bytes; returns whether the application has more to read. With `may_keep`, many bytes are not
-    /// copied: the caller then calls [`Reassembly::take_buffer`].
+    /// Adds received bytes; returns whether the application has more to read. Bytes at `start` of a buffer may stay
+    /// there: the caller then calls [`Reassembly::end_buffer`] before anything is read.
     pub(super) fn insert(
         &mut self,
         offset: u64,
         bytes: &[u8],
-        may_keep: bool,
+        start: Option<usize>,
     ) -> Result<bool, Refused> {
         let end = offset + bytes.len() as u64;
         if end > self.advertised {
@@ -114,11 +146,12 @@ impl Reassembly {
             return Ok(false);
         }
         if self.later.is_empty() {
-            if may_keep && bytes.len() >= LARGE {
-                let (buffer, bytes) = (Buffer::default(), bytes.len());
-                self.pieces.push_back(Piece { offset, buffer, start: 0, bytes });
-            } else {
-                self.chunks.write(offset, bytes);
+            match start.filter(|_| bytes.len() >= LEAST_PIECE) {
+                Some(start) => {
+                    let (start, bytes) = (start + skipped as usize, bytes.len());
+                    self.arriving.push(Piece { offset, start, bytes });
+                }
+                None => self.chunks.write(offset, bytes),
             }
             self.received += end - offset;
             self.in_order = end;
@@ -131,15 +164,19 @@ impl Reassembly {
         Ok(true)
     }
 
-    /// Takes the buffer of the datagram that was inserted last, of `length` bytes, if it was not copied; leaves
-    /// another one.
-    pub(super) fn take_buffer(&mut self, buffer: &mut Buffer, length: usize) {
-        let Some(piece) = self.pieces.back_mut().filter(|piece| piece.buffer.is_empty()) else {
-            return;
-        };
-        piece.start = length - piece.bytes;
-        let spare = self.spare.pop().unwrap_or_else(|| Buffer::new(buffer.len()));
-        piece.buffer = std::mem::replace(buffer, spare);
+    /// Ends the inserts from a buffer. If it `may_keep` the buffer, and many of its bytes are in use, leaves another
+    /// one in its place; else copies the bytes.
+    pub(super) fn end_buffer(&mut self, buffer: &mut Buffer, may_keep: bool) {
+        let bytes: usize = self.arriving.iter().map(|piece| piece.bytes).sum();
+        if may_keep && bytes >= LARGE {
+            let mut train = self.spare.pop().unwrap_or_else(|| Train::new(buffer.len()));
+            std::mem::swap(&mut train.buffer, buffer);
+            std::mem::swap(&mut train.pieces, &mut self.arriving);
+            self.trains.push_back(train);
+        }
+        for Piece { offset, start, bytes } in self.arriving.drain(..) {
+            self.chunks.write(offset, &buffer[start..start + bytes]);
+        }
     }
 
     /// Writes only missing bytes: those that were received once never change.
@@ -160,18 +197,23 @@ impl Reassembly {
         self.later.insert(offset, end);
     }
 
-    /// Returns bytes in order that are contiguous in memory.
-    pub(super) fn readable(&self) -> &[u8] {
-        match self.pieces.front() {
-            Some(piece) if piece.offset <= self.consumed => {
-                let read = (self.consumed - piece.offset) as usize;
-                &piece.buffer[piece.start..piece.start + piece.bytes][read..]
-            }
-            next => {
-                let end = next.map_or(self.in_order, |piece| piece.offset);
-                self.chunks.piece(self.consumed, end)
-            }
-        }
+    /// Returns the number of bytes that can be read.
+    pub(super) const fn readable_bytes(&self) -> usize {
+        (self.in_order - self.consumed) as usize
+    }
+
+    /// Returns the bytes that can be read, in parts that are contiguous in memory.
+    pub(super) fn readable(&self) -> impl Iterator<Item = &[u8]> {
+        let mut kept = self.trains.iter().flat_map(Train::rest).peekable();
+        let (mut at, end) = (self.consumed, self.in_order);
+        std::iter::from_fn(move || {
+            let part = match kept.next_if(|(offset, _)| *offset <= at) {
+                Some((offset, piece)) => &piece[(at - offset) as usize..],
+                None => self.chunks.piece(at, kept.peek().map_or(end, |(offset, _)| *offset)),
+            };
+            at += part.len() as u64;
+            (!part.is_empty()).then_some(part)
+        })
     }
 
     /// Consumes `bytes` for the application. The window grows in two cases, in both of which it has limited the peer.
@@ -181,9 +223,9 @@ impl Reassembly {
         let bytes = (bytes as u64).min(self.in_order - self.consumed);
         self.consumed += bytes;
         self.chunks.release(self.consumed);
-        while self.pieces.front().is_some_and(|piece| piece.end() <= self.consumed) {
-            let read = self.pieces.pop_front().filter(|_| self.spare.len() < SPARE_BUFFERS);
-            self.spare.extend(read.map(|piece| piece.buffer));
+        while self.trains.front_mut().is_some_and(|train| train.consume(self.consumed)) {
+            let read = self.trains.pop_front().filter(|_| self.spare.len() < SPARE_BUFFERS);
+            self.spare.extend(read.map(Train::clear));
         }
         if now.nanos_since(self.round_at) > 2 * round_trip {
             self.round_at = now;
@@ -273,9 +315,8 @@ impl Reassembly {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let pieces = self.pieces.iter().map(|piece| &piece.buffer);
-        let buffers = pieces.chain(&self.spare).map(|buffer| buffer.len());
-        self.chunks.memory_bytes() + buffers.sum::<usize>()
+        let trains = self.trains.iter().chain(&self.spare);
+        self.chunks.memory_bytes() + trains.map(|train| train.buffer.len()).sum::<usize>()
     }
 }
 
@@ -292,38 +333,43 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_in_any_order_are_read_in_order_and_never_change(
-            pieces in prop_oneof![
-                proptest::collection::vec((0_u64..2_000, 0_u64..300), 1..120),
-                proptest::collection::vec((0_u64..190_000, 20_000_u64..65_000), 1..20),
+            // Offset and bytes of the first piece of a buffer, pieces, and the distance of two in percent of their bytes.
+            buffers in prop_oneof![
+                proptest::collection::vec((0_u64..2_000, 0_u64..300, 1_u64..3, 50_u64..150), 1..120),
+                proptest::collection::vec((0_u64..190_000, 20_000_u64..65_000, 1_u64..2, 100_u64..101), 1..20),
+                proptest::collection::vec((0_u64..190_000, 400_u64..1_440, 1_u64..44, 95_u64..103), 1..20),
             ],
         ) {
             let mut reassembly = Reassembly::new(FIRST_WINDOW);
             let mut buffer = Buffer::new(1 << 16);
             let mut received = Ranges::default();
             let mut read = Vec::new();
-            for (from, length) in pieces {
-                let mut piece = bytes(from, from + length);
-                // Received bytes are not overwritten by different ones.
-                for (at, byte) in piece.iter_mut().enumerate() {
-                    if received.contains(from + at as u64) {
-                        *byte ^= 0xff;
+            for (first, length, pieces, percent) in buffers {
+                let mut start = 20;
+                for index in 0..pieces {
+                    let from = first + index * length * percent / 100;
+                    let mut piece = bytes(from, from + length);
+                    // Received bytes are not overwritten by different ones.
+                    for (at, byte) in piece.iter_mut().enumerate() {
+                        if received.contains(from + at as u64) {
+                            *byte ^= 0xff;
+                        }
                     }
+                    buffer[start..start + piece.len()].copy_from_slice(&piece);
+                    let may_stay = first % 3 > 0 || index % 7 > 0;
+                    reassembly.insert(from, &piece, may_stay.then_some(start)).unwrap();
+                    received.insert(from, from + length);
+                    start += piece.len() + 20;
                 }
-                // Its offset in a datagram, and the bytes of that datagram.
-                let (start, datagram) = (20, 20 + piece.len());
-                buffer[start..datagram].copy_from_slice(&piece);
-                reassembly.insert(from, &piece, from % 3 > 0).unwrap();
-                reassembly.take_buffer(&mut buffer, datagram);
-                received.insert(from, from + length);
-                let readable = reassembly.readable().len() / 2;
-                read.extend_from_slice(&reassembly.readable()[..readable]);
-                reassembly.consume(Instant::ZERO, readable, 1);
-            }
-            while let readable @ [_, ..] = reassembly.readable() {
-                let count = readable.len();
-                read.extend_from_slice(readable);
+                reassembly.end_buffer(&mut buffer, first % 5 > 0);
+                let readable = reassembly.readable().next().unwrap_or_default().to_vec();
+                let count = readable.len() / 2;
+                read.extend_from_slice(&readable[..count]);
                 reassembly.consume(Instant::ZERO, count, 1);
             }
+            let rest: Vec<u8> = reassembly.readable().flatten().copied().collect();
+            prop_assert_eq!(rest.len(), reassembly.readable_bytes());
+            read.extend(rest);
             let expected = received.first().filter(|range| range.0 == 0).map_or(0, |range| range.1);
             prop_assert_eq!(read, bytes(0, expected));
         }
@@ -333,27 +379,25 @@ mod tests {
     fn more_gaps_than_losses_make_are_refused() {
         let mut reassembly = Reassembly::new(1 << 20);
         let gaps = (0..).map(|at| FIRST_WINDOW - 1 - 2 * at);
-        let accepted = gaps.take_while(|at| reassembly.insert(*at, &[1], false).is_ok()).count();
+        let accepted = gaps.take_while(|at| reassembly.insert(*at, &[1], None).is_ok()).count();
         assert_eq!(accepted, MAX_LATER);
         // The bytes that are missing are received, and the refused ones later.
-        assert_eq!(reassembly.insert(0, &vec![1; FIRST_WINDOW as usize], false), Ok(true));
+        assert_eq!(reassembly.insert(0, &vec![1; FIRST_WINDOW as usize], None), Ok(true));
         assert_eq!(reassembly.in_order(), FIRST_WINDOW);
     }
 
     #[test]
     fn bytes_past_the_window_are_refused_and_it_grows_with_a_busy_reader() {
         let mut reassembly = Reassembly::new(1 << 20);
-        assert_eq!(reassembly.insert(FIRST_WINDOW - 1, &[1, 2], false), Err(Refused));
+        assert_eq!(reassembly.insert(FIRST_WINDOW - 1, &[1, 2], None), Err(Refused));
         let mut offset = 0;
         for millisecond in 0..40 {
             let window = reassembly.advertise();
             let piece = vec![0; (window - offset).min(100_000) as usize];
-            assert_eq!(reassembly.insert(offset, &piece, false), Ok(true));
+            assert_eq!(reassembly.insert(offset, &piece, None), Ok(true));
             offset += piece.len() as u64;
-            while !reassembly.readable().is_empty() {
-                let now = Instant::from_nanos(millisecond * 1_000_000);
-                reassembly.consume(now, reassembly.readable().len(), 10_000_000);
-            }
+            let now = Instant::from_nanos(millisecond * 1_000_000);
+            reassembly.consume(now, reassembly.readable_bytes(), 10_000_000);
         }
         assert_eq!(reassembly.advertise() - offset, 1 << 20);
         assert!(reassembly.memory_bytes() <= 6 * (64 << 10));

@@ -112,6 +112,11 @@ impl SendBuffer {
         self.written
     }
 
+    /// Returns the bytes that were never sent.
+    pub(super) const fn unsent_bytes(&self) -> usize {
+        (self.written - self.sent) as usize
+    }
+
     pub(super) const fn held_bytes(&self) -> usize {
         (self.written - self.acknowledged) as usize
     }

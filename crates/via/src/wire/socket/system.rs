@@ -146,13 +146,7 @@ impl System {
         let mut endpoint = lock(endpoint);
         for (buffer, meta) in self.inbox.iter_mut().zip(&self.meta[..filled]) {
             let (length, stride) = (meta.len.min(BUFFER_BYTES), meta.stride.max(1));
-            if length <= stride {
-                endpoint.handle_buffer(now, meta.addr, buffer, length);
-                continue;
-            }
-            for datagram in buffer[..length].chunks_mut(stride) {
-                endpoint.handle_datagram(now, meta.addr, datagram);
-            }
+            endpoint.handle_buffer(now, meta.addr, buffer, length, stride);
         }
     }
 
