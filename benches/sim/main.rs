@@ -6,10 +6,9 @@
 mod scale;
 
 use allocation_counter::measure;
-use midplane::simhw::frame::Frame;
-use midplane::simhw::hardware::{Firmware, Hardware};
+use midplane::simhw::hardware::Firmware;
 use midplane::simhw::host::Host;
-use midplane::simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane::simhw::id::NodeId;
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::profile::NicProfile;
 use midplane::simhw::sim::World;
@@ -83,13 +82,7 @@ fn seconds(work: impl FnOnce()) -> f64 {
 #[derive(Debug)]
 struct Nothing;
 
-impl Firmware for Nothing {
-    fn on_start(&mut self, _: &mut impl Hardware) {}
-    fn on_doorbell(&mut self, _: &mut impl Hardware, _: PortId) {}
-    fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {}
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
-    fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
-}
+impl Firmware for Nothing {}
 
 fn one_node() -> Topology {
     let link = LinkProfile::plain(LineRate::mbps(100), std::time::Duration::ZERO);

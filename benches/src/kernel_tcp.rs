@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use midplane::simhw::frame::{Frame, Header, Kind};
 use midplane::simhw::hardware::{Firmware, Hardware, Source, TransmitRefused};
-use midplane::simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane::simhw::id::{NodeId, PortId, TimerId};
 use midplane::simhw::port::{Command, Completion, Status};
 use midplane::simhw::region::{Payload, RegionRef};
 
@@ -216,8 +216,6 @@ impl Stream {
 }
 
 impl Firmware for KernelTcp {
-    fn on_start(&mut self, _: &mut impl Hardware) {}
-
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
         while let Some(command) = hw.next_command(port) {
             hw.charge(self.costs.call);
@@ -261,8 +259,6 @@ impl Firmware for KernelTcp {
         peers.into_iter().for_each(|peer| self.push(hw, peer));
         hw.commit();
     }
-
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use midplane::simhw::frame::{Frame, Header};
 use midplane::simhw::hardware::{Firmware, Hardware, Source, TransmitRefused};
-use midplane::simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane::simhw::id::{NodeId, PortId, TimerId};
 use midplane::simhw::port::{Command, Completion};
 use midplane::simhw::profile::Machine;
 use midplane::simhw::region::{Payload, RegionRef};
@@ -103,8 +103,6 @@ impl Raw {
 }
 
 impl Firmware for Raw {
-    fn on_start(&mut self, _: &mut impl Hardware) {}
-
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
         while let Some(command) = hw.next_command(port) {
             hw.charge(self.handler);
@@ -144,6 +142,4 @@ impl Firmware for Raw {
         self.serve(hw);
         hw.commit();
     }
-
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
 }

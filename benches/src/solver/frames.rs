@@ -1,9 +1,8 @@
 //! An extension that reports how many frames the memory of its node has received, in virtual time and live.
 
 use midplane::nicvm::context::Context;
-use midplane::nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
-use midplane::simhw::frame::Frame;
-use midplane::simhw::id::{ExtensionId, NodeId};
+use midplane::nicvm::extension::{Extension, FIRST_USER_EXTENSION};
+use midplane::simhw::id::ExtensionId;
 use midplane::simhw::port::{Command, Completion, Port, Status};
 use midplane::warp::memory::extension::MERMERA;
 use midplane_kit::report::Failure;
@@ -16,23 +15,11 @@ pub const FRAMES: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 6);
 pub struct Frames;
 
 impl Extension for Frames {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         let args = [nic.counters(MERMERA).frames, 0, 0, 0];
         let done = Completion { args, ..Completion::of(&command, Status::Done) };
         nic.complete(command.region.port, &done);
     }
-
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 /// Returns the number of frames that the memory has received on the node of `port`, which has no other commands.

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use midplane::simhw::frame::{Frame, HEADER_BYTES, Header};
+use midplane::simhw::frame::{HEADER_BYTES, Header};
 use midplane::simhw::hardware::{Firmware, Hardware, Source};
 use midplane::simhw::host::Host;
-use midplane::simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane::simhw::id::{NodeId, TimerId};
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::port::{Command, Port, PortOptions};
 use midplane::simhw::profile::NicProfile;
@@ -66,10 +66,6 @@ impl Firmware for Generator {
         hw.set_timer(TICK, self.next);
         hw.commit();
     }
-
-    fn on_doorbell(&mut self, _: &mut impl Hardware, _: PortId) {}
-    fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {}
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
 }
 
 /// Creates a world of links and a switch alone: NICs cost nothing, and the firmware generates frames.

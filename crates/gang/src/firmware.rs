@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use midplane_nicvm::context::Context;
-use midplane_nicvm::extension::{Extension, InitError, TimeoutId};
+use midplane_nicvm::extension::{Extension, TimeoutId};
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::transmit::Sent;
 use midplane_simhw::frame::Frame;
@@ -241,10 +241,6 @@ fn complete(nic: &mut Context<'_>, command: &Command, done: Result<u64, Status>)
 }
 
 impl Extension for Gang {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         if command.opcode == OPEN {
             let done = self.open(nic, &command);
@@ -263,8 +259,6 @@ impl Extension for Gang {
             nic.refuse(&command, Status::Invalid);
         }
     }
-
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         let Some(read) = PmFrame::parse(&frame.header) else {

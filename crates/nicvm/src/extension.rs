@@ -124,20 +124,22 @@ pub trait Extension: Any + Send {
     ///
     /// # Errors
     /// [`InitError::Refused`] says what is wrong with the configuration.
-    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError>;
+    fn init(&mut self, _nic: &mut Context<'_>) -> Result<(), InitError> {
+        Ok(())
+    }
 
     /// Handles a command that a local application has posted. The extension must complete every command once, now or
     /// later.
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command);
 
     /// Handles a control message of the same extension on another node: reliable, in order, at most 100 bytes.
-    fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]);
+    fn on_control(&mut self, _nic: &mut Context<'_>, _from: NodeId, _message: &[u8]) {}
 
     /// Handles a data frame of the same extension on another node: unreliable, and read in place.
-    fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>);
+    fn on_data(&mut self, _nic: &mut Context<'_>, _from: NodeId, _frame: &Frame<'_>) {}
 
     /// Handles a timeout that has passed; never called early.
-    fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId);
+    fn on_timeout(&mut self, _nic: &mut Context<'_>, _timeout: TimeoutId) {}
 
     /// Handles the report that a [`Context::fence`] with this token asked for: all writes before it are in memory.
     fn on_written(&mut self, _nic: &mut Context<'_>, _token: u64) {}
@@ -204,5 +206,5 @@ pub trait Extension: Any + Send {
 
     /// Deactivates the extension: returns credits, grants and commands that others wait for. Called once, as the last
     /// handler.
-    fn deactivate(&mut self, nic: &mut Context<'_>);
+    fn deactivate(&mut self, _nic: &mut Context<'_>) {}
 }

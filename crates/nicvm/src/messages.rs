@@ -15,7 +15,7 @@ use midplane_simhw::region::{Payload, RegionRef};
 
 use crate::admission::CONTROLLED;
 use crate::context::Context;
-use crate::extension::{Extension, InitError, TimeoutId};
+use crate::extension::Extension;
 use crate::planted::{self, Bug};
 use crate::reassembly::{Assembly, Place, Streams};
 use crate::transmit::{FlowId, Fragment, Message};
@@ -303,10 +303,6 @@ fn received(from: NodeId, port: PortId, fragment: Fragment, buffer: Command) -> 
 }
 
 impl Extension for Messages {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         match command.opcode {
             SEND => nic.send(outgoing(&command)),
@@ -316,8 +312,6 @@ impl Extension for Messages {
             _ => nic.refuse(&command, Status::Invalid),
         }
     }
-
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         let header = &frame.header;
@@ -389,8 +383,6 @@ impl Extension for Messages {
             let _ = catch_up(nic, &mut assembly.target);
         }
     }
-
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
 
     fn outstanding_commands(&mut self) -> Vec<Command> {
         let unread = std::mem::take(&mut self.unread).into_values().flatten();

@@ -3,9 +3,8 @@
 use midplane_nicvm::backlog::Backlog;
 use midplane_nicvm::context::Context;
 use midplane_nicvm::control::ControlConfig;
-use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, TimeoutId};
 use midplane_nicvm::unit::Unit;
-use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::Command;
 
@@ -19,10 +18,6 @@ const EACH: usize = 8_000;
 struct Flood(Backlog);
 
 impl Extension for Flood {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, _: Command) {
         for to in (2..2 + PEERS).map(NodeId) {
             for _ in 0..2 * EACH {
@@ -31,15 +26,9 @@ impl Extension for Flood {
         }
     }
 
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-
     fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
         self.0.retry(nic);
     }
-
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 /// The time that a handler takes grows with its messages, not with their square.

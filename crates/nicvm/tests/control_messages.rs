@@ -10,7 +10,6 @@ use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, Peer
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
-use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{ExtensionId, Incarnation, NodeId};
 use midplane_simhw::link::LinkProfile;
 use midplane_simhw::port::Command;
@@ -52,8 +51,6 @@ impl Extension for Counter {
         self.heard.lock().unwrap().numbers.entry(key).or_default().push(number);
     }
 
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
         let me = nic.node();
         for _ in 0..7 {
@@ -73,8 +70,6 @@ impl Extension for Counter {
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         self.heard.lock().unwrap().events.push((nic.node().0, event));
     }
-
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 fn world(seed: u64, heard: &Arc<Mutex<Heard>>) -> World<Unit> {

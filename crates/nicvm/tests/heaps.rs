@@ -2,11 +2,10 @@
 
 use crate::harness::{Harness, command, silence_panics};
 use midplane_nicvm::context::Context;
-use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION};
 use midplane_nicvm::heap::{DEFAULT_BYTES, VECTOR_BYTES, Vector};
 use midplane_nicvm::unit::Unit;
-use midplane_simhw::frame::Frame;
-use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::id::{ExtensionId, PortId};
 use midplane_simhw::port::{Command, Completion};
 
 const MINE: ExtensionId = FIRST_USER_EXTENSION;
@@ -21,10 +20,6 @@ const TRAP: u8 = 3;
 struct Keeper(Vec<Vector<u8>>);
 
 impl Extension for Keeper {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         let mut done = Completion { cookie: command.cookie, ..Completion::default() };
         match command.opcode {
@@ -41,11 +36,6 @@ impl Extension for Keeper {
         done.args[0] = (nic.heap().limit() - nic.heap().used()) as u64;
         nic.complete(command.region.port, &done);
     }
-
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 fn harness() -> Harness {

@@ -5,13 +5,13 @@ use midplane_nicvm::capability::{Capability, CapabilityRights};
 use midplane_nicvm::collective::{self, COLLECTIVES, Collectives};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
-use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION};
 use midplane_nicvm::install::{self, INSTALLER, Installer, Policy};
 use midplane_nicvm::memory::{self as space, MEMORY, Memory};
 use midplane_nicvm::messages::{self, MESSAGES, Messages};
 use midplane_nicvm::program::{self, PROGRAMS, Programs};
 use midplane_nicvm::unit::Unit;
-use midplane_simhw::frame::{Frame, Header};
+use midplane_simhw::frame::Header;
 use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Command, Status};
 
@@ -25,24 +25,12 @@ const STOP_PORT: u8 = 2;
 struct Operator;
 
 impl Extension for Operator {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         match command.opcode {
             WITHDRAW => nic.withdraw(ExtensionId(command.args[0] as u8)),
             _ => nic.suspend_port(PORT),
         }
     }
-
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 fn harness(number: ExtensionId, extension: impl Extension) -> Harness {

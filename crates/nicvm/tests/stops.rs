@@ -8,10 +8,9 @@ use std::time::Duration;
 use crate::cluster::{Cluster, RECEIVER};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::coordination::{self, COORDINATION, COUNTERS, Coordination};
-use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION};
 use midplane_nicvm::messages::{self, MESSAGES, Messages};
 use midplane_nicvm::unit::Unit;
-use midplane_simhw::frame::Frame;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
@@ -31,10 +30,6 @@ const PORT: PortId = PortId(0);
 struct Suspender;
 
 impl Extension for Suspender {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         match command.opcode {
             STOP => nic.suspend_port(PORT),
@@ -42,11 +37,6 @@ impl Extension for Suspender {
         }
         nic.complete(command.region.port, &Completion::default());
     }
-
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 /// The messages that are sent to the receiver, and the buffers for them.

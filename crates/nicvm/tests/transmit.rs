@@ -7,12 +7,10 @@ use crate::harness::{Effect, Harness, at, command, memory, silence_panics};
 use midplane_nicvm::admission::{Admission, AdmissionUpdate, Verdict};
 use midplane_nicvm::context::{Context, ControlRefused, GateRefused};
 use midplane_nicvm::control::ControlConfig;
-use midplane_nicvm::extension::{
-    Extension, FIRST_USER_EXTENSION, InitError, TimeoutId, TransmitEvent,
-};
+use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TransmitEvent};
 use midplane_nicvm::transmit::{FlowId, Message, Packet, Sending, Sent};
 use midplane_nicvm::unit::Unit;
-use midplane_simhw::frame::{Frame, Header, Kind};
+use midplane_simhw::frame::{Header, Kind};
 use midplane_simhw::hardware::{Source, TransmitRefused};
 use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
@@ -62,12 +60,6 @@ impl Extension for Scripted {
         (self.command)(nic, command);
     }
 
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-
     fn on_sent(&mut self, _: &mut Context<'_>, sent: Sent) {
         self.heard.lock().unwrap().push(sent);
     }
@@ -75,8 +67,6 @@ impl Extension for Scripted {
     fn on_transmit(&mut self, _: &mut Context<'_>, news: TransmitEvent) {
         self.held.fetch_add(matches!(news, TransmitEvent::Held { .. }).into(), Relaxed);
     }
-
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 pub(crate) fn harness(extensions: impl IntoIterator<Item = (ExtensionId, Scripted)>) -> Harness {

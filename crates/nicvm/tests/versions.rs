@@ -11,7 +11,6 @@ use midplane_nicvm::extension::{
 };
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::unit::{DRAIN, Unit};
-use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 
@@ -74,8 +73,6 @@ impl Extension for Version {
         nic.set_timeout(TimeoutId(1), Service::Exact, Duration::from_millis(1));
     }
 
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-
     fn on_timeout(&mut self, _: &mut Context<'_>, timeout: TimeoutId) {
         self.note(&format!("timeout {}", timeout.0));
     }
@@ -108,10 +105,6 @@ struct Changer {
 }
 
 impl Extension for Changer {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         if command.opcode == FORWARD {
             nic.forward(Command { extension: MINE, opcode: HOLD + 10, ..command });
@@ -120,11 +113,6 @@ impl Extension for Changer {
         let (epoch, version) = self.next.remove(0);
         nic.replace(MINE, epoch, Box::new(version));
     }
-
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 
     fn on_unit(&mut self, _: &mut Context<'_>, event: &UnitEvent) {
         self.log.lock().unwrap().push(format!("{event:?}"));

@@ -5,11 +5,11 @@ use std::time::Duration;
 use midplane_nicvm::admission::{Admission, AdmissionUpdate, Verdict};
 use midplane_nicvm::capability::{Capability, CapabilityRights};
 use midplane_nicvm::context::Context;
-use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError};
 use midplane_nicvm::memory::{self, MEMORY, Memory};
 use midplane_nicvm::messages::{self, MESSAGES, Messages};
 use midplane_nicvm::unit::Unit;
-use midplane_simhw::frame::{Frame, Header};
+use midplane_simhw::frame::Header;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::link::LinkProfile;
@@ -53,14 +53,6 @@ impl Extension for HoldAllExtension {
         nic.update_admission(AdmissionUpdate { destination: NodeId(1), values: [0; 2] });
         nic.refuse(&command, Status::Done);
     }
-
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 /// Creates two nodes; node 0 has the admission if `has_admission`.

@@ -24,7 +24,7 @@ pub const STOP_TIMEOUT: Duration = Duration::from_millis(200);
 /// [`Hardware::commit`]. Requests that are not committed when the turn ends are dropped.
 pub trait Firmware {
     /// Handles the first turn of a NIC that has started.
-    fn on_start(&mut self, hw: &mut impl Hardware);
+    fn on_start(&mut self, _hw: &mut impl Hardware) {}
     /// Handles the stop of the NIC: sends its peers the frames that they wait for. Applications post no more
     /// commands.
     fn on_stop(&mut self, _hw: &mut impl Hardware) {}
@@ -34,16 +34,16 @@ pub trait Firmware {
         true
     }
     /// Handles a doorbell: commands may wait on `port`, or its registrations have changed.
-    fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId);
+    fn on_doorbell(&mut self, _hw: &mut impl Hardware, _port: PortId) {}
     /// Handles the end of a port: its application has closed it, and all its commands are taken. After this
     /// turn, the number may belong to a port of another application.
     fn on_port_closed(&mut self, _hw: &mut impl Hardware, _port: PortId) {}
     /// Handles a frame that has arrived completely.
-    fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>);
+    fn on_frame(&mut self, _hw: &mut impl Hardware, _frame: Frame<'_>) {}
     /// Handles the end of a transfer that [`Hardware::dma`] began, or of the writes before a [`Hardware::fence`].
-    fn on_dma_done(&mut self, hw: &mut impl Hardware, dma: DmaId);
+    fn on_dma_done(&mut self, _hw: &mut impl Hardware, _dma: DmaId) {}
     /// Handles an alarm, at or after the instant that it was set to.
-    fn on_timer(&mut self, hw: &mut impl Hardware, timer: TimerId);
+    fn on_timer(&mut self, _hw: &mut impl Hardware, _timer: TimerId) {}
 }
 
 /// The place from which the bytes of a frame are read.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use midplane_simhw::frame::{Frame, Header};
 use midplane_simhw::hardware::{Firmware, Hardware, Source};
 use midplane_simhw::host::Host;
-use midplane_simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane_simhw::id::{NodeId, PortId, TimerId};
 use midplane_simhw::link::LinkProfile;
 use midplane_simhw::port::{Command, Completion};
 use midplane_simhw::profile::NicProfile;
@@ -58,8 +58,6 @@ impl Firmware for Messenger {
         hw.set_timer(timer, hw.now().plus_nanos(7_000));
         hw.commit();
     }
-
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
 }
 
 /// Returns the allocations and frames of a stretch of time after the start.

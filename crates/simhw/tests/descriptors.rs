@@ -6,9 +6,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use midplane_simhw::frame::Frame;
-use midplane_simhw::hardware::{Firmware, Hardware};
-use midplane_simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane_simhw::hardware::Firmware;
+use midplane_simhw::id::NodeId;
 use midplane_simhw::shm::{ShmConfig, ShmNic};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
@@ -22,13 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 struct Nothing;
 
-impl Firmware for Nothing {
-    fn on_start(&mut self, _: &mut impl Hardware) {}
-    fn on_doorbell(&mut self, _: &mut impl Hardware, _: PortId) {}
-    fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {}
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
-    fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
-}
+impl Firmware for Nothing {}
 
 fn start(fabric: &str, node: u16) -> ShmNic {
     let config = ShmConfig::new(fabric, NodeId(node), 2).spin(Duration::ZERO);

@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
-use midplane_simhw::frame::Frame;
 use midplane_simhw::hardware::{Firmware, Hardware};
 use midplane_simhw::host::Host;
-use midplane_simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Port, Status};
 use midplane_simhw::shm::{ShmConfig, ShmNic};
 use midplane_simhw::udp::{Coprocessor, UdpConfig, UdpNic};
@@ -22,18 +21,12 @@ use tokio::runtime::Runtime;
 struct Done;
 
 impl Firmware for Done {
-    fn on_start(&mut self, _: &mut impl Hardware) {}
-
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
         while let Some(command) = hw.next_command(port) {
             hw.complete(port, &Completion::of(&command, Status::Done));
             hw.commit();
         }
     }
-
-    fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {}
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
-    fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
 }
 
 /// A waker that drops what it owns as soon as it is woken.

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use midplane_nicvm::context::Context;
-use midplane_nicvm::extension::{Extension, InitError, PeerEvent, TimeoutId};
+use midplane_nicvm::extension::{Extension, PeerEvent, TimeoutId};
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::transmit::Sent;
 use midplane_pipeline::stage::Pipeline;
@@ -285,10 +285,6 @@ impl Via {
 }
 
 impl Extension for Via {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, mut command: Command) {
         nic.charge(INSTRUCTIONS);
         command.port = self.number(command.region.port, command.port);

@@ -9,10 +9,9 @@ use std::task::{Context, Poll, Waker};
 use crate::scenarios::harness::{turns, world};
 use crate::scenarios::{ANY, ANY_TAG, rank, room, tag, text};
 use futures_util::future::join;
-use midplane_simhw::frame::Frame;
-use midplane_simhw::hardware::{Firmware, Hardware};
+use midplane_simhw::hardware::Firmware;
 use midplane_simhw::host::Host;
-use midplane_simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
 use midplane_simhw::profile::NicProfile;
 use midplane_simhw::sim::World as SimWorld;
@@ -246,13 +245,7 @@ async fn receive_with_more_polls(world: &Communicator, expected: &[u8], dropped:
 /// A NIC that does nothing: the test uses only the host's clock and tasks.
 struct Nothing;
 
-impl Firmware for Nothing {
-    fn on_start(&mut self, _: &mut impl Hardware) {}
-    fn on_doorbell(&mut self, _: &mut impl Hardware, _: PortId) {}
-    fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {}
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
-    fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
-}
+impl Firmware for Nothing {}
 
 #[test]
 fn tasks_in_virtual_time_are_woken() {

@@ -215,8 +215,6 @@ impl Extension for Warp {
         }
     }
 
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         let flags = frame.header.flags;
         if flags & FEEDBACK != 0 {

@@ -1,8 +1,7 @@
 //! Modules that need no WebAssembly: the text "native: counter STEP" names the built-in one.
 
 use midplane::nicvm::context::Context;
-use midplane::nicvm::extension::{Extension, ImportError, InitError, TimeoutId};
-use midplane::simhw::frame::Frame;
+use midplane::nicvm::extension::{Extension, ImportError};
 use midplane::simhw::id::NodeId;
 use midplane::simhw::port::{Command, Completion, Status};
 
@@ -43,10 +42,6 @@ struct Counter {
 }
 
 impl Extension for Counter {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         assert!(command.opcode != 3, "asked to fail");
         if command.opcode == 1 {
@@ -68,9 +63,6 @@ impl Extension for Counter {
         }
     }
 
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-
     fn export(&mut self) -> Option<Vec<u8>> {
         Some(self.count.to_le_bytes().to_vec())
     }
@@ -80,6 +72,4 @@ impl Extension for Counter {
         self.count = u64::from_le_bytes(state);
         Ok(())
     }
-
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }

@@ -107,10 +107,6 @@ impl Talk {
 }
 
 impl Extension for Talk {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         let status = match command.opcode {
             SEND => self.send_all(nic, &command),
@@ -153,8 +149,6 @@ impl Extension for Talk {
             self.epochs.insert(node, (epoch + 1, 0));
         }
     }
-
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 /// Successor of the coordination at a node that takes part in it no more: the former version leaves its links.
@@ -183,11 +177,6 @@ impl Extension for Departed {
     fn on_transmit(&mut self, nic: &mut Context<'_>, _: TransmitEvent) {
         self.cancel(nic);
     }
-
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 struct Bomb {
@@ -210,8 +199,4 @@ impl Extension for Bomb {
     fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {
         unreachable!("a handler that panics sends nothing");
     }
-
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }

@@ -8,7 +8,6 @@ use midplane_nicvm::extension::{
     Extension, FIRST_USER_EXTENSION, ImportError, InitError, TimeoutId,
 };
 use midplane_nicvm::timeout::Service;
-use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{ExtensionId, NodeId};
 use midplane_simhw::port::{Command, Completion, Status};
 
@@ -84,8 +83,6 @@ impl Extension for Tally {
             _ => {}
         }
     }
-
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
         self.sent += 1;

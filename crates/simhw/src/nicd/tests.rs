@@ -11,10 +11,9 @@ use rustix::fs::{OFlags, fcntl_setfl};
 
 use super::request::{Answer, Request, address, ask};
 use super::{Client, ClientConfig, ServerConfig};
-use crate::frame::Frame;
 use crate::hardware::{Firmware, Hardware};
 use crate::host::{Host, OpenError};
-use crate::id::{DmaId, NodeId, PortId, TimerId};
+use crate::id::{NodeId, PortId};
 use crate::live::clock::Clock;
 use crate::passing::{Passed, Socket};
 use crate::port::{
@@ -35,18 +34,12 @@ const HELD: Duration = Duration::from_millis(500);
 struct Done;
 
 impl Firmware for Done {
-    fn on_start(&mut self, _: &mut impl Hardware) {}
-
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
         while let Some(command) = hw.next_command(port) {
             hw.complete(port, &Completion::of(&command, Status::Done));
             hw.commit();
         }
     }
-
-    fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {}
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
-    fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
 }
 
 struct Nothing(#[expect(dead_code, reason = "keeps the connection")] Arc<Socket>);

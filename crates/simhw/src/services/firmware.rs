@@ -7,7 +7,7 @@ use super::kernel::Hosts;
 use crate::drops::DropCause;
 use crate::frame::{Frame, Header};
 use crate::hardware::{Firmware, Hardware, Source, TransmitRefused};
-use crate::id::{DmaId, PortId, TimerId};
+use crate::id::{PortId, TimerId};
 use crate::port::{Command, Completion, Status};
 
 /// Opcode of a command that sends its region as a datagram to its node.
@@ -75,8 +75,6 @@ impl DatagramNic {
 }
 
 impl Firmware for DatagramNic {
-    fn on_start(&mut self, _: &mut impl Hardware) {}
-
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
         let mut is_reminder = true;
         while let Some(command) = hw.next_command(port) {
@@ -123,8 +121,6 @@ impl Firmware for DatagramNic {
         hw.complete(port, &completion);
         hw.commit();
     }
-
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
 
     fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
         self.send(hw);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use midplane_simhw::frame::{Frame, Header};
 use midplane_simhw::hardware::{Firmware, Hardware, Source};
-use midplane_simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane_simhw::id::{NodeId, PortId, TimerId};
 use midplane_simhw::region::Payload;
 use midplane_simhw::shm::{ShmConfig, ShmNic};
 
@@ -55,8 +55,6 @@ impl Firmware for Probe {
     fn on_frame(&mut self, _: &mut impl Hardware, frame: Frame<'_>) {
         self.seen.0.lock().unwrap().push((frame.header, frame.payload.to_vec()));
     }
-
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
 
     fn on_timer(&mut self, hw: &mut impl Hardware, timer: TimerId) {
         for _ in 0..8 {

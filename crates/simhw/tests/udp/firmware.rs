@@ -152,8 +152,6 @@ fn complete(hw: &mut impl Hardware, port: PortId, of: &Command, status: Status, 
 }
 
 impl Firmware for Probe {
-    fn on_start(&mut self, _: &mut impl Hardware) {}
-
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
         while let Some(command) = hw.next_command(port) {
             match command.opcode {

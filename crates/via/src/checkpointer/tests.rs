@@ -4,9 +4,8 @@
 use std::time::Duration;
 
 use midplane_nicvm::context::Context;
-use midplane_nicvm::extension::{Extension, InitError, TimeoutId};
+use midplane_nicvm::extension::Extension;
 use midplane_nicvm::unit::Unit;
-use midplane_simhw::frame::Frame;
 use midplane_simhw::id::ExtensionId;
 use midplane_simhw::link::LinkProfile;
 use midplane_simhw::profile::NicProfile;
@@ -31,10 +30,6 @@ const CHECKPOINTER: PortId = PortId(1_100);
 struct Stopper;
 
 impl Extension for Stopper {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         match command.opcode {
             0 => nic.resume_port(command.port),
@@ -44,14 +39,6 @@ impl Extension for Stopper {
         let done = Completion { opcode, cookie, ..Completion::default() };
         nic.complete(command.region.port, &done);
     }
-
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 fn stopper(opcode: u8, port: PortId) -> Command {

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use midplane_nicvm::admission::{Admission, AdmissionUpdate, Verdict};
 use midplane_nicvm::context::Context;
-use midplane_nicvm::extension::{Extension, InitError, TimeoutId};
+use midplane_nicvm::extension::Extension;
 use midplane_simhw::fault::Faults;
-use midplane_simhw::frame::{Frame, Header};
+use midplane_simhw::frame::Header;
 use midplane_simhw::host::Host as _;
-use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::id::{ExtensionId, PortId};
 use midplane_simhw::port::{Command, Completion};
 use midplane_simhw::sim::SimHost;
 use midplane_simhw::time::Instant;
@@ -45,10 +45,6 @@ impl Admission for All {
 }
 
 impl Extension for Mover {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         match command.opcode {
             RESUME => nic.resume_port(command.port),
@@ -58,14 +54,6 @@ impl Extension for Mover {
         let Command { opcode, cookie, .. } = command;
         nic.complete(command.region.port, &Completion { opcode, cookie, ..Completion::default() });
     }
-
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 /// A movement of a gate: a node's port is suspended after a pause, for a time, both in microseconds.

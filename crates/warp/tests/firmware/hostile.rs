@@ -7,7 +7,6 @@ use midplane_nicvm::extension::{Extension, InitError, TimeoutId};
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::transmit::Packet;
 use midplane_nicvm::unit::Unit;
-use midplane_simhw::frame::Frame;
 use midplane_simhw::hardware::Source;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
@@ -42,10 +41,6 @@ impl Extension for Liar {
 
     fn on_command(&mut self, _: &mut Context<'_>, _: Command) {}
 
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
         self.sequence += 1;
         let mut said = [0; FEEDBACK_BYTES];
@@ -61,8 +56,6 @@ impl Extension for Liar {
         let _ = nic.send_packet(&packet);
         nic.set_timeout(timeout, Service::Exact, Duration::from_millis(1));
     }
-
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 /// Returns the warp in the honest node's estimate after 20 ms of such feedback.

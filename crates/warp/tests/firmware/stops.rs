@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane_nicvm::context::Context;
-use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION};
 use midplane_nicvm::unit::Unit;
-use midplane_simhw::frame::Frame;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::link::LinkProfile;
@@ -31,10 +30,6 @@ const RATE: LineRate = LineRate::mbps(100);
 struct Suspender;
 
 impl Extension for Suspender {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         let port = PortId(command.args[0] as u16);
         match command.opcode {
@@ -43,11 +38,6 @@ impl Extension for Suspender {
         }
         nic.complete(command.region.port, &Completion::default());
     }
-
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 /// Tags of the messages that arrived, in order, and the number of messages that completed at the

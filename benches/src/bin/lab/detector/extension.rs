@@ -70,8 +70,6 @@ impl Extension for Detector {
         nic.refuse(&command, Status::Invalid);
     }
 
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
-
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, _: &Frame<'_>) {
         if let Some(at) = self.members.iter().position(|member| *member == from) {
             self.known[at].on_heartbeat(nic.now());
@@ -87,6 +85,4 @@ impl Extension for Detector {
         }
         nic.set_timeout(TimeoutId(0), Service::Exact, self.period);
     }
-
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use midplane::nicvm::context::Context;
-use midplane::nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane::nicvm::extension::{Extension, FIRST_USER_EXTENSION};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::frame::{Frame, Header};
 use midplane::simhw::hardware::Firmware as _;
@@ -27,19 +27,11 @@ const BATCH: u32 = 1_000;
 struct Native;
 
 impl Extension for Native {
-    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
-        Ok(())
-    }
-
     fn on_command(&mut self, _: &mut Context<'_>, _: Command) {}
-    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
 
     fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, frame: &Frame<'_>) {
         black_box(frame.payload.len());
     }
-
-    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
-    fn deactivate(&mut self, _: &mut Context<'_>) {}
 }
 
 fn unit(extension: impl Extension + 'static) -> Unit {

@@ -3,7 +3,6 @@ use std::time::Duration;
 use super::*;
 use crate::frame::{Frame, Header};
 use crate::hardware::{Hardware, STOP_TIMEOUT};
-use crate::id::{DmaId, TimerId};
 use crate::live::clock::Clock;
 use crate::nic::Nic;
 use crate::passing::Socket;
@@ -19,11 +18,6 @@ const THERE: NodeId = NodeId(1);
 struct Owed(bool);
 
 impl Firmware for Owed {
-    fn on_start(&mut self, _: &mut impl Hardware) {}
-    fn on_doorbell(&mut self, _: &mut impl Hardware, _: PortId) {}
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
-    fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
-
     fn may_stop(&self) -> bool {
         self.0
     }

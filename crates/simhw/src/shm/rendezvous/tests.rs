@@ -10,7 +10,7 @@ use super::*;
 use crate::frame::{Frame, Header};
 use crate::hardware::{Firmware, Hardware, Source};
 use crate::host::Host;
-use crate::id::{DmaId, PortId, TimerId};
+use crate::id::PortId;
 use crate::nicd::tests::{Attack, abuse, assert_no_slower, pause};
 use crate::port::{Command, Completion, Port, Status};
 use crate::region::Payload;
@@ -37,8 +37,6 @@ fn transmit(hw: &mut impl Hardware, to: NodeId) {
 }
 
 impl Firmware for Echo {
-    fn on_start(&mut self, _: &mut impl Hardware) {}
-
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
         while let Some(command) = hw.next_command(port) {
             self.0 = Some((port, command));
@@ -56,9 +54,6 @@ impl Firmware for Echo {
         }
         hw.commit();
     }
-
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
-    fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
 }
 
 fn config(name: &str, node: NodeId) -> ShmConfig {
