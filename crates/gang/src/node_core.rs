@@ -416,4 +416,4 @@ impl NodeCore {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -476,4 +476,4 @@ impl SchedulerCore {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

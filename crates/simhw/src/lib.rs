@@ -28,7 +28,7 @@
 //!
 //! use midplane_simhw::drops::{DropCause, Drops};
 //! use midplane_simhw::hardware::{Firmware, Hardware, Source};
-//! use midplane_simhw::id::{DmaId, NodeId, PortId, TimerId};
+//! use midplane_simhw::id::{NodeId, PortId};
 //! use midplane_simhw::port::{Command, Completion, Status};
 //! use midplane_simhw::switch::{Buffer, SwitchProfile};
 //! use midplane_simhw::{fault::Faults, frame::Frame, frame::Header, host::Host, link::LinkProfile};
@@ -40,7 +40,6 @@
 //! }
 //!
 //! impl Firmware for Counting {
-//!     fn on_start(&mut self, _: &mut impl Hardware) {}
 //!     fn on_doorbell(&mut self, nic: &mut impl Hardware, port: PortId) {
 //!         while let Some(command) = nic.next_command(port) {
 //!             let header = Header {
@@ -59,8 +58,6 @@
 //!     fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {
 //!         self.received += 1;
 //!     }
-//!     fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
-//!     fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
 //! }
 //!
 //! fn run(seed: u64) -> (u64, Drops, u64) {

@@ -9,7 +9,26 @@ mod restores;
 mod scenario;
 mod takeover;
 
+use std::time::Duration;
+
 use scenario::run;
+
+use crate::node_core::RootConfig;
+use crate::schedule::RoundRobin;
+use crate::scheduler_core::tests::two_phases;
+
+/// Returns the configuration of a root that places jobs on so many nodes in turn, and holds no checkpoint.
+pub(crate) fn root_config(nodes: u16) -> RootConfig {
+    RootConfig {
+        policy: Box::new(RoundRobin::new(nodes)),
+        scheduler: two_phases(Duration::from_millis(10)),
+        geometry: None,
+        most_saved: 0,
+        check_every: Duration::from_secs(5),
+        names: Vec::new(),
+        has_streams: false,
+    }
+}
 
 /// Returns the first seed and the number of seeds.
 fn seeds() -> (u64, u64) {

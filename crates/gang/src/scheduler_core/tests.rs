@@ -191,6 +191,16 @@ proptest! {
     }
 }
 
+/// Returns a configuration of switches in two phases, for jobs that run all the time while they are alone.
+pub(crate) const fn two_phases(slice: Duration) -> SchedulerConfig {
+    SchedulerConfig {
+        slice,
+        phases: Phases::Two,
+        preempt_when_alone: PreemptWhenAlone::Never,
+        early_wakeup: Duration::ZERO,
+    }
+}
+
 /// Carries out all orders at once.
 fn settle(scheduler_core: &mut SchedulerCore, now: Instant) {
     while scheduler_core.poll_order(now).is_some() {
@@ -201,12 +211,8 @@ fn settle(scheduler_core: &mut SchedulerCore, now: Instant) {
 
 /// Submits `jobs` jobs of all nodes, with slices of 100 ms and early wake-ups of 10 ms; the first job runs.
 fn round(jobs: u8) -> (SchedulerCore, Vec<JobId>, Instant) {
-    let config = SchedulerConfig {
-        slice: Duration::from_millis(100),
-        phases: Phases::Two,
-        preempt_when_alone: PreemptWhenAlone::Never,
-        early_wakeup: Duration::from_millis(10),
-    };
+    let early_wakeup = Duration::from_millis(10);
+    let config = SchedulerConfig { early_wakeup, ..two_phases(Duration::from_millis(100)) };
     let mut scheduler_core =
         SchedulerCore::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
     let request = Request { nodes: 4, weight: 1 };
@@ -223,12 +229,7 @@ fn round(jobs: u8) -> (SchedulerCore, Vec<JobId>, Instant) {
 fn a_job_that_is_alone_is_stopped_in_stretches() {
     let slice = Duration::from_millis(100);
     let preempt_when_alone = PreemptWhenAlone::Alternately(NonZeroU32::new(3).unwrap());
-    let config = SchedulerConfig {
-        slice,
-        phases: Phases::Two,
-        preempt_when_alone,
-        early_wakeup: Duration::ZERO,
-    };
+    let config = SchedulerConfig { preempt_when_alone, ..two_phases(slice) };
     let mut scheduler_core =
         SchedulerCore::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
     scheduler_core.submit(Request { nodes: 4, weight: 1 }, 4, Default::default()).unwrap();
@@ -309,12 +310,7 @@ fn a_woken_job_that_ends_before_it_starts_returns_the_slice() {
 /// The hosts don't restore the interfaces of a job that ends after the first order of the switch that starts it.
 #[test]
 fn a_job_that_ends_before_its_interfaces_are_restored_stays_suspended() {
-    let config = SchedulerConfig {
-        slice: Duration::from_millis(100),
-        phases: Phases::Four,
-        preempt_when_alone: PreemptWhenAlone::Never,
-        early_wakeup: Duration::ZERO,
-    };
+    let config = SchedulerConfig { phases: Phases::Four, ..two_phases(Duration::from_millis(100)) };
     let mut scheduler_core =
         SchedulerCore::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
     let request = Request { nodes: 4, weight: 1 };

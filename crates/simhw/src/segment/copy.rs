@@ -49,8 +49,8 @@ define_move!(move_4, reg, "mov {held:e}, dword ptr [{from}]", "mov dword ptr [{t
 define_move!(move_8, reg, "mov {held}, qword ptr [{from}]", "mov qword ptr [{to}], {held}");
 define_move!(move_16, xmm_reg, "movups {held}, [{from}]", "movups [{to}], {held}");
 
-/// Copies `length` bytes that other parties may access at the same time. 8 bytes are moved in one access. The last
-/// bytes may be moved twice.
+/// Copies `length` bytes that other parties may access at the same time. Up to [`LONG`] bytes, 8 bytes are moved in one
+/// access, and the last bytes may be moved twice.
 ///
 /// # Safety
 /// Both ranges are live, and the destination may be written. Any other party that accesses them does so
@@ -124,12 +124,12 @@ fn has_fast_strings() -> bool {
     const ENHANCED_STRINGS: u32 = 1 << 9;
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(|| {
-        // SAFETY: every x86-64 processor has the instruction and leaf 0; the others are read only where leaf 0 names
-        // them.
         #[allow(
             unused_unsafe,
             reason = "Rust 1.88 counts these functions as unsafe, later versions do not"
         )]
+        // SAFETY: every x86-64 processor has the instruction and leaf 0; the others are read only where leaf 0 names
+        // them.
         unsafe {
             let vendor = __cpuid(0);
             [vendor.ebx, vendor.edx, vendor.ecx] == INTEL
@@ -196,5 +196,25 @@ unsafe fn copy_lines(from: *const u8, to: *mut u8, lines: usize) {
             d = out(xmm_reg) _,
             options(nostack),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_string_is_copied_to_its_range_only() {
+        let from: Vec<u8> = (0..9_000).map(|at| (at * 7 / 5) as u8).collect();
+        for (begin, to, length) in
+            [(0, 0, 0), (1, 16, 1), (3, 70, 8_192), (64, 0, 8_193), (17, 5, 8_900)]
+        {
+            let mut all = vec![7; 9_000];
+            // SAFETY: both ranges are within the vectors, which this thread alone uses.
+            unsafe { copy_string(from[begin..].as_ptr(), all[to..].as_mut_ptr(), length) };
+            assert_eq!(all[to..to + length], from[begin..begin + length]);
+            let around = all[..to].iter().chain(&all[to + length..]);
+            assert!(around.copied().all(|byte| byte == 7));
+        }
     }
 }

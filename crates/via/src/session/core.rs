@@ -71,6 +71,8 @@ pub(super) struct Core {
     queued: VecDeque<u32>,
     /// Streams whose writers wait for room on the wire.
     awaiting_room: VecDeque<u32>,
+    /// Writers that were woken because there is room, and have not written since.
+    served: usize,
     /// A description that the wire has not accepted yet; only the newest one counts.
     hello: Option<Vec<u8>>,
     goodbye: bool,
@@ -101,6 +103,7 @@ impl Core {
             next: if is_first { 2 } else { 1 },
             queued: VecDeque::new(),
             awaiting_room: VecDeque::new(),
+            served: 0,
             hello: None,
             goodbye: false,
             committed: 0,
@@ -229,16 +232,25 @@ impl Core {
         }
     }
 
-    /// Sends as much of `parts` as credit and wire allow; returns how many bytes. If it is 0, the writer is
-    /// woken once there may be room.
+    /// Sends as much of `parts` as credit, wire and the writers that have waited longer allow; returns how many bytes.
+    /// If it is 0, the writer is woken once there may be room.
     pub(super) fn write(&mut self, stream: u32, parts: &[IoSlice<'_>], waker: &Waker) -> usize {
-        let Self { wire, flows, awaiting_room, replaced, .. } = self;
+        let Self { wire, flows, awaiting_room, replaced, served, .. } = self;
         let Some(flow) = flows.get_mut(&stream) else { return 0 };
+        let share = match flow.send.share.take() {
+            Some(share) => {
+                *served = served.saturating_sub(1);
+                share
+            }
+            None if awaiting_room.is_empty() && *served == 0 => usize::MAX,
+            None => 0,
+        };
         let mut cursor = Parts::new(parts);
         loop {
             let credit = usize::try_from(flow.send.limit - flow.send.sent).unwrap_or(usize::MAX);
+            let most = credit.min(share - cursor.taken);
             let room = wire.room().filter(|room| *room >= MIN_PIECE);
-            let Some(room) = room.filter(|_| credit > 0 && !cursor.is_empty()) else {
+            let Some(room) = room.filter(|_| most > 0 && !cursor.is_empty()) else {
                 if cursor.taken > 0 || cursor.is_empty() {
                     break;
                 }
@@ -256,7 +268,7 @@ impl Core {
                 return 0;
             };
             let header = Header::new(Kind::Data, stream, 0);
-            let taken = cursor.take(room.min(credit), |pieces| wire.push(header.words(), pieces));
+            let taken = cursor.take(room.min(most), |pieces| wire.push(header.words(), pieces));
             flow.send.sent += taken as u64;
             if cursor.taken > EARLY {
                 // The peer can read the first bytes while the next are written.

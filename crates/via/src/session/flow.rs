@@ -62,6 +62,9 @@ pub(super) struct Send {
     pub(super) is_stopped: bool,
     /// True if the writer is in the queue of those that wait for room on the wire.
     pub(super) awaits_room: bool,
+    /// Bytes that the writer may send at once although others wait for room; set when it was woken because there is
+    /// room.
+    pub(super) share: Option<usize>,
     pub(super) waker: Option<Waker>,
 }
 
@@ -86,6 +89,7 @@ impl Flow {
                 fin_sent: false,
                 is_stopped: false,
                 awaits_room: false,
+                share: None,
                 waker: None,
             },
             due: Due::default(),

@@ -220,8 +220,11 @@ fn read_head(held: &mut Held<'_>, head: &mut [u8; HEAD], received: &mut usize) -
 /// Takes received bytes; returns `None` if there are none.
 fn take(held: &mut Held<'_>, out: &mut [u8]) -> Option<usize> {
     let count = held.readable_bytes().min(out.len());
+    if count == 0 {
+        return None;
+    }
     held.take(count, fill(out));
-    (count > 0).then_some(count)
+    Some(count)
 }
 
 /// Returns a function that copies one part after the other into `out`.

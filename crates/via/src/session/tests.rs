@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use midplane_simhw::rng::Rng;
+use midplane_simhw::seal::Key;
 use midplane_simhw::shm::rings::RingPair;
 use midplane_simhw::time::Instant;
 use proptest::prelude::*;
@@ -74,6 +75,7 @@ struct Known {
 }
 
 /// Two endpoints over UDP, in virtual time, and the network between them, which loses about one datagram in `loses`.
+/// By the seed, datagrams are short or as long as the network carries, and sealed or not.
 struct Network {
     pipes: [Arc<Pipes>; 2],
     now: Instant,
@@ -83,8 +85,11 @@ struct Network {
 
 impl Network {
     fn new(loses: u64, seed: u64) -> (Self, [Core; 2]) {
+        let mtu = if seed.is_multiple_of(2) { 1_200 } else { 65_000 };
+        let key = seed.is_multiple_of(3).then(|| Key::new(1, [7; 32]));
+        let config = Config::default().mtu_limit(mtu).key(key);
         let pipes =
-            [1, 2].map(|seed| Pipes::new(Endpoint::new(Config::default(), seed), Clock::start()));
+            [1, 2].map(|seed| Pipes::new(Endpoint::new(config.clone(), seed), Clock::start()));
         let mut network = Self {
             pipes,
             now: Instant::from_nanos(1),

@@ -147,6 +147,9 @@ impl Endpoint {
         length: usize,
         stride: usize,
     ) {
+        if length == 0 {
+            self.counters.strangers += 1;
+        }
         let mut at = 0;
         while at < length {
             let end = length.min(at + stride);
@@ -326,6 +329,11 @@ impl Endpoint {
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// Returns whether [`Endpoint::poll_event`] has an event.
+    pub(crate) fn has_events(&self) -> bool {
+        !self.events.is_empty()
     }
 
     /// Returns when [`Endpoint::handle_timeout`] must be called; `None` if only a datagram or the caller can

@@ -55,8 +55,8 @@ const CONFIRM_OPEN: (u64, u64) = (240_000_000, 500_000_000);
 const CONFIRM_LATE: u64 = 20_000_000;
 /// The same nanoseconds while it dials.
 const CONFIRM_DIAL: u64 = 1_500_000_000;
-/// Most bytes that are written ahead of those that were sent: bytes sent soon after they were written are still in the
-/// processor's cache.
+/// Most bytes that are written ahead of those that were sent, unless a quarter of the window is more. Bytes sent soon
+/// after they were written are still in the processor's cache.
 const MOST_UNSENT: usize = 256 << 10;
 /// Nanoseconds without data after which reserved memory is released.
 const TRIM: u64 = 1_000_000_000;
@@ -358,8 +358,17 @@ impl Pipe {
         }
         let wanted = 2 * self.window() as usize;
         let limit = wanted.max(FIRST_WINDOW as usize).min(self.config.send_bytes);
-        let unsent = MOST_UNSENT.saturating_sub(self.send.unsent_bytes());
-        limit.saturating_sub(self.send.held_bytes()).min(unsent)
+        let room = limit.saturating_sub(self.send.held_bytes());
+        if self.peer_grants {
+            // The peer grants tokens for the bytes of which it knows that they wait.
+            return room;
+        }
+        room.min(self.most_unsent().saturating_sub(self.send.unsent_bytes()))
+    }
+
+    /// Returns the most bytes that are written ahead of those that were sent.
+    fn most_unsent(&self) -> usize {
+        MOST_UNSENT.max(self.window() as usize / 4)
     }
 
     /// Returns received bytes in order, as far as they are contiguous in memory; empty if there are none.

@@ -161,7 +161,12 @@ impl Socket {
         if is_busy {
             return Poll::Ready(Ok(()));
         }
-        let Some(timeout) = lock(endpoint).poll_timeout() else { return Poll::Pending };
+        let held = lock(endpoint);
+        if held.has_events() {
+            return Poll::Ready(Ok(()));
+        }
+        let Some(timeout) = held.poll_timeout() else { return Poll::Pending };
+        drop(held);
         match &mut self.io {
             Io::System(io) => ready!(io.poll_alarm(context, clock, timeout)),
             #[cfg(feature = "sim")]

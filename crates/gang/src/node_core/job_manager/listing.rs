@@ -101,29 +101,13 @@ mod tests {
     use midplane_simhw::wire;
 
     use super::*;
-    use crate::node_core::job_manager::RootConfig;
     use crate::node_core::message::{Cluster, Program, Reply};
+    use crate::node_core::tests::root_config;
     use crate::node_core::user::{Caller, User};
-    use crate::schedule::{Request, RoundRobin};
-    use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
+    use crate::schedule::Request;
 
     fn root() -> JobManager {
-        let scheduler = SchedulerConfig {
-            slice: Duration::from_millis(10),
-            phases: Phases::Two,
-            preempt_when_alone: PreemptWhenAlone::Never,
-            early_wakeup: Duration::ZERO,
-        };
-        let config = RootConfig {
-            policy: Box::new(RoundRobin::new(1)),
-            scheduler,
-            geometry: None,
-            most_saved: 0,
-            check_every: Duration::from_secs(5),
-            names: Vec::new(),
-            has_streams: false,
-        };
-        JobManager::new(Cluster { hosts: 1, slots: 1, arity: 2 }, config)
+        JobManager::new(Cluster { hosts: 1, slots: 1, arity: 2 }, root_config(1))
     }
 
     /// Regression: both replies were longer than a message, and clients reported that the daemon was gone.

@@ -4,40 +4,24 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
+use super::root_config;
 use crate::names::JobId;
 use crate::node_core::message::{Cluster, Over, Program, RankEvent, Reply, Request};
 use crate::node_core::order::Outcome;
 use crate::node_core::reason::MOST_BYTES;
 use crate::node_core::replica::Durable;
 use crate::node_core::user::{Caller, User};
-use crate::node_core::{Effect, Input, NodeConfig, NodeCore, RootConfig, Step, StepOutcome};
-use crate::schedule::RoundRobin;
-use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
+use crate::node_core::{Effect, Input, NodeConfig, NodeCore, Step, StepOutcome};
 
 const NOW: Instant = Instant::ZERO;
 
 /// Creates the daemon of a single host.
 fn root() -> NodeCore {
     let cluster = Cluster { hosts: 1, slots: 1, arity: 2 };
-    let scheduler = SchedulerConfig {
-        slice: Duration::from_millis(10),
-        phases: Phases::Two,
-        preempt_when_alone: PreemptWhenAlone::Never,
-        early_wakeup: Duration::ZERO,
-    };
-    let config = RootConfig {
-        policy: Box::new(RoundRobin::new(1)),
-        scheduler,
-        geometry: None,
-        most_saved: 0,
-        check_every: Duration::from_secs(5),
-        names: Vec::new(),
-        has_streams: false,
-    };
     let (has_channels, takes_over) = (false, false);
     let (host, patience, memory) = (0, Duration::from_secs(1), u64::MAX);
     let node = NodeConfig { host, cluster, patience, has_channels, memory, takes_over };
-    NodeCore::new(node, Some(config), Durable::default())
+    NodeCore::new(node, Some(root_config(1)), Durable::default())
 }
 
 fn run(core: &mut NodeCore, program: Program) {

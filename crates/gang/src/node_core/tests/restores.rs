@@ -11,16 +11,11 @@ use crate::names::{Epoch, JobId, Rank};
 use crate::node_core::message::{Cluster as Shape, Reply, Request};
 use crate::node_core::user::{Caller, User};
 use crate::node_core::{ClientId, Input};
-use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
+use crate::scheduler_core::tests::two_phases;
 
 /// Creates a host whose disk has a checkpoint, and a client that restores it. It is not read yet.
 fn restoring() -> (Cluster, ClientId) {
-    let config = SchedulerConfig {
-        slice: Duration::from_millis(10),
-        phases: Phases::Two,
-        preempt_when_alone: PreemptWhenAlone::Never,
-        early_wakeup: Duration::ZERO,
-    };
+    let config = two_phases(Duration::from_millis(10));
     let shape = Shape { hosts: 1, slots: 2, arity: 2 };
     let mut cluster = Cluster::new(0, shape, config, false);
     let program = program(Duration::from_millis(20));

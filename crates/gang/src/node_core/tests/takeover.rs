@@ -11,6 +11,7 @@ use super::node::program;
 use crate::names::JobId;
 use crate::node_core::ClientId;
 use crate::node_core::message::{Cluster as Shape, End, Over, Reply, Request};
+use crate::scheduler_core::tests::two_phases;
 use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 
 /// Time within which a lost root is replaced and jobs run again. Silence is detected within `PATIENCE`.
@@ -166,13 +167,7 @@ pub(super) fn run_with_one_death(seed: u64) -> Report {
 pub(super) fn run_with_long_reports(seed: u64) -> u64 {
     let mut scenario = start(seed, |_| vec![(millis(600), Act::CrashRoot)]);
     let shape = Shape { hosts: 3, slots: 2, arity: 2 };
-    let config = SchedulerConfig {
-        slice: millis(5),
-        phases: Phases::Two,
-        preempt_when_alone: PreemptWhenAlone::Never,
-        early_wakeup: Duration::ZERO,
-    };
-    scenario.cluster = Cluster::new(seed, shape, config, true);
+    scenario.cluster = Cluster::new(seed, shape, two_phases(millis(5)), true);
     scenario.cluster.value_bytes = 1_500_000;
     scenario.cluster.at(millis(600), Event::Script(0));
     scenario.play(Instant::ZERO + millis(200));

@@ -3,7 +3,8 @@
 use super::settle;
 use crate::names::JobId;
 use crate::schedule::{Policy, QueueTree, Request, RoundRobin};
-use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig, SchedulerCore};
+use crate::scheduler_core::tests::two_phases;
+use crate::scheduler_core::{SchedulerConfig, SchedulerCore};
 use midplane_simhw::time::Instant;
 use proptest::prelude::*;
 use std::time::Duration;
@@ -24,12 +25,9 @@ fn run(
     wakes: &[(usize, usize)],
     early: usize,
 ) -> Runs {
-    let config = SchedulerConfig {
-        slice: Duration::from_millis(SLICE as u64),
-        phases: Phases::Two,
-        preempt_when_alone: PreemptWhenAlone::Never,
-        early_wakeup: Duration::from_millis(early as u64),
-    };
+    let early_wakeup = Duration::from_millis(early as u64);
+    let slice = Duration::from_millis(SLICE as u64);
+    let config = SchedulerConfig { early_wakeup, ..two_phases(slice) };
     let mut core = SchedulerCore::new(policy, config);
     let submit = |(nodes, weight): &(u16, u8)| {
         let request = Request { nodes: *nodes, weight: *weight };

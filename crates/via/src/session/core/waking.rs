@@ -3,7 +3,7 @@
 use std::task::Waker;
 
 use super::super::flow::{Flow, wait};
-use super::super::frame::{Header, Kind};
+use super::super::frame::{Header, Kind, PIECE};
 use super::Core;
 
 impl Core {
@@ -14,18 +14,24 @@ impl Core {
         }
     }
 
-    /// Wakes the writers that have waited longest for room, as many as there is room for.
+    /// Wakes the writers that have waited longest for room, as many as there is room for, and divides the room among
+    /// them.
     pub(in crate::session) fn wake_writers(&mut self) {
+        // A task that was woken earlier and has not written since may never write.
+        self.served = 0;
         if self.awaiting_room.is_empty() || !self.wire.has_room() {
             return;
         }
         let mut most = self.wire.frames().max(1);
+        let share = PIECE * (most / self.awaiting_room.len()).max(1);
         while most > 0
             && let Some(stream) = self.awaiting_room.pop_front()
         {
             let Some(flow) = self.flows.get_mut(&stream) else { continue };
             flow.send.awaits_room = false;
             if let Some(waker) = flow.send.waker.take() {
+                flow.send.share = Some(share);
+                self.served += 1;
                 self.wakers.push(waker);
                 most -= 1;
             }

@@ -7,9 +7,10 @@ use std::task::{Wake, Waker};
 use midplane_simhw::shm::rings::RingPair;
 use tokio::io::ReadBuf;
 
-use super::{RING, pair};
+use super::{Network, RING, pair};
 use crate::session::core::{Core, Direct, Ended, Event};
 use crate::session::frame::{FIN, Header, Kind, Reason};
+use crate::session::stream::copy_held;
 use crate::session::wire::Wire;
 
 #[test]
@@ -253,4 +254,44 @@ fn streams_beyond_the_bound_are_refused_and_the_session_continues() {
     }
     assert_eq!(opened, 16 * 1024);
     assert!(refused > 0 && here.ended.is_none() && there.ended.is_none());
+}
+
+#[test]
+fn writers_that_share_a_connection_over_udp_take_turns() {
+    const WRITERS: usize = 8;
+    let (mut network, [mut from, mut to]) = Network::new(u64::MAX, 4);
+    let streams: Vec<u32> = (0..WRITERS).map(|_| from.open("service").unwrap()).collect();
+    let ready = Arc::new(Mutex::new((0..WRITERS as u32).collect::<Vec<u32>>()));
+    let waker = |index| Waker::from(Arc::new(Numbered(index, Arc::clone(&ready))));
+    let wakers: Vec<Waker> = (0..WRITERS as u32).map(waker).collect();
+    let (block, mut memory) = (vec![7; 1 << 20], vec![0; 1 << 20]);
+    let mut written = [0; WRITERS];
+    for _ in 0..400 {
+        let tasks = std::mem::take(&mut *ready.lock().unwrap());
+        for task in tasks.into_iter().map(|task| task as usize) {
+            // As a task that writes without end: until it has to wait.
+            while let count @ 1.. =
+                from.write(streams[task], &[IoSlice::new(&block)], &wakers[task])
+            {
+                written[task] += count;
+            }
+        }
+        from.flush();
+        network.step(&mut [None; 2]);
+        while to.pump(None) {}
+        while let Some(event) = to.events.pop_front() {
+            if let Event::Opened { stream, .. } = event {
+                to.accept(stream);
+            }
+        }
+        for stream in &streams {
+            while copy_held(&mut to, *stream, &mut ReadBuf::new(&mut memory)) {}
+        }
+        to.flush();
+        from.pump(None);
+        from.wake_writers();
+        std::mem::take(&mut from.wakers).into_iter().for_each(Waker::wake);
+    }
+    let (least, all) = (*written.iter().min().unwrap(), written.iter().sum::<usize>());
+    assert!(least * WRITERS * 2 > all, "one has less than half of its share: {written:?}");
 }

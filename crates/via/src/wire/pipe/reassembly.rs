@@ -198,6 +198,7 @@ impl Reassembly {
     }
 
     /// Returns the number of bytes that can be read.
+    #[cfg(any(test, feature = "session"))]
     pub(super) const fn readable_bytes(&self) -> usize {
         (self.in_order - self.consumed) as usize
     }
@@ -221,6 +222,9 @@ impl Reassembly {
     /// than half of it left.
     pub(super) fn consume(&mut self, now: Instant, bytes: usize, round_trip: u64) {
         let bytes = (bytes as u64).min(self.in_order - self.consumed);
+        if bytes == 0 {
+            return;
+        }
         self.consumed += bytes;
         self.chunks.release(self.consumed);
         while self.trains.front_mut().is_some_and(|train| train.consume(self.consumed)) {
@@ -333,21 +337,34 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_in_any_order_are_read_in_order_and_never_change(
-            // Offset and bytes of the first piece of a buffer, pieces, and the distance of two in percent of their bytes.
-            buffers in prop_oneof![
-                proptest::collection::vec((0_u64..2_000, 0_u64..300, 1_u64..3, 50_u64..150), 1..120),
-                proptest::collection::vec((0_u64..190_000, 20_000_u64..65_000, 1_u64..2, 100_u64..101), 1..20),
-                proptest::collection::vec((0_u64..190_000, 400_u64..1_440, 1_u64..44, 95_u64..103), 1..20),
-            ],
+            // For each buffer: where it begins, relative to the bytes in order; the bytes of a piece, the number of
+            // pieces, and the distance between two in percent of their bytes.
+            buffers in proptest::collection::vec(
+                (
+                    prop_oneof![4 => Just(0_i64), 2 => -2_000_i64..0, 1 => 1_i64..20_000],
+                    prop_oneof![
+                        (0_u64..300, 1_u64..3, 50_u64..150),
+                        (20_000_u64..65_000, Just(1), Just(100)),
+                        (400_u64..1_440, 1_u64..44, prop_oneof![4 => Just(100_u64), 1 => 95_u64..103]),
+                    ],
+                    any::<bool>(),
+                    any::<prop::sample::Index>(),
+                ),
+                1..40,
+            ),
         ) {
             let mut reassembly = Reassembly::new(FIRST_WINDOW);
             let mut buffer = Buffer::new(1 << 16);
             let mut received = Ranges::default();
             let mut read = Vec::new();
-            for (first, length, pieces, percent) in buffers {
-                let mut start = 20;
+            for (at, (length, pieces, percent), may_keep, part) in buffers {
+                let first = reassembly.in_order().saturating_add_signed(at);
+                let (window, mut start) = (reassembly.advertise(), 20);
                 for index in 0..pieces {
                     let from = first + index * length * percent / 100;
+                    if from + length > window {
+                        break;
+                    }
                     let mut piece = bytes(from, from + length);
                     // Received bytes are not overwritten by different ones.
                     for (at, byte) in piece.iter_mut().enumerate() {
@@ -356,14 +373,14 @@ mod tests {
                         }
                     }
                     buffer[start..start + piece.len()].copy_from_slice(&piece);
-                    let may_stay = first % 3 > 0 || index % 7 > 0;
+                    let may_stay = index % 7 < 6;
                     reassembly.insert(from, &piece, may_stay.then_some(start)).unwrap();
                     received.insert(from, from + length);
                     start += piece.len() + 20;
                 }
-                reassembly.end_buffer(&mut buffer, first % 5 > 0);
-                let readable = reassembly.readable().next().unwrap_or_default().to_vec();
-                let count = readable.len() / 2;
+                reassembly.end_buffer(&mut buffer, may_keep);
+                let readable: Vec<u8> = reassembly.readable().flatten().copied().collect();
+                let count = part.index(readable.len() + 1);
                 read.extend_from_slice(&readable[..count]);
                 reassembly.consume(Instant::ZERO, count, 1);
             }
@@ -373,6 +390,47 @@ mod tests {
             let expected = received.first().filter(|range| range.0 == 0).map_or(0, |range| range.1);
             prop_assert_eq!(read, bytes(0, expected));
         }
+    }
+
+    #[test]
+    fn long_datagrams_of_a_full_buffer_are_read_where_they_were_received() {
+        let mut reassembly = Reassembly::new(FIRST_WINDOW);
+        let mut buffer = Buffer::new(1 << 16);
+        let memory = buffer.as_ptr();
+        let mut offset = 0;
+        for index in 0..44_u64 {
+            let (start, length) =
+                (24 + 1_450 * index as usize, if index == 20 { 100 } else { 1_400 });
+            let piece = bytes(offset, offset + length);
+            buffer[start..start + piece.len()].copy_from_slice(&piece);
+            assert_eq!(reassembly.insert(offset, &piece, Some(start)), Ok(true));
+            offset += length;
+        }
+        reassembly.end_buffer(&mut buffer, true);
+        assert_ne!(buffer.as_ptr(), memory, "another buffer is in its place");
+        let parts: Vec<&[u8]> = reassembly.readable().collect();
+        assert_eq!(parts.len(), 44);
+        let is_kept = |part: &[u8]| {
+            (memory.addr()..memory.addr() + (1 << 16)).contains(&part.as_ptr().addr())
+        };
+        assert_eq!(parts.iter().filter(|part| is_kept(part)).count(), 43, "all but the short one");
+        assert_eq!(parts.concat(), bytes(0, offset));
+        reassembly.consume(Instant::ZERO, 2_000, 1);
+        assert_eq!(reassembly.readable().next().map(<[u8]>::to_vec), Some(bytes(2_000, 2_800)));
+        reassembly.consume(Instant::ZERO, reassembly.readable_bytes(), 1);
+        assert_eq!(reassembly.readable().next(), None);
+    }
+
+    /// Regression: each look for bytes that found none doubled the window.
+    #[test]
+    fn a_reader_that_finds_nothing_does_not_widen_the_window() {
+        let mut reassembly = Reassembly::new(8 << 20);
+        reassembly.insert(0, &vec![1; 200_000], None).unwrap();
+        reassembly.consume(Instant::ZERO, 200_000, 1_000_000);
+        for _ in 0..10 {
+            reassembly.consume(Instant::ZERO, 0, 1_000_000);
+        }
+        assert_eq!(reassembly.room_until(), 200_000 + 2 * FIRST_WINDOW);
     }
 
     #[test]

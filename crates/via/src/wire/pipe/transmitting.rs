@@ -8,7 +8,7 @@ use super::loss::{Kind, Sent};
 use super::pacing::Pace;
 use super::packet::{Dial, HEADER_BYTES, TAG_BYTES, VERSION, emit_header};
 use super::sealing::Cipher;
-use super::{DIAL_AGAIN, Ended, MOST_UNSENT, Pipe, Transmit};
+use super::{DIAL_AGAIN, Ended, Pipe, Transmit};
 
 /// Most bytes of datagrams in one train.
 const TRAIN_BYTES: usize = 65_000;
@@ -18,8 +18,6 @@ const SEGMENT_BYTES: usize = 1_472;
 const MIN_ROOM: usize = 64;
 /// Least bytes of a payload that is left out of its packet's buffer: a socket sends it from the send buffer.
 const LARGE: u64 = 16 << 10;
-/// Unsent bytes below which more can be written.
-const ENOUGH_UNSENT: usize = MOST_UNSENT / 2;
 /// Round-trip time in nanoseconds below which the peer counts as being on this host.
 const SAME_HOST: u64 = 1_000_000;
 
@@ -128,6 +126,7 @@ impl Pipe {
         self.pacer.fill(self.now, pace, self.mtu);
         self.paced_until = Instant::FAR_FUTURE;
         let begin = out.len();
+        let (enough, unsent) = (self.most_unsent() / 2, self.send.unsent_bytes());
         let mut first = None;
         let most = if self.mtu > SEGMENT_BYTES { 1 } else { most_segments.max(1) };
         for _ in 0..most {
@@ -149,6 +148,8 @@ impl Pipe {
                 break;
             }
         }
+        // Writers that have waited may write again.
+        self.has_progress |= unsent >= enough && self.send.unsent_bytes() < enough;
         first
     }
 
@@ -226,9 +227,7 @@ impl Pipe {
         }
         let room = what.most.saturating_sub(out.len() - begin + 8);
         debug_assert!(what.most > FIELDS_BYTES + MIN_ROOM);
-        let unsent = self.send.unsent_bytes();
         let next = what.has_bytes.then(|| self.send.next(room, self.peer_window)).flatten();
-        self.has_progress |= unsent >= ENOUGH_UNSENT && self.send.unsent_bytes() < ENOUGH_UNSENT;
         carried.range = next.map(|(from, to, is_again)| {
             if is_again {
                 self.counted.bytes_retransmitted += to - from;

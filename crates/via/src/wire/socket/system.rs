@@ -3,6 +3,7 @@
 use std::future::Future as _;
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Mutex;
 use std::task::{Context, Poll, ready};
@@ -20,6 +21,7 @@ use super::reports::{self, Report};
 use super::{Clock, SENDS_PER_TURN, lock};
 use crate::wire::buffer::Buffer;
 use crate::wire::endpoint::{Endpoint, Outgoing};
+use crate::wire::pipe::Transmit;
 
 /// Bytes of one receive buffer: the largest datagram, and the most that receive offload joins.
 const BUFFER_BYTES: usize = 65_536;
@@ -32,6 +34,8 @@ const RECEIVES_PER_TURN: usize = 8;
 const ERRORS_PER_TURN: usize = 64;
 /// Bytes requested for the system's socket buffers; the system grants less if its own limit is lower.
 const SOCKET_BYTES: usize = 4 << 20;
+/// Nanoseconds after which trains are tried again. The error of one path, such as a lower MTU, ends them on all paths.
+const TRAINS_AGAIN: u64 = 10_000_000_000;
 /// Nanoseconds below which a timeout is exact, as pacing and acknowledgements need. The resolution of tokio's timers is
 /// 1 ms.
 const EXACT: u64 = 5_000_000;
@@ -46,14 +50,25 @@ pub(super) struct System {
     outbox: Vec<u8>,
     /// The train in the outbox that the system has not taken yet.
     pending: Option<Outgoing>,
+    /// When trains were found to fail.
+    without_trains: Option<Instant>,
     alarm: Pin<Box<Sleep>>,
     alarm_at: Option<Instant>,
     exact: Alarm,
 }
 
+/// Configures a socket, and finds out what it can do.
+fn configure(socket: &impl AsFd) -> io::Result<UdpSocketState> {
+    let state = UdpSocketState::new(UdpSockRef::from(socket))?;
+    receive_bare(socket);
+    // Without these reports, the exit of a peer is detected only by its silence.
+    let _ = state.enable_transport_errors(UdpSockRef::from(socket));
+    Ok(state)
+}
+
 /// Has the system report nothing of a datagram but its length. The time of receipt, the destination address and
 /// the ECN bits, which are not used here, would cost a fifth of a receive call.
-fn receive_bare(socket: &std::net::UdpSocket) {
+fn receive_bare(socket: &impl AsFd) {
     #[cfg(target_os = "linux")]
     {
         use nix::sys::socket::{setsockopt, sockopt};
@@ -82,10 +97,7 @@ impl System {
         let _ = options.set_recv_buffer_size(SOCKET_BYTES);
         let _ = options.set_send_buffer_size(SOCKET_BYTES);
         socket.set_nonblocking(true)?;
-        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        receive_bare(&socket);
-        // Without these reports, the exit of a peer is detected only by its silence.
-        let _ = state.enable_transport_errors(UdpSockRef::from(&socket));
+        let state = configure(&socket)?;
         Ok(Self {
             io: UdpSocket::from_std(socket)?,
             state,
@@ -93,6 +105,7 @@ impl System {
             meta: [RecvMeta::default(); BUFFERS],
             outbox: Vec::new(),
             pending: None,
+            without_trains: None,
             alarm: Box::pin(tokio::time::sleep(Duration::ZERO)),
             alarm_at: None,
             exact: Alarm::new()?,
@@ -207,7 +220,7 @@ impl System {
                 Some(pending) => pending,
                 None => {
                     self.outbox.clear();
-                    let most = self.state.max_gso_segments();
+                    let most = self.most_segments(now);
                     let mut held = lock(endpoint);
                     let polled = held.poll_transmit_apart(now, &mut self.outbox, most);
                     let Some(outgoing) = polled else { return Ok(false) };
@@ -245,16 +258,37 @@ impl System {
                     }
                     self.receive_errors(clock, endpoint);
                 }
-                // The error may concern another train: tries again, then counts this one as lost.
+                // The error may concern another train, or trains as such. What fails again counts as lost.
                 Err(_) => {
                     self.receive_errors(clock, endpoint);
-                    let _ = self.send(outgoing, is_direct);
+                    let sent = self.send_singly(outgoing, is_direct);
+                    let is_refused = sent.is_err_and(|error| quinn_udp::is_msg_size_err(&error));
+                    if let Some(id) = outgoing.pipe.filter(|_| is_refused) {
+                        lock(endpoint).handle_refused(now, id, refused_bytes(&outgoing));
+                    }
                 }
                 Ok(()) => {}
             }
             now = clock.now();
         }
         Ok(true)
+    }
+
+    /// Returns the most datagrams of a train.
+    fn most_segments(&mut self, now: Instant) -> usize {
+        let most = self.state.max_gso_segments();
+        if most > 1 {
+            self.without_trains = None;
+            return most;
+        }
+        let since = *self.without_trains.get_or_insert(now);
+        if now >= since.plus_nanos(TRAINS_AGAIN) {
+            self.without_trains = None;
+            if let Ok(state) = configure(&self.io) {
+                self.state = state;
+            }
+        }
+        self.state.max_gso_segments()
     }
 
     /// Sends a long datagram without copying its bytes into the outbox, which saves one copy. The lock is held
@@ -290,13 +324,26 @@ impl System {
     fn send(&self, outgoing: Outgoing, is_direct: bool) -> io::Result<()> {
         let transmit = outgoing.transmit;
         let segments = transmit.bytes > transmit.segment_bytes;
-        let transmit = quinn_udp::Transmit {
-            destination: outgoing.to,
-            ecn: None,
-            contents: &self.outbox[..transmit.bytes],
-            segment_size: segments.then_some(transmit.segment_bytes),
-            src_ip: None,
-        };
+        let segment_size = segments.then_some(transmit.segment_bytes);
+        self.send_bytes(outgoing.to, &self.outbox[..transmit.bytes], segment_size, is_direct)
+    }
+
+    /// Sends each datagram of a train on its own.
+    fn send_singly(&self, outgoing: Outgoing, is_direct: bool) -> io::Result<()> {
+        let Transmit { bytes, segment_bytes } = outgoing.transmit;
+        let mut datagrams = self.outbox[..bytes].chunks(segment_bytes);
+        datagrams.try_for_each(|datagram| self.send_bytes(outgoing.to, datagram, None, is_direct))
+    }
+
+    fn send_bytes(
+        &self,
+        destination: SocketAddr,
+        contents: &[u8],
+        segment_size: Option<usize>,
+        is_direct: bool,
+    ) -> io::Result<()> {
+        let transmit =
+            quinn_udp::Transmit { destination, ecn: None, contents, segment_size, src_ip: None };
         self.try_send(is_direct, || self.state.try_send(UdpSockRef::from(&self.io), &transmit))
     }
 

@@ -5,11 +5,10 @@ use midplane_simhw::time::Instant;
 use proptest::prelude::*;
 
 use super::*;
-use crate::node_core::job_manager::RootConfig;
 use crate::node_core::message::{Cluster, End, Program, RankEvent, Reply};
+use crate::node_core::tests::root_config;
 use crate::node_core::user::Caller;
-use crate::schedule::{Request, RoundRobin};
-use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
+use crate::schedule::Request;
 
 const HOSTS: u16 = 3;
 const NOW: Instant = Instant::ZERO;
@@ -20,22 +19,8 @@ fn caller(client: u64, uid: u32) -> Caller {
 
 /// Creates a root with a job that has a rank on each host and has run, and whose program takes no part in checkpoints.
 fn scene(program: Program) -> (JobManager, JobId) {
-    let scheduler = SchedulerConfig {
-        slice: Duration::from_millis(10),
-        phases: Phases::Two,
-        preempt_when_alone: PreemptWhenAlone::Never,
-        early_wakeup: Duration::ZERO,
-    };
-    let config = RootConfig {
-        policy: Box::new(RoundRobin::new(HOSTS)),
-        scheduler,
-        geometry: None,
-        most_saved: 0,
-        check_every: Duration::from_secs(5),
-        names: Vec::new(),
-        has_streams: false,
-    };
-    let mut root = JobManager::new(Cluster { hosts: HOSTS, slots: 1, arity: 2 }, config);
+    let cluster = Cluster { hosts: HOSTS, slots: 1, arity: 2 };
+    let mut root = JobManager::new(cluster, root_config(HOSTS));
     root.hosts_here(NOW, &[1, 2]);
     let request = Request { nodes: HOSTS, weight: 1 };
     let job = root.admit(NOW, caller(1, 0), (request, HOSTS), (program, false)).unwrap();

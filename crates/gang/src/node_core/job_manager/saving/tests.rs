@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use bytes::Bytes;
 
 use super::*;
@@ -7,8 +5,7 @@ use crate::channel::geometry::Geometry;
 use crate::node_core::job_manager::RootConfig;
 use crate::node_core::message::{Cluster, End, RankEvent};
 use crate::node_core::order::Outcome;
-use crate::schedule::RoundRobin;
-use crate::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
+use crate::node_core::tests::root_config;
 
 const RANKS: u16 = 3;
 const NOW: Instant = Instant::ZERO;
@@ -44,24 +41,10 @@ impl Scene {
     }
 
     fn with_memory(most: u64) -> Self {
-        let (slice, early_wakeup) = (Duration::from_millis(10), Duration::ZERO);
-        let config = SchedulerConfig {
-            slice,
-            phases: Phases::Two,
-            preempt_when_alone: PreemptWhenAlone::Never,
-            early_wakeup,
-        };
         let cluster = Cluster { hosts: 1, slots: RANKS, arity: 2 };
-        let root_config = RootConfig {
-            policy: Box::new(RoundRobin::new(RANKS)),
-            scheduler: config,
-            geometry: Some(Geometry::PM),
-            most_saved: most,
-            check_every: Duration::from_secs(5),
-            names: vec!["here".into()],
-            has_streams: false,
-        };
-        let mut root = JobManager::new(cluster, root_config);
+        let (geometry, names) = (Some(Geometry::PM), vec!["here".into()]);
+        let config = RootConfig { geometry, most_saved: most, names, ..root_config(RANKS) };
+        let mut root = JobManager::new(cluster, config);
         let request = Request { nodes: RANKS, weight: 1 };
         let job = root.admit(NOW, caller(1), (request, RANKS), (program(), false)).unwrap();
         (0..RANKS).for_each(|rank| root.able(job, rank));
