@@ -20,8 +20,8 @@ pub const STOP_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The program of a coprocessor: a state machine without I/O, clock or task.
 ///
-/// A handler that is not implemented does nothing. Each call is one turn. The operations that a turn requests of `hw` take effect at the next
-/// [`Hardware::commit`]. Requests that are not committed when the turn ends are dropped.
+/// A handler that is not implemented does nothing. Each call is one turn. The operations that a turn requests of `hw`
+/// take effect at the next [`Hardware::commit`]. Requests that are not committed when the turn ends are dropped.
 pub trait Firmware {
     /// Handles the first turn of a NIC that has started.
     fn on_start(&mut self, _hw: &mut impl Hardware) {}

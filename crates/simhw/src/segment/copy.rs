@@ -49,8 +49,8 @@ define_move!(move_4, reg, "mov {held:e}, dword ptr [{from}]", "mov dword ptr [{t
 define_move!(move_8, reg, "mov {held}, qword ptr [{from}]", "mov qword ptr [{to}], {held}");
 define_move!(move_16, xmm_reg, "movups {held}, [{from}]", "movups [{to}], {held}");
 
-/// Copies `length` bytes that other parties may access at the same time. Up to [`LONG`] bytes, 8 bytes are moved in one
-/// access, and the last bytes may be moved twice.
+/// Copies `length` bytes that other parties may access at the same time. Unless [`copy_string`] copies them, 8 bytes are
+/// moved in one access, and the last bytes may be moved twice.
 ///
 /// # Safety
 /// Both ranges are live, and the destination may be written. Any other party that accesses them does so

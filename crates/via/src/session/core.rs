@@ -19,6 +19,7 @@ use super::frame::{Header, Incoming, Kind, MAX_CONTROL, Reason};
 use super::parts::Parts;
 use super::stats::Counted;
 use super::wire::{Peer, Wire};
+use waking::Round;
 
 /// Most streams that a peer may have open.
 const MAX_STREAMS: usize = 16 * 1024;
@@ -71,8 +72,8 @@ pub(super) struct Core {
     queued: VecDeque<u32>,
     /// Streams whose writers wait for room on the wire.
     awaiting_room: VecDeque<u32>,
-    /// Writers that were woken because there is room, and have not written since.
-    served: usize,
+    /// The writers that were woken last because there is room.
+    round: Round,
     /// A description that the wire has not accepted yet; only the newest one counts.
     hello: Option<Vec<u8>>,
     goodbye: bool,
@@ -103,7 +104,7 @@ impl Core {
             next: if is_first { 2 } else { 1 },
             queued: VecDeque::new(),
             awaiting_room: VecDeque::new(),
-            served: 0,
+            round: Round::default(),
             hello: None,
             goodbye: false,
             committed: 0,
@@ -235,38 +236,17 @@ impl Core {
     /// Sends as much of `parts` as credit, wire and the writers that have waited longer allow; returns how many bytes.
     /// If it is 0, the writer is woken once there may be room.
     pub(super) fn write(&mut self, stream: u32, parts: &[IoSlice<'_>], waker: &Waker) -> usize {
-        let Self { wire, flows, awaiting_room, replaced, served, .. } = self;
+        let Self { wire, flows, awaiting_room, replaced, round, .. } = self;
         let Some(flow) = flows.get_mut(&stream) else { return 0 };
-        let share = match flow.send.share.take() {
-            Some(share) => {
-                *served = served.saturating_sub(1);
-                share
-            }
-            None if awaiting_room.is_empty() && *served == 0 => usize::MAX,
-            None => 0,
-        };
+        let is_alone = awaiting_room.iter().all(|waiting| *waiting == stream);
+        let share = round.share(&flow.send, is_alone);
         let mut cursor = Parts::new(parts);
+        let mut credit;
         loop {
-            let credit = usize::try_from(flow.send.limit - flow.send.sent).unwrap_or(usize::MAX);
+            credit = usize::try_from(flow.send.limit - flow.send.sent).unwrap_or(usize::MAX);
             let most = credit.min(share - cursor.taken);
             let room = wire.room().filter(|room| *room >= MIN_PIECE);
-            let Some(room) = room.filter(|_| most > 0 && !cursor.is_empty()) else {
-                if cursor.taken > 0 || cursor.is_empty() {
-                    break;
-                }
-                wait(&mut flow.send.waker, waker, replaced);
-                if credit == 0 {
-                    flow.due.blocked = true;
-                    self.queue(stream);
-                    return 0;
-                }
-                // The driver checks for room while it polls, and requests a wake-up when it parks.
-                if !std::mem::replace(&mut flow.send.awaits_room, true) {
-                    awaiting_room.push_back(stream);
-                }
-                self.is_dirty = true;
-                return 0;
-            };
+            let Some(room) = room.filter(|_| most > 0 && !cursor.is_empty()) else { break };
             let header = Header::new(Kind::Data, stream, 0);
             let taken = cursor.take(room.min(most), |pieces| wire.push(header.words(), pieces));
             flow.send.sent += taken as u64;
@@ -274,6 +254,25 @@ impl Core {
                 // The peer can read the first bytes while the next are written.
                 wire.flush();
             }
+        }
+        let was_woken = round.on_written(&mut flow.send, cursor.taken);
+        if cursor.taken == 0 && !cursor.is_empty() {
+            wait(&mut flow.send.waker, waker, replaced);
+            if credit == 0 {
+                flow.due.blocked = true;
+                self.queue(stream);
+                return 0;
+            }
+            // The driver checks for room while it polls, and requests a wake-up when it parks.
+            if !std::mem::replace(&mut flow.send.awaits_room, true) {
+                if was_woken {
+                    awaiting_room.push_front(stream);
+                } else {
+                    awaiting_room.push_back(stream);
+                }
+            }
+            self.is_dirty = true;
+            return 0;
         }
         self.is_dirty = true;
         self.counted.bytes_sent += cursor.taken as u64;

@@ -62,9 +62,10 @@ pub(super) struct Send {
     pub(super) is_stopped: bool,
     /// True if the writer is in the queue of those that wait for room on the wire.
     pub(super) awaits_room: bool,
-    /// Bytes that the writer may send at once although others wait for room; set when it was woken because there is
-    /// room.
-    pub(super) share: Option<usize>,
+    /// True if the writer was woken because there is room, and has not written since.
+    pub(super) was_woken: bool,
+    /// Bytes that the writer may send although others wait for room, and the number of the round for which that holds.
+    pub(super) share: (u64, usize),
     pub(super) waker: Option<Waker>,
 }
 
@@ -89,7 +90,8 @@ impl Flow {
                 fin_sent: false,
                 is_stopped: false,
                 awaits_room: false,
-                share: None,
+                was_woken: false,
+                share: (0, 0),
                 waker: None,
             },
             due: Due::default(),
@@ -115,6 +117,12 @@ impl Flow {
         self.receive.reads_directly |= self.receive.waker.is_some();
         wakers.extend(self.receive.waker.take());
         self.receive.reads_directly
+    }
+
+    /// Returns whether the writer may send bytes, now or later.
+    pub(super) const fn may_write(&self) -> bool {
+        let is_over = self.send.is_finished || self.send.is_stopped || self.is_dropped;
+        !is_over && self.reset.is_none()
     }
 
     /// Returns whether neither end needs the stream any longer.

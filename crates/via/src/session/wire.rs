@@ -75,11 +75,16 @@ impl Wire {
     /// Returns whether the longest frame has room. Writers that wait are woken only then, not for each short
     /// frame.
     pub(super) fn has_room(&mut self) -> bool {
-        let most = match self {
+        let longest = self.longest();
+        self.room().is_some_and(|room| room >= longest)
+    }
+
+    /// Returns the most bytes of a frame's payload.
+    pub(super) fn longest(&self) -> usize {
+        match self {
             Self::Ring(ring) => ring.pair.sender.most().min(PIECE),
             _ => PIECE,
-        };
-        self.room().is_some_and(|room| room >= most)
+        }
     }
 
     /// Returns the number of longest frames that there is room for.

@@ -55,8 +55,8 @@ const CONFIRM_OPEN: (u64, u64) = (240_000_000, 500_000_000);
 const CONFIRM_LATE: u64 = 20_000_000;
 /// The same nanoseconds while it dials.
 const CONFIRM_DIAL: u64 = 1_500_000_000;
-/// Most bytes that are written ahead of those that were sent, unless a quarter of the window is more. Bytes sent soon
-/// after they were written are still in the processor's cache.
+/// Most bytes that are written ahead of those that were sent, unless a quarter of the window is more, or the peer grants
+/// tokens. Bytes sent soon after they were written are still in the processor's cache.
 const MOST_UNSENT: usize = 256 << 10;
 /// Nanoseconds without data after which reserved memory is released.
 const TRIM: u64 = 1_000_000_000;

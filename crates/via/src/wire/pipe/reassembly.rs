@@ -421,7 +421,7 @@ mod tests {
         assert_eq!(reassembly.readable().next(), None);
     }
 
-    /// Regression: each look for bytes that found none doubled the window.
+    /// Regression: each search for bytes that found none doubled the window.
     #[test]
     fn a_reader_that_finds_nothing_does_not_widen_the_window() {
         let mut reassembly = Reassembly::new(8 << 20);

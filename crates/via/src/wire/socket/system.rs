@@ -50,6 +50,8 @@ pub(super) struct System {
     outbox: Vec<u8>,
     /// The train in the outbox that the system has not taken yet.
     pending: Option<Outgoing>,
+    /// True if the system can send trains.
+    has_trains: bool,
     /// When trains were found to fail.
     without_trains: Option<Instant>,
     alarm: Pin<Box<Sleep>>,
@@ -98,6 +100,7 @@ impl System {
         let _ = options.set_send_buffer_size(SOCKET_BYTES);
         socket.set_nonblocking(true)?;
         let state = configure(&socket)?;
+        let has_trains = state.max_gso_segments() > 1;
         Ok(Self {
             io: UdpSocket::from_std(socket)?,
             state,
@@ -105,6 +108,7 @@ impl System {
             meta: [RecvMeta::default(); BUFFERS],
             outbox: Vec::new(),
             pending: None,
+            has_trains,
             without_trains: None,
             alarm: Box::pin(tokio::time::sleep(Duration::ZERO)),
             alarm_at: None,
@@ -261,7 +265,7 @@ impl System {
                 // The error may concern another train, or trains as such. What fails again counts as lost.
                 Err(_) => {
                     self.receive_errors(clock, endpoint);
-                    let sent = self.send_singly(outgoing, is_direct);
+                    let sent = self.send_again(outgoing, is_direct);
                     let is_refused = sent.is_err_and(|error| quinn_udp::is_msg_size_err(&error));
                     if let Some(id) = outgoing.pipe.filter(|_| is_refused) {
                         lock(endpoint).handle_refused(now, id, refused_bytes(&outgoing));
@@ -277,7 +281,7 @@ impl System {
     /// Returns the most datagrams of a train.
     fn most_segments(&mut self, now: Instant) -> usize {
         let most = self.state.max_gso_segments();
-        if most > 1 {
+        if most > 1 || !self.has_trains {
             self.without_trains = None;
             return most;
         }
@@ -328,8 +332,11 @@ impl System {
         self.send_bytes(outgoing.to, &self.outbox[..transmit.bytes], segment_size, is_direct)
     }
 
-    /// Sends each datagram of a train on its own.
-    fn send_singly(&self, outgoing: Outgoing, is_direct: bool) -> io::Result<()> {
+    /// Sends datagrams again; each of a train on its own, if trains fail.
+    fn send_again(&self, outgoing: Outgoing, is_direct: bool) -> io::Result<()> {
+        if self.state.max_gso_segments() > 1 {
+            return self.send(outgoing, is_direct);
+        }
         let Transmit { bytes, segment_bytes } = outgoing.transmit;
         let mut datagrams = self.outbox[..bytes].chunks(segment_bytes);
         datagrams.try_for_each(|datagram| self.send_bytes(outgoing.to, datagram, None, is_direct))
