@@ -234,7 +234,7 @@ impl Core {
     }
 
     /// Sends as much of `parts` as credit, wire and the writers that have waited longer allow; returns how many bytes.
-    /// If it is 0, the writer is woken once there may be room.
+    /// If it is 0, the writer is woken once there may be room or credit.
     pub(super) fn write(&mut self, stream: u32, parts: &[IoSlice<'_>], waker: &Waker) -> usize {
         let Self { wire, flows, awaiting_room, replaced, round, .. } = self;
         let Some(flow) = flows.get_mut(&stream) else { return 0 };
@@ -255,7 +255,9 @@ impl Core {
                 wire.flush();
             }
         }
-        let was_woken = round.on_written(&mut flow.send, cursor.taken);
+        let was_woken = std::mem::replace(&mut flow.send.was_woken, false);
+        flow.send.share.1 =
+            if cursor.taken == 0 { 0 } else { flow.send.share.1.saturating_sub(cursor.taken) };
         if cursor.taken == 0 && !cursor.is_empty() {
             wait(&mut flow.send.waker, waker, replaced);
             if credit == 0 {
@@ -265,6 +267,7 @@ impl Core {
             }
             // The driver checks for room while it polls, and requests a wake-up when it parks.
             if !std::mem::replace(&mut flow.send.awaits_room, true) {
+                // The room was taken by others meanwhile.
                 if was_woken {
                     awaiting_room.push_front(stream);
                 } else {
@@ -274,6 +277,7 @@ impl Core {
             self.is_dirty = true;
             return 0;
         }
+        flow.send.awaits_room = false;
         self.is_dirty = true;
         self.counted.bytes_sent += cursor.taken as u64;
         cursor.taken

@@ -64,7 +64,8 @@ pub(super) struct Send {
     pub(super) awaits_room: bool,
     /// True if the writer was woken because there is room, and has not written since.
     pub(super) was_woken: bool,
-    /// Bytes that the writer may send although others wait for room, and the number of the round for which that holds.
+    /// The last round in which the writer was woken, and the bytes that it may send although others wait: until the round
+    /// after the next one begins, or with its first write.
     pub(super) share: (u64, usize),
     pub(super) waker: Option<Waker>,
 }

@@ -6,54 +6,26 @@ use super::super::flow::{Flow, Send, wait};
 use super::super::frame::{Header, Kind};
 use super::Core;
 
-/// Calls of [`Core::wake_writers`] after which a round is over, although a task that was woken has not written: it may
-/// never write.
-const MAX_AGE: u32 = 16;
-
-/// The writers that were woken together because there is room. Others write after them.
+/// The writers that were woken together because there is room.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     number: u64,
-    /// Writers that have not written since.
-    awaited: usize,
-    age: u32,
+    writers: usize,
 }
 
 impl Round {
-    /// Returns whether all writers have written, or have had their time; counts the calls.
-    const fn is_over(&mut self) -> bool {
-        self.age += 1;
-        self.awaited == 0 || self.age > MAX_AGE
-    }
-
-    const fn begin(&mut self) {
-        *self = Self { number: self.number + 1, awaited: 0, age: 0 };
-    }
-
-    const fn add(&mut self, send: &mut Send, share: usize) {
-        send.was_woken = true;
-        send.share = (self.number, share);
-        self.awaited += 1;
-    }
-
-    /// Returns the most bytes that a writer may send now; `is_alone` if no other waits. What is left of a share can be
-    /// sent in the next round, too.
+    /// Returns the most bytes that a writer may send now; `is_alone` if no other waits for room. Writers that have waited
+    /// come first: one that has had its share waits while the others of its round may still run, and one without a share
+    /// waits behind those that wait.
     pub(super) const fn share(&self, send: &Send, is_alone: bool) -> usize {
-        match send.share {
-            (number, share) if number + 1 >= self.number && share > 0 => share,
-            _ if is_alone && self.awaited == 0 => usize::MAX,
-            _ => 0,
+        let (number, left) = send.share;
+        if is_alone && !(number == self.number && self.writers > 1) {
+            usize::MAX
+        } else if send.was_woken || number + 1 >= self.number {
+            left
+        } else {
+            0
         }
-    }
-
-    /// Handles the end of a write of `bytes`. Returns whether the writer was woken for it because there is room.
-    pub(super) const fn on_written(&mut self, send: &mut Send, bytes: usize) -> bool {
-        let was_woken = std::mem::replace(&mut send.was_woken, false);
-        if was_woken && send.share.0 == self.number {
-            self.awaited = self.awaited.saturating_sub(1);
-        }
-        send.share.1 = if bytes == 0 { 0 } else { send.share.1.saturating_sub(bytes) };
-        was_woken
     }
 }
 
@@ -68,23 +40,25 @@ impl Core {
     /// Wakes the writers that have waited longest for room, as many as there is room for, and divides the room among
     /// them.
     pub(in crate::session) fn wake_writers(&mut self) {
-        if self.awaiting_room.is_empty() || !self.wire.has_room() || !self.round.is_over() {
+        if self.awaiting_room.is_empty() || !self.wire.has_room() {
             return;
         }
         let mut most = self.wire.frames().max(1);
         let share = self.wire.longest() * (most / self.awaiting_room.len()).max(1);
-        self.round.begin();
+        self.round = Round { number: self.round.number + 1, writers: 0 };
         while most > 0
             && let Some(stream) = self.awaiting_room.pop_front()
         {
             let Some(flow) = self.flows.get_mut(&stream) else { continue };
-            flow.send.awaits_room = false;
+            if !std::mem::replace(&mut flow.send.awaits_room, false) || !flow.may_write() {
+                continue;
+            }
+            flow.send.was_woken = true;
+            flow.send.share = (self.round.number, share);
+            self.round.writers += 1;
             // Credit may have woken the writer already.
             self.wakers.extend(flow.send.waker.take());
-            if flow.may_write() {
-                self.round.add(&mut flow.send, share);
-                most -= 1;
-            }
+            most -= 1;
         }
     }
 
