@@ -72,7 +72,7 @@ pub(super) struct Core {
     queued: VecDeque<u32>,
     /// Streams whose writers wait for room on the wire.
     awaiting_room: VecDeque<u32>,
-    /// The writers that were woken last because there is room.
+    /// The last round of wake-ups because there is room.
     round: Round,
     /// A description that the wire has not accepted yet; only the newest one counts.
     hello: Option<Vec<u8>>,
@@ -267,8 +267,9 @@ impl Core {
             }
             // The driver checks for room while it polls, and requests a wake-up when it parks.
             if !std::mem::replace(&mut flow.send.awaits_room, true) {
-                // The room was taken by others meanwhile.
                 if was_woken {
+                    // Others have taken the room meanwhile.
+
                     awaiting_room.push_front(stream);
                 } else {
                     awaiting_room.push_back(stream);
@@ -277,7 +278,9 @@ impl Core {
             self.is_dirty = true;
             return 0;
         }
-        flow.send.awaits_room = false;
+        if std::mem::take(&mut flow.send.awaits_room) {
+            awaiting_room.retain(|waiting| *waiting != stream);
+        }
         self.is_dirty = true;
         self.counted.bytes_sent += cursor.taken as u64;
         cursor.taken

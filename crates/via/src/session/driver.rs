@@ -331,7 +331,11 @@ impl Driver {
         if core.is_dirty || core.is_behind() {
             core.flush();
         }
-        let wakers = std::mem::take(&mut core.wakers);
+        let mut wakers = std::mem::take(&mut core.wakers);
+        if !self.is_current_thread {
+            // There, the task that is woken last runs first.
+            wakers.reverse();
+        }
         let events = std::mem::take(&mut core.events);
         let mut found =
             if any || !wakers.is_empty() { Found::Something } else { Found::AnswerExpected };

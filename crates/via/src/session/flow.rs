@@ -64,8 +64,8 @@ pub(super) struct Send {
     pub(super) awaits_room: bool,
     /// True if the writer was woken because there is room, and has not written since.
     pub(super) was_woken: bool,
-    /// The last round in which the writer was woken, and the bytes that it may send although others wait: until the round
-    /// after the next one begins, or with its first write.
+    /// The last round in which the writer was woken, and the bytes that it may send although others wait. Its first write
+    /// may come at any time. What that leaves is valid until two more rounds have begun; a write without room forfeits it.
     pub(super) share: (u64, usize),
     pub(super) waker: Option<Waker>,
 }

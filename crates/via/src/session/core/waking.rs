@@ -6,7 +6,7 @@ use super::super::flow::{Flow, Send, wait};
 use super::super::frame::{Header, Kind};
 use super::Core;
 
-/// The writers that were woken together because there is room.
+/// The wake-ups of one turn because there is room: their number in the session, and how many writers were woken.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     number: u64,
