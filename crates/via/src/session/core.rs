@@ -269,7 +269,6 @@ impl Core {
             if !std::mem::replace(&mut flow.send.awaits_room, true) {
                 if was_woken {
                     // Others have taken the room meanwhile.
-
                     awaiting_room.push_front(stream);
                 } else {
                     awaiting_room.push_back(stream);
