@@ -2,20 +2,26 @@
 # Unmodified programs under `midplane gang run`: MPI programs of MPICH without mpiexec, on this host and between two; those of
 # Open MPI with its mpirun in the job; iperf3.
 #
-#   benches/launchers/gang_mpi.sh [ROUNDS [SECONDS]]
+#   benches/launchers/gang_mpi.sh [ROUNDS [SECONDS]] [--json]
 #
 # Two jobs take turns in slices of 100 ms, each for about SECONDS of its own time, 8 unless given, and for 64
 # preemptions or more; a job alone precedes them in each of ROUNDS rounds, 3 unless given. Results must equal those of
 # the job alone, bit for bit. Prints how much more processor time a job's computation takes than alone (bound: 2 %), and
 # how much longer the job takes in its own slices, which is meaningful only on an idle machine: the median of all
-# rounds, the lowest and the highest.
+# rounds, the lowest and the highest. --json prints one JSON document of how many results were compared and differed, and
+# uses target/mpi without MPI_FOLDER.
 #
 # Installs MPICH from the Python registry into a folder of its own (MPI_FOLDER keeps it for the next time). Two hosts
 # are network namespaces, for which it needs root. Exits with 1 if a check failed; parts that are not available here are
 # skipped by name.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-ROUNDS=${1:-3} SECONDS_EACH=${2:-8}
+JSON=
+[[ ${*: -1} != --json ]] || {
+    set -- "${@:1:$#-1}"
+    JSON=yes MPI_FOLDER=${MPI_FOLDER:-$(realpath -m "${CARGO_TARGET_DIR:-target}")/mpi}
+}
+ROUNDS=${1:-3} SECONDS_EACH=${2:-8} COMPARED=0
 TAG=mm$$ NET=10.231.83
 source benches/netns/network.sh
 
@@ -34,6 +40,12 @@ if [[ ! -x $folder/python/bin/mpiexec ]]; then
     python3 -m venv "$folder/python" || skip "python3 has no venv (Debian's package python3-venv)"
     timeout 600 "$folder/python/bin/pip" install --quiet mpich==5.0.2 || skip "MPICH is not available from the Python registry"
 fi
+# finish: prints the document, once all results were equal.
+finish() {
+    [[ -z $JSON ]] || echo "{\"compared\":$COMPARED,\"differing\":0}" >&3
+    exit 0
+}
+[[ -z $JSON ]] || exec 3>&1 >&2
 cargo build --release --quiet -p midplane-cli -p midplane-fi || exit 1
 release=$(realpath "${CARGO_TARGET_DIR:-target}")/release
 cp "$release/libmidplane_fi.so" "$folder/provider/libmidplane-fi.so"
@@ -121,6 +133,7 @@ in_turns() {
         fi
         for each in first second; do
             [[ -n $wanted && $(bits $each) == "$wanted" ]] || fail "$name: $(bits $each) in turns, $wanted alone"
+            ((COMPARED += 1))
             echo "$(value run_seconds "$FOLDER/$each.json") $(value run_seconds "$FOLDER/alone.json") $(computed $each)" \
                 "$(computed alone) $(value preemptions "$FOLDER/$each.json")"
         done >>"$FOLDER/ratios"
@@ -211,7 +224,7 @@ kill $daemon && wait $daemon
 # Between two hosts, over the provider's sealed UDP.
 if [[ $(id -u) != 0 ]] || ! add_pair 2>"$FOLDER/why"; then
     without "two hosts: no network namespaces here"
-    exit 0
+    finish
 fi
 printf '1:%s\n' "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" >"$FOLDER/key"
 chmod 600 "$FOLDER/key"
@@ -229,3 +242,4 @@ for program in hello ring collectives; do
     FI_MIDPLANE_NETWORK=$NET.1 FI_MIDPLANE_KEY_FILE=$FOLDER/key over midplane both --ranks 2 -- "$folder/$program"
 done
 echo "hello ring collectives, two jobs of each in turns, between two hosts: passed"
+finish

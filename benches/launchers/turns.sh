@@ -2,12 +2,12 @@
 # Two jobs of four ranks that take turns on the same four nodes: under Slurm's own gang scheduling, with the
 # shortest slice that it has, and under gangd, with one of 50 ms.
 #
-#   benches/launchers/turns.sh [SECONDS]
+#   benches/launchers/turns.sh [SECONDS] [--json]
 #
 # Ranks read the clock every 0.1 ms and record when they ran. Prints, for each scheduler, how long a slice was, how long
 # no rank ran between two jobs (less than 0 is an overlap: both ran), and how far apart the ranks of a job began. A job
-# runs for SECONDS of its own clock, 32 unless given. Needs root and Debian's packages slurmd, slurmctld and
-# slurm-client; where it can't run, it prints why, and exits with 0.
+# runs for SECONDS of its own clock, 32 unless given. --json prints one JSON document. Needs root and Debian's packages
+# slurmd, slurmctld and slurm-client; where it can't run, it prints why, and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source benches/launchers/machine.sh
@@ -19,8 +19,12 @@ fi
 RELEASE=$(realpath "${CARGO_TARGET_DIR:-target}")/release
 LAB=$RELEASE/lab
 MIDPLANE=$RELEASE/midplane
-SECONDS_EACH=${1:-32}
+SECONDS_EACH=32 FORMAT=()
+for argument; do
+    if [[ $argument == --json ]]; then FORMAT=(--json); else SECONDS_EACH=$argument; fi
+done
 enter_machine 4 "$@"
+exec 3>&1 >&2
 mkdir "$FOLDER/turns"
 ticker() { echo "exec '$LAB' --be-ticker '$FOLDER/turns' \"$1\" $SECONDS_EACH"; }
 
@@ -53,4 +57,4 @@ for job in 1 2; do
     pids+=($!)
 done
 for pid in "${pids[@]}"; do wait "$pid" || fail "a job under gangd"; done
-"$LAB" preempt --turns "$FOLDER/turns"
+"$LAB" preempt --turns "$FOLDER/turns" "${FORMAT[@]}" >&3

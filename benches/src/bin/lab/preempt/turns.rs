@@ -59,6 +59,8 @@ struct Row {
     overlaps: usize,
     /// Time from the first rank's begin to the last rank's.
     median_start_skew_ms: f64,
+    /// 99 % of the turns begin at most as far apart.
+    p99_start_skew_ms: f64,
     longest_start_skew_ms: f64,
 }
 
@@ -134,6 +136,7 @@ fn row(scheduler: &str, jobs: &BTreeMap<String, Vec<Vec<Span>>>) -> Row {
         median_gap_ms: quantile(gaps.clone(), 0.5),
         overlaps: gaps.iter().filter(|gap| **gap < 0.0).count(),
         median_start_skew_ms: quantile(skews.clone(), 0.5),
+        p99_start_skew_ms: quantile(skews.clone(), 0.99),
         longest_start_skew_ms: quantile(skews, 1.0),
     }
 }
