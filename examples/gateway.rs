@@ -45,7 +45,7 @@ struct Arguments {
     #[arg(long, value_name = "HOST:PORT,...", default_value = "", hide_default_value = true)]
     discover: String,
     /// File with the cluster's key: a number, a colon and 64 hexadecimal digits.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, visible_alias = "key-file", value_name = "FILE")]
     key: Option<PathBuf>,
     /// Connections at once; further ones wait to be accepted.
     #[arg(long, value_name = "COUNT", default_value = "1024")]
@@ -57,18 +57,16 @@ struct Arguments {
 
 type Fail = Box<dyn std::error::Error + Send + Sync>;
 
-fn builder(arguments: &Arguments) -> Result<NodeBuilder, Fail> {
+fn builder(arguments: &Arguments) -> NodeBuilder {
     let mut builder = Node::builder();
     if let Some(cluster) = &arguments.cluster {
         builder = builder.cluster(cluster);
     }
     builder = builder.discover(&arguments.discover);
     if let Some(path) = &arguments.key {
-        let key = std::fs::read_to_string(path).map_err(Fail::from);
-        let key = key.and_then(|text| Ok(text.parse()?));
-        builder = builder.key(key.map_err(|error| format!("--key {}: {error}", path.display()))?);
+        builder = builder.key_file(path);
     }
-    Ok(builder)
+    builder
 }
 
 /// Forwards a connection until both sides have closed their sending direction.
@@ -96,7 +94,7 @@ async fn stop([interrupt, terminate]: &mut [Signal; 2]) {
 
 async fn run(arguments: Arguments) -> Result<(), Fail> {
     let mut signals = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
-    let node = builder(&arguments)?.start().await?;
+    let node = builder(&arguments).start().await?;
     let listener = TcpListener::bind(arguments.bind).await;
     let listener = listener.map_err(|error| format!("--bind {}: {error}", arguments.bind))?;
     println!("{} -> {}", listener.local_addr()?, arguments.service);

@@ -39,7 +39,7 @@ struct Options {
     #[arg(long, value_name = "HOST:PORT,...", requires = "key")]
     peer: Option<String>,
     /// File with the key that all hosts share
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, visible_alias = "key-file", value_name = "FILE")]
     key: Option<PathBuf>,
     /// Prints a new key, and ends
     #[arg(long)]

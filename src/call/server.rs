@@ -37,6 +37,7 @@ const IDLE: Duration = Duration::from_secs(120);
 /// Dropping it ends the service and the calls in progress: their callers get
 /// [`CallError::Reset`](super::CallError::Reset).
 #[derive(Debug)]
+#[must_use = "dropping it ends the service"]
 pub struct Serving {
     offer: Arc<Offer>,
     task: AbortHandle,

@@ -107,7 +107,7 @@ pub(crate) struct Arguments {
     /// File with the key that all daemons share: NUMBER:SECRET with 64 hexadecimal digits
     ///
     /// A holder of this key can speak as any of the hosts; --secret-key distinguishes the hosts.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, visible_alias = "key-file", value_name = "FILE")]
     key: Option<PathBuf>,
     /// File with this host's own secret key: 64 hexadecimal digits
     ///
