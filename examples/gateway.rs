@@ -4,7 +4,7 @@
 //!
 //! ```toml
 //! [dependencies]
-//! midplane = "0.2"
+//! midplane = "0.3"
 //! clap = { version = "4", features = ["derive"] }
 //! tokio = { version = "1", features = ["full"] }
 //! ```
