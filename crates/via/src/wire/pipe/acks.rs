@@ -1,5 +1,7 @@
 //! Received packet numbers, and when they are acknowledged.
 
+use std::ops::Range;
+
 use midplane_simhw::time::Instant;
 
 use super::body::Acknowledgement;
@@ -53,27 +55,38 @@ impl Acks {
         number < self.floor || number == u64::MAX || self.received.contains(number)
     }
 
-    /// Records a packet that was not received before.
-    pub(super) fn on_received(&mut self, now: Instant, number: u64, bytes: usize, asks: bool) {
-        let largest = self.received.newest_first().next().map_or(0, |range| range.1);
-        self.received.insert(number, number + 1);
+    /// Returns one past the largest received number.
+    pub(super) fn end(&self) -> u64 {
+        self.received.newest_first().next().map_or(0, |range| range.1)
+    }
+
+    /// Records packets that were not received before, with `bytes` of pipe data together.
+    pub(super) fn on_received(
+        &mut self,
+        now: Instant,
+        numbers: Range<u64>,
+        bytes: usize,
+        asks: bool,
+    ) {
+        let end = self.end();
+        self.received.insert(numbers.start, numbers.end);
         if self.received.count() > MAX_REMEMBERED
             && let Some((_, end)) = self.received.pop_first()
         {
             self.floor = end;
         }
-        if number >= largest {
+        if numbers.end > end {
             self.largest_at = now;
         }
         // A late packet is acknowledged, too.
-        self.settled = self.settled.min(number);
+        self.settled = self.settled.min(numbers.start);
         if !asks {
             return;
         }
-        self.packets += 1;
+        self.packets = self.packets.saturating_add((numbers.end - numbers.start) as u32);
         self.bytes += bytes;
         // The sender waits for the report of a gap, and of a packet that fills one.
-        if number != largest || self.packets >= PACKETS || self.bytes >= BYTES {
+        if numbers.start != end || self.packets >= PACKETS || self.bytes >= BYTES {
             self.due = now;
         } else {
             let is_small = (1..LARGE_BYTES).contains(&bytes);

@@ -45,12 +45,15 @@
 //! receiver grants tokens (`endpoint/tokens.rs`), and the sender must request a window. A 0 in this field means
 //! an earlier version: its first window is 256 KiB, it never requests one, and it drops packets that do.
 
+use super::body::flag;
 use super::cipher::Cipher;
 
 /// Version of the protocol.
 pub(crate) const VERSION: u8 = 1;
 /// Bytes before the body of a data packet.
 pub(crate) const HEADER_BYTES: usize = 24;
+/// Bytes before the payload of a data packet that carries bytes of the pipe and nothing else.
+pub(crate) const PLAIN_HEADER_BYTES: usize = HEADER_BYTES + 9;
 /// Bytes of an authentication tag behind a sealed body.
 pub(crate) const TAG_BYTES: usize = 16;
 /// Bytes of a dial: no answer to one is longer, so that forged dials can't amplify a flood.
@@ -146,6 +149,32 @@ pub(crate) fn data_receiver(datagram: &[u8]) -> Option<u64> {
         Some(Packet::Data { receiver, .. }) => Some(receiver),
         _ => None,
     }
+}
+
+/// Returns the payload of a data packet that is not sealed, if it has this receiver and number, and carries bytes of the
+/// pipe from `offset` on and nothing else.
+pub(crate) fn plain_payload(
+    datagram: &[u8],
+    receiver: u64,
+    number: u64,
+    offset: u64,
+) -> Option<&[u8]> {
+    let (header, payload) = datagram.split_first_chunk::<PLAIN_HEADER_BYTES>()?;
+    let is_plain = header[..2] == [DATA, VERSION] && header[HEADER_BYTES] == flag::BYTES;
+    let fields = [(8, receiver), (16, number), (HEADER_BYTES + 1, offset)];
+    let is_expected = fields.into_iter().all(|(at, field)| u64_at(header, at) == Some(field));
+    (is_plain && is_expected).then_some(payload)
+}
+
+/// Returns the beginning of a data packet that carries bytes of the pipe from `offset` on and nothing else.
+pub(crate) fn plain_header(receiver: u64, number: u64, offset: u64) -> [u8; PLAIN_HEADER_BYTES] {
+    let mut header = [0; PLAIN_HEADER_BYTES];
+    header[..2].copy_from_slice(&[DATA, VERSION]);
+    header[8..16].copy_from_slice(&receiver.to_le_bytes());
+    header[16..24].copy_from_slice(&number.to_le_bytes());
+    header[HEADER_BYTES] = flag::BYTES;
+    header[HEADER_BYTES + 1..].copy_from_slice(&offset.to_le_bytes());
+    header
 }
 
 /// Reads a first window, which is at the same offset in dials and accepts.

@@ -47,6 +47,13 @@ impl SendBuffer {
         Some((from, to, false))
     }
 
+    /// Takes the next `bytes` new bytes up to `window`, if there are more and none was lost; returns their offset.
+    pub(super) fn next_of_many(&mut self, bytes: u64, window: u64) -> Option<u64> {
+        let from = self.sent;
+        let are_many = self.lost.is_empty() && from + bytes < self.written.min(window);
+        are_many.then(|| std::mem::replace(&mut self.sent, from + bytes))
+    }
+
     /// Appends the bytes `from..to`.
     pub(super) fn copy_to(&self, from: u64, to: u64, out: &mut Vec<u8>) {
         self.chunks.copy_to(from, to, out);

@@ -6,7 +6,9 @@ use super::body::{FIELDS_BYTES, flag};
 use super::congestion::Sending;
 use super::loss::{Kind, Sent};
 use super::pacing::Pace;
-use super::packet::{Dial, HEADER_BYTES, TAG_BYTES, VERSION, emit_header};
+use super::packet::{
+    Dial, HEADER_BYTES, PLAIN_HEADER_BYTES, TAG_BYTES, VERSION, emit_header, plain_header,
+};
 use super::sealing::Cipher;
 use super::{DIAL_AGAIN, Ended, Pipe, Transmit};
 
@@ -129,7 +131,8 @@ impl Pipe {
         let (enough, unsent) = (self.most_unsent() / 2, self.send.unsent_bytes());
         let mut first = None;
         let most = if self.mtu > SEGMENT_BYTES { 1 } else { most_segments.max(1) };
-        for _ in 0..most {
+        let mut count = 0;
+        while count < most {
             let segment = first.unwrap_or(self.mtu);
             if out.len() - begin + segment > TRAIN_BYTES && first.is_some() {
                 break;
@@ -147,10 +150,48 @@ impl Pipe {
             if bytes < segment || bytes < self.mtu {
                 break;
             }
+            count += 1;
+            let room = TRAIN_BYTES.saturating_sub(out.len() - begin) / segment;
+            count += self.emit_run(out, room.min(most - count), window);
         }
         // Writers that have waited may write again.
         self.has_progress |= unsent >= enough && self.send.unsent_bytes() < enough;
         first
+    }
+
+    /// Appends packets of full length that carry the next bytes and nothing else, at most `most` and as far as window and
+    /// pacer allow, if nothing else is to be sent; returns how many. The packet before has the same length.
+    fn emit_run(&mut self, out: &mut Vec<u8>, most: usize, window: u64) -> usize {
+        let is_plain = self.seal.is_none() && self.probes == 0 && !self.is_ping_due;
+        let is_more_due = self.acks.is_wanted() || self.receive.is_update_due();
+        if !is_plain || is_more_due || self.closing.is_some() || self.is_blocked() {
+            return 0;
+        }
+        let (now, bytes) = (self.now, self.mtu as u32);
+        let payload = (self.mtu - PLAIN_HEADER_BYTES) as u64;
+        let mut count = 0;
+        while count < most && self.loss.in_flight() < window && self.pacer.has_room() {
+            let Some(from) = self.send.next_of_many(payload, self.peer_window) else { break };
+            let (number, to) = (self.loss.next_number(), from + payload);
+            out.extend_from_slice(&plain_header(self.remote, number, from));
+            self.send.copy_to(from, to, out);
+            self.loss.on_sent(Sent {
+                number,
+                at: now,
+                bytes,
+                from,
+                to,
+                acknowledged: 0,
+                kind: Kind::Plain,
+                has_window: false,
+            });
+            self.pacer.on_sent(self.mtu);
+            let sending = Sending { number, bytes: bytes.into(), is_application_limited: false };
+            self.law.on_sent(now, sending);
+            count += 1;
+        }
+        self.counted.packets_sent += count as u64;
+        count
     }
 
     /// Appends one packet of at most `most` bytes, if there is something to send; returns its length.
