@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use proptest::prelude::*;
 
 use super::*;
+use crate::wire::pipe::packet::{PLAIN_HEADER_BYTES, plain_header};
 
 const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 const THERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 2);
@@ -84,16 +85,23 @@ fn datagrams_in_one_buffer_reach_their_connections_and_the_others_are_counted() 
     }
 }
 
-/// Has an endpoint send all that is due; returns trains of datagrams and the length of each datagram but the last.
-fn trains(now: Instant, endpoint: &mut Endpoint) -> Vec<(Vec<u8>, usize)> {
+/// Has an endpoint send all that is due; returns trains of at most `segments` datagrams, and the length of each datagram
+/// but the last.
+fn trains(now: Instant, endpoint: &mut Endpoint, segments: usize) -> Vec<(Vec<u8>, usize)> {
     endpoint.handle_timeout(now);
     let mut out = Vec::new();
     let next = || {
         out.clear();
-        let outgoing = endpoint.poll_transmit(now, &mut out, 44)?;
+        let outgoing = endpoint.poll_transmit(now, &mut out, segments)?;
         Some((out.clone(), outgoing.transmit.segment_bytes))
     };
     std::iter::from_fn(next).collect()
+}
+
+fn write(pipe: &mut Pipe, bytes: usize) {
+    let begin = pipe.stats().bytes_written as usize;
+    let bytes: Vec<u8> = (begin..begin + bytes).map(|at| (at * 7 / 5) as u8).collect();
+    pipe.write(&[IoSlice::new(&bytes)]);
 }
 
 /// Reads up to `most` bytes.
@@ -108,34 +116,95 @@ fn read(pipe: &mut Pipe, most: usize) -> Vec<u8> {
     all
 }
 
-proptest! {
-    /// What an endpoint does with datagrams in one buffer is what another one does with each of them, whatever happens to
-    /// them on their way.
-    #[test]
-    fn datagrams_of_a_buffer_are_handled_as_each_on_its_own(
-        steps in proptest::collection::vec(
-            (0_usize..60_000, any::<bool>(), 0_u8..5, any::<[prop::sample::Index; 3]>(), 1..u8::MAX),
-            1..30,
-        ),
-    ) {
-        let mut now = Instant::from_nanos(1);
+/// Returns all that can be seen of two connections but their memory, which may differ.
+fn seen(endpoints: [&mut Endpoint; 2], id: PipeId) -> [Option<crate::wire::pipe::Stats>; 2] {
+    endpoints.map(|endpoint| {
+        let pipe = endpoint.peek(id)?;
+        Some(crate::wire::pipe::Stats { memory_bytes: 0, ..pipe.stats() })
+    })
+}
+
+/// Two connected endpoints, the ids of their connection, and the first time after the handshake.
+struct Connected {
+    ends: [Endpoint; 2],
+    ids: [PipeId; 2],
+    now: Instant,
+}
+
+impl Connected {
+    fn new() -> Self {
         // How a larger window grows also depends on the parts in which bytes are read.
         let config = Config::default().mtu_limit(1_400).receive_window(0);
-        let [mut here, mut together, mut apart] =
-            [1, 2, 2].map(|seed| Endpoint::new(config.clone(), seed));
+        let [mut here, mut there] = [1, 2].map(|seed| Endpoint::new(config.clone(), seed));
+        let mut now = Instant::from_nanos(1);
         let dialed = here.dial(now, THERE);
+        for _ in 0..10 {
+            now = now.plus_nanos(1_000_000);
+            exchange(now, [&mut here, &mut there]);
+        }
         let mut accepted = None;
+        while let Some(event) = there.poll_event() {
+            if let Event::Accepted(id, _) = event {
+                accepted = Some(id);
+            }
+        }
+        while here.poll_event().is_some() {}
+        Self { ends: [here, there], ids: [dialed, accepted.unwrap()], now }
+    }
+
+    /// Sends until both ends know how long datagrams may be.
+    fn settled(mut self) -> Self {
+        for _ in 0..100 {
+            self.now = self.now.plus_nanos(1_000_000);
+            for (end, id) in self.ends.iter_mut().zip(self.ids) {
+                end.handle_timeout(self.now);
+                read(end.pipe(id).unwrap(), usize::MAX);
+                write(end.pipe(id).unwrap(), 2_000);
+            }
+            let [here, there] = &mut self.ends;
+            exchange(self.now, [here, there]);
+        }
+        self
+    }
+}
+
+proptest! {
+    /// Sending and handling datagrams in trains has the same effect as one by one, also after loss, reordering, damage
+    /// and copies.
+    #[test]
+    fn trains_of_datagrams_have_the_effects_of_single_ones(
+        steps in proptest::collection::vec(
+            (
+                proptest::array::uniform2(prop_oneof![Just(0), 1_usize..2_000, 2_000_usize..60_000]),
+                any::<bool>(), 0_u8..6, any::<[prop::sample::Index; 3]>(), 1..u8::MAX,
+            ),
+            1..40,
+        ),
+    ) {
+        let Connected { ends: [mut here, mut there], ids: [dialed, accepted], mut now } =
+            Connected::new().settled();
+        let Connected { ends: [mut here_apart, mut there_apart], .. } = Connected::new().settled();
         for (bytes, closes, change, [index, other, byte], flip) in steps {
             now = now.plus_nanos(700_000);
-            if let Some(pipe) = here.pipe(dialed) {
-                let begin = pipe.stats().bytes_written as usize;
-                let bytes: Vec<u8> = (begin..begin + bytes).map(|at| (at * 7 / 5) as u8).collect();
-                pipe.write(&[IoSlice::new(&bytes)]);
-                if closes && change == 4 {
-                    pipe.close(now);
+            for here in [&mut here, &mut here_apart] {
+                if let Some(pipe) = here.pipe(dialed) {
+                    write(pipe, bytes[0]);
+                    if closes && change == 5 {
+                        pipe.close(now);
+                    }
                 }
             }
-            for (train, stride) in trains(now, &mut here) {
+            for there in [&mut there, &mut there_apart] {
+                if let Some(pipe) = there.pipe(accepted) {
+                    write(pipe, bytes[1] / 8);
+                }
+            }
+            let sent = trains(now, &mut here, 44);
+            let joined = |trains: &[(Vec<u8>, usize)]| {
+                trains.iter().flat_map(|(train, _)| train.clone()).collect::<Vec<u8>>()
+            };
+            prop_assert_eq!(joined(&sent), joined(&trains(now, &mut here_apart, 1)));
+            for (train, stride) in sent {
                 let mut datagrams: Vec<Vec<u8>> = train.chunks(stride).map(<[u8]>::to_vec).collect();
                 // The last may be shorter than the others, and stays the last.
                 let most = datagrams.len().saturating_sub(1);
@@ -149,30 +218,91 @@ proptest! {
                 let train = datagrams.concat();
                 let mut buffer = Buffer::new(1 << 17);
                 buffer[..train.len()].copy_from_slice(&train);
-                together.handle_buffer(now, HERE, &mut buffer, train.len(), stride);
-                datagrams.iter_mut().for_each(|one| apart.handle_datagram(now, HERE, one));
+                there.handle_buffer(now, HERE, &mut buffer, train.len(), stride);
+                datagrams.iter_mut().for_each(|one| there_apart.handle_datagram(now, HERE, one));
             }
-            while let Some(event) = together.poll_event() {
-                prop_assert_eq!(Some(event), apart.poll_event());
-                if let Event::Accepted(id, _) = event {
-                    accepted = Some(id);
-                }
-            }
-            prop_assert_eq!(apart.poll_event(), None);
-            if let Some(id) = accepted {
+            if let [Some(one), Some(each)] = [there.pipe(accepted), there_apart.pipe(accepted)] {
                 let most = other.index(100_000);
-                let pipes = [together.pipe(id), apart.pipe(id)];
-                if let [Some(one), Some(each)] = pipes {
-                    prop_assert_eq!(read(one, most), read(each, most));
-                    let stats = |pipe: &Pipe| crate::wire::pipe::Stats { memory_bytes: 0, ..pipe.stats() };
-                    prop_assert_eq!(stats(one), stats(each));
+                prop_assert_eq!(read(one, most), read(each, most));
+            }
+            let answers = trains(now, &mut there, 44);
+            prop_assert_eq!(joined(&answers), joined(&trains(now, &mut there_apart, 1)));
+            for (train, stride) in answers {
+                for here in [&mut here, &mut here_apart] {
+                    train.chunks(stride).for_each(|one| here.handle_datagram(now, THERE, &mut one.to_vec()));
                 }
             }
-            let answers = trains(now, &mut together);
-            prop_assert_eq!(&answers, &trains(now, &mut apart));
-            for (train, stride) in answers {
-                train.chunks(stride).for_each(|one| here.handle_datagram(now, THERE, &mut one.to_vec()));
+            for (twins, id) in [([&mut here, &mut here_apart], dialed), ([&mut there, &mut there_apart], accepted)] {
+                let [one, each] = twins;
+                loop {
+                    let event = one.poll_event();
+                    prop_assert_eq!(event, each.poll_event());
+                    if event.is_none() {
+                        break;
+                    }
+                }
+                prop_assert_eq!(one.poll_timeout(), each.poll_timeout());
+                let [left, right] = seen([one, each], id);
+                prop_assert_eq!(left, right);
             }
         }
     }
+}
+
+/// Returns a train of datagrams for a connection, with these numbers and the first bytes, 1,000 in each.
+fn forged(pipe: &Pipe, numbers: &[u64]) -> Vec<u8> {
+    let offsets = (0..).step_by(1_000);
+    let datagram = |(number, offset): (&u64, u64)| {
+        [&plain_header(pipe.local(), *number, offset)[..], &[7; 1_000]].concat()
+    };
+    numbers.iter().zip(offsets).flat_map(datagram).collect()
+}
+
+#[test]
+fn a_train_beyond_the_window_or_the_largest_number_is_dropped_from_there_on() {
+    // 300 packets of 1,000 bytes exceed the window of 256 KiB.
+    let largest = [u64::MAX - 3, u64::MAX - 2, u64::MAX - 1, u64::MAX];
+    for (numbers, received) in [((100..400).collect(), 262), (largest.to_vec(), 3)] {
+        let Connected { ends: [_, mut there], ids: [_, accepted], now } = Connected::new();
+        let train = forged(there.peek(accepted).unwrap(), &numbers);
+        let mut buffer = Buffer::new(1 << 19);
+        buffer[..train.len()].copy_from_slice(&train);
+        there.handle_buffer(now, HERE, &mut buffer, train.len(), PLAIN_HEADER_BYTES + 1_000);
+        let stats = there.peek(accepted).unwrap().stats();
+        assert_eq!(stats.bytes_received, 1_000 * received);
+        assert_eq!(stats.dropped, numbers.len() as u64 - received);
+    }
+}
+
+#[test]
+fn a_train_has_at_most_65_000_bytes() {
+    let config = Config::default().receive_window(0).mtu_limit(1_472);
+    let [mut here, mut there] = [1, 2].map(|seed| Endpoint::new(config.clone(), seed));
+    let mut now = Instant::from_nanos(1);
+    let dialed = here.dial(now, THERE);
+    let mut longest = 0;
+    for _ in 0..200 {
+        now = now.plus_nanos(1_000_000);
+        write(here.pipe(dialed).unwrap(), 1 << 18);
+        let mut out = vec![0];
+        here.handle_timeout(now);
+        while let Some(Outgoing { transmit, .. }) = here.poll_transmit(now, &mut out, 64) {
+            longest = longest.max(transmit.bytes);
+            let stride = transmit.segment_bytes;
+            let begin = out.len() - transmit.bytes;
+            let datagrams = out[begin..].chunks_mut(stride);
+            datagrams.for_each(|one| there.handle_datagram(now, HERE, one));
+        }
+        while let Some(event) = there.poll_event() {
+            if let Event::Accepted(id, _) | Event::Progress(id) = event {
+                read(there.pipe(id).unwrap(), usize::MAX);
+            }
+        }
+        for (train, stride) in trains(now, &mut there, 44) {
+            train
+                .chunks(stride)
+                .for_each(|one| here.handle_datagram(now, THERE, &mut one.to_vec()));
+        }
+    }
+    assert_eq!(longest, 44 * 1_472);
 }

@@ -60,12 +60,12 @@ impl Acks {
         self.received.newest_first().next().map_or(0, |range| range.1)
     }
 
-    /// Records packets that were not received before, with `bytes` of pipe data together.
+    /// Records packets that were not received before, with `bytes` of pipe data together and at most `longest` each.
     pub(super) fn on_received(
         &mut self,
         now: Instant,
         numbers: Range<u64>,
-        bytes: usize,
+        (bytes, longest): (usize, usize),
         asks: bool,
     ) {
         let end = self.end();
@@ -89,7 +89,7 @@ impl Acks {
         if numbers.start != end || self.packets >= PACKETS || self.bytes >= BYTES {
             self.due = now;
         } else {
-            let is_small = (1..LARGE_BYTES).contains(&bytes);
+            let is_small = (1..LARGE_BYTES).contains(&longest);
             let delay = if is_small { SMALL_DELAY } else { DELAY };
             self.due = self.due.min(now.plus_nanos(delay));
         }

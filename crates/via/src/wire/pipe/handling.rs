@@ -57,9 +57,8 @@ impl Pipe {
         at
     }
 
-    /// Handles the packets at the beginning of `rest` that carry the next bytes and nothing else, as most of a long stream
-    /// do: at once, which costs a fraction of one after the other. Returns the bytes of their datagrams, 0 if there are
-    /// none.
+    /// Handles the packets at the beginning of `rest` that carry the next bytes and nothing else, as those of a long
+    /// stream do. Returns the bytes of their datagrams; 0 if there are none.
     fn handle_run(
         &mut self,
         now: Instant,
@@ -72,23 +71,24 @@ impl Pipe {
             return 0;
         }
         let (first, from) = (self.acks.end(), self.receive.in_order());
-        let (mut number, mut at) = (first, rest.start);
+        let (mut number, mut at, mut longest) = (first, rest.start, 0);
         while at < rest.end && number < u64::MAX {
             let datagram = &buffer[at..rest.end.min(at + stride)];
             let offset = self.receive.in_order();
-            let payload = plain_payload(datagram, self.local, number, offset);
+            let Some(payload) = plain_payload(datagram, self.local, number, offset) else { break };
             let start = Some(at + PLAIN_HEADER_BYTES);
-            // What is refused or has no new bytes is handled on its own.
-            if !payload.is_some_and(|bytes| self.receive.insert(offset, bytes, start) == Ok(true)) {
+            // A packet that is refused, or has no new bytes, is handled on its own.
+            if self.receive.insert(offset, payload, start) != Ok(true) {
                 break;
             }
+            longest = longest.max(payload.len());
             number += 1;
             at += datagram.len();
         }
         if number > first {
             self.now = now;
-            let bytes = self.receive.in_order() - from;
-            self.acks.on_received(now, first..number, bytes as usize, true);
+            let bytes = (self.receive.in_order() - from) as usize;
+            self.acks.on_received(now, first..number, (bytes, longest), true);
             self.has_progress = true;
             self.trim_at = now.plus_nanos(TRIM);
             self.on_heard();
@@ -265,7 +265,12 @@ impl Pipe {
         self.wanted = self.wanted.max(body.ask.unwrap_or(0));
         let now = self.now;
         let data_bytes = body.bytes.map_or(0, |(_, bytes)| bytes.len());
-        self.acks.on_received(now, number..number + 1, data_bytes, body.asks_for_acknowledgement());
+        self.acks.on_received(
+            now,
+            number..number + 1,
+            (data_bytes, data_bytes),
+            body.asks_for_acknowledgement(),
+        );
         if self.receive.has_gap() && body.bytes.is_some() {
             self.acks.make_due(now);
         }

@@ -151,8 +151,8 @@ pub(crate) fn data_receiver(datagram: &[u8]) -> Option<u64> {
     }
 }
 
-/// Returns the payload of a data packet that is not sealed, if it has this receiver and number, and carries bytes of the
-/// pipe from `offset` on and nothing else.
+/// Returns the payload of a data packet that is not sealed. `None` if it has another receiver or number, or carries
+/// anything but bytes of the pipe from `offset` on.
 pub(crate) fn plain_payload(
     datagram: &[u8],
     receiver: u64,

@@ -159,12 +159,12 @@ impl Pipe {
         first
     }
 
-    /// Appends packets of full length that carry the next bytes and nothing else, at most `most` and as far as window and
-    /// pacer allow, if nothing else is to be sent; returns how many. The packet before has the same length.
+    /// Appends packets of full length that carry the next bytes and nothing else, unless something else is to be sent.
+    /// Appends at most `most`, as far as window and pacer allow; returns how many.
     fn emit_run(&mut self, out: &mut Vec<u8>, most: usize, window: u64) -> usize {
         let is_plain = self.seal.is_none() && self.probes == 0 && !self.is_ping_due;
         let is_more_due = self.acks.is_wanted() || self.receive.is_update_due();
-        if !is_plain || is_more_due || self.closing.is_some() || self.is_blocked() {
+        if !is_plain || is_more_due || self.is_blocked() {
             return 0;
         }
         let (now, bytes) = (self.now, self.mtu as u32);
