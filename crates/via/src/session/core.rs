@@ -91,6 +91,8 @@ pub(super) struct Core {
     pub(super) counted: Counted,
     /// Counts the frames that were handled, and the parts of frames that were read.
     pub(super) handled: u64,
+    /// Counts writes of streams.
+    pub(super) written: u64,
     /// Counts those of these parts after which more of the frame was left.
     pub(super) parts: u64,
 }
@@ -116,6 +118,7 @@ impl Core {
             is_dirty: false,
             counted: Counted::default(),
             handled: 0,
+            written: 0,
             parts: 0,
         }
     }
@@ -282,6 +285,7 @@ impl Core {
         }
         self.is_dirty = true;
         self.counted.bytes_sent += cursor.taken as u64;
+        self.written = self.written.wrapping_add(1);
         cursor.taken
     }
 
@@ -323,6 +327,10 @@ impl Core {
             }
             wire.push(header.words(), &[]);
             done(header, flow);
+        }
+        if flow.reset.is_some() {
+            // Nothing is sent after the reset. What was marked since would keep the stream.
+            flow.due = Default::default();
         }
         flow.is_queued = false;
         self.forget_if_over(stream);
@@ -442,7 +450,7 @@ impl Core {
     /// Requests wake-ups from the peer: by the next frame, and by room if a task waits for that. Returns `false` if the
     /// frame or the room is there already.
     pub(super) fn park(&mut self) -> bool {
-        let needs_room = !self.awaiting_room.is_empty() || !self.queued.is_empty();
+        let needs_room = !self.awaiting_room.is_empty() || self.is_behind();
         if needs_room {
             self.wire.await_room();
         }
@@ -452,7 +460,7 @@ impl Core {
 
     /// Returns whether frames wait because the wire has not accepted them.
     pub(super) fn is_behind(&self) -> bool {
-        !self.queued.is_empty() || self.hello.is_some()
+        !self.queued.is_empty() || self.hello.is_some() || self.goodbye
     }
 
     /// Starts to poll on `processor`. Returns where the peer polls.

@@ -18,7 +18,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::{Instant, Sleep};
 
-use super::core::Event;
+use super::core::{Core, Event};
 use super::frame::Reason;
 use super::spin::AdaptiveSpin;
 use super::wire::Peer;
@@ -30,7 +30,12 @@ use reading::{READER_TIMEOUT, Reading};
 /// Limits how long the driver polls for an answer before it parks. Where this was measured, a wake-up on another
 /// processor takes 31 to 60 us, and the answer follows it.
 const SPIN: Duration = Duration::from_micros(150);
-/// If yielding the processor takes the driver longer than `LONG_YIELD`, it parks instead of yielding for
+/// Turns without work after a frame, before the driver lets a peer run that waits for this processor: the tasks that the
+/// frame has woken, and those that they wake, may write an answer. Once each frame has one, it lets the peer run at once.
+const PATIENCE: u32 = 4;
+/// The same turns while the driver polls the socket.
+const SOCKET_PATIENCE: u32 = 3;
+/// If yielding the processor takes the driver longer than `LONG_YIELD` twice in a row, it parks instead of yielding for
 /// `NO_YIELD_FOR`. Other tasks may keep the processor for as long as they like, and a parked process is woken sooner.
 const LONG_YIELD: Duration = Duration::from_millis(1);
 const NO_YIELD_FOR: Duration = Duration::from_millis(100);
@@ -79,7 +84,46 @@ struct Active {
     last: Instant,
     /// Turns since then that handled no frame.
     idle_turns: u32,
+    /// Such turns before the peer is let run, or the driver parks.
+    patience: u32,
+    /// Frames that were handled, and writes, by the last turn.
+    handled: u64,
+    written: u64,
+    /// Handled frames that no write has followed since the peer was last let run.
+    unanswered: u64,
     reading: Reading,
+}
+
+impl Active {
+    fn new(session: Arc<Session>) -> Self {
+        let now = Instant::now();
+        let (handled, written) = {
+            let core = session.lock();
+            (core.handled, core.written)
+        };
+        Self {
+            session,
+            last: now,
+            idle_turns: 0,
+            patience: 0,
+            handled,
+            written,
+            unanswered: 0,
+            reading: Reading::new(now),
+        }
+    }
+
+    /// Counts the frames and writes since the last turn. Once as many writes as frames have followed, the peer need not
+    /// wait for more.
+    fn count(&mut self, core: &Core) {
+        let handled = core.handled.wrapping_sub(self.handled);
+        let written = core.written.wrapping_sub(self.written);
+        (self.handled, self.written) = (core.handled, core.written);
+        self.unanswered = (self.unanswered + handled).saturating_sub(written);
+        if written > 0 && self.unanswered == 0 {
+            self.patience = 0;
+        }
+    }
 }
 
 /// Returns the processor that this thread runs on; without rings, none needs it.
@@ -110,8 +154,14 @@ pub struct Driver {
     /// Decides whether to poll the socket.
     spin: AdaptiveSpin,
     polls: Polls,
+    /// Turns without work before the driver asks the system for received datagrams.
+    socket_patience: u32,
+    /// True if tasks of this process have written since the last turn.
+    has_written: bool,
     /// True if the last turn has found nothing, and a peer that may answer waits for this processor.
     lets_peer_run: bool,
+    /// True if the last yield to such a peer was long.
+    was_long: bool,
     /// The end of the time in which the driver parks instead of yielding to a peer, because other tasks keep the
     /// processor too long.
     no_yield_until: Option<Instant>,
@@ -182,7 +232,10 @@ impl Driver {
             is_simulated,
             spin: AdaptiveSpin::new(),
             polls: Polls::No,
+            socket_patience: 0,
+            has_written: false,
             lets_peer_run: false,
+            was_long: false,
             no_yield_until: None,
             reader_timer: Box::pin(tokio::time::sleep(READER_TIMEOUT)),
         })
@@ -201,7 +254,9 @@ impl Driver {
             self.polls = self.next_polls(found);
             if self.polls == Polls::Now {
                 // The peer may need this processor to answer.
+                let start = Instant::now();
                 rustix::thread::sched_yield();
+                self.spin.on_yield(start.elapsed());
             }
             if found > Found::Readers || self.polls > Polls::No {
                 if found == Found::AnswerExpected && self.lets_peer_run {
@@ -233,18 +288,26 @@ impl Driver {
 
     /// Returns how the next turn polls the socket; [`Polls::No`] lets the driver park.
     fn next_polls(&mut self, found: Found) -> Polls {
+        let has_written = std::mem::take(&mut self.has_written);
         if self.by_pipe.is_empty() || self.is_simulated {
             return Polls::No;
         }
         if found > Found::Nothing {
             self.spin.on_work(Instant::now());
+            self.socket_patience = if self.is_current_thread { SOCKET_PATIENCE } else { 1 };
             return Polls::No;
         }
-        match (self.spin.should_poll(Instant::now()), self.polls) {
-            (false, _) => Polls::No,
-            (true, Polls::No) => Polls::Soon,
-            (true, _) => Polls::Now,
+        if has_written {
+            self.socket_patience = 0;
         }
+        if !self.spin.should_poll(Instant::now()) {
+            return Polls::No;
+        }
+        if self.socket_patience > 0 {
+            self.socket_patience -= 1;
+            return Polls::Soon;
+        }
+        Polls::Now
     }
 
     /// Ends all sessions, which notifies peers and the tasks that wait for streams.
@@ -278,9 +341,12 @@ impl Driver {
         let start = Instant::now();
         rustix::thread::sched_yield();
         let end = Instant::now();
-        if end > start + LONG_YIELD {
+        // A single one proves little: any other process may have had the processor meanwhile.
+        let is_long = end > start + LONG_YIELD;
+        if is_long && self.was_long {
             self.no_yield_until = Some(end + NO_YIELD_FOR);
         }
+        self.was_long = is_long;
     }
 
     /// Polls each active session once, and parks those from which nothing is expected.
@@ -331,6 +397,7 @@ impl Driver {
         if core.is_dirty || core.is_behind() {
             core.flush();
         }
+        active.count(&core);
         let mut wakers = std::mem::take(&mut core.wakers);
         if !self.is_current_thread {
             // There, the task that is woken last runs first.
@@ -344,17 +411,20 @@ impl Driver {
         let waits = is_piped && !self.is_current_thread;
         if found == Found::AnswerExpected && is_piped {
             // Datagrams activate the session again: there is no ring to poll.
-            active.idle_turns = active.idle_turns.max(2);
+            active.idle_turns = active.idle_turns.max(PATIENCE + 1);
         }
         if found == Found::Something {
             if active.idle_turns > 0 {
                 self.failed_polls = 0;
             }
             (active.last, active.idle_turns) = (now, 0);
+            active.patience = if self.is_current_thread { PATIENCE } else { 1 };
             if waits && !any {
                 found = if core.park() { Found::Nothing } else { Found::Readers };
             }
-        } else if active.idle_turns > 1 && (peer == Peer::Parked || now >= active.last + spin) {
+        } else if active.idle_turns > active.patience.max(1)
+            && (peer == Peer::Parked || now >= active.last + spin)
+        {
             // This counts even if tasks used the time. Otherwise, a halved time would never grow again.
             if peer != Peer::Parked {
                 self.failed_polls = self.failed_polls.wrapping_add(1);
@@ -366,7 +436,10 @@ impl Driver {
             };
         } else {
             active.idle_turns += 1;
-            self.lets_peer_run |= peer == Peer::Here && active.idle_turns > 1;
+            if peer == Peer::Here && active.idle_turns > active.patience {
+                self.lets_peer_run = true;
+                active.unanswered = 0;
+            }
         }
         drop(core);
         wakers.into_iter().for_each(std::task::Waker::wake);
@@ -410,6 +483,7 @@ impl Driver {
         let dirty = self.shared.dirty().as_mut().map(std::mem::take);
         for session in dirty.into_iter().flatten() {
             session.is_listed.store(false, Ordering::Relaxed);
+            self.has_written = true;
             self.activate(session);
         }
     }
@@ -428,15 +502,7 @@ impl Driver {
         }
         match self.active.iter_mut().find(|active| active.session.number == number) {
             Some(active) => active.idle_turns = 0,
-            None => {
-                let now = Instant::now();
-                self.active.push(Active {
-                    session,
-                    last: now,
-                    idle_turns: 0,
-                    reading: Reading::new(now),
-                });
-            }
+            None => self.active.push(Active::new(session)),
         }
     }
 

@@ -26,11 +26,13 @@ pub(super) struct AdaptiveSpin {
     short: u32,
     /// Short pauses in a row before the driver polls.
     wanted: u32,
+    /// True if the last yield of the processor was long.
+    was_long: bool,
 }
 
 impl AdaptiveSpin {
     pub(super) const fn new() -> Self {
-        Self { since: None, short: 0, wanted: WANTED.0 }
+        Self { since: None, short: 0, wanted: WANTED.0, was_long: false }
     }
 
     /// Handles the end of the pause: the driver has work.
@@ -47,6 +49,15 @@ impl AdaptiveSpin {
             self.wanted = (self.wanted - self.wanted.div_ceil(16)).max(WANTED.0);
         }
         self.short = self.short.saturating_add(1);
+    }
+
+    /// Handles a yield of the processor within a pause. A single long one does not count: any other process may have had
+    /// the processor.
+    pub(super) fn on_yield(&mut self, took: Duration) {
+        let was_long = std::mem::replace(&mut self.was_long, took > SHORT);
+        if let (Some(since), true, false) = (&mut self.since, self.was_long, was_long) {
+            *since += took;
+        }
     }
 
     fn on_long_pause(&mut self, has_polled: bool) {

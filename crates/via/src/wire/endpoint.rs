@@ -66,6 +66,8 @@ pub struct Endpoint {
     timers: BTreeSet<(Instant, u32)>,
     events: VecDeque<Event>,
     replies: VecDeque<(SocketAddr, Vec<u8>)>,
+    /// True if the last datagram was a reply: the next one is of a connection, if one has something to send.
+    has_replied: bool,
     gossip: Option<Box<Gossip>>,
     is_accepting: bool,
     counters: Counters,
@@ -96,6 +98,7 @@ impl Endpoint {
             timers: BTreeSet::new(),
             events: VecDeque::new(),
             replies: VecDeque::new(),
+            has_replied: false,
             gossip: None,
             is_accepting: true,
             counters: Counters::default(),
@@ -297,10 +300,9 @@ impl Endpoint {
         out: &mut Vec<u8>,
         most_segments: usize,
     ) -> Option<Outgoing> {
-        if let Some((to, reply)) = self.replies.pop_front() {
-            out.extend_from_slice(&reply);
-            let transmit = Transmit { bytes: reply.len(), segment_bytes: reply.len() };
-            return Some(Outgoing { to, pipe: None, transmit });
+        let has_replied = std::mem::take(&mut self.has_replied);
+        if !has_replied && let Some(outgoing) = self.poll_reply(out) {
+            return Some(outgoing);
         }
         if let Some((to, datagram)) = self.gossip.as_mut().and_then(|one| one.poll_transmit()) {
             out.extend_from_slice(&datagram);
@@ -322,7 +324,16 @@ impl Endpoint {
             self.review(slot);
             self.set_timer(slot);
         }
-        None
+        self.poll_reply(out)
+    }
+
+    /// Appends the next answer to a datagram of no connection.
+    fn poll_reply(&mut self, out: &mut Vec<u8>) -> Option<Outgoing> {
+        let (to, reply) = self.replies.pop_front()?;
+        self.has_replied = true;
+        out.extend_from_slice(&reply);
+        let transmit = Transmit { bytes: reply.len(), segment_bytes: reply.len() };
+        Some(Outgoing { to, pipe: None, transmit })
     }
 
     /// Returns the next event.

@@ -22,7 +22,9 @@ impl Driver {
             return false;
         };
         close_pipes(socket, &pipes);
-        let has_received = self.polls == Polls::Now && socket.receive_now(&pipes.endpoint);
+        // What tasks have written is sent first: the peer may wait for it.
+        let has_received =
+            self.polls == Polls::Now && !self.has_written && socket.receive_now(&pipes.endpoint);
         // An error of the socket means that the runtime has ended: nothing more arrives.
         let is_busy = matches!(socket.poll(context, &pipes.endpoint), Poll::Ready(Ok(())));
         let mut endpoint = pipes.endpoint();

@@ -104,6 +104,39 @@ fn a_stream_that_its_service_resets_at_once_was_accepted_and_is_forgotten() {
     }
 }
 
+/// Regression: what an application did after its peer's reset kept the stream for the life of the session.
+#[test]
+fn a_stream_that_its_peer_has_reset_is_forgotten_whatever_the_application_does() {
+    for reads in [false, true] {
+        let [mut one, mut other] = pair();
+        let stream = one.open("a service").unwrap();
+        one.flush();
+        other.pump(None);
+        other.accept(stream);
+        other.flush();
+        one.pump(None);
+        let mut left = if reads { 200_000 } else { 0 };
+        while left > 0 {
+            left -= other.write(stream, &[IoSlice::new(&vec![7; left])], Waker::noop());
+            other.flush();
+            one.pump(None);
+        }
+        other.reset(stream, Reason::Dropped);
+        other.drop_stream(stream);
+        other.flush();
+        one.pump(None);
+        if reads {
+            one.consumed(stream, 200_000);
+        } else {
+            one.finish(stream);
+        }
+        one.flush();
+        one.drop_stream(stream);
+        one.flush();
+        assert_eq!((one.streams(), other.streams()), (0, 0), "reads: {reads}");
+    }
+}
+
 #[test]
 fn bytes_that_overtake_the_acceptance_of_their_stream_do_not_hold_it_up() {
     let [mut one, mut other] = pair();

@@ -306,3 +306,19 @@ fn a_train_has_at_most_65_000_bytes() {
     }
     assert_eq!(longest, 44 * 1_472);
 }
+
+/// Regression: while strangers filled the queue of answers, no connection sent anything.
+#[test]
+fn answers_to_strangers_and_datagrams_of_connections_alternate() {
+    let Connected { ends: [mut here, _], ids: [dialed, _], now } = Connected::new();
+    write(here.pipe(dialed).unwrap(), 20_000);
+    for id in 0..64 {
+        here.handle_datagram(now, THERE, &mut plain_header(1_000 + id, 0, 0));
+    }
+    let mut out = Vec::new();
+    let sent: Vec<bool> = std::iter::from_fn(|| here.poll_transmit(now, &mut out, 1))
+        .map(|outgoing| outgoing.pipe.is_some())
+        .collect();
+    assert_eq!(sent[..6], [false, true, false, true, false, true]);
+    assert_eq!(sent.iter().filter(|is_of_connection| !*is_of_connection).count(), 64);
+}

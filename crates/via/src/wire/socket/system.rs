@@ -256,13 +256,8 @@ impl System {
                         return Ok(false);
                     }
                 }
-                Err(error) if quinn_udp::is_msg_size_err(&error) => {
-                    if let Some(id) = outgoing.pipe {
-                        lock(endpoint).handle_refused(now, id, refused_bytes(&outgoing));
-                    }
-                    self.receive_errors(clock, endpoint);
-                }
-                // The error may concern another train, or trains as such. What fails again counts as lost.
+                // The error may concern another train, or trains as such: a router's report that a datagram was too long is
+                // the error of whichever is sent next. What fails again counts as lost.
                 Err(_) => {
                     self.receive_errors(clock, endpoint);
                     let sent = self.send_again(outgoing, is_direct);
