@@ -113,6 +113,18 @@ impl Active {
         }
     }
 
+    /// Handles received frames, except those that are left to their readers; returns whether there were any.
+    fn pump(&mut self, core: &mut Core, now: Instant, is_simulated: bool) -> bool {
+        let is_woken = core.wake_reader();
+        let any = is_woken || core.pump(None);
+        let is_late = self.reading.is_late(core, now, is_woken, is_simulated);
+        if is_late && !any {
+            core.stop_leaving_frames();
+            return core.pump(None);
+        }
+        any
+    }
+
     /// Counts the frames and writes since the last turn. Once as many writes as frames have followed, the peer need not
     /// wait for more.
     fn count(&mut self, core: &Core) {
@@ -386,13 +398,7 @@ impl Driver {
             Peer::Here if must_not_yield => Peer::Parked,
             peer => peer,
         };
-        let is_woken = core.wake_reader();
-        let mut any = is_woken || core.pump(None);
-        let is_late = active.reading.is_late(&core, now, is_woken, self.is_simulated);
-        if is_late && !any {
-            core.stop_leaving_frames();
-            any = core.pump(None);
-        }
+        let any = active.pump(&mut core, now, self.is_simulated);
         core.wake_writers();
         if core.is_dirty || core.is_behind() {
             core.flush();
