@@ -1,5 +1,6 @@
 //! The driver of a process's sessions: one task that moves what they send and receive.
 
+mod active;
 mod piping;
 mod reading;
 
@@ -18,22 +19,20 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::{Instant, Sleep};
 
-use super::core::{Core, Event};
+use super::core::Event;
 use super::frame::Reason;
 use super::spin::AdaptiveSpin;
 use super::wire::Peer;
 use super::{Ended, Session, SharedState, Stream, TransportKind};
 use crate::wire::endpoint::PipeId;
 use crate::wire::socket::Socket;
-use reading::{READER_TIMEOUT, Reading};
+use active::{Active, PATIENCE};
+use reading::READER_TIMEOUT;
 
 /// Limits how long the driver polls for an answer before it parks. Where this was measured, a wake-up on another
 /// processor takes 31 to 60 us, and the answer follows it.
 const SPIN: Duration = Duration::from_micros(150);
-/// Turns without work after a frame, before the driver lets a peer run that waits for this processor: the tasks that the
-/// frame has woken, and those that they wake, may write an answer. Once each frame has one, it lets the peer run at once.
-const PATIENCE: u32 = 4;
-/// The same turns while the driver polls the socket.
+/// Turns without work after a datagram, before the driver asks the system for more.
 const SOCKET_PATIENCE: u32 = 3;
 /// If yielding the processor takes the driver longer than `LONG_YIELD` twice in a row, it parks instead of yielding for
 /// `NO_YIELD_FOR`. Other tasks may keep the processor for as long as they like, and a parked process is woken sooner.
@@ -75,67 +74,6 @@ pub enum Refusal {
     NoService,
     /// Too many streams wait to be accepted.
     TooMany,
-}
-
-/// A session that is polled.
-struct Active {
-    session: Arc<Session>,
-    /// The time when its last frame was handled.
-    last: Instant,
-    /// Turns since then that handled no frame.
-    idle_turns: u32,
-    /// Such turns before the peer is let run, or the driver parks.
-    patience: u32,
-    /// Frames that were handled, and writes, by the last turn.
-    handled: u64,
-    written: u64,
-    /// Handled frames that no write has followed since the peer was last let run.
-    unanswered: u64,
-    reading: Reading,
-}
-
-impl Active {
-    fn new(session: Arc<Session>) -> Self {
-        let now = Instant::now();
-        let (handled, written) = {
-            let core = session.lock();
-            (core.handled, core.written)
-        };
-        Self {
-            session,
-            last: now,
-            idle_turns: 0,
-            patience: 0,
-            handled,
-            written,
-            unanswered: 0,
-            reading: Reading::new(now),
-        }
-    }
-
-    /// Handles received frames, except those that are left to their readers; returns whether there were any.
-    fn pump(&mut self, core: &mut Core, now: Instant, is_simulated: bool) -> bool {
-        let is_woken = core.wake_reader();
-        let any = is_woken || core.pump(None);
-        let is_late = self.reading.is_late(core, now, is_woken, is_simulated);
-        if is_late && !any {
-            core.stop_leaving_frames();
-            return core.pump(None);
-        }
-        any
-    }
-
-    /// Counts the frames and writes since the last turn. Once as many writes as frames have followed, the peer need not
-    /// wait for more.
-    fn count(&mut self, core: &Core) {
-        let handled = core.handled.wrapping_sub(self.handled);
-        let written = core.written.wrapping_sub(self.written);
-        (self.handled, self.written) = (core.handled, core.written);
-        self.unanswered = (self.unanswered + handled).saturating_sub(written);
-        if written > 0 && self.unanswered == 0 {
-            self.patience = 0;
-        }
-    }
 }
 
 /// Returns the processor that this thread runs on; without rings, none needs it.
@@ -188,12 +126,6 @@ impl Drop for Driver {
         self.end_sessions();
         let listed = self.shared.dirty().take();
         drop(listed);
-    }
-}
-
-impl std::fmt::Debug for Active {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Active").field("session", &self.session.number).finish_non_exhaustive()
     }
 }
 

@@ -134,6 +134,21 @@ mod tests {
         assert_eq!(bouts, 5, "after 16, 64, 256, 1,024 and 4,096 short pauses");
     }
 
+    #[test]
+    fn a_single_long_yield_does_not_end_polling_and_a_second_one_does() {
+        let (mut spin, mut now) = (AdaptiveSpin::new(), start());
+        let long = Duration::from_millis(3);
+        (0..16).for_each(|_| drop(pause(&mut spin, &mut now, 120)));
+        for (is_second, polls) in [(false, true), (true, false)] {
+            assert!(spin.should_poll(now));
+            now += long;
+            spin.on_yield(long);
+            spin.on_work(now);
+            assert_eq!(spin.should_poll(now), polls, "second: {is_second}");
+            spin.on_work(now);
+        }
+    }
+
     proptest! {
         #[test]
         fn polls_in_vain_take_a_bounded_part_of_the_time(runs in proptest::collection::vec((1_u64..400, 1_usize..40), 1..40)) {

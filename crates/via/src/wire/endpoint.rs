@@ -327,15 +327,6 @@ impl Endpoint {
         self.poll_reply(out)
     }
 
-    /// Appends the next answer to a datagram of no connection.
-    fn poll_reply(&mut self, out: &mut Vec<u8>) -> Option<Outgoing> {
-        let (to, reply) = self.replies.pop_front()?;
-        self.has_replied = true;
-        out.extend_from_slice(&reply);
-        let transmit = Transmit { bytes: reply.len(), segment_bytes: reply.len() };
-        Some(Outgoing { to, pipe: None, transmit })
-    }
-
     /// Returns the next event.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {

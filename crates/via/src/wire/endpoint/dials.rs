@@ -12,8 +12,8 @@ use midplane_simhw::time::Instant;
 use super::super::pipe::config::{FIRST_WINDOW, reason};
 use super::super::pipe::packet::{Accept, Dial, VERSION, emit_cookie, emit_refuse, emit_reset};
 use super::super::pipe::sealing::{Cipher, Secrets};
-use super::super::pipe::{Pipe, sealing};
-use super::Endpoint;
+use super::super::pipe::{Pipe, Transmit, sealing};
+use super::{Endpoint, Outgoing};
 
 /// Most connections of one endpoint.
 const MAX_PIPES: usize = 16_384;
@@ -33,6 +33,15 @@ impl Endpoint {
         let mut bytes = Vec::new();
         emit(&mut bytes);
         self.replies.push_back((to, bytes));
+    }
+
+    /// Appends the next answer to a datagram of no connection.
+    pub(super) fn poll_reply(&mut self, out: &mut Vec<u8>) -> Option<Outgoing> {
+        let (to, reply) = self.replies.pop_front()?;
+        self.has_replied = true;
+        out.extend_from_slice(&reply);
+        let transmit = Transmit { bytes: reply.len(), segment_bytes: reply.len() };
+        Some(Outgoing { to, pipe: None, transmit })
     }
 
     pub(super) fn on_unknown(&mut self, from: SocketAddr, id: u64) {
