@@ -91,7 +91,8 @@ impl Node {
     /// the next node of that name.
     ///
     /// # Errors
-    /// [`ErrorKind::Reset`] if the receiver was restarted, or the connection to it was lost, since the last send.
+    /// [`ErrorKind::Reset`] if the receiver was restarted, or the connection to it was lost, since the last send, and if
+    /// the exact node of a [`PeerName`] is not found.
     /// [`ErrorKind::NoService`] if, within the time of [`connect_timeout`](crate::NodeBuilder::connect_timeout), there
     /// was no such node, or it did not receive. [`ErrorKind::TooLarge`] beyond [`MAX_MESSAGE`]. [`ErrorKind::Closed`]
     /// once the node's [shutdown](Node::shutdown) has begun.
@@ -117,7 +118,12 @@ impl Node {
         };
         let (node, size) = (self.name(), bytes.len());
         let span = tracing::trace_span!("send", node, peer = to_name, bytes = size);
-        self.send_to(to, bytes).instrument(span).await
+        let sent = self.send_to(to, bytes).instrument(span).await;
+        if sent.is_err() {
+            // Callers that retry in a loop thereby let the node's own tasks run.
+            tokio::task::yield_now().await;
+        }
+        sent
     }
 
     async fn send_to(&self, to: To, bytes: Bytes) -> Result<(), Error> {
@@ -125,7 +131,7 @@ impl Node {
             To::Peer(peer) => (peer.id, peer.name),
             To::Name(name) => (self.named(&name).await?, name),
         };
-        if !self.knows(id) || self.mailbox().has_lost(id) {
+        if self.mailbox().has_lost(id, self.knows(id)) || !self.reaches(id, SERVICE).await? {
             self.mailbox().forget(id, None);
             return Err(lost(&name, None));
         }

@@ -1,7 +1,7 @@
 //! The messages of a node: streams to the peers that it sends to, and received messages that wait.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
@@ -99,9 +99,12 @@ impl Mailbox {
         Some(outgoing)
     }
 
-    /// Returns whether the stream to a peer was ended because the peer was unknown. [`Mailbox::forget`] resets that.
-    pub(crate) fn has_lost(&self, id: u64) -> bool {
-        self.state().lost.contains(&id)
+    /// Returns whether messages to a peer may be lost: their stream was ended because the peer was unknown, or there is
+    /// one and the peer is not known now. [`Mailbox::forget`] resets that.
+    pub(crate) fn has_lost(&self, id: u64, is_known: bool) -> bool {
+        let state = self.state();
+        let was_opened = |outgoing: &Arc<Outgoing>| outgoing.was_opened.load(Ordering::Acquire);
+        state.lost.contains(&id) || (!is_known && state.outgoing.get(&id).is_some_and(was_opened))
     }
 
     /// Returns the number of messages that wait to be received.
@@ -160,8 +163,8 @@ mod tests {
             let _ = mailbox.outgoing(id, |other| other + 3 > id);
         }
         assert_eq!(mailbox.state().outgoing.keys().copied().collect::<Vec<_>>(), [97, 98, 99]);
-        assert!(mailbox.has_lost(96) && !mailbox.has_lost(97));
+        assert!(mailbox.has_lost(96, true) && !mailbox.has_lost(97, true));
         mailbox.forget(96, None);
-        assert!(!mailbox.has_lost(96), "it was reported");
+        assert!(!mailbox.has_lost(96, true), "it was reported");
     }
 }

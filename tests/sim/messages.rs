@@ -1,5 +1,7 @@
 //! Tests messages to receivers that shut down, are suspended, or were unreachable for long.
 
+use std::time::Duration;
+
 use midplane::sim::Result;
 use midplane::{ErrorKind, Node, Sim, time};
 
@@ -54,4 +56,38 @@ fn a_node_that_sends_often_shuts_down_at_once_and_then_sends_no_more() {
         Ok(())
     });
     sim.run().unwrap();
+}
+
+/// Regression: a node that a peer had lost its connection to was never reached again by its `PeerName`.
+#[test]
+fn a_peer_is_reached_again_after_a_partition_that_has_ended_the_connection() {
+    // Sends during the partition as well, or only after it.
+    for pause in [Duration::ZERO, Duration::from_secs(41)] {
+        let mut sim = Sim::builder().build();
+        sim.host("b", |node| async move {
+            node.send("client-1", "hello").await?;
+            loop {
+                node.receive().await?;
+                // The first answer after the partition is an error, because earlier ones may be lost.
+                let _ = node.send("client-1", "answer").await;
+            }
+        });
+        sim.client(move |node| async move {
+            let start = time::Instant::now();
+            let (peer, _) = node.receive().await?;
+            node.send(&peer, "first").await?;
+            assert_eq!(node.receive().await?.1, "answer");
+            time::sleep(2_000 * MS + pause).await;
+            while time::timeout(100 * MS, node.receive()).await.is_err() {
+                if let Err(error) = node.send(&peer, "next").await {
+                    assert_eq!(error.kind(), ErrorKind::Reset, "{error}");
+                }
+            }
+            assert!(start.elapsed() < Duration::from_secs(46), "{:?}", start.elapsed());
+            Ok(())
+        });
+        sim.at(1_000 * MS).partition("b", "client-1");
+        sim.at(41_000 * MS).heal("b", "client-1");
+        sim.run().unwrap();
+    }
 }
