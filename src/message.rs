@@ -241,19 +241,25 @@ impl Node {
         if outgoing.was_opened.load(Ordering::Acquire) {
             return Ok(Err(io::ErrorKind::ConnectionReset.into()));
         }
-        let mut refused = BTreeSet::new();
-        let found = self.find(SERVICE, &mut refused, until, |one| one.peer == id).await;
-        let found = found.map_err(|error| self.not_found(name, &error))?;
-        let candidate = found.first().expect("it has found one");
-        let Some(mut stream) = self.open(candidate, SERVICE, until).await else {
-            return Ok(Err(io::ErrorKind::ConnectionReset.into()));
-        };
-        if let Err(error) = stream.write_all(MAGIC).await {
-            return Ok(Err(error));
-        }
-        *slot = Some(stream);
+        *slot = Some(self.open_first((id, name), until).await?);
         outgoing.was_opened.store(true, Ordering::Release);
         Ok(Ok(slot))
+    }
+
+    /// Opens a stream of messages. Tries again until the time is over, since no message is lost if it fails.
+    async fn open_first(&self, (id, name): (u64, &str), until: Instant) -> Result<Stream, Error> {
+        let mut refused = BTreeSet::new();
+        loop {
+            let found = self.find(SERVICE, &mut refused, until, |one| one.peer == id).await;
+            let found = found.map_err(|error| self.not_found(name, &error))?;
+            let candidate = found.first().expect("it has found one");
+            if let Some(mut stream) = self.open(candidate, SERVICE, until).await
+                && stream.write_all(MAGIC).await.is_ok()
+            {
+                return Ok(stream);
+            }
+            refused.insert(candidate.session.number());
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use midplane::sim::Result;
-use midplane::{ErrorKind, Node, Sim, time};
+use midplane::{DEFAULT_CONNECT_TIMEOUT, ErrorKind, Node, Sim, time};
 
 use crate::MS;
 
@@ -88,6 +88,39 @@ fn a_peer_is_reached_again_after_a_partition_that_has_ended_the_connection() {
         });
         sim.at(1_000 * MS).partition("b", "client-1");
         sim.at(41_000 * MS).heal("b", "client-1");
+        sim.run().unwrap();
+    }
+}
+
+/// Regression: the first messages to a node that was suspended for some time were reported as lost.
+#[test]
+fn first_messages_wait_for_a_receiver_that_is_suspended_until_the_time_is_over() {
+    for (suspended, arrive) in [(8_000, false), (2_000, true)] {
+        let mut sim = Sim::builder().build();
+        sim.host("b", |node| async move {
+            let _stream = node.connect("meet").await?;
+            sink(node).await
+        });
+        sim.client(move |node| async move {
+            let mut listener = node.listen("meet").await?;
+            let (_stream, peer) = listener.accept().await?;
+            time::sleep(500 * MS).await;
+            let start = time::Instant::now();
+            let send = || node.send(&peer, "hello");
+            let (one, two, three, four) = tokio::join!(send(), send(), send(), send());
+            for sent in [one, two, three, four] {
+                match arrive {
+                    true => sent.unwrap(),
+                    false => assert_eq!(sent.unwrap_err().kind(), ErrorKind::NoService),
+                }
+            }
+            let took = start.elapsed();
+            assert!(took < DEFAULT_CONNECT_TIMEOUT + 3_000 * MS, "{took:?}");
+            time::sleep(4_000 * MS).await;
+            node.send(&peer, "later").await?;
+            Ok(())
+        });
+        sim.at(400 * MS).pause("b", suspended * MS);
         sim.run().unwrap();
     }
 }
