@@ -110,6 +110,14 @@ pub enum CallError<E> {
         /// Most bytes of one.
         limit: usize,
     },
+    /// Serde can't encode the value.
+    #[error(
+        "serde can't encode the {what}: its type has `flatten`, or a sequence of unknown length"
+    )]
+    Encode {
+        /// `request`, or `response` for a service's response or error.
+        what: &'static str,
+    },
     /// The bytes do not decode as the type: both sides must use the same types.
     #[error(
         "the bytes of the {what} are none of its type: run one version of the types on both sides"

@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use midplane_simhw::wire::{decode, encode};
+use midplane_simhw::wire::{WireError, decode, encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::task::AbortHandle;
@@ -127,10 +127,10 @@ where
     ///
     /// # Errors
     /// [`ErrorKind::TooLarge`]: a key has at most 1 KiB in serde's encoding, a value 32 KiB, a map 65,536 keys and
-    /// 256 MiB. The text names the limit.
+    /// 256 MiB. The text names the limit. [`ErrorKind::Config`] if serde can't encode the key or the value.
     pub fn set(&self, key: &K, value: &V) -> Result<(), Error> {
-        let key = encode(key).map_err(|_| too_large(Refused::Key))?;
-        let value = encode(value).map_err(|_| too_large(Refused::Value))?;
+        let key = encode(key).map_err(|error| not_encoded(error, Refused::Key))?;
+        let value = encode(value).map_err(|error| not_encoded(error, Refused::Value))?;
         let set = self.member.shared.with(|map, now| map.set(now, key.into(), value.into()));
         set.map_err(too_large)
     }
@@ -188,6 +188,14 @@ fn latest<K: DeserializeOwned, V: DeserializeOwned>(
 ) -> Option<Latest<K, V>> {
     let value = value.map(|value| decode(value)).transpose().ok()?;
     Some(Latest { key: decode(key).ok()?, value, age: Duration::from_micros(age) })
+}
+
+/// Returns the error of a key or a value that was not encoded.
+fn not_encoded(error: WireError, refused: Refused) -> Error {
+    match error {
+        WireError::Unencodable => Error::new(ErrorKind::Config, error.to_string()),
+        _ => too_large(refused),
+    }
 }
 
 fn too_large(refused: Refused) -> Error {

@@ -175,3 +175,20 @@ over_each! {
         assert_eq!(error.kind(), ErrorKind::Config);
     }
 }
+
+/// A value that serde can't encode in the format of maps.
+#[derive(Deserialize, Serialize)]
+struct Flat {
+    #[serde(flatten)]
+    more: BTreeMap<String, u32>,
+}
+
+/// Regression: such a value was reported as too large.
+#[tokio::test]
+async fn a_value_that_serde_cannot_encode_is_an_error_that_says_so() {
+    let (one, _) = nodes("flat", Over::Shm);
+    let map = start(&one).await.latest_map::<u32, Flat>("map").await.unwrap();
+    let error = map.set(&1, &Flat { more: BTreeMap::new() }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("flatten"), "{error}");
+}

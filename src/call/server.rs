@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use midplane_simhw::wire::{decode_value, encode_value};
+use midplane_simhw::wire::{WireError, decode_value, encode_value};
 use midplane_via::session::Stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -306,7 +306,12 @@ fn encode<R: Serialize, E: Serialize>(result: &Result<R, E>) -> Result<(Status, 
         Ok(response) => (Status::Response, encode_value(response)),
         Err(error) => (Status::Error, encode_value(error)),
     };
-    bytes.map(|bytes| (status, bytes)).map_err(|_| Status::ResponseTooLarge)
+    match bytes {
+        Ok(bytes) => Ok((status, bytes)),
+        // Without a limit, as opposed to a response that is too long.
+        Err(WireError::Unencodable) => Ok((Status::ResponseTooLarge, Vec::new())),
+        Err(_) => Err(Status::ResponseTooLarge),
+    }
 }
 
 async fn answer(pipe: &mut Pipe, status: Status, limit: usize, body: &[u8]) -> io::Result<()> {
