@@ -127,10 +127,17 @@ where
     ///
     /// # Errors
     /// [`ErrorKind::TooLarge`]: a key has at most 1 KiB in serde's encoding, a value 32 KiB, a map 65,536 keys and
-    /// 256 MiB. The text names the limit. [`ErrorKind::Config`] if serde can't encode the key or the value.
+    /// 256 MiB. The text names the limit. [`ErrorKind::Config`] if serde can't encode the key or the value, or can't decode
+    /// them again: the format needs each field, so `skip_serializing_if` and `untagged` don't work.
     pub fn set(&self, key: &K, value: &V) -> Result<(), Error> {
         let key = encode(key).map_err(|error| not_encoded(error, Refused::Key))?;
         let value = encode(value).map_err(|error| not_encoded(error, Refused::Value))?;
+        // Other members would drop it.
+        if decode::<K>(&key).is_err() || decode::<V>(&value).is_err() {
+            let text = "serde can't decode what it has encoded: the type of the key or the value has an attribute like \
+                        `skip_serializing_if` or `untagged`, without which it works";
+            return Err(Error::new(ErrorKind::Config, text));
+        }
         let set = self.member.shared.with(|map, now| map.set(now, key.into(), value.into()));
         set.map_err(too_large)
     }
@@ -243,7 +250,11 @@ impl<K: DeserializeOwned, V: DeserializeOwned> Watch<K, V> {
             let changed = shared.changed.notified();
             // One at a time: a value that is not taken yet may still be replaced.
             if let Some(Update { key, value, age, .. }) = shared.take(self.reader, 0).pop() {
-                return latest(&key, value.as_ref(), age);
+                match latest(&key, value.as_ref(), age) {
+                    // `None` is the end of the node.
+                    None => continue,
+                    change => return change,
+                }
             }
             if peers.is_leaving() {
                 return None;

@@ -187,8 +187,31 @@ struct Flat {
 #[tokio::test]
 async fn a_value_that_serde_cannot_encode_is_an_error_that_says_so() {
     let (one, _) = nodes("flat", Over::Shm);
-    let map = start(&one).await.latest_map::<u32, Flat>("map").await.unwrap();
+    let one = start(&one).await;
+    let map = one.latest_map::<u32, Flat>("map").await.unwrap();
     let error = map.set(&1, &Flat { more: BTreeMap::new() }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("flatten"), "{error}");
+}
+
+/// A value whose encoding without the field does not decode.
+#[derive(Debug, Deserialize, Serialize)]
+struct Sparse {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
+}
+
+/// Regression: a watch reported the end of the node for such a value, and other members dropped it.
+#[tokio::test]
+async fn a_value_that_would_not_decode_is_refused_and_ends_no_watch() {
+    let (one, _) = nodes("sparse", Over::Shm);
+    let one = start(&one).await;
+    let map = one.latest_map::<u32, Sparse>("map").await.unwrap();
+    let mut watch = map.watch();
+    let error = map.set(&1, &Sparse { note: None }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("skip_serializing_if"), "{error}");
+    map.set(&2, &Sparse { note: Some("here".into()) }).unwrap();
+    let change = watch.next().await.expect("the node runs");
+    assert_eq!((change.key, change.value.unwrap().note.as_deref()), (2, Some("here")));
 }
