@@ -130,16 +130,22 @@ async fn errors_of_a_world_name_the_problem() {
     let error = node.world("x", 1, 4).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoService);
     assert!(error.to_string().contains("0, 2, 3"), "{error}");
-    // The rank has left the world, and may join again.
-    let world = loop {
-        match node.world("x", 0, 1).await {
-            Err(error) => assert_eq!(error.kind(), ErrorKind::InUse),
-            Ok(world) => break world,
-        }
-        tokio::task::yield_now().await;
-    };
+    let world = node.world("x", 0, 1).await.unwrap();
     assert_eq!(node.world("x", 0, 1).await.unwrap_err().kind(), ErrorKind::InUse);
     assert_eq!(world.size(), 1);
+}
+
+/// Regression: a process that had failed to join, or had given up, was in the world for a moment longer.
+#[tokio::test]
+async fn a_process_that_has_not_joined_may_try_again_at_once() {
+    let builder = Node::builder().cluster(format!("retry-{}", std::process::id()));
+    let node = builder.connect_timeout(Duration::from_millis(100)).start().await.unwrap();
+    for _ in 0..3 {
+        let error = node.world("x", 1, 2).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoService, "{error}");
+        // Dropped before it has joined.
+        assert!(timeout(Duration::from_millis(10), node.world("x", 1, 2)).await.is_err());
+    }
 }
 
 #[cfg(target_os = "linux")]
