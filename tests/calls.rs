@@ -399,4 +399,5 @@ async fn a_value_that_serde_cannot_encode_is_an_error_that_says_so() {
     let error = client.client::<Flat, u32, Never>("flat").call(Flat::default()).await.unwrap_err();
     assert!(matches!(error, CallError::Encode { what: "request" }), "{error}");
     assert!(error.to_string().contains("flatten"), "{error}");
+    assert!(error.is_undelivered());
 }
