@@ -247,7 +247,8 @@ impl<K: DeserializeOwned, V: DeserializeOwned> Watch<K, V> {
     pub async fn next(&mut self) -> Option<Latest<K, V>> {
         let Member { shared, peers, .. } = &*self.map.member;
         loop {
-            let changed = shared.changed.notified();
+            // The second is notified as well when the node's runtime has ended, and the map's task with it.
+            let (changed, closed) = (shared.changed.notified(), peers.changed());
             // One at a time: a value that is not taken yet may still be replaced.
             if let Some(Update { key, value, age, .. }) = shared.take(self.reader, 0).pop() {
                 match latest(&key, value.as_ref(), age) {
@@ -259,7 +260,11 @@ impl<K: DeserializeOwned, V: DeserializeOwned> Watch<K, V> {
             if peers.is_leaving() {
                 return None;
             }
-            changed.await;
+            tokio::select! {
+                biased;
+                () = changed => {}
+                () = closed => {}
+            }
         }
     }
 }

@@ -113,8 +113,8 @@ impl Node {
         });
         let listener = self.offer(world.service(rank)?)?;
         let joining = Joining(Some(listener.offer()));
-        tokio::spawn(Arc::clone(&world).accept(listener));
-        tokio::spawn(Arc::clone(&world).serve(feed));
+        self.runtime().spawn(Arc::clone(&world).accept(listener));
+        self.runtime().spawn(Arc::clone(&world).serve(feed));
         let mut carriers: Vec<Box<dyn Carrier>> = vec![Box::new(streams)];
         let rings = self.rings(&world).await?;
         let host = rings.map(|rings| carriers.push(Box::new(rings))).and_then(|()| host());

@@ -401,3 +401,16 @@ async fn a_value_that_serde_cannot_encode_is_an_error_that_says_so() {
     assert!(error.to_string().contains("flatten"), "{error}");
     assert!(error.is_undelivered());
 }
+
+/// Regression: a service that was offered in a runtime of its own answered no call once that had ended.
+#[test]
+fn a_service_answers_after_the_runtime_in_which_it_was_offered_has_ended() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let main = runtime();
+    let (service, client) = nodes("call-runtimes", Over::Udp);
+    let (service, client) = main.block_on(both(service, client));
+    let brief = runtime();
+    let _serving = brief.block_on(async { numbered(&service, 3) });
+    drop(brief);
+    assert_eq!(main.block_on(gate_client(&client).call(0)).unwrap(), 3);
+}

@@ -215,3 +215,31 @@ async fn a_value_that_would_not_decode_is_refused_and_ends_no_watch() {
     let change = watch.next().await.expect("the node runs");
     assert_eq!((change.key, change.value.unwrap().note.as_deref()), (2, Some("here")));
 }
+
+/// Regression: a map that was joined in a runtime of its own sent and received nothing once that had ended.
+#[test]
+fn a_map_lives_as_long_as_its_node_in_whichever_runtime_it_was_joined() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let main = runtime();
+    let (one, other) = main.block_on(async {
+        let (one, other) = nodes("map-runtimes", Over::Udp);
+        (start(&one).await, start(&other).await)
+    });
+    let brief = runtime();
+    let (a, b) = brief.block_on(async { (map(&one).await, map(&other).await) });
+    drop(brief);
+    let mut watch = b.watch();
+    a.set(&"key".into(), &1).unwrap();
+    let within = Duration::from_secs(20);
+    main.block_on(async {
+        let arrives = until(&mut watch, "key", Some(1));
+        tokio::time::timeout(within, arrives).await.expect("the map's task runs");
+    });
+    // A watch ends with the runtime of its node.
+    let watching = std::thread::spawn(move || {
+        let ends = async { while watch.next().await.is_some() {} };
+        runtime().block_on(async { tokio::time::timeout(within, ends).await })
+    });
+    drop(main);
+    watching.join().unwrap().expect("it ends");
+}

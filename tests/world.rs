@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use midplane::{ErrorKind, Node};
+use midplane::{ErrorKind, Node, NodeBuilder};
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
@@ -181,4 +181,23 @@ async fn both_processes_learn_that_they_have_joined_with_different_sizes() {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains(other), "{error}");
     }
+}
+
+/// Regression: a process that had joined in a runtime of its own accepted no other once that had ended.
+#[test]
+fn a_rank_is_reached_after_the_runtime_in_which_it_joined_has_ended() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let main = runtime();
+    let (first, second) = nodes("world-runtimes", Over::Udp);
+    let start = async |builder: &NodeBuilder| builder.clone().start().await.unwrap();
+    let (zero, one) = main.block_on(async { (start(&first).await, start(&second).await) });
+    let brief = runtime();
+    let joined = async { tokio::join!(zero.world("x", 0, 2), one.world("x", 1, 2)) };
+    let (world, left) = brief.block_on(joined);
+    drop((brief, left.unwrap(), one));
+    main.block_on(async {
+        let again = start(&second).await;
+        let joined = timeout(SOON, again.world("x", 1, 2)).await.expect("it ends");
+        assert_eq!((world.unwrap().rank(), joined.unwrap().rank()), (Rank(0), Rank(1)));
+    });
 }

@@ -64,8 +64,8 @@ impl Node {
     /// Serves calls to a `tower` service, within the default [`Limits`].
     ///
     /// The service is cloned for each stream. Its `poll_ready` may wait, and delays only that stream's call. The
-    /// service runs within the call's [`Context`] and a `tracing` span `call`. Its future is dropped at the call's
-    /// deadline, and when the caller has dropped the call or has ended.
+    /// service runs within the call's [`Context`] and a `tracing` span `call`, in the runtime in which the node was
+    /// started. Its future is dropped at the call's deadline, and when the caller has dropped the call or has ended.
     ///
     /// # Errors
     /// [`ErrorKind::InUse`](crate::ErrorKind::InUse) if this node offers it already,
@@ -128,7 +128,7 @@ impl Node {
             of: PhantomData,
         };
         let offer = listener.offer();
-        let task = tokio::spawn(accept(listener, server)).abort_handle();
+        let task = self.runtime().spawn(accept(listener, server)).abort_handle();
         Ok(Serving { offer, task, room, concurrency })
     }
 }
