@@ -43,7 +43,7 @@ mod tests;
 
 use midplane_simhw::wire::VALUE_LIMIT;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 pub use client::{Client, DEFAULT_TIMEOUT};
 pub use context::Context;
 pub use server::{MAX_STREAMS, Serving};
@@ -110,6 +110,14 @@ pub enum CallError<E> {
         /// Most bytes of one.
         limit: usize,
     },
+    /// Serde can't encode the value.
+    #[error(
+        "serde can't encode the {what}: its type has `flatten`, or a sequence of unknown length"
+    )]
+    Encode {
+        /// `request`, or `response` for a service's response or error.
+        what: &'static str,
+    },
     /// The bytes do not decode as the type: both sides must use the same types.
     #[error(
         "the bytes of the {what} are none of its type: run one version of the types on both sides"
@@ -124,8 +132,7 @@ impl<E> CallError<E> {
     /// Returns whether the service was certainly not called.
     #[must_use]
     pub fn is_undelivered(&self) -> bool {
-        let Self::Node(error) = self else { return matches!(self, Self::Busy) };
-        use ErrorKind::{Busy, Closed, Config, NoService, Version};
-        matches!(error.kind(), NoService | Busy | Version | Closed | Config)
+        // A node's error is returned only if no attempt before it may have reached a service.
+        matches!(self, Self::Node(_) | Self::Busy | Self::Encode { what: "request" })
     }
 }

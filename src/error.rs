@@ -7,7 +7,8 @@ use std::io;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The configuration is invalid. Change the setting that the text names; a repeated attempt fails as well.
+    /// The configuration, or the type of a value, is invalid. Change the setting or the type that the text names; a
+    /// repeated attempt fails as well.
     Config,
     /// Another node, or another listener, has the name or address. Choose another one, or stop the other process.
     InUse,

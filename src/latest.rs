@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use midplane_simhw::wire::{decode, encode};
+use midplane_simhw::wire::{WireError, decode, encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::task::AbortHandle;
@@ -127,10 +127,17 @@ where
     ///
     /// # Errors
     /// [`ErrorKind::TooLarge`]: a key has at most 1 KiB in serde's encoding, a value 32 KiB, a map 65,536 keys and
-    /// 256 MiB. The text names the limit.
+    /// 256 MiB. The text names the limit. [`ErrorKind::Config`] if serde can't encode the key or the value, or can't decode
+    /// them again: the format needs each field, so `skip_serializing_if` and `untagged` don't work.
     pub fn set(&self, key: &K, value: &V) -> Result<(), Error> {
-        let key = encode(key).map_err(|_| too_large(Refused::Key))?;
-        let value = encode(value).map_err(|_| too_large(Refused::Value))?;
+        let key = encode(key).map_err(|error| not_encoded(error, Refused::Key))?;
+        let value = encode(value).map_err(|error| not_encoded(error, Refused::Value))?;
+        // Other members would drop it.
+        if decode::<K>(&key).is_err() || decode::<V>(&value).is_err() {
+            let text = "serde can't decode what it has encoded: the type of the key or the value has an attribute like \
+                        `skip_serializing_if` or `untagged`, without which it works";
+            return Err(Error::new(ErrorKind::Config, text));
+        }
         let set = self.member.shared.with(|map, now| map.set(now, key.into(), value.into()));
         set.map_err(too_large)
     }
@@ -190,6 +197,14 @@ fn latest<K: DeserializeOwned, V: DeserializeOwned>(
     Some(Latest { key: decode(key).ok()?, value, age: Duration::from_micros(age) })
 }
 
+/// Returns the error of a key or a value that was not encoded.
+fn not_encoded(error: WireError, refused: Refused) -> Error {
+    match error {
+        WireError::Unencodable => Error::new(ErrorKind::Config, error.to_string()),
+        _ => too_large(refused),
+    }
+}
+
 fn too_large(refused: Refused) -> Error {
     let text = match refused {
         Refused::Key => format!("a key of a map has at most {} bytes", replica::MAX_KEY),
@@ -232,15 +247,24 @@ impl<K: DeserializeOwned, V: DeserializeOwned> Watch<K, V> {
     pub async fn next(&mut self) -> Option<Latest<K, V>> {
         let Member { shared, peers, .. } = &*self.map.member;
         loop {
-            let changed = shared.changed.notified();
+            // The second is notified as well when the node's runtime has ended, and the map's task with it.
+            let (changed, closed) = (shared.changed.notified(), peers.changed());
             // One at a time: a value that is not taken yet may still be replaced.
             if let Some(Update { key, value, age, .. }) = shared.take(self.reader, 0).pop() {
-                return latest(&key, value.as_ref(), age);
+                match latest(&key, value.as_ref(), age) {
+                    // `None` is the end of the node.
+                    None => continue,
+                    change => return change,
+                }
             }
             if peers.is_leaving() {
                 return None;
             }
-            changed.await;
+            tokio::select! {
+                biased;
+                () = changed => {}
+                () = closed => {}
+            }
         }
     }
 }

@@ -91,9 +91,11 @@ impl Node {
     /// the next node of that name.
     ///
     /// # Errors
-    /// [`ErrorKind::Reset`] if the receiver was restarted, or the connection to it was lost, since the last send.
+    /// [`ErrorKind::Reset`] if the receiver was restarted, or the connection to it was lost, since the last send, and if
+    /// the exact node of a [`PeerName`] is not found.
     /// [`ErrorKind::NoService`] if, within the time of [`connect_timeout`](crate::NodeBuilder::connect_timeout), there
-    /// was no such node, or it did not receive. [`ErrorKind::TooLarge`] beyond [`MAX_MESSAGE`], [`ErrorKind::Closed`].
+    /// was no such node, or it did not receive. [`ErrorKind::TooLarge`] beyond [`MAX_MESSAGE`]. [`ErrorKind::Closed`]
+    /// once the node's [shutdown](Node::shutdown) has begun.
     ///
     /// # Cancel safety
     /// If the future is dropped, the message is sent completely or not at all.
@@ -116,7 +118,12 @@ impl Node {
         };
         let (node, size) = (self.name(), bytes.len());
         let span = tracing::trace_span!("send", node, peer = to_name, bytes = size);
-        self.send_to(to, bytes).instrument(span).await
+        let sent = self.send_to(to, bytes).instrument(span).await;
+        if sent.is_err() {
+            // Callers that retry in a loop thereby let the node's own tasks run.
+            tokio::task::yield_now().await;
+        }
+        sent
     }
 
     async fn send_to(&self, to: To, bytes: Bytes) -> Result<(), Error> {
@@ -124,11 +131,14 @@ impl Node {
             To::Peer(peer) => (peer.id, peer.name),
             To::Name(name) => (self.named(&name).await?, name),
         };
-        if !self.knows(id) || self.mailbox().has_lost(id) {
+        if self.mailbox().has_lost(id, self.knows(id)) || !self.reaches(id, SERVICE).await? {
             self.mailbox().forget(id, None);
             return Err(lost(&name, None));
         }
-        let outgoing = self.mailbox().outgoing(id, |other| self.knows(other));
+        let Some(outgoing) = self.mailbox().outgoing(id, |other| self.knows(other)) else {
+            let text = "the node is being shut down: send before that";
+            return Err(Error::new(ErrorKind::Closed, text));
+        };
         if let Err(error) = self.write(&outgoing, (id, &name), bytes).await? {
             self.mailbox().forget(id, Some(&outgoing));
             return Err(lost(&name, Some(error)));
@@ -231,19 +241,25 @@ impl Node {
         if outgoing.was_opened.load(Ordering::Acquire) {
             return Ok(Err(io::ErrorKind::ConnectionReset.into()));
         }
-        let mut refused = BTreeSet::new();
-        let found = self.find(SERVICE, &mut refused, until, |one| one.peer == id).await;
-        let found = found.map_err(|error| self.not_found(name, &error))?;
-        let candidate = found.first().expect("it has found one");
-        let Some(mut stream) = self.open(candidate, SERVICE, until).await else {
-            return Ok(Err(io::ErrorKind::ConnectionReset.into()));
-        };
-        if let Err(error) = stream.write_all(MAGIC).await {
-            return Ok(Err(error));
-        }
-        *slot = Some(stream);
+        *slot = Some(self.open_first((id, name), until).await?);
         outgoing.was_opened.store(true, Ordering::Release);
         Ok(Ok(slot))
+    }
+
+    /// Opens a stream of messages. Tries again until the time is over, since no message is lost if it fails.
+    async fn open_first(&self, (id, name): (u64, &str), until: Instant) -> Result<Stream, Error> {
+        let mut refused = BTreeSet::new();
+        loop {
+            let found = self.find(SERVICE, &mut refused, until, |one| one.peer == id).await;
+            let found = found.map_err(|error| self.not_found(name, &error))?;
+            let candidate = found.first().expect("it has found one");
+            if let Some(mut stream) = self.open(candidate, SERVICE, until).await
+                && stream.write_all(MAGIC).await.is_ok()
+            {
+                return Ok(stream);
+            }
+            refused.insert(candidate.session.number());
+        }
     }
 }
 
@@ -276,8 +292,9 @@ async fn accept(mut listener: Listener, outbox: mpsc::UnboundedSender<Received>,
             tokio::spawn(inbound.receive(queued, peers.clone()));
             Sender { streams, room: Arc::new(Semaphore::new(HELD_OF_ONE)) }
         });
-        if sender.streams.try_send((stream, Arc::clone(&sender.room))).is_err() {
+        if let Err(unread) = sender.streams.try_send((stream, Arc::clone(&sender.room))) {
             tracing::warn!(%from, "a peer sends messages on too many streams; one was dropped");
+            unread.into_inner().0.reset();
         }
     }
 }
@@ -303,25 +320,25 @@ struct Inbound {
 }
 
 impl Inbound {
-    /// Receives the messages of one stream after the other.
+    /// Receives the messages of one stream after the other. Resets each stream: an idle sender holds its end until then,
+    /// and this node's shutdown would wait for it.
     async fn receive(self, mut streams: mpsc::Receiver<Bounded>, mut peers: Peers) {
-        let receiving = async {
-            while let Some((stream, room)) = streams.recv().await {
-                if let Err(error) = self.read(stream, room).await {
-                    tracing::debug!(from = %self.from, %error, "a peer's messages have ended");
-                }
+        while let Some((stream, room)) = streams.recv().await {
+            let mut stream = BufReader::with_capacity(4_096, stream);
+            let read = tokio::select! {
+                biased;
+                () = peers.left() => Ok(()),
+                read = self.read(&mut stream, room) => read,
+            };
+            if let Err(error) = read {
+                tracing::debug!(from = %self.from, %error, "a peer's messages have ended");
             }
-        };
-        tokio::select! {
-            biased;
-            () = peers.left() => {}
-            () = receiving => {}
+            stream.into_inner().reset();
         }
     }
 
     /// Receives the messages of a stream until it ends.
-    async fn read(&self, stream: Stream, room: Arc<Semaphore>) -> io::Result<()> {
-        let mut stream = BufReader::with_capacity(4_096, stream);
+    async fn read(&self, stream: &mut BufReader<Stream>, room: Arc<Semaphore>) -> io::Result<()> {
         let mut magic = [0; MAGIC.len()];
         tokio::time::timeout(REST_WITHIN, stream.read_exact(&mut magic)).await??;
         if magic != *MAGIC {
@@ -339,7 +356,7 @@ impl Inbound {
             let closed = |_| io::Error::from(io::ErrorKind::ConnectionAborted);
             let own = Arc::clone(&room).acquire_many_owned(share).await.map_err(closed)?;
             let shared = Arc::clone(&self.all).acquire_many_owned(share).await.map_err(closed)?;
-            let body = read_body(&mut stream, length);
+            let body = read_body(stream, length);
             let bytes = tokio::time::timeout(rest_within(length), body).await??.into();
             let received = Received { from: self.from.clone(), bytes, _room: [own, shared] };
             if self.outbox.send(received).is_err() {

@@ -51,7 +51,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::error::{Error, ErrorKind};
 use crate::node::host::{milliseconds, random};
-use crate::node::links::Kind;
+use crate::node::links::{Kind, Offer};
 use crate::node::{Listener, Node, PeerName};
 
 /// The first bytes of the streams between ranks, in both directions. The dialer's are followed by its rank and the number of
@@ -112,8 +112,9 @@ impl Node {
             changed: Notify::new(),
         });
         let listener = self.offer(world.service(rank)?)?;
-        tokio::spawn(Arc::clone(&world).accept(listener));
-        tokio::spawn(Arc::clone(&world).serve(feed));
+        let joining = Joining(Some(listener.offer()));
+        self.runtime().spawn(Arc::clone(&world).accept(listener));
+        self.runtime().spawn(Arc::clone(&world).serve(feed));
         let mut carriers: Vec<Box<dyn Carrier>> = vec![Box::new(streams)];
         let rings = self.rings(&world).await?;
         let host = rings.map(|rings| carriers.push(Box::new(rings))).and_then(|()| host());
@@ -125,6 +126,7 @@ impl Node {
         let joined = Communicator::world(engine, size);
         let joined = joined.map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
         world.wait_for_all(self.search_deadline()).await?;
+        joining.complete();
         Ok(joined)
     }
 
@@ -155,6 +157,25 @@ impl Node {
                 return Ok(None);
             }
             sleep(PAUSE).await;
+        }
+    }
+}
+
+/// The service of a rank that joins. Dropping it withdraws the service at once, so that the process may join again.
+#[derive(Debug)]
+struct Joining(Option<Arc<Offer>>);
+
+impl Joining {
+    /// Leaves the service to the task that accepts its streams.
+    fn complete(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Joining {
+    fn drop(&mut self) {
+        if let Some(offer) = &self.0 {
+            offer.withdraw();
         }
     }
 }

@@ -379,3 +379,38 @@ async fn a_service_that_was_dropped_may_be_offered_again_at_once() {
     let second = numbered(&node, 2);
     assert_eq!(second.calls(), 0);
 }
+
+/// A value that serde can't encode in the format of calls.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Flat {
+    #[serde(flatten)]
+    more: BTreeMap<String, u32>,
+}
+
+/// Regression: such a value was reported as too large.
+#[tokio::test]
+async fn a_value_that_serde_cannot_encode_is_an_error_that_says_so() {
+    let (service, client) = nodes("flat", Over::Shm);
+    let (service, client) = both(service, client).await;
+    let flat = service_fn(|_: u32| async { Ok::<_, Never>(Flat::default()) });
+    let _serving = service.serve("flat", flat).unwrap();
+    let error = client.client::<u32, Flat, Never>("flat").call(1).await.unwrap_err();
+    assert!(matches!(error, CallError::Encode { what: "response" }), "{error}");
+    let error = client.client::<Flat, u32, Never>("flat").call(Flat::default()).await.unwrap_err();
+    assert!(matches!(error, CallError::Encode { what: "request" }), "{error}");
+    assert!(error.to_string().contains("flatten"), "{error}");
+    assert!(error.is_undelivered());
+}
+
+/// Regression: a service that was offered in a runtime of its own answered no call once that had ended.
+#[test]
+fn a_service_answers_after_the_runtime_in_which_it_was_offered_has_ended() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let main = runtime();
+    let (service, client) = nodes("call-runtimes", Over::Udp);
+    let (service, client) = main.block_on(both(service, client));
+    let brief = runtime();
+    let _serving = brief.block_on(async { numbered(&service, 3) });
+    drop(brief);
+    assert_eq!(main.block_on(gate_client(&client).call(0)).unwrap(), 3);
+}

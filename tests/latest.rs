@@ -175,3 +175,71 @@ over_each! {
         assert_eq!(error.kind(), ErrorKind::Config);
     }
 }
+
+/// A value that serde can't encode in the format of maps.
+#[derive(Deserialize, Serialize)]
+struct Flat {
+    #[serde(flatten)]
+    more: BTreeMap<String, u32>,
+}
+
+/// Regression: such a value was reported as too large.
+#[tokio::test]
+async fn a_value_that_serde_cannot_encode_is_an_error_that_says_so() {
+    let (one, _) = nodes("flat", Over::Shm);
+    let one = start(&one).await;
+    let map = one.latest_map::<u32, Flat>("map").await.unwrap();
+    let error = map.set(&1, &Flat { more: BTreeMap::new() }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("flatten"), "{error}");
+}
+
+/// A value whose encoding without the field does not decode.
+#[derive(Debug, Deserialize, Serialize)]
+struct Sparse {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
+}
+
+/// Regression: a watch reported the end of the node for such a value, and other members dropped it.
+#[tokio::test]
+async fn a_value_that_would_not_decode_is_refused_and_ends_no_watch() {
+    let (one, _) = nodes("sparse", Over::Shm);
+    let one = start(&one).await;
+    let map = one.latest_map::<u32, Sparse>("map").await.unwrap();
+    let mut watch = map.watch();
+    let error = map.set(&1, &Sparse { note: None }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("skip_serializing_if"), "{error}");
+    map.set(&2, &Sparse { note: Some("here".into()) }).unwrap();
+    let change = watch.next().await.expect("the node runs");
+    assert_eq!((change.key, change.value.unwrap().note.as_deref()), (2, Some("here")));
+}
+
+/// Regression: a map that was joined in a runtime of its own sent and received nothing once that had ended.
+#[test]
+fn a_map_lives_as_long_as_its_node_in_whichever_runtime_it_was_joined() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let main = runtime();
+    let (one, other) = main.block_on(async {
+        let (one, other) = nodes("map-runtimes", Over::Udp);
+        (start(&one).await, start(&other).await)
+    });
+    let brief = runtime();
+    let (a, b) = brief.block_on(async { (map(&one).await, map(&other).await) });
+    drop(brief);
+    let mut watch = b.watch();
+    a.set(&"key".into(), &1).unwrap();
+    let within = Duration::from_secs(20);
+    main.block_on(async {
+        let arrives = until(&mut watch, "key", Some(1));
+        tokio::time::timeout(within, arrives).await.expect("the map's task runs");
+    });
+    // A watch ends with the runtime of its node.
+    let watching = std::thread::spawn(move || {
+        let ends = async { while watch.next().await.is_some() {} };
+        runtime().block_on(async { tokio::time::timeout(within, ends).await })
+    });
+    drop(main);
+    watching.join().unwrap().expect("it ends");
+}

@@ -223,6 +223,28 @@ over_each! {
     }
 }
 
+/// Regression: a task that retried a send to a node that had ended kept all others from running.
+#[tokio::test]
+async fn sends_that_fail_in_a_loop_let_other_tasks_run() {
+    let (service, client) = nodes("loop", Over::Shm);
+    let receiver = receiver(&service).await;
+    let client = client.name("client").start().await.unwrap();
+    let (received, sent) = tokio::join!(client.receive(), receiver.send("client", "hello"));
+    sent.unwrap();
+    let (peer, _) = received.unwrap();
+    receiver.shutdown().await;
+    while client.send(&peer, "lost").await.is_ok() {}
+    let other = tokio::spawn(async {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    });
+    for _ in 0..1_000 {
+        assert_eq!(client.send(&peer, "lost").await.unwrap_err().kind(), ErrorKind::Reset);
+    }
+    assert!(other.is_finished());
+}
+
 /// A program may use a node in runtimes that end sooner than the one in which it was started.
 #[test]
 fn a_node_receives_after_the_runtime_of_its_first_receiver_has_ended() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use midplane::{ErrorKind, Node};
+use midplane::{ErrorKind, Node, NodeBuilder};
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
@@ -130,16 +130,22 @@ async fn errors_of_a_world_name_the_problem() {
     let error = node.world("x", 1, 4).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoService);
     assert!(error.to_string().contains("0, 2, 3"), "{error}");
-    // The rank has left the world, and may join again.
-    let world = loop {
-        match node.world("x", 0, 1).await {
-            Err(error) => assert_eq!(error.kind(), ErrorKind::InUse),
-            Ok(world) => break world,
-        }
-        tokio::task::yield_now().await;
-    };
+    let world = node.world("x", 0, 1).await.unwrap();
     assert_eq!(node.world("x", 0, 1).await.unwrap_err().kind(), ErrorKind::InUse);
     assert_eq!(world.size(), 1);
+}
+
+/// Regression: a process that had failed to join, or had given up, was in the world for a moment longer.
+#[tokio::test]
+async fn a_process_that_has_not_joined_may_try_again_at_once() {
+    let builder = Node::builder().cluster(format!("retry-{}", std::process::id()));
+    let node = builder.connect_timeout(Duration::from_millis(100)).start().await.unwrap();
+    for _ in 0..3 {
+        let error = node.world("x", 1, 2).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoService, "{error}");
+        // Dropped before it has joined.
+        assert!(timeout(Duration::from_millis(10), node.world("x", 1, 2)).await.is_err());
+    }
 }
 
 #[cfg(target_os = "linux")]
@@ -175,4 +181,23 @@ async fn both_processes_learn_that_they_have_joined_with_different_sizes() {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains(other), "{error}");
     }
+}
+
+/// Regression: a process that had joined in a runtime of its own accepted no other once that had ended.
+#[test]
+fn a_rank_is_reached_after_the_runtime_in_which_it_joined_has_ended() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let main = runtime();
+    let (first, second) = nodes("world-runtimes", Over::Udp);
+    let start = async |builder: &NodeBuilder| builder.clone().start().await.unwrap();
+    let (zero, one) = main.block_on(async { (start(&first).await, start(&second).await) });
+    let brief = runtime();
+    let joined = async { tokio::join!(zero.world("x", 0, 2), one.world("x", 1, 2)) };
+    let (world, left) = brief.block_on(joined);
+    drop((brief, left.unwrap(), one));
+    main.block_on(async {
+        let again = start(&second).await;
+        let joined = timeout(SOON, again.world("x", 1, 2)).await.expect("it ends");
+        assert_eq!((world.unwrap().rank(), joined.unwrap().rank()), (Rank(0), Rank(1)));
+    });
 }

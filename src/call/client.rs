@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use midplane_simhw::wire::{decode_value, encode_value};
+use midplane_simhw::wire::{WireError, decode_value, encode_value};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
@@ -175,9 +175,11 @@ where
 
     fn prepare(&self, request: &Request) -> Result<Call, CallError<E>> {
         let most = self.limits.max_message;
-        let too_large = CallError::TooLarge { what: "request", limit: most };
-        let Some(payload) = encode_value(request).ok().filter(|bytes| bytes.len() <= most) else {
-            return Err(too_large);
+        let what = "request";
+        let payload = match encode_value(request) {
+            Ok(payload) if payload.len() <= most => payload,
+            Err(WireError::Unencodable) => return Err(CallError::Encode { what }),
+            _ => return Err(CallError::TooLarge { what, limit: most }),
         };
         let context = Context::current().unwrap_or_default();
         let own = Instant::now().checked_add(self.timeout);
@@ -383,6 +385,7 @@ impl Answer {
             Status::Deadline => CallError::Deadline,
             Status::Undecodable => CallError::Decode { what: "request" },
             Status::RequestTooLarge => too_large("request"),
+            Status::ResponseTooLarge if self.limit == 0 => CallError::Encode { what: "response" },
             Status::ResponseTooLarge => too_large("response"),
             Status::Busy => CallError::Busy,
         })

@@ -81,7 +81,7 @@ pub(super) enum Status {
     Undecodable = 3,
     /// The request is longer than `limit`, the service's; the stream ends.
     RequestTooLarge = 4,
-    /// The response is longer than `limit`, the service's.
+    /// The response is longer than `limit`, the service's; a limit of 0 means that serde can't encode the response.
     ResponseTooLarge = 5,
     /// The service was not called: it has too many streams. The stream ends.
     Busy = 6,

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use midplane_simhw::wire::{decode_value, encode_value};
+use midplane_simhw::wire::{WireError, decode_value, encode_value};
 use midplane_via::session::Stream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -64,8 +64,8 @@ impl Node {
     /// Serves calls to a `tower` service, within the default [`Limits`].
     ///
     /// The service is cloned for each stream. Its `poll_ready` may wait, and delays only that stream's call. The
-    /// service runs within the call's [`Context`] and a `tracing` span `call`. Its future is dropped at the call's
-    /// deadline, and when the caller has dropped the call or has ended.
+    /// service runs within the call's [`Context`] and a `tracing` span `call`, in the runtime in which the node was
+    /// started. Its future is dropped at the call's deadline, and when the caller has dropped the call or has ended.
     ///
     /// # Errors
     /// [`ErrorKind::InUse`](crate::ErrorKind::InUse) if this node offers it already,
@@ -128,7 +128,7 @@ impl Node {
             of: PhantomData,
         };
         let offer = listener.offer();
-        let task = tokio::spawn(accept(listener, server)).abort_handle();
+        let task = self.runtime().spawn(accept(listener, server)).abort_handle();
         Ok(Serving { offer, task, room, concurrency })
     }
 }
@@ -306,7 +306,12 @@ fn encode<R: Serialize, E: Serialize>(result: &Result<R, E>) -> Result<(Status, 
         Ok(response) => (Status::Response, encode_value(response)),
         Err(error) => (Status::Error, encode_value(error)),
     };
-    bytes.map(|bytes| (status, bytes)).map_err(|_| Status::ResponseTooLarge)
+    match bytes {
+        Ok(bytes) => Ok((status, bytes)),
+        // Without a limit, as opposed to a response that is too long.
+        Err(WireError::Unencodable) => Ok((Status::ResponseTooLarge, Vec::new())),
+        Err(_) => Err(Status::ResponseTooLarge),
+    }
 }
 
 async fn answer(pipe: &mut Pipe, status: Status, limit: usize, body: &[u8]) -> io::Result<()> {

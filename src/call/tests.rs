@@ -15,6 +15,7 @@ use tower::service_fn;
 use super::context::Trace;
 use super::frame::{AnswerHeader, RequestHeader, Status};
 use super::*;
+use crate::error::ErrorKind;
 use crate::node::links::Kind;
 use crate::node::{Listener, Node};
 
@@ -66,6 +67,16 @@ fn serve(node: &Node) -> (Serving, Arc<AtomicUsize>, Arc<Notify>) {
         }
     });
     (node.serve_with("kv", service, Limits::default().max_message(1_000)).unwrap(), running, ended)
+}
+
+/// Regression: the errors of nodes with a wrong key or a name in use counted as possibly delivered.
+#[test]
+fn a_call_that_has_failed_at_this_node_is_undelivered() {
+    for kind in [ErrorKind::InUse, ErrorKind::Key, ErrorKind::NoService, ErrorKind::Closed] {
+        assert!(CallError::<()>::Node(Error::new(kind, "")).is_undelivered());
+    }
+    assert!(!CallError::<()>::Deadline.is_undelivered());
+    assert!(!CallError::<()>::Encode { what: "response" }.is_undelivered());
 }
 
 #[tokio::test]

@@ -137,7 +137,7 @@ pub(super) fn start(
     shared: &Arc<Shared>,
 ) -> AbortHandle {
     let (peers, shared) = (node.links(), Arc::clone(shared));
-    tokio::spawn(async move {
+    let running = async move {
         let mut leaving = peers.clone();
         let left = async {
             leaving.left().await;
@@ -152,8 +152,8 @@ pub(super) fn start(
         }
         // Readers are woken to detect the end.
         shared.changed.notify_waiters();
-    })
-    .abort_handle()
+    };
+    node.runtime().spawn(running).abort_handle()
 }
 
 /// Searches for members, and drops old removals.

@@ -198,6 +198,16 @@ impl Node {
         self.0.shared.knows(id)
     }
 
+    /// Returns whether there is a session with the node of this number; if there is none, first searches once for nodes
+    /// that offer the service.
+    pub(crate) async fn reaches(&self, id: u64, service: &str) -> Result<bool, Error> {
+        if !self.knows(id) {
+            self.0.shared.check()?;
+            self.search_new(service, || self.knows(id)).await;
+        }
+        Ok(self.knows(id))
+    }
+
     /// Returns the end of a search for a service that begins now.
     pub(crate) fn search_deadline(&self) -> Instant {
         Instant::now() + self.0.connect_timeout

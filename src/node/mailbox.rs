@@ -1,7 +1,7 @@
 //! The messages of a node: streams to the peers that it sends to, and received messages that wait.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
@@ -39,6 +39,8 @@ struct State {
     /// The peer that each name has referred to since the last error.
     names: BTreeMap<String, u64>,
     outgoing: BTreeMap<u64, Arc<Outgoing>>,
+    /// True once this node leaves: no stream is opened any longer.
+    is_closed: bool,
     /// Peers whose streams were ended because the peer was unknown. The next message to one of them fails.
     lost: BTreeSet<u64>,
 }
@@ -51,9 +53,12 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the streams to peers after the messages that were sent.
+    /// Ends the streams to peers after the messages that were sent, and makes no new ones.
     pub(crate) fn close(&self) {
-        let outgoing = std::mem::take(&mut self.state().outgoing);
+        let mut state = self.state();
+        state.is_closed = true;
+        let outgoing = std::mem::take(&mut state.outgoing);
+        drop(state);
         drop(outgoing);
     }
 
@@ -67,16 +72,20 @@ impl Mailbox {
         self.state().names.insert(name, id);
     }
 
-    /// Returns the stream to a peer. Before it makes a new one, it ends those to peers that `knows` does not know.
-    pub(crate) fn outgoing(&self, id: u64, knows: impl Fn(u64) -> bool) -> Arc<Outgoing> {
+    /// Returns the stream to a peer; `None` once the mailbox was closed. Before it makes a new one, it ends those to
+    /// peers that `knows` does not know.
+    pub(crate) fn outgoing(&self, id: u64, knows: impl Fn(u64) -> bool) -> Option<Arc<Outgoing>> {
         let state = self.state();
         if let Some(outgoing) = state.outgoing.get(&id) {
-            return Arc::clone(outgoing);
+            return Some(Arc::clone(outgoing));
         }
         let others: Vec<_> = state.outgoing.keys().copied().collect();
         drop(state);
         let gone: Vec<_> = others.into_iter().filter(|other| !knows(*other)).collect();
         let mut state = self.state();
+        if state.is_closed {
+            return None;
+        }
         let ended: Vec<_> = gone.iter().filter_map(|other| state.outgoing.remove(other)).collect();
         state.lost.extend(gone);
         while state.lost.len() > MOST_LOST
@@ -87,12 +96,15 @@ impl Mailbox {
         let outgoing = Arc::clone(state.outgoing.entry(id).or_default());
         drop(state);
         drop(ended);
-        outgoing
+        Some(outgoing)
     }
 
-    /// Returns whether the stream to a peer was ended because the peer was unknown. [`Mailbox::forget`] resets that.
-    pub(crate) fn has_lost(&self, id: u64) -> bool {
-        self.state().lost.contains(&id)
+    /// Returns whether messages to a peer may be lost: their stream was ended because the peer was unknown, or there is
+    /// one and the peer is not known now. [`Mailbox::forget`] resets that.
+    pub(crate) fn has_lost(&self, id: u64, is_known: bool) -> bool {
+        let state = self.state();
+        let was_opened = |outgoing: &Arc<Outgoing>| outgoing.was_opened.load(Ordering::Acquire);
+        state.lost.contains(&id) || (!is_known && state.outgoing.get(&id).is_some_and(was_opened))
     }
 
     /// Returns the number of messages that wait to be received.
@@ -137,14 +149,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_closed_mailbox_makes_no_stream() {
+        let mailbox = Mailbox::default();
+        assert!(mailbox.outgoing(1, |_| true).is_some());
+        mailbox.close();
+        assert!(mailbox.outgoing(1, |_| true).is_none());
+    }
+
+    #[test]
     fn streams_to_peers_that_have_ended_are_dropped_with_the_next_new_one() {
         let mailbox = Mailbox::default();
         for id in 0..100 {
             let _ = mailbox.outgoing(id, |other| other + 3 > id);
         }
         assert_eq!(mailbox.state().outgoing.keys().copied().collect::<Vec<_>>(), [97, 98, 99]);
-        assert!(mailbox.has_lost(96) && !mailbox.has_lost(97));
+        assert!(mailbox.has_lost(96, true) && !mailbox.has_lost(97, true));
         mailbox.forget(96, None);
-        assert!(!mailbox.has_lost(96), "it was reported");
+        assert!(!mailbox.has_lost(96, true), "it was reported");
     }
 }

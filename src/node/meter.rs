@@ -283,9 +283,13 @@ impl Meter {
         });
         let labels = [("node", self.node.clone())];
         if let Some(now) = tokens {
-            let before = std::mem::replace(&mut *lock(&self.tokens), now);
-            count(name::TOKENS_GRANTED, &labels, now.granted - before.granted);
-            count(name::TOKENS_EXPIRED, &labels, now.expired - before.expired);
+            let mut last = lock(&self.tokens);
+            count(name::TOKENS_GRANTED, &labels, now.granted.saturating_sub(last.granted));
+            count(name::TOKENS_EXPIRED, &labels, now.expired.saturating_sub(last.expired));
+            // If two reports run at once, the later one may have read the tokens first.
+            last.granted = last.granted.max(now.granted);
+            last.expired = last.expired.max(now.expired);
+            drop(last);
             gauge!(name::TOKENS_WAITING, &labels).set(now.waiting as f64);
         }
         count(name::MESSAGES_SENT, &labels, self.messages_sent.take());

@@ -63,11 +63,16 @@ impl Node {
 
     /// Returns the error of a search for a node by its name, or for its service of messages.
     pub(crate) fn not_found(&self, name: &str, error: &Error) -> Error {
-        if error.kind() != ErrorKind::NoService {
+        let is_busy = error.kind() == ErrorKind::Busy;
+        if error.kind() != ErrorKind::NoService && !is_busy {
             return Error::new(error.kind(), error.to_string());
         }
         let peers = self.peers();
         let text = match peers.iter().any(|peer| peer.name == name) {
+            true if is_busy => format!(
+                "node {name:?} takes no messages now: it does not answer in time, or too many streams wait there; try \
+                 again later"
+            ),
             true => format!("node {name:?} does not receive messages: call `receive` there"),
             false => format!("no node is called {name:?}; {}", self.asked(&peers)),
         };

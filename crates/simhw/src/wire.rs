@@ -21,6 +21,11 @@ pub enum WireError {
         /// Bytes of the given space.
         room: usize,
     },
+    /// Serde can't encode the value.
+    #[error(
+        "serde can't encode the value: its type has `flatten`, or a sequence of unknown length"
+    )]
+    Unencodable,
     /// The bytes do not decode to a message of this type.
     #[error("the bytes do not decode to this type of message")]
     Malformed,
@@ -43,10 +48,9 @@ const fn long() -> impl bincode::config::Config {
 /// Encodes a value for a file, not for the wire, into a new buffer.
 ///
 /// # Errors
-/// [`WireError::TooLong`] above 1 GiB.
+/// [`WireError::Unencodable`].
 pub fn encode_long<T: Serialize>(value: &T) -> Result<Vec<u8>, WireError> {
-    bincode::serde::encode_to_vec(value, long())
-        .map_err(|_| WireError::TooLong { room: LONG_LIMIT })
+    bincode::serde::encode_to_vec(value, long()).map_err(|_| WireError::Unencodable)
 }
 
 /// Decodes a value of [`encode_long`] that fills `bytes` exactly.
@@ -72,12 +76,15 @@ const fn value() -> impl bincode::config::Config {
 /// Encodes an application's value, which may be longer than [`LIMIT`], into a new buffer.
 ///
 /// # Errors
-/// [`WireError::TooLong`] above [`VALUE_LIMIT`], and for a value that serde cannot encode.
+/// [`WireError::TooLong`] above [`VALUE_LIMIT`], [`WireError::Unencodable`].
 pub fn encode_value<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
-    bincode::serde::encode_to_vec(message, value())
-        .ok()
-        .filter(|bytes| bytes.len() <= VALUE_LIMIT)
-        .ok_or(WireError::TooLong { room: VALUE_LIMIT })
+    let encoded = bincode::serde::encode_to_vec(message, value());
+    within(VALUE_LIMIT, encoded.map_err(|_| WireError::Unencodable)?)
+}
+
+/// Returns the bytes, if there are at most `room`.
+fn within(room: usize, bytes: Vec<u8>) -> Result<Vec<u8>, WireError> {
+    if bytes.len() > room { Err(WireError::TooLong { room }) } else { Ok(bytes) }
 }
 
 /// Decodes a value of [`encode_value`] that fills `bytes` exactly. A hostile sender can make it reserve at most
@@ -107,11 +114,10 @@ pub fn encode_into<T: Serialize>(message: &T, buffer: &mut [u8]) -> Result<usize
 /// Encodes `message` into a new buffer.
 ///
 /// # Errors
-/// [`WireError::TooLong`] above [`LIMIT`].
+/// [`WireError::TooLong`] above [`LIMIT`], [`WireError::Unencodable`].
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
-    let bytes = bincode::serde::encode_to_vec(message, config())
-        .map_err(|_| WireError::TooLong { room: LIMIT })?;
-    if bytes.len() > LIMIT { Err(WireError::TooLong { room: LIMIT }) } else { Ok(bytes) }
+    let encoded = bincode::serde::encode_to_vec(message, config());
+    within(LIMIT, encoded.map_err(|_| WireError::Unencodable)?)
 }
 
 /// Decodes one message that fills `bytes` exactly.
@@ -170,6 +176,19 @@ mod tests {
     fn the_bytes_of_a_message_are_frozen() {
         let bytes = encode(&Message::Pair(0x0102, -2)).unwrap();
         assert_eq!(bytes, [1, 0, 0, 0, 2, 1, 0xFE, 255, 255, 255, 255, 255, 255, 255]);
+    }
+
+    #[test]
+    fn a_value_that_serde_cannot_encode_is_not_called_too_long() {
+        #[derive(Serialize)]
+        struct Flat {
+            #[serde(flatten)]
+            more: std::collections::BTreeMap<String, u32>,
+        }
+        let flat = Flat { more: Default::default() };
+        assert_eq!(encode(&flat), Err(WireError::Unencodable));
+        assert_eq!(encode_value(&flat), Err(WireError::Unencodable));
+        assert_eq!(encode(&vec![0_u8; LIMIT]), Err(WireError::TooLong { room: LIMIT }));
     }
 
     proptest! {

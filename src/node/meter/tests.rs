@@ -84,6 +84,21 @@ impl Recorder for Kept {
     }
 }
 
+/// Regression: the report with the older counters made them underflow.
+#[test]
+fn two_reports_at_once_count_each_token_once() {
+    let kept = Kept::default();
+    metrics::with_local_recorder(&kept, || {
+        let meter = Meter::new("n");
+        for granted in [5, 7, 6, 8] {
+            let tokens = TokenCounters { granted, expired: granted / 2, waiting: 0 };
+            meter.report(Some(tokens));
+        }
+    });
+    assert_eq!(kept.value("midplane_tokens_granted_total node=n"), 8);
+    assert_eq!(kept.value("midplane_tokens_expired_total node=n"), 4);
+}
+
 #[test]
 fn counts_since_the_last_report_are_reported_when_a_node_ends() {
     let kept = Kept::default();
