@@ -138,7 +138,9 @@ mod tests {
     fn a_single_long_yield_does_not_end_polling_and_a_second_one_does() {
         let (mut spin, mut now) = (AdaptiveSpin::new(), start());
         let long = Duration::from_millis(3);
-        (0..16).for_each(|_| drop(pause(&mut spin, &mut now, 120)));
+        for _ in 0..16 {
+            pause(&mut spin, &mut now, 120);
+        }
         for (is_second, polls) in [(false, true), (true, false)] {
             assert!(spin.should_poll(now));
             now += long;
