@@ -450,7 +450,10 @@ impl Core {
     /// Requests wake-ups from the peer: by the next frame, and by room if a task waits for that. Returns `false` if the
     /// frame or the room is there already.
     pub(super) fn park(&mut self) -> bool {
-        let needs_room = !self.awaiting_room.is_empty() || self.is_behind();
+        // A description that no empty wire has room for would keep the driver from parking.
+        let fits = |hello: &Vec<u8>| hello.len() <= self.wire.longest();
+        let has_own = self.goodbye || self.hello.as_ref().is_some_and(fits);
+        let needs_room = has_own || !self.awaiting_room.is_empty() || !self.queued.is_empty();
         if needs_room {
             self.wire.await_room();
         }

@@ -34,10 +34,11 @@ use reading::READER_TIMEOUT;
 const SPIN: Duration = Duration::from_micros(150);
 /// Turns without work after a datagram, before the driver asks the system for more.
 const SOCKET_PATIENCE: u32 = 3;
-/// If yielding the processor takes the driver longer than `LONG_YIELD` twice in a row, it parks instead of yielding for
+/// If yielding the processor takes the driver longer than `LONG_YIELD` twice within `SOON`, it parks instead of yielding for
 /// `NO_YIELD_FOR`. Other tasks may keep the processor for as long as they like, and a parked process is woken sooner.
 const LONG_YIELD: Duration = Duration::from_millis(1);
 const NO_YIELD_FOR: Duration = Duration::from_millis(100);
+const SOON: Duration = Duration::from_millis(20);
 /// Unsuccessful polls in a row after which the driver polls for the full time again.
 const FULL_TIME_EACH: u32 = 16;
 /// Most halvings of the polling time.
@@ -106,12 +107,13 @@ pub struct Driver {
     polls: Polls,
     /// Turns without work before the driver asks the system for received datagrams.
     socket_patience: u32,
-    /// True if tasks of this process have written since the last turn.
+    /// True if sessions had something to send since the last turn; and if the socket was not asked for datagrams therefore.
     has_written: bool,
+    has_skipped: bool,
     /// True if the last turn has found nothing, and a peer that may answer waits for this processor.
     lets_peer_run: bool,
-    /// True if the last yield to such a peer was long.
-    was_long: bool,
+    /// The end of the last long yield to such a peer.
+    long_yield: Option<Instant>,
     /// The end of the time in which the driver parks instead of yielding to a peer, because other tasks keep the
     /// processor too long.
     no_yield_until: Option<Instant>,
@@ -178,8 +180,9 @@ impl Driver {
             polls: Polls::No,
             socket_patience: 0,
             has_written: false,
+            has_skipped: false,
             lets_peer_run: false,
-            was_long: false,
+            long_yield: None,
             no_yield_until: None,
             reader_timer: Box::pin(tokio::time::sleep(READER_TIMEOUT)),
         })
@@ -200,7 +203,7 @@ impl Driver {
                 // The peer may need this processor to answer.
                 let start = Instant::now();
                 rustix::thread::sched_yield();
-                self.spin.on_yield(start.elapsed());
+                self.spin.on_yield(start, start.elapsed());
             }
             if found > Found::Readers || self.polls > Polls::No {
                 if found == Found::AnswerExpected && self.lets_peer_run {
@@ -286,11 +289,12 @@ impl Driver {
         rustix::thread::sched_yield();
         let end = Instant::now();
         // A single one proves little: any other process may have had the processor meanwhile.
-        let is_long = end > start + LONG_YIELD;
-        if is_long && self.was_long {
-            self.no_yield_until = Some(end + NO_YIELD_FOR);
+        if end > start + LONG_YIELD {
+            let last = self.long_yield.replace(end);
+            if last.is_some_and(|last| start < last + SOON) {
+                self.no_yield_until = Some(end + NO_YIELD_FOR);
+            }
         }
-        self.was_long = is_long;
     }
 
     /// Polls each active session once, and parks those from which nothing is expected.

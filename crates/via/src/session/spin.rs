@@ -12,6 +12,8 @@ use tokio::time::Instant;
 const SPIN: Duration = Duration::from_micros(150);
 /// The longest pause that polling would have shortened: two wake-ups, and an answer between them.
 const SHORT: Duration = Duration::from_micros(300);
+/// Time after a long yield of the processor in which the next one counts.
+const SOON: Duration = Duration::from_millis(20);
 /// Short pauses in a row before the driver polls: the initial number, and the largest, after unsuccessful bouts.
 const WANTED: (u32, u32) = (16, 1 << 14);
 /// Factor by which that number grows with each unsuccessful bout.
@@ -26,13 +28,13 @@ pub(super) struct AdaptiveSpin {
     short: u32,
     /// Short pauses in a row before the driver polls.
     wanted: u32,
-    /// True if the last yield of the processor was long.
-    was_long: bool,
+    /// The end of the last long yield of the processor.
+    long_yield: Option<Instant>,
 }
 
 impl AdaptiveSpin {
     pub(super) const fn new() -> Self {
-        Self { since: None, short: 0, wanted: WANTED.0, was_long: false }
+        Self { since: None, short: 0, wanted: WANTED.0, long_yield: None }
     }
 
     /// Handles the end of the pause: the driver has work.
@@ -51,11 +53,14 @@ impl AdaptiveSpin {
         self.short = self.short.saturating_add(1);
     }
 
-    /// Handles a yield of the processor within a pause. A single long one does not count: any other process may have had
-    /// the processor.
-    pub(super) fn on_yield(&mut self, took: Duration) {
-        let was_long = std::mem::replace(&mut self.was_long, took > SHORT);
-        if let (Some(since), true, false) = (&mut self.since, self.was_long, was_long) {
+    /// Handles a yield of the processor within a pause. A long one does not count unless it soon follows another: any other
+    /// process may have had the processor.
+    pub(super) fn on_yield(&mut self, start: Instant, took: Duration) {
+        if took <= SHORT {
+            return;
+        }
+        let last = self.long_yield.replace(start + took);
+        if let (Some(since), false) = (&mut self.since, last.is_some_and(|at| start < at + SOON)) {
             *since += took;
         }
     }
@@ -143,8 +148,8 @@ mod tests {
         }
         for (is_second, polls) in [(false, true), (true, false)] {
             assert!(spin.should_poll(now));
+            spin.on_yield(now, long);
             now += long;
-            spin.on_yield(long);
             spin.on_work(now);
             assert_eq!(spin.should_poll(now), polls, "second: {is_second}");
             spin.on_work(now);

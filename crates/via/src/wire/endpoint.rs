@@ -19,7 +19,7 @@ use midplane_simhw::time::Instant;
 use super::buffer::Buffer;
 use super::gossip::Gossip;
 use super::pipe::packet::{Accept, Packet};
-use super::pipe::{Config, Pipe, Transmit};
+use super::pipe::{Config, Pipe};
 use cookies::Cookies;
 pub use events::{Counters, Event, Outgoing, PipeId};
 use tokens::Tokens;
@@ -66,7 +66,7 @@ pub struct Endpoint {
     timers: BTreeSet<(Instant, u32)>,
     events: VecDeque<Event>,
     replies: VecDeque<(SocketAddr, Vec<u8>)>,
-    /// True if the last datagram was a reply: the next one is of a connection, if one has something to send.
+    /// True if the last datagram was such a reply, or gossip: the next one is of a connection, if one has something to send.
     has_replied: bool,
     gossip: Option<Box<Gossip>>,
     is_accepting: bool,
@@ -301,13 +301,8 @@ impl Endpoint {
         most_segments: usize,
     ) -> Option<Outgoing> {
         let has_replied = std::mem::take(&mut self.has_replied);
-        if !has_replied && let Some(outgoing) = self.poll_reply(out) {
+        if !has_replied && let Some(outgoing) = self.poll_unconnected(out) {
             return Some(outgoing);
-        }
-        if let Some((to, datagram)) = self.gossip.as_mut().and_then(|one| one.poll_transmit()) {
-            out.extend_from_slice(&datagram);
-            let transmit = Transmit { bytes: datagram.len(), segment_bytes: datagram.len() };
-            return Some(Outgoing { to, pipe: None, transmit });
         }
         while let Some(slot) = self.queue.pop_front() {
             if self.tokens.is_some() {
@@ -324,7 +319,7 @@ impl Endpoint {
             self.review(slot);
             self.set_timer(slot);
         }
-        self.poll_reply(out)
+        self.poll_unconnected(out)
     }
 
     /// Returns the next event.

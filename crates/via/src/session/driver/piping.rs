@@ -22,9 +22,10 @@ impl Driver {
             return false;
         };
         close_pipes(socket, &pipes);
-        // What tasks have written is sent first: the peer may wait for it.
-        let has_received =
-            self.polls == Polls::Now && !self.has_written && socket.receive_now(&pipes.endpoint);
+        // What tasks have written is sent first, since the peer may wait for it; but not in every turn.
+        self.has_skipped = self.has_written && !self.has_skipped;
+        let asks = self.polls == Polls::Now && !self.has_skipped;
+        let has_received = asks && socket.receive_now(&pipes.endpoint);
         // An error of the socket means that the runtime has ended: nothing more arrives.
         let is_busy = matches!(socket.poll(context, &pipes.endpoint), Poll::Ready(Ok(())));
         let mut endpoint = pipes.endpoint();

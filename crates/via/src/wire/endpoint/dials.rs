@@ -35,12 +35,13 @@ impl Endpoint {
         self.replies.push_back((to, bytes));
     }
 
-    /// Appends the next answer to a datagram of no connection.
-    pub(super) fn poll_reply(&mut self, out: &mut Vec<u8>) -> Option<Outgoing> {
-        let (to, reply) = self.replies.pop_front()?;
+    /// Appends the next datagram of no connection: an answer to one, or gossip.
+    pub(super) fn poll_unconnected(&mut self, out: &mut Vec<u8>) -> Option<Outgoing> {
+        let gossip = |endpoint: &mut Self| endpoint.gossip.as_mut()?.poll_transmit();
+        let (to, datagram) = self.replies.pop_front().or_else(|| gossip(self))?;
         self.has_replied = true;
-        out.extend_from_slice(&reply);
-        let transmit = Transmit { bytes: reply.len(), segment_bytes: reply.len() };
+        out.extend_from_slice(&datagram);
+        let transmit = Transmit { bytes: datagram.len(), segment_bytes: datagram.len() };
         Some(Outgoing { to, pipe: None, transmit })
     }
 
