@@ -202,6 +202,29 @@ over_each! {
         }
     }
 
+    async fn a_receiver_that_shuts_down_waits_neither_for_an_idle_sender_nor_for_one_that_waits(over) {
+        let (service, client) = nodes("leaves", over);
+        let receiver = receiver(&service).await;
+        let idle = client.clone().start().await.unwrap();
+        let (first, sent) = tokio::join!(receiver.receive(), idle.send("receiver", message(0, 10)));
+        sent.unwrap();
+        assert_eq!(number(&first.unwrap().1), 0);
+        let sender = client.start().await.unwrap();
+        let sending = tokio::spawn(async move {
+            loop {
+                if let Err(error) = sender.send("receiver", message(1, 500_000)).await {
+                    return error;
+                }
+            }
+        });
+        assert_eq!(number(&receiver.receive().await.unwrap().1), 1);
+        // The sender now waits, because no message is received any longer.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let within = midplane::DEFAULT_DRAIN / 2;
+        tokio::time::timeout(within, receiver.shutdown()).await.expect("it waits for no sender");
+        assert_eq!(sending.await.unwrap().kind(), ErrorKind::Reset);
+    }
+
     async fn messages_that_can_not_be_sent_are_errors_that_say_why(over) {
         let (service, client) = nodes("refused", over);
         let receiver = receiver(&service).await;
