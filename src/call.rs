@@ -74,10 +74,14 @@ impl Limits {
         self
     }
 
-    /// Limits the bytes of a request, and of an answer: a longer one is an error. At most 16 MiB. Default:
+    /// Limits the bytes of a request, and of an answer: a longer one is an error. At least 1, at most 16 MiB. Default:
     /// [`DEFAULT_MAX_MESSAGE`].
     pub const fn max_message(mut self, bytes: usize) -> Self {
-        self.max_message = if bytes > VALUE_LIMIT { VALUE_LIMIT } else { bytes };
+        self.max_message = match bytes {
+            0 => 1,
+            1..=VALUE_LIMIT => bytes,
+            _ => VALUE_LIMIT,
+        };
         self
     }
 }
@@ -112,7 +116,7 @@ pub enum CallError<E> {
     },
     /// Serde can't encode the value.
     #[error(
-        "serde can't encode the {what}: its type has `flatten`, or a sequence of unknown length"
+        "serde can't encode the {what}: its type has `flatten` or a sequence of unknown length, or its own `Serialize` fails"
     )]
     Encode {
         /// `request`, or `response` for a service's response or error.

@@ -92,7 +92,7 @@ impl Node {
     ///
     /// # Errors
     /// [`ErrorKind::Reset`] if the receiver was restarted, or the connection to it was lost, since the last send, and if
-    /// the exact node of a [`PeerName`] is not found.
+    /// the exact node of a [`PeerName`] is not found, for which it searches once a second, about a second long.
     /// [`ErrorKind::NoService`] if, within the time of [`connect_timeout`](crate::NodeBuilder::connect_timeout), there
     /// was no such node, or it did not receive. [`ErrorKind::TooLarge`] beyond [`MAX_MESSAGE`]. [`ErrorKind::Closed`]
     /// once the node's [shutdown](Node::shutdown) has begun.
@@ -104,6 +104,8 @@ impl Node {
         to: impl Into<Recipient>,
         bytes: impl Into<Bytes>,
     ) -> Result<(), Error> {
+        // Callers that retry in a loop thereby let the node's own tasks run.
+        tokio::task::coop::consume_budget().await;
         let (Recipient(to), bytes) = (to.into(), bytes.into());
         if bytes.len() > MAX_MESSAGE {
             let text = format!(
@@ -118,29 +120,32 @@ impl Node {
         };
         let (node, size) = (self.name(), bytes.len());
         let span = tracing::trace_span!("send", node, peer = to_name, bytes = size);
-        let sent = self.send_to(to, bytes).instrument(span).await;
-        if sent.is_err() {
-            // Callers that retry in a loop thereby let the node's own tasks run.
-            tokio::task::yield_now().await;
-        }
-        sent
+        self.send_to(to, bytes).instrument(span).await
     }
 
     async fn send_to(&self, to: To, bytes: Bytes) -> Result<(), Error> {
+        let closed =
+            || Error::new(ErrorKind::Closed, "the node is being shut down: send before that");
+        if self.mailbox().is_closed() {
+            return Err(closed());
+        }
         let (id, name) = match to {
             To::Peer(peer) => (peer.id, peer.name),
             To::Name(name) => (self.named(&name).await?, name),
         };
+        // Between the report of a loss and its end is no await: if the future was dropped there, the next send would
+        // not report it.
         if self.mailbox().has_lost(id, self.knows(id)) || !self.reaches(id, SERVICE).await? {
             self.mailbox().forget(id, None);
             return Err(lost(&name, None));
         }
-        let Some(outgoing) = self.mailbox().outgoing(id, |other| self.knows(other)) else {
-            let text = "the node is being shut down: send before that";
-            return Err(Error::new(ErrorKind::Closed, text));
-        };
-        if let Err(error) = self.write(&outgoing, (id, &name), bytes).await? {
+        let outgoing = self.mailbox().outgoing(id, |other| self.knows(other));
+        let outgoing = outgoing.ok_or_else(closed)?;
+        let written = self.write(&outgoing, (id, &name), bytes).await;
+        if !matches!(written, Ok(Ok(()))) {
             self.mailbox().forget(id, Some(&outgoing));
+        }
+        if let Err(error) = written? {
             return Err(lost(&name, Some(error)));
         }
         self.meter().messages_sent.add_one();
@@ -259,6 +264,9 @@ impl Node {
                 return Ok(stream);
             }
             refused.insert(candidate.session.number());
+            if !self.knows(id) {
+                return Err(self.not_found(name, &Error::new(ErrorKind::NoService, "")));
+            }
         }
     }
 }

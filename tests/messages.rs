@@ -258,7 +258,7 @@ async fn sends_that_fail_in_a_loop_let_other_tasks_run() {
     receiver.shutdown().await;
     while client.send(&peer, "lost").await.is_ok() {}
     let other = tokio::spawn(async {
-        for _ in 0..100 {
+        for _ in 0..5 {
             tokio::task::yield_now().await;
         }
     });
@@ -266,6 +266,31 @@ async fn sends_that_fail_in_a_loop_let_other_tasks_run() {
         assert_eq!(client.send(&peer, "lost").await.unwrap_err().kind(), ErrorKind::Reset);
     }
     assert!(other.is_finished());
+}
+
+/// Regression: a send whose future was dropped while it reported a loss made the next one succeed.
+#[tokio::test]
+async fn a_send_that_is_dropped_leaves_the_loss_to_the_next_one() {
+    let (service, client) = nodes("dropped", Over::Shm);
+    let first = receiver(&service).await;
+    let client = client.start().await.unwrap();
+    let (received, sent) = tokio::join!(first.receive(), client.send("receiver", "hello"));
+    sent.and(received).unwrap();
+    first.shutdown().await;
+    let is_reported = {
+        let mut sending = std::pin::pin!(client.send("receiver", "lost"));
+        let polled = sending.as_mut().poll(&mut Task::from_waker(Waker::noop()));
+        matches!(polled, Poll::Ready(Err(_)))
+    };
+    let second = receiver(&service).await;
+    let (received, sent) = tokio::join!(
+        tokio::time::timeout(Duration::from_secs(1), second.receive()),
+        client.send("receiver", "again")
+    );
+    assert!(
+        is_reported || sent.is_err_and(|error| error.kind() == ErrorKind::Reset),
+        "{received:?}"
+    );
 }
 
 /// A program may use a node in runtimes that end sooner than the one in which it was started.

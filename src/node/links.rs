@@ -198,12 +198,15 @@ impl Node {
         self.0.shared.knows(id)
     }
 
-    /// Returns whether there is a session with the node of this number; if there is none, first searches once for nodes
-    /// that offer the service.
+    /// Returns whether there is a session with the node of this number; if there is none, first searches for nodes that
+    /// offer the service, at most once a second.
     pub(crate) async fn reaches(&self, id: u64, service: &str) -> Result<bool, Error> {
-        if !self.knows(id) {
+        if !self.knows(id) && !self.mailbox().was_searched(id) {
             self.0.shared.check()?;
             self.search_new(service, || self.knows(id)).await;
+            if !self.knows(id) {
+                self.mailbox().note_searched(id);
+            }
         }
         Ok(self.knows(id))
     }

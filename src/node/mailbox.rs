@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use midplane_via::session::Stream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::Instant;
 
 use super::listener::PeerName;
 
@@ -43,7 +45,12 @@ struct State {
     is_closed: bool,
     /// Peers whose streams were ended because the peer was unknown. The next message to one of them fails.
     lost: BTreeSet<u64>,
+    /// When peers were searched in vain, within the last `SEARCHED`.
+    searched: BTreeMap<u64, Instant>,
 }
+
+/// Time after a search for a peer in which it is not searched again.
+const SEARCHED: Duration = Duration::from_secs(1);
 
 /// Most peers whose loss is remembered.
 const MOST_LOST: usize = 4_096;
@@ -105,6 +112,24 @@ impl Mailbox {
         let state = self.state();
         let was_opened = |outgoing: &Arc<Outgoing>| outgoing.was_opened.load(Ordering::Acquire);
         state.lost.contains(&id) || (!is_known && state.outgoing.get(&id).is_some_and(was_opened))
+    }
+
+    /// Returns whether a peer was searched in vain a short time ago.
+    pub(crate) fn was_searched(&self, id: u64) -> bool {
+        let at = self.state().searched.get(&id).copied();
+        at.is_some_and(|at| at.elapsed() < SEARCHED)
+    }
+
+    /// Notes that a peer was searched in vain.
+    pub(crate) fn note_searched(&self, id: u64) {
+        let mut state = self.state();
+        state.searched.retain(|_, at| at.elapsed() < SEARCHED);
+        state.searched.insert(id, Instant::now());
+    }
+
+    /// Returns whether this node leaves.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state().is_closed
     }
 
     /// Returns the number of messages that wait to be received.
