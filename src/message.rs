@@ -133,8 +133,7 @@ impl Node {
             To::Peer(peer) => (peer.id, peer.name),
             To::Name(name) => (self.named(&name).await?, name),
         };
-        // Between the report of a loss and its end is no await: if the future was dropped there, the next send would
-        // not report it.
+        // No await separates `forget` from the error: if the future was dropped there, the next send would not report the loss.
         if self.mailbox().has_lost(id, self.knows(id)) || !self.reaches(id, SERVICE).await? {
             self.mailbox().forget(id, None);
             return Err(lost(&name, None));

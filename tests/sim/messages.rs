@@ -25,7 +25,7 @@ fn a_node_that_has_received_messages_shuts_down_at_once() {
     sim.run().unwrap();
 }
 
-/// Receives all messages.
+/// Receives messages until the node is shut down.
 async fn sink(node: Node) -> Result {
     loop {
         node.receive().await?;

@@ -161,7 +161,7 @@ async fn bad_input_is_one_line_that_names_the_cure_and_exit_code_2() {
         (&["web", "--bind", "nowhere"], "--bind"),
         (&["web", "--bind", &taken], &format!("--bind {taken}: Address already in use")),
         (&["web", "--connections", "0"], "--connections"),
-        (&["web", "--key", "/nowhere"], "--key /nowhere: No such file"),
+        (&["web", "--key", "/nowhere"], "the key file /nowhere: No such file"),
         (&["web", "--key", key], "a key is a number, a colon and 64 hexadecimal digits"),
         (&["web", "--discover", "nowhere"], "HOST:PORT"),
         (&["web", "--cluster", "two words"], "a cluster's name has"),
