@@ -5,7 +5,7 @@ use midplane_simhw::port::{Command, Completion, Status};
 
 use super::change::{Change, Phase};
 use super::wire::{ChangeId, Hash, Message, Offer};
-use super::{Context, Epoch, Extension, Installer, Policy, Refusal, Version, refuse};
+use super::{Context, Epoch, Extension, Installer, Policy, Refusal, TimeoutId, Version, refuse};
 
 impl Installer {
     /// Begins a change as its coordinator. The module is here; its length is 0 if all members should have it.
@@ -147,6 +147,8 @@ impl Installer {
         version: Version,
         extension: Box<dyn Extension>,
     ) {
+        // The timeout would restart the former version.
+        nic.cancel_timeout(TimeoutId(number.0.into()));
         if version.is_withdrawn {
             nic.withdraw(number);
         } else {

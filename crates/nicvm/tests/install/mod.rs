@@ -113,6 +113,24 @@ fn a_failure_is_reported_to_all_and_its_policy_carried_out() {
     }
 }
 
+#[test]
+fn a_pending_restart_of_a_version_does_not_revive_the_next_one() {
+    let mut cluster = Cluster::new(3, 1, false);
+    assert_eq!(cluster.install(0, b"A", Policy::Restart).status, Status::Done);
+    let fail = |_| Command { extension: TALLY, opcode: FAIL, ..Command::default() };
+    for restarts in 0..5 {
+        assert_eq!(cluster.order(1, Vec::new(), fail).status, Status::ExtensionDown);
+        cluster.pass(Duration::from_millis(20_u64 << restarts));
+        cluster.assert_all_run(1);
+    }
+    // The next restart is due 320 ms after this failure.
+    assert_eq!(cluster.order(1, Vec::new(), fail).status, Status::ExtensionDown);
+    assert_eq!(cluster.install(0, b"B", Policy::Deactivate).status, Status::Done);
+    assert_eq!(cluster.order(1, Vec::new(), fail).status, Status::ExtensionDown);
+    cluster.pass(Duration::from_secs(2));
+    assert_eq!(cluster.versions(), [Some(Epoch(2)), None, Some(Epoch(2))]);
+}
+
 /// The former version must not run on one node beside the next one on the others.
 #[test]
 fn a_version_that_does_not_start_on_a_node_leaves_no_former_one_there() {
