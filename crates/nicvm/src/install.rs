@@ -53,9 +53,10 @@ pub const MAX_MODULE: usize = 64 << 10;
 const STALLED_AFTER: Duration = Duration::from_millis(200);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
 const RETRY_WAITING: TimeoutId = TimeoutId(u32::MAX - 4);
-/// Delay of the first restart; doubles with each further one.
+const OWED: TimeoutId = TimeoutId(u32::MAX - 5);
+/// Delay of the first restart, and of the first repeated rollback; doubles with each further one.
 const BACK_OFF: Duration = Duration::from_millis(10);
-/// Restarts after which an extension stays down.
+/// Restarts after which an extension stays down, and rollbacks after which the delay doubles no more.
 const RESTARTS: u32 = 8;
 
 /// Loads extensions from modules.
@@ -126,6 +127,10 @@ pub struct Installer {
     /// Members that are known to be down.
     gone: BTreeSet<NodeId>,
     change: Option<Change>,
+    /// Versions that have failed here, and that this node still has to roll back.
+    owed: BTreeMap<ExtensionId, Epoch>,
+    /// Attempts to roll them back since there are any.
+    attempts: u32,
     /// The outcomes of the last 64 changes; true if committed.
     ended: BTreeMap<ChangeId, bool>,
     /// Their numbers, the oldest first.
@@ -159,6 +164,8 @@ impl Installer {
             modules: BTreeMap::new(),
             gone: BTreeSet::new(),
             change: None,
+            owed: BTreeMap::new(),
+            attempts: 0,
             ended: BTreeMap::new(),
             ended_order: VecDeque::new(),
             changes: 0,
@@ -330,7 +337,8 @@ impl Installer {
         let Some(version) = self.versions.get(&number).filter(|v| v.epoch == epoch) else { return };
         // The node on which it failed carries out the policy.
         if on == nic.node() && version.policy == Policy::RollBack && version.former.is_some() {
-            self.roll_back(nic, number, None);
+            self.owed.insert(number, epoch);
+            self.roll_back_owed(nic);
         }
     }
 }
@@ -376,6 +384,7 @@ impl Extension for Installer {
             FETCHING => return self.watch_fetches(nic),
             SENDING => return self.send_pieces(nic),
             RETRY_WAITING => return self.backlog.retry(nic),
+            OWED => return self.roll_back_owed(nic),
             _ => {}
         }
         self.restart(nic, ExtensionId(timeout.0 as u8));

@@ -26,7 +26,7 @@ pub enum Policy {
     /// The extension stays down on that node, until another version is installed or the node restarts.
     #[default]
     Deactivate = 0,
-    /// The cluster returns to the previous version.
+    /// The cluster returns to the previous version, once no other change is under way.
     RollBack = 1,
     /// The node restarts it after a delay that doubles each time, at most eight times.
     Restart = 2,
@@ -116,7 +116,8 @@ impl Installer {
         self.begin(nic, number, (content, length, policy), Some(command));
     }
 
-    /// Begins to roll back the version under a number, for a host's command or without one.
+    /// Begins to roll back the version under a number, for a host's command or without one. Without one, does nothing
+    /// while another change is under way.
     pub(super) fn roll_back(
         &mut self,
         nic: &mut Context<'_>,

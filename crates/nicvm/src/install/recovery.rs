@@ -1,15 +1,20 @@
 //! Recovery: from extensions that fail, changes that stall, and coordinators that die.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use midplane_simhw::id::{ExtensionId, NodeId};
 
 use super::change::Phase;
 use super::wire::{self, ChangeId, Message};
 use super::{
-    BACK_OFF, Context, Epoch, Installer, Policy, RESTARTS, Refusal, STALLED_AFTER, Service,
+    BACK_OFF, Context, Epoch, Installer, OWED, Policy, RESTARTS, Refusal, STALLED_AFTER, Service,
     TimeoutId, Version, WATCH,
 };
+
+/// Time between the attempts of two members of adjacent ranks to roll back the same version: longer than an offer takes
+/// to reach the others.
+const STAGGER: Duration = Duration::from_millis(2);
 
 impl Installer {
     /// Handles an extension's failure on this node: notifies the cluster, and follows its policy. Returns whether the
@@ -26,7 +31,7 @@ impl Installer {
                 nic.set_timeout(TimeoutId(number.0.into()), Service::Coarse, after);
                 true
             }
-            // The rollback is refused while another change is under way; a node alone has already carried it out.
+            // The rollback waits while another change is under way; a node alone has already carried it out.
             Policy::RollBack => {
                 let under_way = self.change.as_ref().map(|change| &change.offer);
                 let under_way = under_way.filter(|offer| offer.number == number);
@@ -36,6 +41,25 @@ impl Installer {
             }
             _ => false,
         }
+    }
+
+    /// Begins to roll back a version that has failed here. Repeats that until another version runs, or none is to: the
+    /// rollback is refused while another change is under way here or on another member.
+    pub(super) fn roll_back_owed(&mut self, nic: &mut Context<'_>) {
+        let versions = &self.versions;
+        self.owed.retain(|number, epoch| {
+            let version = versions.get(number).filter(|version| version.epoch == *epoch);
+            version.is_some_and(|version| version.is_down && !version.is_withdrawn)
+        });
+        let turn = self.attempts as usize % self.owed.len().max(1);
+        let Some(number) = self.owed.keys().nth(turn).copied() else {
+            self.attempts = 0;
+            return;
+        };
+        let back_off = BACK_OFF * (1 << self.attempts.min(RESTARTS - 1));
+        self.attempts += 1;
+        nic.set_timeout(OWED, Service::Coarse, back_off + STAGGER * u32::from(self.rank));
+        self.roll_back(nic, number, None);
     }
 
     /// Handles a version that did not start here while it runs on other nodes. If no policy replaces it, takes down the

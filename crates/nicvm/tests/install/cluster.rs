@@ -9,7 +9,7 @@ use midplane_nicvm::install::{self, INSTALLER, Installer, Policy};
 use midplane_nicvm::messages::{MESSAGES, Messages};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::host::Host;
-use midplane_simhw::id::NodeId;
+use midplane_simhw::id::{ExtensionId, NodeId};
 use midplane_simhw::link::LinkProfile;
 use midplane_simhw::port::{Command, Completion};
 use midplane_simhw::profile::NicProfile;
@@ -97,14 +97,14 @@ impl Cluster {
         self.order(node, module.to_vec(), move |region| install::install(TALLY, policy, region, 1))
     }
 
-    /// Begins to install a module, and does not wait for the end.
-    pub(crate) fn begin(&mut self, node: u16, module: &[u8]) {
+    /// Begins to install a module under a number, and does not wait for the end.
+    pub(crate) fn begin(&mut self, node: u16, number: ExtensionId, module: &[u8]) {
         let (host, module) = (self.world.host(NodeId(node)), module.to_vec());
         self.world.spawn(NodeId(node), async move {
             let mut port = host.open_port().unwrap();
             let region = port.register(module.len()).unwrap();
             region.write(0, &module).unwrap();
-            port.submit(&install::install(TALLY, Policy::Deactivate, region.whole(), 1)).unwrap();
+            port.submit(&install::install(number, Policy::Deactivate, region.whole(), 1)).unwrap();
             std::future::pending::<()>().await;
         });
     }

@@ -9,6 +9,7 @@ use midplane_simhw::port::Status;
 use proptest::prelude::*;
 
 use super::cluster::Cluster;
+use super::tally::TALLY;
 
 /// Restarts a member `back_after` microseconds after it has crashed, `dies_after` microseconds after the beginning of a
 /// change that another member coordinates. In the end no change is under way, all members run the same version, and
@@ -28,7 +29,7 @@ fn survive_a_member(
     let mut faults = Faults::NONE;
     faults.loss = f64::from(loss) / 100.0;
     cluster.world.set_faults(faults);
-    cluster.begin(coordinator, &[b'B'; 2_000]);
+    cluster.begin(coordinator, TALLY, &[b'B'; 2_000]);
     cluster.pass(Duration::from_micros(dies_after));
     cluster.world.crash(NodeId(member));
     cluster.pass(Duration::from_micros(back_after));

@@ -27,7 +27,8 @@ pub(crate) struct Seen {
 }
 
 /// An extension whose messages carry the label of their sender's module. The module's first byte is its label; a digit
-/// after it names a node that refuses it. A module with the label X loads, and does not start on the last node.
+/// after it names a node that refuses it. A module with the label X loads, and does not start on the last node; one with
+/// the label Y starts on none.
 pub(crate) struct Tally {
     pub(crate) label: u8,
     pub(crate) nodes: u16,
@@ -43,7 +44,8 @@ impl Extension for Tally {
         if self.chatty {
             nic.set_timeout(TimeoutId(0), Service::Exact, GAP);
         }
-        if self.label == b'X' && nic.node().0 == self.nodes - 1 {
+        let is_last = nic.node().0 == self.nodes - 1;
+        if self.label == b'Y' || (self.label == b'X' && is_last) {
             return Err(InitError::Refused { extension: nic.extension(), reason: "on purpose" });
         }
         Ok(())
