@@ -115,6 +115,13 @@ impl Version {
     const fn new(epoch: Epoch, hash: Hash, policy: Policy, is_withdrawn: bool) -> Self {
         Self { epoch, hash, policy, former: None, is_down: is_withdrawn, is_withdrawn, restarts: 0 }
     }
+
+    /// Returns whether this version replaces `other` at a member that catches up. The two sides of a partition may give
+    /// one epoch to two modules: then the one of the greater hash replaces the other, on all members.
+    fn replaces(&self, other: &Self) -> bool {
+        let is_tie = self.epoch == other.epoch;
+        self.epoch.is_newer_than(other.epoch) || (is_tie && self.hash > other.hash)
+    }
 }
 
 /// The installer of one node.
@@ -299,7 +306,8 @@ impl Installer {
         change.lost_coordinator = coordinator.is_some_and(|now| id.is_before(now));
         self.change = Some(change);
         self.spread(nic);
-        let is_late = !self.is_news(offer.number, offer.epoch);
+        let runs = self.versions.get(&offer.number);
+        let is_late = runs.is_some_and(|version| !offer.epoch.is_newer_than(version.epoch));
         if is_late || offer.length == 0 || self.modules.contains_key(&offer.hash) {
             self.prepare(nic);
         } else {

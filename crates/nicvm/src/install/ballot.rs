@@ -121,7 +121,7 @@ impl Installer {
         let Some(change) = &mut self.change else { return };
         let Some(extension) = change.ready.take() else { return };
         let (offer, lost_coordinator) = (change.offer, change.lost_coordinator);
-        let is_withdrawn = change.is_withdrawn;
+        let (is_withdrawn, is_behind) = (change.is_withdrawn, change.is_behind);
         change.phase = Phase::Committed;
         change.waiting = change.children.iter().copied().collect();
         for child in change.children.clone() {
@@ -136,6 +136,10 @@ impl Installer {
             // It has restarted, and may have caught up with the former version meanwhile.
             self.on_what(nic, coordinator);
         }
+        if is_behind {
+            // The other member may run another module of the same epoch.
+            self.send_to_all(nic, &Message::What);
+        }
         self.report_done(nic);
     }
 
@@ -149,14 +153,20 @@ impl Installer {
     ) {
         // The timeout would restart the former version.
         nic.cancel_timeout(TimeoutId(number.0.into()));
-        if version.is_withdrawn {
+        let runs = self.versions.get(&number).copied();
+        // Of two modules of one epoch, the one that stays keeps what all members know of both: the version before them,
+        // and whether they were taken down.
+        let tied = runs.filter(|own| own.epoch == version.epoch);
+        let is_withdrawn = version.is_withdrawn || tied.is_some_and(|own| own.is_withdrawn);
+        if is_withdrawn {
             nic.withdraw(number);
         } else {
             nic.replace(number, version.epoch, extension);
         }
-        let former = self.versions.get(&number).map(|version| version.hash);
+        let former = tied.map_or_else(|| runs.map(|own| own.hash), |own| own.former);
         let former = former.filter(|former| *former != version.hash);
-        self.versions.insert(number, Version { former, ..version });
+        let version = Version { former, is_down: is_withdrawn, is_withdrawn, ..version };
+        self.versions.insert(number, version);
         self.drop_unused();
     }
 

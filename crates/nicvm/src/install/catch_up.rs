@@ -3,6 +3,9 @@
 //! A member fetches one module for each extension number, from the first member that reports a newer version. If the
 //! pieces stop, it asks all living members again which versions run, and fetches the module from the next that reports
 //! it. The sender keeps few pieces in its queue, so that other messages find room there.
+//!
+//! If the two sides of a partition have installed different modules under one epoch, all members catch up with the
+//! module of the greater hash once the sides are connected again.
 
 use std::time::Duration;
 
@@ -31,6 +34,8 @@ pub(super) struct Fetch {
     module: Vec<u8>,
     /// Periods that have begun since the last piece.
     idle: u32,
+    /// True if another member has reported a module of the same epoch that replaces this one.
+    is_tied: bool,
 }
 
 impl Fetch {
@@ -72,7 +77,12 @@ impl Installer {
         if version.is_withdrawn {
             self.withdraw(nic, number, epoch);
         }
-        if !self.is_news(number, epoch) || length == 0 || length as usize > MAX_MODULE {
+        let is_former = |own: &Version| own.epoch == epoch && own.replaces(&version);
+        if self.versions.get(&number).is_some_and(is_former) {
+            // The member runs the module of the lesser hash, and may not know of the other.
+            self.on_what(nic, from);
+        }
+        if !self.is_news(number, &version) || length == 0 || length as usize > MAX_MODULE {
             return;
         }
         let brings = (number, epoch);
@@ -86,21 +96,23 @@ impl Installer {
             self.catch_up(nic, number, version);
             return;
         }
-        let under_way = self.fetching.get(&number).filter(|fetch| fetch.idle < STALLED);
-        if under_way.is_some_and(|fetch| !epoch.is_newer_than(fetch.version.epoch)) {
+        let under_way = self.fetching.get_mut(&number).filter(|fetch| fetch.idle < STALLED);
+        if let Some(fetch) = under_way.filter(|fetch| !epoch.is_newer_than(fetch.version.epoch)) {
+            fetch.is_tied |= version.replaces(&fetch.version);
             return;
         }
         if self.fetching.is_empty() {
             nic.set_timeout(FETCHING, Service::Coarse, STALLED_AFTER);
         }
-        let fetch = Fetch { version, from, length: length as usize, module: Vec::new(), idle: 0 };
+        let (length, module) = (length as usize, Vec::new());
+        let fetch = Fetch { version, from, length, module, idle: 0, is_tied: false };
         self.fetching.insert(number, fetch);
         self.send(nic, from, &Message::Fetch { hash: content });
     }
 
-    /// Returns whether version `epoch` is newer than the one that runs under `number`.
-    pub(super) fn is_news(&self, number: ExtensionId, epoch: Epoch) -> bool {
-        self.versions.get(&number).is_none_or(|version| epoch.is_newer_than(version.epoch))
+    /// Returns whether a version replaces the one that runs under `number`.
+    fn is_news(&self, number: ExtensionId, version: &Version) -> bool {
+        self.versions.get(&number).is_none_or(|own| version.replaces(own))
     }
 
     /// Handles a piece of a module. Pieces of a fetch that was replaced, or has ended, are ignored.
@@ -133,6 +145,10 @@ impl Installer {
         let Some(fetch) = self.fetching.remove(&number) else { return };
         self.modules.insert(content, fetch.module);
         self.catch_up(nic, number, fetch.version);
+        if fetch.is_tied {
+            // That member reports the other module again.
+            self.report_to_all(nic);
+        }
     }
 
     /// Notices fetches that have stalled. Called every [`STALLED_AFTER`] while modules are fetched.
@@ -140,7 +156,7 @@ impl Installer {
         let mut fetching = std::mem::take(&mut self.fetching);
         fetching.values_mut().for_each(|fetch| fetch.idle += 1);
         fetching.retain(|number, fetch| {
-            fetch.idle < GIVEN_UP && self.is_news(*number, fetch.version.epoch)
+            fetch.idle < GIVEN_UP && self.is_news(*number, &fetch.version)
         });
         self.fetching = fetching;
         self.ask_about_stalled(nic);
@@ -210,14 +226,29 @@ impl Installer {
         number: ExtensionId,
         version: Version,
     ) {
-        if !self.is_news(number, version.epoch) {
+        if !self.is_news(number, &version) {
             return;
         }
         let Some(Ok(extension)) = self.modules.get(&version.hash).map(|m| self.loader.load(m))
         else {
             return;
         };
+        let runs = self.versions.get(&number);
+        let is_tie = runs.is_some_and(|own| own.epoch == version.epoch);
         self.counters.caught_up += 1;
         self.run(nic, number, version, extension);
+        if is_tie {
+            // The members on this side of the former partition may still run the other module.
+            self.report_to_all(nic);
+        }
+    }
+
+    /// Reports the versions that run here to all other members.
+    fn report_to_all(&mut self, nic: &mut Context<'_>) {
+        for member in self.members.clone() {
+            if member != nic.node() {
+                self.on_what(nic, member);
+            }
+        }
     }
 }

@@ -4,6 +4,7 @@ mod automatic_rollback;
 mod catching_up;
 mod cluster;
 mod failing_loader;
+mod healed_partition;
 mod middle_member;
 mod quarantine;
 mod restarting_member;
