@@ -8,9 +8,9 @@ use crate::harness;
 use crate::harness::{Effect, Harness, Peer, command, memory, silence_panics};
 use futures_util::future::{Either, join, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use midplane_nicvm::control::Address;
+use midplane_nicvm::control::{Address, Control, ControlConfig};
 use midplane_nicvm::extension::{Epoch, FIRST_USER_EXTENSION, PeerEvent};
-use midplane_nicvm::heap::VECTOR_BYTES;
+use midplane_nicvm::heap::{DEFAULT_BYTES, VECTOR_BYTES};
 use midplane_nicvm::thread::{Event, Nic, Thread};
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::unit::Unit;
@@ -238,6 +238,43 @@ fn untaken_events_are_bounded_by_the_heap() {
     assert_eq!(harness.unit.heap(MINE).unwrap().used(), 10 * VECTOR_BYTES);
     Peer::new(NodeId(2)).send(&mut harness, TO, b"ab");
     assert_eq!(harness.unit.counters().traps, 1);
+}
+
+#[test]
+fn frames_that_the_body_does_not_await_leave_room_for_other_events() {
+    let mut harness = Harness::new(unit(|nic| async move {
+        loop {
+            nic.command().await.reply(0, [0; 4]);
+        }
+    }));
+    // 256 of them would fill the heap.
+    for _ in 0..300 {
+        frame(&mut harness, &[0; 256 - VECTOR_BYTES]);
+    }
+    assert_eq!(harness.unit.heap(MINE).unwrap().used(), DEFAULT_BYTES / 2);
+    Peer::new(NodeId(2)).send(&mut harness, TO, b"ab");
+    harness.post(PORT, command(MINE, 1));
+    assert_eq!(statuses(&mut harness), [(1, Status::Done)]);
+    assert_eq!(harness.unit.counters().traps, 0);
+}
+
+#[test]
+fn of_a_peers_events_that_the_body_does_not_await_the_newest_is_kept() {
+    let mut unit = unit(|nic| async move {
+        loop {
+            nic.control().await;
+        }
+    });
+    unit.set_heap(MINE, 10 * VECTOR_BYTES);
+    let mut harness = Harness::new(unit);
+    for incarnation in (1..=20).map(Incarnation) {
+        let control = Control::new(NodeId(2), incarnation, ControlConfig::default());
+        let mut peer = Peer { control };
+        peer.send(&mut harness, TO, b"ab");
+    }
+    assert_eq!(harness.unit.extension_counters(MINE).unwrap().controls, 20);
+    assert_eq!(harness.unit.heap(MINE).unwrap().used(), VECTOR_BYTES);
+    assert_eq!(harness.unit.counters().traps, 0);
 }
 
 #[derive(Clone, Debug)]

@@ -18,7 +18,7 @@ use super::RESUME;
 use super::request::Request;
 use crate::context::{Context, ControlRefused};
 use crate::extension::{PeerEvent, TimeoutId};
-use crate::heap::Vector;
+use crate::heap::{VECTOR_BYTES, Vector};
 use crate::timeout::Service;
 use crate::transmit::{Packet, Sending};
 
@@ -38,6 +38,13 @@ pub(super) enum Kind {
 pub(super) struct Kept {
     pub(super) kind: Kind,
     pub(super) bytes: Vector<u8>,
+}
+
+impl Kept {
+    /// Returns the bytes of a data frame in the heap; 0 for other events.
+    pub(super) fn frame_bytes(&self) -> usize {
+        if matches!(self.kind, Kind::Data(_)) { VECTOR_BYTES + self.bytes.len() } else { 0 }
+    }
 }
 
 /// A control message, or a data frame.
@@ -107,6 +114,12 @@ impl Shared {
         });
     }
 
+    /// Drops the kept event of the peer that `event` is about.
+    pub(super) fn forget_older(&mut self, event: PeerEvent) {
+        let node = node_of(event);
+        self.kept.retain(|kept| !matches!(kept.kind, Kind::Peer(older) if node_of(older) == node));
+    }
+
     /// Takes out all commands that are not completed.
     pub(super) fn abandon(&mut self) -> Vec<Command> {
         let held = std::mem::take(&mut self.held);
@@ -114,9 +127,14 @@ impl Shared {
     }
 }
 
+const fn node_of(event: PeerEvent) -> NodeId {
+    let (PeerEvent::Up(node, _) | PeerEvent::Restarted(node, _) | PeerEvent::Down(node)) = event;
+    node
+}
+
 /// A handle to the NIC for the body of a [`Thread`](super::Thread). Clones refer to the same NIC.
 ///
-/// Its futures may be dropped at any time: no event is lost, and requested effects are carried out.
+/// Its futures may be dropped at any time: no event is lost by that, and requested effects are carried out.
 #[derive(Clone)]
 pub struct Nic(Arc<Mutex<Shared>>);
 
