@@ -249,6 +249,32 @@ fn hosts_run_the_same_operations() {
 }
 
 #[test]
+fn hosts_receive_empty_messages_as_empty() {
+    let mut world = world(2, 1);
+    let members: Vec<NodeId> = (0..2).map(NodeId).collect();
+    let finished = Arc::new(Mutex::new(0));
+    for node in members.clone() {
+        let (host, members, finished) = (world.host(node), members.clone(), Arc::clone(&finished));
+        world.spawn(node, async move {
+            let mut group = HostGroup::new(&host, members, 64).unwrap();
+            host.sleep_until(Instant::from_nanos(100_000)).await;
+            for sent in [vec![7], Vec::new()] {
+                let mut bytes = if node == NodeId(0) { sent.clone() } else { vec![9] };
+                group.broadcast(0, &mut bytes).await.unwrap();
+                assert_eq!(bytes, sent, "{node}");
+            }
+            let own = if node == NodeId(0) { vec![8] } else { Vec::new() };
+            let parts = group.all_gather(&own).await.unwrap();
+            assert_eq!(parts, [vec![8_u8], Vec::new()], "{node}");
+            group.flush().await.unwrap();
+            *finished.lock().unwrap() += 1;
+        });
+    }
+    world.run_until(Instant::ZERO + Duration::from_secs(5));
+    assert_eq!(*finished.lock().unwrap(), 2);
+}
+
+#[test]
 fn a_broadcast_that_takes_the_line_long_sends_every_frame_once() {
     let size = 8;
     let mut world = world(size, 1);

@@ -16,6 +16,8 @@ use crate::messages;
 
 /// Buffers for messages that arrive early.
 const BUFFERS: usize = 64;
+/// The tag bit of an empty message, which travels as one byte.
+const EMPTY: u32 = 1 << 31;
 
 /// Reason for which a host's operation failed.
 #[derive(Debug, Error)]
@@ -239,7 +241,7 @@ impl HostGroup {
     }
 
     fn tag(&self, round: u8) -> u32 {
-        self.number << 8 | u32::from(round)
+        (self.number << 8 | u32::from(round)) & !EMPTY
     }
 
     fn post_buffer(&mut self, slot: usize) -> Result<(), GroupError> {
@@ -257,12 +259,12 @@ impl HostGroup {
         }
         // A region must not be empty, so an empty message sends one byte.
         let length = bytes.len().max(1);
+        let empty = if bytes.is_empty() { EMPTY } else { 0 };
         self.memory.write(0, bytes).expect("it fits");
         let range = self.memory.range(0, length).expect("it fits");
         let node = self.members[usize::from(to)];
         let mut command = messages::send(node, self.port.id(), range, u64::MAX);
-        command.args[0] = self.tag(round).into();
-        command.args[1] = bytes.len() as u64;
+        command.args[0] = (self.tag(round) | empty).into();
         self.port.submit(&command)?;
         self.sending = true;
         Ok(())
@@ -292,10 +294,11 @@ impl HostGroup {
             self.sending = false;
             return Ok(());
         }
-        let slot = done.cookie as usize;
-        let mut bytes = vec![0; done.length as usize];
+        let (slot, tag) = (done.cookie as usize, done.args[0] as u32);
+        let length = if tag & EMPTY == 0 { done.length as usize } else { 0 };
+        let mut bytes = vec![0; length];
         self.memory.read((slot + 1) * self.bytes, &mut bytes).expect("within it");
-        self.early.entry((done.node, done.args[0] as u32)).or_default().push(bytes);
+        self.early.entry((done.node, tag & !EMPTY)).or_default().push(bytes);
         self.post_buffer(slot)?;
         self.port.ring();
         Ok(())
