@@ -6,7 +6,8 @@
 //! its contribution: it forwards other members' data at once.
 //!
 //! Messages that find a full queue are sent as soon as it has room. While a thousand of them wait, the host's next
-//! operations wait as well, and begin in their order.
+//! operations wait as well, and begin in their order. So does an operation from the 2,047th on after the next one of
+//! another host: the NIC of that host stores all before it.
 //!
 //! | operation | algorithm |
 //! |---|---|
@@ -26,6 +27,7 @@ mod gather;
 mod group;
 mod holder;
 pub mod host;
+mod pace;
 mod reduce;
 mod tree;
 
@@ -71,6 +73,9 @@ const WATCH: TimeoutId = TimeoutId(u32::MAX);
 const RETRY: TimeoutId = TimeoutId(u32::MAX - 1);
 /// Messages that wait for room in the queues to other members, from which on the host's operations wait.
 const MOST_WAITING: usize = 1_024;
+/// Operations that have not ended here, from which on none is added for a message of another member. Members that keep
+/// pace with the slowest cause far fewer.
+const MOST_RUNNING: usize = 32_768;
 /// Bytes of a message's header: opcode, round, operation number.
 const HEAD: usize = 6;
 const ASK: u8 = 0;
@@ -167,8 +172,10 @@ pub struct Collectives {
     /// Number of the host's next operation.
     next: u32,
     running: BTreeMap<u32, Running>,
-    /// Operations of the host that begin once fewer messages wait.
+    /// Operations of the host that begin once fewer messages wait, and the slowest member has begun more operations.
     postponed: VecDeque<Command>,
+    /// The next operation of each member, by rank, as last reported.
+    reached: Vec<u32>,
     holder: Holder,
     counters: CollectiveCounters,
 }
@@ -178,6 +185,7 @@ impl Collectives {
     #[must_use]
     pub fn new(members: Vec<NodeId>) -> Self {
         Self {
+            reached: vec![0; members.len()],
             group: Group::new(members),
             next: 0,
             running: BTreeMap::new(),
@@ -214,6 +222,7 @@ impl Collectives {
             return;
         }
         self.next = self.next.wrapping_add(1);
+        self.report(nic);
         let opcode = command.opcode;
         let running = self.running.entry(number).or_insert(Running {
             opcode,
@@ -277,20 +286,25 @@ impl Collectives {
         let number = u32::from_le_bytes(number);
         if opcode == ASK {
             // A probe needs no answer: its acknowledgement shows that this member is alive.
+            self.on_reached(nic, from, number);
             return Some(());
         }
         if opcode == HOLD {
             return self.on_holder(nic, from, round, number);
         }
+        let is_new = !self.running.contains_key(&number);
         // The operation has ended here, so the message is late.
-        if !self.running.contains_key(&number) && self.next.wrapping_sub(number) as i32 > 0 {
+        if is_new && self.next.wrapping_sub(number) as i32 > 0 {
             self.on_late(nic, from, opcode, round, number);
             return Some(());
         }
         let is_probe = opcode == BROADCAST && round == broadcast::PROBE;
-        if is_probe && !self.running.contains_key(&number) && self.is_far_ahead(number) {
+        if is_probe && is_new && self.is_far_ahead(number) {
             // The parent asks again.
             return Some(());
+        }
+        if is_new && self.running.len() >= MOST_RUNNING {
+            return None;
         }
         let fresh = Running { opcode, kind: Kind::new(opcode)?, command: None, begun: false };
         let running = self.running.entry(number).or_insert(fresh);
@@ -350,9 +364,10 @@ impl Extension for Collectives {
         match command.opcode {
             HOLD => self.hold(nic, &command),
             START => self.start(nic, command),
-            _ if self.group.backlog.len() >= MOST_WAITING || !self.postponed.is_empty() => {
+            _ if self.must_wait(command.region.port) || !self.postponed.is_empty() => {
                 // The host's ports bound their number.
                 self.postponed.push_back(command);
+                nic.set_timeout(WATCH, Service::Coarse, PROBE_AFTER);
             }
             _ => self.begin(nic, command),
         }
@@ -396,11 +411,7 @@ impl Extension for Collectives {
             for rank in std::mem::take(&mut self.group.stuck) {
                 self.on_member_gone(nic, rank, false);
             }
-            while self.group.backlog.len() < MOST_WAITING
-                && let Some(command) = self.postponed.pop_front()
-            {
-                self.begin(nic, command);
-            }
+            self.resume(nic);
             return;
         }
         if timeout != WATCH {
@@ -411,14 +422,15 @@ impl Extension for Collectives {
             }
             return;
         }
-        let waits = self.running.values().any(|running| running.command.is_some());
-        if waits || self.holder.is_starting() {
+        self.resume(nic);
+        let waits = self.holder.is_starting() || !self.postponed.is_empty();
+        if waits || self.running.values().any(|running| running.command.is_some()) {
             // If a member is dead, the missing acknowledgement of this message reveals it.
             for rank in (0..self.group.size()).filter(|rank| *rank != self.group.rank) {
-                self.group.try_send(nic, rank, (ASK, 0, 0), &[]);
+                self.group.try_send(nic, rank, (ASK, 0, self.next), &[]);
             }
         }
-        if !self.running.is_empty() || self.holder.is_starting() {
+        if waits || !self.running.is_empty() {
             nic.set_timeout(WATCH, Service::Coarse, PROBE_AFTER);
         }
     }

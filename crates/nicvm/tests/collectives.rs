@@ -212,6 +212,72 @@ fn a_member_that_dies_ends_the_operation_for_all() {
     assert_eq!(ended.iter().filter(|status| **status == Status::PeerLost).count(), 3);
 }
 
+/// Each broadcast is done for the root at once, and stored by the other member's NIC.
+#[test]
+fn a_member_whose_host_is_late_stores_few_broadcasts_and_receives_all() {
+    const BROADCASTS: u64 = 20_000;
+    let mut world = world(2, 1);
+    let finished = Arc::new(Mutex::new(0));
+    for node in (0..2).map(NodeId) {
+        let (host, finished) = (world.host(node), Arc::clone(&finished));
+        world.spawn(node, async move {
+            let mut port = host.open_port().unwrap();
+            let region = port.register(8).unwrap();
+            if node == NodeId(1) {
+                host.sleep_until(Instant::ZERO + Duration::from_secs(1)).await;
+            }
+            for number in 0..BROADCASTS {
+                if node == NodeId(0) {
+                    region.write(0, &number.to_le_bytes()).unwrap();
+                }
+                port.submit(&collective::broadcast(0, region.whole(), number)).unwrap();
+                let done = port.completion().await.unwrap();
+                assert_eq!((done.status, done.cookie), (Status::Done, number));
+                let mut bytes = [0; 8];
+                region.read(0, &mut bytes).unwrap();
+                assert_eq!(u64::from_le_bytes(bytes), number, "{node}");
+            }
+            *finished.lock().unwrap() += 1;
+        });
+    }
+    let state = |world: &World<Unit>| {
+        let unit = world.firmware(NodeId(1));
+        let collectives = unit.extension::<Collectives>(COLLECTIVES).unwrap();
+        (collectives.running(), collectives.counters().malformed)
+    };
+    world.run_until(Instant::ZERO + Duration::from_millis(900));
+    assert_eq!(state(&world), (2_047, 0));
+    world.run_until(Instant::ZERO + Duration::from_secs(20));
+    assert_eq!(*finished.lock().unwrap(), 2);
+    assert_eq!(state(&world), (0, 0));
+}
+
+/// A host that waits for a slow member has no operation under way by which the member's death would show.
+#[test]
+fn an_operation_that_waits_for_a_slow_member_ends_when_the_member_dies() {
+    let mut world = world(2, 1);
+    let ended = Arc::new(Mutex::new(None));
+    let (host, into) = (world.host(NodeId(0)), Arc::clone(&ended));
+    world.spawn(NodeId(0), async move {
+        let mut port = host.open_port().unwrap();
+        let region = port.register(8).unwrap();
+        let mut done = 0;
+        let status = loop {
+            port.submit(&collective::broadcast(0, region.whole(), 0)).unwrap();
+            match port.completion().await.unwrap().status {
+                Status::Done => done += 1,
+                status => break status,
+            }
+        };
+        *into.lock().unwrap() = Some((done, status));
+    });
+    world.run_until(Instant::ZERO + Duration::from_millis(950));
+    assert_eq!(*ended.lock().unwrap(), None);
+    world.crash(NodeId(1));
+    world.run_until(Instant::ZERO + Duration::from_secs(3));
+    assert_eq!(*ended.lock().unwrap(), Some((2_047, Status::PeerLost)));
+}
+
 #[test]
 fn hosts_run_the_same_operations() {
     for size in [1, 2, 5, 8] {

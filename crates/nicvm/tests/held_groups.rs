@@ -160,6 +160,28 @@ fn one_port_holds_a_group_and_later_holders_start_at_the_same_operation() {
     }
 }
 
+/// The first operation of a held group lies anywhere between two reports of the members' progress.
+#[test]
+fn members_of_a_held_group_wait_for_the_slowest_and_receive_all() {
+    all(3, |host, rank| async move {
+        let mut port = host.open_port().unwrap();
+        begin(&mut port, rank, 3).await;
+        let region = port.register(8).unwrap();
+        pause(&host, 50 * u64::from(rank)).await;
+        for number in 0..4_000_u64 {
+            if rank == 0 {
+                region.write(0, &number.to_le_bytes()).unwrap();
+            }
+            let done = run(&mut port, collective::broadcast(0, region.whole(), 0)).await;
+            assert_eq!(done.status, Status::Done, "{rank}");
+            let mut bytes = [0; 8];
+            region.read(0, &mut bytes).unwrap();
+            assert_eq!(u64::from_le_bytes(bytes), number, "{rank}");
+        }
+        pause(&host, 100).await;
+    });
+}
+
 #[test]
 fn a_member_that_dies_between_operations_ends_all_later_ones() {
     let mut world = world(3);

@@ -1,6 +1,6 @@
 //! Nodes that are not this member's parent in a broadcast's tree neither make it take memory nor forge the bytes.
 
-use crate::harness::Harness;
+use crate::harness::{Harness, Peer};
 use midplane_nicvm::collective::{COLLECTIVES, Collectives};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::frame::{Header, Kind};
@@ -24,15 +24,21 @@ fn frame(harness: &mut Harness, source: u16, number: u32) {
     harness.frame(header, &[5; 4_096]);
 }
 
-#[test]
-fn frames_of_broadcasts_count_only_from_the_parent_and_not_far_ahead() {
+fn harness() -> Harness {
     let mut unit = Unit::default();
     unit.install(COLLECTIVES, Collectives::new((0..4).map(NodeId).collect())).unwrap();
-    let mut harness = Harness::new(unit);
-    let state = |harness: &Harness| {
-        let collectives = harness.unit.extension::<Collectives>(COLLECTIVES).unwrap();
-        (collectives.running(), collectives.counters().malformed)
-    };
+    Harness::new(unit)
+}
+
+/// Returns how many operations the member keeps, and how many messages and frames it has refused.
+fn state(harness: &Harness) -> (usize, u64) {
+    let collectives = harness.unit.extension::<Collectives>(COLLECTIVES).unwrap();
+    (collectives.running(), collectives.counters().malformed)
+}
+
+#[test]
+fn frames_of_broadcasts_count_only_from_the_parent_and_not_far_ahead() {
+    let mut harness = harness();
     // Another member, and a node that is none.
     for source in [3, 9] {
         for number in 0..100 {
@@ -44,4 +50,16 @@ fn frames_of_broadcasts_count_only_from_the_parent_and_not_far_ahead() {
         frame(&mut harness, 0, number);
     }
     assert_eq!(state(&harness), (32, 64));
+}
+
+/// Members that keep pace with the slowest begin no operation so far ahead.
+#[test]
+fn a_member_that_does_not_wait_for_the_slowest_fills_no_memory() {
+    let (mut harness, mut peer) = (harness(), Peer::new(NodeId(0)));
+    for number in 0..33_000_u32 {
+        // A broadcast of rank 0, of one byte.
+        let message = [&[2, 0][..], &number.to_le_bytes(), &[0, 0, 5]].concat();
+        peer.send(&mut harness, COLLECTIVES.into(), &message);
+    }
+    assert_eq!(state(&harness), (32_768, 33_000 - 32_768));
 }

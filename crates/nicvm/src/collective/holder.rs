@@ -96,7 +96,7 @@ impl Holder {
 }
 
 /// Returns whether operation `a` came before `b`.
-const fn is_before(a: u32, b: u32) -> bool {
+pub(super) const fn is_before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
@@ -146,6 +146,7 @@ impl Collectives {
         let others = std::mem::take(&mut self.holder.others);
         let numbers = others.into_values().map(|other| other.next);
         self.next = numbers.fold(self.next, u32::max).wrapping_add(1);
+        self.align();
         for number in self.numbers(is_before) {
             self.settle(nic, number, &Progress::Failed(Status::Cancelled));
         }
@@ -205,7 +206,7 @@ impl Collectives {
     pub(super) fn on_member_gone(&mut self, nic: &mut Context<'_>, rank: u16, is_another: bool) {
         let held = self.holder.others.remove(&rank).is_some();
         match self.holder.state {
-            State::Free if self.running.is_empty() => {}
+            State::Free if self.running.is_empty() && self.postponed.is_empty() => {}
             State::Held(_) | State::Starting(_) if is_another && !held => {
                 // Its former incarnation received our hold and is gone, so we send it again.
                 self.group.send(nic, rank, (HOLD, HELD, self.next), &[]);
@@ -221,6 +222,7 @@ impl Collectives {
             self.settle(nic, number, &Progress::Lost(rank));
         }
         self.try_start(nic);
+        self.resume(nic);
     }
 
     /// Releases the group when its port closes: operations that the host has not posted, or that have not ended here,
@@ -242,7 +244,7 @@ impl Collectives {
         self.send_to_others(nic, (HOLD, LEFT, from));
     }
 
-    fn send_to_others(&mut self, nic: &mut Context<'_>, head: (u8, u8, u32)) {
+    pub(super) fn send_to_others(&mut self, nic: &mut Context<'_>, head: (u8, u8, u32)) {
         let own = self.group.rank;
         for rank in (0..self.group.size()).filter(|rank| *rank != own) {
             self.group.send(nic, rank, head, &[]);
