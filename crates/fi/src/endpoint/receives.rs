@@ -11,7 +11,7 @@ use crate::completion::{Class, Completions, Entry};
 use crate::matching::{
     Body, Envelope, Kind as Tagging, Matched, Multi, Pattern, Receive, Unexpected,
 };
-use crate::peer::ENTRY;
+use crate::peer::{ENTRY, Link};
 use crate::record::{Head, Kind};
 
 /// Returns the flags of a received message.
@@ -31,7 +31,8 @@ const fn failed(receive: &Receive, error: c_int) -> Entry {
 }
 
 impl Endpoint {
-    /// Posts a receive. `is_multi` is true if its buffer is for several messages.
+    /// Posts a receive. `is_multi` is true if its buffer is for several messages. If the receive accepts only messages
+    /// from a lost peer and none has arrived, it fails.
     #[inline]
     pub(crate) fn post_receive(
         &mut self,
@@ -58,7 +59,10 @@ impl Endpoint {
                 return;
             }
         }
-        state.matching.post(receive);
+        match state.loss_of(receive.pattern.source) {
+            Some(code) => state.fail_posted(&receive, code, domain.out),
+            None => state.matching.post(receive),
+        }
     }
 
     /// Searches for a message that matches a pattern, and completes with its description. The message stays, unless
@@ -124,11 +128,24 @@ impl State {
     fn find(&mut self, pattern: &Pattern) -> Option<usize> {
         let mut pattern = *pattern;
         if pattern.source != ADDR_UNSPEC {
-            let route = self.routes.get(usize::try_from(pattern.source).ok()?)?.as_ref()?;
-            let peer = route.1.filter(|peer| self.source(*peer) == pattern.source)?;
-            pattern.source = peer as u64;
+            pattern.source = self.peer_from(pattern.source)? as u64;
         }
         self.matching.find(&pattern)
+    }
+
+    /// Returns the peer whose messages have this source.
+    fn peer_from(&self, source: u64) -> Option<usize> {
+        let route = self.routes.get(usize::try_from(source).ok()?)?.as_ref()?;
+        route.1.filter(|peer| self.source(*peer) == source)
+    }
+
+    /// Returns the error of the peer with this source, if no more messages arrive from the peer.
+    fn loss_of(&self, source: u64) -> Option<c_int> {
+        let peer = &self.peers[self.peer_from(source)?];
+        match peer.link {
+            Link::Lost(code) if peer.pairs == 0 => Some(code),
+            _ => None,
+        }
     }
 
     fn describe(&self, envelope: &Envelope, entry: Entry) -> Entry {

@@ -246,6 +246,29 @@ fn operations_end_with_an_error_when_their_peer_closes() {
 }
 
 #[test]
+fn a_receive_from_a_lost_peer_ends_with_an_error() {
+    let pair = Pair::new();
+    let mut got = [[0; 4]; 4];
+    pair.one.receive(pair.to_other, (1, 0), &mut got[0], 0);
+    assert_eq!(pair.other.send(pair.to_one, 1, b"four", 0, 9), 0);
+    pair.drive(2);
+    pair.one.receive(pair.to_other, (1, 0), &mut got[1], 1);
+    assert_eq!(pair.other.send(pair.to_one, 2, b"last", 0, 9), 0);
+    pair.drive(1);
+    pair.other.close_endpoint();
+    let end = || {
+        let (entry, error, _) = next(&pair.one);
+        (entry.op_context as usize, error)
+    };
+    assert_eq!(end(), (1, ECONNRESET));
+    // The message that arrived before the loss is received.
+    pair.one.receive(pair.to_other, (2, 0), &mut got[2], 2);
+    assert_eq!((end(), &got[2]), ((2, 0), b"last"));
+    pair.one.receive(pair.to_other, (2, 0), &mut got[3], 3);
+    assert_eq!(end(), (3, ECONNRESET));
+}
+
+#[test]
 fn a_waiting_thread_is_woken_by_a_peer() {
     let pair = Pair::new();
     let mut got = vec![0; 4];
