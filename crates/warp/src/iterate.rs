@@ -154,13 +154,13 @@ impl<P: FixedPoint> Part<P> {
     }
 
     /// Updates each of the rank's unknowns once. Returns the largest residual found before an
-    /// update.
+    /// update; NaN if one of them is NaN. An iteration that stays at NaN never ends by itself.
     pub fn sweep(&mut self) -> f64 {
         self.sweeps += 1;
         let mut largest = 0.0_f64;
         self.next.clear();
         for i in self.own.iter().cloned().flatten() {
-            largest = largest.max(self.problem.residual(i, &self.x));
+            largest = larger(largest, self.problem.residual(i, &self.x));
             let value = self.problem.update(i, &self.x);
             match self.order {
                 Order::GaussSeidel => self.x[i] = value,
@@ -229,11 +229,12 @@ impl<P: FixedPoint> Part<P> {
         &self.problem
     }
 
-    /// Returns the largest residual of the rank's own unknowns, from the values that it has.
+    /// Returns the largest residual of the rank's own unknowns, from the values that it has; NaN if
+    /// one of them is NaN.
     #[must_use]
     pub fn residual(&self) -> f64 {
         let residual = |i| self.problem.residual(i, &self.x);
-        self.own.iter().cloned().flatten().map(residual).fold(0.0, f64::max)
+        self.own.iter().cloned().flatten().map(residual).fold(0.0, larger)
     }
 }
 
@@ -241,8 +242,12 @@ impl<P: FixedPoint> Part<P> {
 #[must_use]
 pub fn residual(problem: &impl FixedPoint, x: &[f64]) -> f64 {
     let residual = |i| problem.residual(i, x);
-    let largest = |a: f64, b: f64| if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) };
-    (0..problem.unknowns()).map(residual).fold(0.0, largest)
+    (0..problem.unknowns()).map(residual).fold(0.0, larger)
+}
+
+/// Returns the larger of two residuals; NaN if one of them is NaN.
+const fn larger(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
 
 #[cfg(test)]

@@ -28,12 +28,21 @@ pub enum MatrixError {
         /// Number of columns.
         columns: usize,
     },
-    /// A diagonal entry is zero, or not finite. Each unknown is computed by dividing by its
-    /// diagonal entry.
+    /// A diagonal entry is zero. Each unknown is computed by dividing by its diagonal entry.
     #[error("the diagonal entry of row {row} is zero; reorder the rows so that none is")]
     ZeroDiagonal {
         /// Number of the row, from 1.
         row: usize,
+    },
+    /// An entry of the matrix is not finite: no iteration would end.
+    #[error("the matrix's entry in row {row}, column {column} is {value}; it must be finite")]
+    EntryNotFinite {
+        /// Number of the row, from 1.
+        row: usize,
+        /// Number of the column, from 1.
+        column: usize,
+        /// The value of the entry.
+        value: f64,
     },
     /// An entry of the right-hand side is not finite: no iteration would end.
     #[error("the right-hand side's entry {row} is {value}; it must be finite")]
@@ -92,9 +101,9 @@ impl Linear {
     ///
     /// # Errors
     /// [`MatrixError::NotSquare`] if `a` is not square or is empty,
-    /// [`MatrixError::ZeroDiagonal`] if a diagonal entry is zero or not finite, and
-    /// [`MatrixError::NotFinite`] if an entry of `b` is not. [`Linear::check`] decides whether it
-    /// converges.
+    /// [`MatrixError::EntryNotFinite`] if an entry of `a` is not finite,
+    /// [`MatrixError::ZeroDiagonal`] if a diagonal entry is zero, and [`MatrixError::NotFinite`] if
+    /// an entry of `b` is not finite. [`Linear::check`] decides whether it converges.
     ///
     /// # Panics
     /// If the length of `b` is not the number of rows.
@@ -104,8 +113,12 @@ impl Linear {
         if rows != columns || rows == 0 {
             return Err(MatrixError::NotSquare { rows, columns });
         }
+        if let Some((value, (row, column))) = a.iter().find(|(value, _)| !value.is_finite()) {
+            let (row, column) = (row + 1, column + 1);
+            return Err(MatrixError::EntryNotFinite { row, column, value: *value });
+        }
         let diagonal: Vec<f64> = (0..rows).map(|i| a.get(i, i).copied().unwrap_or(0.0)).collect();
-        if let Some(row) = diagonal.iter().position(|entry| *entry == 0.0 || !entry.is_finite()) {
+        if let Some(row) = diagonal.iter().position(|entry| *entry == 0.0) {
             return Err(MatrixError::ZeroDiagonal { row: row + 1 });
         }
         let b =

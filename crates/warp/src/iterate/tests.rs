@@ -184,6 +184,37 @@ fn each_node_sends_the_flow_that_it_supplies() {
     }
 }
 
+/// A problem whose first unknown, inf - inf, is not a number. The second comes to rest.
+struct Undefined;
+
+impl FixedPoint for Undefined {
+    fn unknowns(&self) -> usize {
+        2
+    }
+
+    fn update(&self, i: usize, x: &[f64]) -> f64 {
+        if i == 0 { x[0] + f64::NEG_INFINITY } else { 0.0 }
+    }
+
+    fn start(&self, i: usize) -> f64 {
+        if i == 0 { f64::INFINITY } else { 1.0 }
+    }
+}
+
+#[test]
+fn a_residual_that_is_not_a_number_is_returned_and_is_no_rest() {
+    for order in [Order::Jacobi, Order::GaussSeidel] {
+        let mut part = Part::new(Undefined, 0..2, order);
+        let mut side = Participant::new(1e-9);
+        for _ in 0..100 {
+            assert!(part.residual().is_nan());
+            let found = part.sweep();
+            assert!(found.is_nan());
+            assert_eq!(side.on_sweep(found), None);
+        }
+    }
+}
+
 #[cfg(feature = "sparse")]
 mod linear {
     use proptest::prelude::{ProptestConfig, proptest};

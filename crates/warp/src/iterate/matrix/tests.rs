@@ -78,6 +78,16 @@ fn file_errors_name_the_line() {
     assert_eq!(zero, MatrixError::ZeroDiagonal { row: 2 });
 }
 
+#[test]
+fn a_matrix_with_an_entry_that_is_not_finite_is_an_error() {
+    for value in [f64::NAN, f64::INFINITY] {
+        let entries = vec![1.0, value, 0.1, 1.0];
+        let matrix = CsMat::new((2, 2), vec![0, 2, 4], vec![0, 1, 0, 1], entries);
+        let error = Linear::new(matrix, Some(vec![1.0, 1.0])).unwrap_err();
+        assert!(matches!(error, MatrixError::EntryNotFinite { row: 1, column: 2, .. }), "{error}");
+    }
+}
+
 // Regression: with such a right-hand side no iteration ended.
 #[test]
 fn a_right_hand_side_that_is_not_finite_is_an_error() {
