@@ -5,12 +5,12 @@
 mod config;
 mod flushes;
 mod frames;
+mod reliable;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use midplane_nicvm::context::Context;
-use midplane_nicvm::control::MAX_MESSAGE;
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, PeerEvent, TimeoutId};
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::transmit::{Packet, Sending, Sent};
@@ -33,10 +33,11 @@ use crate::gate::Gate;
 pub const MERMERA: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 5);
 
 /// Writes the bytes of `region` to the location in argument 0, at the level of this opcode. A slow
-/// or a PRAM write completes at once, a coherent write when it is committed and visible here. It is
-/// refused at a new location once [`MAX_LOCATIONS`](super::MAX_LOCATIONS) have a value.
+/// write completes at once, a coherent write when it is committed and visible here. It is refused at
+/// a new location once [`MAX_LOCATIONS`](super::MAX_LOCATIONS) have a value.
 pub(crate) const SLOW_WRITE: u8 = 1;
-/// Makes a PRAM write; otherwise as [`SLOW_WRITE`].
+/// Makes a PRAM write, and completes at once. If too many updates wait for a node, first waits until
+/// they are fewer. Otherwise as [`SLOW_WRITE`].
 pub(crate) const PRAM_WRITE: u8 = 2;
 /// Makes a coherent write; otherwise as [`SLOW_WRITE`]. It is refused at a new location once
 /// [`MAX_LOCATIONS`](super::MAX_LOCATIONS) have coherent writes.
@@ -92,6 +93,8 @@ pub struct Mermera {
     memory: Option<Memory<Vec<u8>>>,
     /// Parts of reliable updates that found a peer's queue full.
     unsent: BTreeMap<NodeId, VecDeque<Vec<u8>>>,
+    /// PRAM writes that are made once fewer parts wait in `unsent`.
+    held: VecDeque<Command>,
     /// The received parts of an incomplete update, by sender.
     parts: BTreeMap<NodeId, Vec<u8>>,
     /// Acknowledgements of slow writes that wait for a frame, by node.
@@ -122,6 +125,7 @@ impl Mermera {
             config,
             memory: None,
             unsent: BTreeMap::new(),
+            held: VecDeque::new(),
             parts: BTreeMap::new(),
             acks: BTreeMap::new(),
             blocked: BTreeSet::new(),
@@ -171,6 +175,7 @@ impl Mermera {
     /// Sends all that may be sent, completes finished commands, and sets the timeouts.
     fn pump(&mut self, nic: &mut Context<'_>) {
         self.send_reliable(nic);
+        self.resume_writes(nic);
         self.try_at = None;
         self.send_frames(nic);
         self.complete_writes(nic);
@@ -206,39 +211,6 @@ impl Mermera {
         });
         if is_excluded {
             memory.give_up_coherent();
-        }
-    }
-
-    /// Sends reliable updates as control messages.
-    fn send_reliable(&mut self, nic: &mut Context<'_>) {
-        let Some(memory) = &mut self.memory else { return };
-        while let Some((to, update)) = memory.poll_send() {
-            // Values and parts of a log are short, so that every update can be encoded.
-            let Ok(bytes) = wire::encode(&update) else { continue };
-            if !update.is_reliable() {
-                self.acks.entry(to).or_default().push(bytes);
-                continue;
-            }
-            let mut parts = bytes.chunks(MAX_MESSAGE - 1).peekable();
-            while let Some(part) = parts.next() {
-                let mark = if parts.peek().is_some() { MORE } else { LAST };
-                let message = [&[mark], part].concat();
-                self.unsent.entry(to).or_default().push_back(message);
-            }
-        }
-        let mut is_full = false;
-        for (to, messages) in &mut self.unsent {
-            while let Some(message) = messages.front() {
-                if nic.send_control(*to, message).is_err() {
-                    is_full = true;
-                    break;
-                }
-                messages.pop_front();
-            }
-        }
-        if is_full {
-            let again = (self.config.delay / TRIES).max(SHORTEST);
-            nic.set_timeout(ROOM, Service::Exact, again);
         }
     }
 
@@ -395,6 +367,7 @@ impl Extension for Mermera {
         let refused = self.memory.as_ref().map_or(0, Memory::refused);
         self.reported.entry(command.region.port).or_insert(refused);
         match command.opcode {
+            PRAM_WRITE if self.is_backed_up() => self.held.push_back(command),
             SLOW_WRITE | PRAM_WRITE | CO_WRITE => self.write(nic, command),
             READ => return self.read(nic, &command),
             FLUSH => {
@@ -455,6 +428,7 @@ impl Extension for Mermera {
     }
 
     fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
+        self.held.retain(|command| command.region.port != port);
         self.placing.retain(|(_, command)| command.region.port != port);
         self.flushing.retain(|flush| flush.command.region.port != port);
         self.reported.remove(&port);
@@ -488,7 +462,8 @@ impl Extension for Mermera {
 
     fn outstanding_commands(&mut self) -> Vec<Command> {
         let placing = self.placing.drain(..).map(|(_, command)| command);
-        placing.chain(self.flushing.drain(..).map(|flush| flush.command)).collect()
+        let flushing = self.flushing.drain(..).map(|flush| flush.command);
+        self.held.drain(..).chain(placing).chain(flushing).collect()
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {

@@ -114,8 +114,9 @@ impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
         self.write(SLOW_WRITE, at, value).await
     }
 
-    /// Writes in FIFO order: all nodes see this writer's PRAM writes in the order of the calls. Never
-    /// waits for the network.
+    /// Writes in FIFO order: all nodes see this writer's PRAM writes in the order of the calls. If over
+    /// 1.6 MB of updates wait for a slow node, first waits until they are fewer, or that node is lost;
+    /// otherwise never waits for the network.
     ///
     /// # Errors
     /// [`AccessError`]; then nothing was written.

@@ -159,6 +159,36 @@ fn probes_do_not_fill_a_slow_path_with_a_short_queue() {
     }
 }
 
+/// Tests that PRAM writes wait once many updates are queued for a node, whose link is slow.
+#[test]
+fn pram_writes_wait_for_a_slow_node() {
+    // Parts of updates in the extension's queue and in the NIC's: each write is one part.
+    const MOST: u64 = 18_000;
+    let links = Narrowness { rate: LineRate::mbps(10), queue: 16 << 10 };
+    let mut cluster = Cluster::with(2, Delivery::Each, 1, links);
+    let host = cluster.world.host(NodeId(0));
+    let written = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&written);
+    cluster.world.spawn(NodeId(0), async move {
+        let mut memory = MemoryHandle::<u64>::open(&host).unwrap();
+        for value in 1..=100_000 {
+            memory.pram_write(1, &value).await.unwrap();
+            *count.lock().unwrap() = value;
+        }
+    });
+    let mut last = 0;
+    for second in 1..3 {
+        cluster.world.run_until(at(second * 1_000));
+        let now = *written.lock().unwrap();
+        let (value, origin) = cluster.read_all::<u64>(&[1])[1].1[0].expect("it was written");
+        assert_eq!(value, origin.order);
+        assert!(now > last, "the writes do not continue after {now}");
+        assert!(now < value + MOST, "{now} writes are made, of which {value} have arrived");
+        last = now;
+    }
+    assert!(last > MOST - 2_000, "{last} writes did not fill the queue");
+}
+
 /// Writes all keys of every node continuously while half of all frames are lost. Asserts that the
 /// last values have arrived `delays` feedback delays after the last write.
 fn check_visible(delivery: Delivery, seed: u64, delays: u32) {
