@@ -458,11 +458,11 @@ impl Extension for Memory {
         }
     }
 
-    fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
+    fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
         self.table.forget(port);
         self.pending.retain(|_, pending| pending.command.region.port != port);
         self.words.forget(port);
-        self.arriving.retain(|_, incoming| incoming.port() != port);
+        self.deny_arriving(nic, port);
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {

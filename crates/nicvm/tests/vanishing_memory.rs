@@ -29,6 +29,8 @@ enum Loss {
     /// The owner's, or the requester's, is deregistered.
     OwnersRegion,
     RequestersRegion,
+    /// The owner closes its port.
+    OwnersPort,
     /// The owner revokes the capability.
     Capability,
 }
@@ -67,6 +69,8 @@ fn lose(opcode: u8, loss: Loss) -> (Status, Duration, bool) {
         owner.sleep_until(owner.now() + Duration::from_millis(3)).await;
         if loss == Loss::OwnersRegion {
             drop(region);
+        } else if loss == Loss::OwnersPort {
+            drop(port);
         } else if loss == Loss::Capability {
             port.submit(&memory::access(REVOKE, &capability, Default::default(), 0)).unwrap();
             assert_eq!(port.completion().await.unwrap().status, Status::Done);
@@ -114,6 +118,13 @@ fn a_large_access_whose_memory_is_deregistered_ends_at_once() {
             assert!(took < Duration::from_millis(50), "opcode {opcode}, {loss:?}: {took:?}");
         }
     }
+}
+
+#[test]
+fn a_large_write_to_a_port_that_closes_ends_at_once() {
+    let (status, took, _) = lose(WRITE, Loss::OwnersPort);
+    assert_eq!(status, Status::Region);
+    assert!(took < Duration::from_millis(50), "{took:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The owner's side: carries out accesses to its memory.
 
-use midplane_simhw::id::NodeId;
+use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::Status;
 use midplane_simhw::region::{Payload, RegionRef};
 
@@ -78,6 +78,15 @@ impl Memory {
     pub(super) fn deny(&mut self, nic: &mut Context<'_>, to: NodeId, number: u32, status: Status) {
         self.counters.denied += 1;
         self.answer(nic, to, number, status, &[]);
+    }
+
+    /// Refuses the large writes that are under way to the memory of a closed port.
+    pub(super) fn deny_arriving(&mut self, nic: &mut Context<'_>, port: PortId) {
+        let to_port = self.arriving.iter().filter(|(_, incoming)| incoming.port() == port);
+        for (from, number) in to_port.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.arriving.remove(&(from, number));
+            self.deny(nic, from, number, Status::Region);
+        }
     }
 
     pub(super) fn serve_read(
