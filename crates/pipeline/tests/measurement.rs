@@ -99,6 +99,15 @@ fn a_doubled_stage_is_replanned_within_32_messages() {
 }
 
 #[test]
+fn a_stage_that_was_thought_to_cost_nothing_is_learned() {
+    let mut monitor = Monitor::new(&chain(&[(0.0, 0.0)]));
+    let verdicts: Vec<_> = (0..100).map(|_| monitor.handle_timing(0, 10_000.0, 100.0)).collect();
+    assert!(verdicts[50..].iter().all(|verdict| *verdict == Verdict::Steady), "{verdicts:?}");
+    let learned = monitor.pipeline().stages()[0].time(10_000.0).get();
+    assert!((learned / 100.0 - 1.0).abs() < 0.01, "{learned}");
+}
+
+#[test]
 fn one_outlier_is_no_alarm() {
     let old = chain(&[(7.2, 0.0072), (5.2, 0.0249)]);
     let mut monitor = Monitor::new(&old);

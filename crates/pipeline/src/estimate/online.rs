@@ -21,6 +21,9 @@ const ALARM: f64 = 1.2;
 /// Errors are clamped to this, so that one outlier raises no alarm.
 const CLIP: f64 = 0.5;
 
+/// Time in microseconds below which a stage costs nothing; timings are then compared with it.
+const LEAST_US: f64 = 1e-9;
+
 /// Sizes must span this factor to separate overhead and cost per byte.
 const SPREAD: f64 = 1.5;
 
@@ -127,7 +130,7 @@ impl Watched {
                 true
             });
         }
-        let ratio = us / self.model.us(bytes).max(1e-9);
+        let ratio = us / self.model.us(bytes).max(LEAST_US);
         let error = ratio.max(1e-9).ln().clamp(-CLIP, CLIP);
         self.rise = (self.rise + error - DRIFT).max(0.0);
         self.fall = (self.fall - error - DRIFT).max(0.0);
@@ -202,15 +205,15 @@ impl Watched {
         self.replace(&self.fitted().filter(better).unwrap_or(scaled));
     }
 
-    /// Scales the stage as a whole to the median of the timings.
+    /// Scales the stage as a whole to the median of the timings. If the stage costs nothing, the median
+    /// becomes its overhead.
     fn scaled(&self) -> Line {
         let mut ratios = self.ratios();
         let ratio = super::line::weighted_median(&mut ratios);
-        Line {
-            overhead_us: self.model.g() * ratio,
-            us_per_byte: self.model.c() * ratio,
-            error: spread_around(&ratios, ratio),
-        }
+        let is_free = self.model.us(self.sizes().1) <= LEAST_US;
+        let (g, c) = if is_free { (LEAST_US, 0.0) } else { (self.model.g(), self.model.c()) };
+        let error = spread_around(&ratios, ratio);
+        Line { overhead_us: g * ratio, us_per_byte: c * ratio, error }
     }
 
     /// Replaces the model of the stage.
@@ -222,7 +225,7 @@ impl Watched {
 
     /// Returns each timing over the model's, with weight 1.
     fn ratios(&self) -> Vec<(f64, f64)> {
-        let ratio = |&(x, y): &(f64, f64)| (y / self.model.us(x).max(1e-9), 1.0);
+        let ratio = |&(x, y): &(f64, f64)| (y / self.model.us(x).max(LEAST_US), 1.0);
         self.window.iter().map(ratio).collect()
     }
 }
