@@ -126,8 +126,11 @@ impl State {
 
     fn poll_finish(&mut self, id: u64, context: &Context<'_>) -> Poll<io::Result<()>> {
         let (connection, _) = self.connection(id)?;
-        if connection.is_finished || connection.failed.is_some() {
+        if connection.is_finished {
             return Poll::Ready(Ok(()));
+        }
+        if let Some(why) = connection.failed {
+            return Poll::Ready(Err(why.into()));
         }
         let is_sent = self.send_next(id, Kind::End, 0, &[])?;
         let (connection, wakes) = self.connection(id)?;

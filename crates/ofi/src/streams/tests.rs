@@ -55,6 +55,19 @@ fn an_end_that_is_dropped_answers_until_its_last_frames_have_arrived() {
 }
 
 #[test]
+fn the_shutdown_of_a_failed_stream_is_an_error_unless_its_end_was_sent() {
+    over_tcp(async |[mut first, mut second]| {
+        second.shutdown().await.unwrap();
+        for stream in [&first, &second] {
+            stream.shared.with(|state| state.on_lost(None));
+        }
+        let error = first.shutdown().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        second.shutdown().await.unwrap();
+    });
+}
+
+#[test]
 fn a_pause_of_this_process_is_no_silence_of_its_peers() {
     over_tcp(async |[mut first, mut second]| {
         first.write_all(b"before").await.unwrap();
