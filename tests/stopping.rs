@@ -1,14 +1,19 @@
-//! Tests that a NIC that shuts down returns tokens that other NICs wait for.
+//! Tests that a NIC that shuts down returns tokens that other NICs wait for, and that one whose link fails stops.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use midplane::nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
+use midplane::nicvm::messages::{self, MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
+use midplane::simhw::drops::DropCause;
 use midplane::simhw::hardware::STOP_TIMEOUT;
-use midplane::simhw::host::Host;
+use midplane::simhw::host::{Host, OpenError};
 use midplane::simhw::id::{Incarnation, NodeId, PortId};
+use midplane::simhw::nic::custom::{CustomConfig, CustomNic, FrameLink};
 use midplane::simhw::port::Status;
+use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{UdpConfig, UdpNic};
 
 /// Token lease: too long for a lost token to return before the test times out.
@@ -74,4 +79,51 @@ async fn the_token_of_a_sender_that_stops_is_free_for_the_next() {
     send(first.host()).await;
     first.shutdown().await;
     receiver.shutdown().await;
+}
+
+/// A link that fails when it sends a frame.
+#[derive(Default)]
+struct FailingLink {
+    has_failed: bool,
+}
+
+impl FrameLink for FailingLink {
+    fn nodes(&self) -> u16 {
+        2
+    }
+
+    fn line_rate(&self) -> LineRate {
+        LineRate::mbps(10_000)
+    }
+
+    fn has_room(&mut self, _: NodeId, _: usize) -> bool {
+        true
+    }
+
+    fn send(&mut self, _: NodeId, _: &[u8]) -> Result<(), DropCause> {
+        self.has_failed = true;
+        Err(DropCause::System)
+    }
+
+    fn poll_receive(&mut self, _: &mut Context<'_>) -> Poll<(NodeId, Vec<u8>)> {
+        Poll::Pending
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+}
+
+#[tokio::test]
+async fn a_nic_whose_link_fails_stops() {
+    let mut unit = Unit::default();
+    unit.install(MESSAGES, Messages::new()).unwrap();
+    let nic = CustomNic::start(CustomConfig::new(NodeId(0)), unit, FailingLink::default()).unwrap();
+    let mut port = nic.host().open_port().unwrap();
+    let memory = port.register(5).unwrap();
+    port.submit(&messages::send(NodeId(1), PortId(0), memory.whole(), 0)).unwrap();
+    // The message may complete before the port closes.
+    let closes = async { while port.completion().await.is_ok() {} };
+    tokio::time::timeout(TIMEOUT, closes).await.expect("the port closes");
+    assert!(matches!(nic.host().open_port(), Err(OpenError::Stopped(NodeId(0)))));
 }

@@ -2,7 +2,7 @@
 //!
 //! [`OfiLink`] is a [`FrameLink`]: pass it to [`CustomNic::start`](midplane_simhw::nic::custom::CustomNic::start). Each
 //! frame is preceded by eight bytes: the sender's node (2 bytes, little-endian), two zeros, and the frame's number (4
-//! bytes), by which the receiver restores the order.
+//! bytes), by which the receiver restores the order. If the provider fails, the link logs its error, and the NIC stops.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll};
@@ -213,7 +213,10 @@ impl FrameLink for OfiLink {
             });
             match polled {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Err(error)) => self.failed = Some(error),
+                Poll::Ready(Err(error)) => {
+                    tracing::error!(node = self.node.0, %error, "the link of a NIC has failed");
+                    self.failed = Some(error);
+                }
                 Poll::Ready(Ok(())) => {
                     let parsed = received.and_then(|(from, bytes)| self.parse(from, &bytes));
                     let Some((node, number, frame)) = parsed else { continue };
@@ -225,5 +228,9 @@ impl FrameLink for OfiLink {
                 }
             }
         }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failed.is_some()
     }
 }

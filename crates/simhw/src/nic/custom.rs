@@ -51,6 +51,12 @@ pub trait FrameLink: Send + 'static {
     /// Receives a frame: the node that sent it, as known to the link, and its bytes. If there is none, wakes the
     /// context's task once there is. Frames of one node must stay in order.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<(NodeId, Vec<u8>)>;
+
+    /// Returns whether the link has failed for good: the NIC then stops, and its ports close. Never, unless
+    /// implemented.
+    fn has_failed(&self) -> bool {
+        false
+    }
 }
 
 /// The configuration of a NIC on a fabric of your own.

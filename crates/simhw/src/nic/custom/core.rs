@@ -82,7 +82,9 @@ impl<F: Firmware, L: FrameLink> Core<F, L> {
         let is_all = receive(engine, context);
         engine.deliver_delayed();
         engine.work();
-        let is_stopped = self.is_ending.load(Ordering::Acquire) && engine.stop().is_none();
+        let has_failed = engine.nic.link.carrier.has_failed();
+        let is_stopped =
+            has_failed || (self.is_ending.load(Ordering::Acquire) && engine.stop().is_none());
         engine.nic.wake();
         if is_stopped {
             self.stop(&mut guard);
