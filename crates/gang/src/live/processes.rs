@@ -33,7 +33,7 @@ use crate::node_core::message::{Cluster, End, Member, Pairs, RankEvent, Word};
 use crate::node_core::order::Outcome;
 use crate::node_core::size::Size;
 use imaging::{Hold, Restoring};
-use waits::{Waits, stop_within};
+use waits::{Limits, Waits};
 
 /// Most checks of whether processes have stopped, before the daemon waits for a signal instead.
 const CHECKS: usize = 30;
@@ -125,8 +125,7 @@ pub(super) struct Processes {
     strays: Vec<Process>,
     /// Jobs whose processes have a raised priority.
     hurried: Vec<JobId>,
-    /// Time after which a job with a process that does not stop is given up.
-    stop_within: Duration,
+    limits: Limits,
     /// Control groups of killed jobs, to be removed once they are empty.
     emptied: Vec<JobCgroup>,
     /// True if a child has changed its state since the last [`Processes::ended`].
@@ -164,7 +163,7 @@ impl Processes {
             images: None,
             strays: Vec::new(),
             hurried: Vec::new(),
-            stop_within: stop_within(cluster.hosts, patience),
+            limits: Limits::new(cluster.hosts, patience),
             emptied: Vec::new(),
             have_changed: true,
         }
@@ -178,7 +177,7 @@ impl Processes {
     /// Begins to suspend the processes of jobs.
     pub(super) fn suspend(&mut self, step: u64, jobs: &[JobId]) {
         let mut waits =
-            Waits { left: Some(self.stop_within), ..Waits::new(step, Vec::new(), false) };
+            Waits { left: Some(self.limits.stop), ..Waits::new(step, Vec::new(), false) };
         for job in jobs {
             // An adopted group can't be frozen if it was removed. Its holder then exits, and the job ends, in the
             // job's next slice.
@@ -276,7 +275,8 @@ impl Processes {
             self.dismiss(*job);
         }
         let members = jobs.iter().flat_map(|job| self.of_job(*job)).collect();
-        self.waits = Some(Waits::new(step, members, true));
+        let left = Some(self.limits.kill);
+        self.waits = Some(Waits { left, ..Waits::new(step, members, true) });
     }
 
     /// Forbids ranks of a job's user to open further ports, unless the user has another job on this host.

@@ -17,15 +17,29 @@ const FREEZE_PATIENCE: Duration = Duration::from_millis(500);
 /// Time after which a daemon without others gives up a job with a process that does not stop, such as one that has become
 /// root's while the daemon is not.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
-/// Time after which the daemon no longer waits for processes that were killed.
+/// Time after which a daemon without others no longer waits for processes that were killed.
 const KILL_PATIENCE: Duration = Duration::from_secs(60);
 /// Most time between two checks that counts: after a longer pause of this machine, no process has run either.
 const COUNTED: Duration = Duration::from_millis(100);
 
-/// Returns the time after which the daemon gives up a job with a process that does not stop. Among several daemons, it is
-/// half of the time after which the others take this one for lost, and all of its jobs with it.
-pub(super) fn stop_within(hosts: u16, patience: Duration) -> Duration {
-    if hosts > 1 { patience / 2 } else { STOP_PATIENCE }
+/// Times after which steps no longer wait for processes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// For a process that does not stop: its job is given up.
+    pub(super) stop: Duration,
+    /// For a killed process that does not end: it is only reaped.
+    pub(super) kill: Duration,
+}
+
+impl Limits {
+    /// Returns the limits of a daemon. Among several daemons, each is half of the time after which the others take this one
+    /// for lost, and all of its jobs with it.
+    pub(super) fn new(hosts: u16, patience: Duration) -> Self {
+        match hosts > 1 {
+            true => Self { stop: patience / 2, kill: patience / 2 },
+            false => Self { stop: STOP_PATIENCE, kill: KILL_PATIENCE },
+        }
+    }
 }
 
 /// A step that is complete once certain processes have stopped or ended.
@@ -49,11 +63,11 @@ pub(super) struct Waits {
 }
 
 impl Waits {
+    /// Creates a step without a time limit.
     pub(super) fn new(step: u64, members: Vec<Member>, is_kill: bool) -> Self {
         let (groups, cgroups, adopted) = (Vec::new(), Vec::new(), Vec::new());
         let (counted_at, outcome) = (clock::now(), Outcome::default());
         let frozen_at = counted_at + FREEZE_PATIENCE;
-        let left = is_kill.then_some(KILL_PATIENCE);
         Self {
             step,
             members,
@@ -62,7 +76,7 @@ impl Waits {
             adopted,
             is_kill,
             frozen_at,
-            left,
+            left: None,
             counted_at,
             outcome,
         }
@@ -85,12 +99,21 @@ mod tests {
     fn a_step_is_late_after_a_time_in_which_this_machine_has_run() {
         let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
         let start = |left| Waits { left, counted_at: at(0), ..Waits::new(1, Vec::new(), false) };
-        let mut waits = start(Some(stop_within(2, Duration::from_secs(2))));
+        let mut waits = start(Some(Limits::new(2, Duration::from_secs(2)).stop));
         let after_a_pause = at(3_600_000);
         assert!(!waits.is_late(after_a_pause));
         let checks = (1..200).find(|check| waits.is_late(after_a_pause + COUNTED / 10 * *check));
         assert_eq!(checks, Some(90));
         let mut shims = start(None);
         assert!(!(1..200).any(|check| shims.is_late(at(1_000 * check))));
+    }
+
+    /// Regression: a killed process that did not end kept a host from its report for a minute, and the host was lost.
+    #[test]
+    fn among_several_hosts_no_process_keeps_a_report_waiting_until_the_host_is_lost() {
+        let patience = Duration::from_secs(2);
+        let Limits { stop, kill } = Limits::new(2, patience);
+        assert!(stop < patience && kill < patience);
+        assert_eq!(Limits::new(1, patience).kill, KILL_PATIENCE, "no host waits for a single one");
     }
 }
