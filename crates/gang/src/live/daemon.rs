@@ -37,7 +37,7 @@ use super::link::Credentials;
 use super::processes::{Processes, RanksNic};
 use super::reclaimer::Reclaimer;
 use super::record::Record;
-use super::refusals::Right;
+use super::refusals::{Right, report};
 use super::rights::Users;
 use super::routes::Routes;
 use super::{criu, priority};
@@ -311,7 +311,7 @@ async fn run(
             _ = signals.terminate.recv() => break,
             _ = signals.interrupt.recv() => break,
             _ = signals.children.recv() => event_loop.processes.children_changed(),
-            _ = signals.explain.recv() => eprintln!("midplane gang daemon: {}", event_loop.explain()),
+            _ = signals.explain.recv() => report(format_args!("{}", event_loop.explain())),
             event = happens.recv() => event_loop.handle(event.expect("the event loop has the other end")),
             () = sleep(wait.unwrap_or_default()), if wait.is_some() => {}
         }

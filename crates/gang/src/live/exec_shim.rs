@@ -69,7 +69,7 @@ pub fn play_part() {
 
 /// Prints why a process could not execute a program, and exits.
 fn fail(Err(why): Result<Infallible, String>) -> ! {
-    eprintln!("{why}");
+    let _ = writeln!(stderr(), "{why}");
     std::process::exit(CANNOT_START)
 }
 
@@ -192,7 +192,7 @@ fn hold(folder: Option<OsString>) -> i32 {
         None => NO_GROUP,
         Some(Ok(())) => 0,
         Some(Err(error)) => {
-            eprintln!("midplane gang: {error}");
+            let _ = writeln!(stderr(), "midplane gang: {error}");
             1
         }
     }

@@ -9,6 +9,7 @@ use midplane_simhw::wire;
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
+use super::refusals::report;
 use crate::checkpoint::write_anew;
 use crate::node_core::message::Cluster;
 use crate::node_core::replica::Durable;
@@ -50,10 +51,10 @@ impl Record {
         if let Err(error) = self.replace(durable)
             && !std::mem::replace(&mut self.has_failed, true)
         {
-            eprintln!(
-                "midplane gang daemon: {}: {error}; if this daemon is started again before the others, jobs may be lost",
+            report(format_args!(
+                "{}: {error}; if this daemon is started again before the others, jobs may be lost",
                 self.path.display()
-            );
+            ));
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -19,6 +19,11 @@ const CONTROLLERS: &str = "/proc/cgroups";
 /// The cure of keys that do not fit.
 const KEYS: &str =
     "the same --key on all hosts, or the public key of each host's --secret-key in --peers";
+
+/// Prints a line of this daemon to standard error. Ignores errors: a full disk behind it ends no job.
+pub(super) fn report(text: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "midplane gang daemon: {text}");
+}
 
 /// Reasons why a daemon is not admitted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -106,10 +111,10 @@ impl Right {
             }
         };
         match self {
-            Self::Memory => eprintln!(
-                "midplane gang daemon: memory that jobs claim is counted, but not enforced, because {error}. Cure: {text}"
-            ),
-            _ => eprintln!("midplane gang daemon: {error}: {text}"),
+            Self::Memory => report(format_args!(
+                "memory that jobs claim is counted, but not enforced, because {error}. Cure: {text}"
+            )),
+            _ => report(format_args!("{error}: {text}")),
         }
     }
 }
@@ -140,8 +145,8 @@ impl Refusals {
         }
         self.reported = Some((refusal, now));
         match std::mem::take(&mut self.unreported) {
-            0 => eprintln!("midplane gang daemon: {refusal}"),
-            more => eprintln!("midplane gang daemon: {refusal}; {more} more were refused before"),
+            0 => report(format_args!("{refusal}")),
+            more => report(format_args!("{refusal}; {more} more were refused before")),
         }
     }
 }

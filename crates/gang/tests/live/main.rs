@@ -92,6 +92,7 @@ const TESTS: &[choice::Scene] = &[
     ("a_halted_job_runs_in_no_slice", scenes::a_job_is_halted),
     ("nothing_outlives_a_daemon_that_is_killed", scenes::a_daemon_is_killed),
     ("a_daemon_that_follows_a_killed_one_at_once_answers", scenes::a_daemon_follows_at_once),
+    ("a_daemon_outlives_a_full_disk_behind_its_standard_error", scenes::standard_error_is_full),
     ("nothing_outlives_a_client_that_is_killed", scenes::a_client_is_killed),
     ("signals_reach_a_suspended_job", scenes::signals),
     ("rank_0_has_a_terminal", scenes::terminal),

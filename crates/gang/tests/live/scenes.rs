@@ -184,6 +184,23 @@ pub(crate) fn a_daemon_follows_at_once() {
     assert!(listing(&stage).jobs.is_empty());
 }
 
+/// Regression: the daemon panicked, and its jobs ended.
+pub(crate) fn standard_error_is_full() {
+    let mut stage = Stage::alone(1, 20);
+    stage.daemons[0].kill().unwrap();
+    stage.daemons[0].wait().unwrap();
+    wait_until("its socket goes", || !stage.socket(0).exists());
+    let errors = stage.path().join("0.errors");
+    std::fs::remove_file(&errors).unwrap();
+    std::os::unix::fs::symlink("/dev/full", &errors).unwrap();
+    stage.start(0, "");
+    // The next to read them must not read the device, which has no end.
+    std::fs::remove_file(&errors).unwrap();
+    std::fs::write(&errors, "").unwrap();
+    kill_process(Pid::from_child(&stage.daemons[0]), Signal::USR1).unwrap();
+    assert_eq!(stage.run(1, &["true"]).0, 0);
+}
+
 pub(crate) fn a_client_is_killed() {
     let stage = Stage::alone(1, 20);
     let mut client = stage.client(1, &["sh", "-c", &stayer(&stage)]).spawn().unwrap();

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use super::super::event::Event;
 use super::super::link::{self, Frame, Link};
-use super::super::refusals::Refusal;
+use super::super::refusals::{Refusal, report};
 use super::super::routes::Routes;
 use super::clients;
 use super::unauthenticated::Unauthenticated;
@@ -126,7 +126,7 @@ async fn exchange<T: DeserializeOwned>(
         while let Some(message) = messages.recv().await {
             if let Err(error) = sender.send(&Frame::message(&message)).await {
                 if error.kind() == io::ErrorKind::InvalidInput {
-                    eprintln!("midplane gang daemon: a connection with another host ends: {error}");
+                    report(format_args!("a connection with another host ends: {error}"));
                 }
                 return;
             }
