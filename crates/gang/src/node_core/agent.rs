@@ -76,7 +76,7 @@ pub(super) struct Agent {
     /// True until a new root has processed this host's inventory. Until then its orders do not concern this host.
     is_joining: bool,
     /// Saved states of ranks of jobs that will be launched here.
-    states: BTreeMap<(JobId, u16), RankState>,
+    pub(super) states: BTreeMap<(JobId, u16), RankState>,
     /// The number of the order in progress.
     order: Option<u32>,
     outcome: Outcome,
@@ -334,9 +334,10 @@ impl Agent {
         }
     }
 
-    /// Ends a job at once if an order in progress suspends it, because a channel to a lost node never becomes
-    /// quiescent.
+    /// Drops the states of a job that will not be launched. Ends a job at once if an order in progress suspends it,
+    /// because a channel to a lost node never becomes quiescent.
     pub(super) fn abandon(&mut self, job: JobId) {
+        self.states.retain(|(of, _), _| *of != job);
         if !self.jobs.contains_key(&job) {
             return;
         }

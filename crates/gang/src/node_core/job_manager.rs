@@ -338,6 +338,9 @@ impl JobManager {
                     if let Some(it) = self.jobs.get_mut(&job) {
                         it.is_removed = true;
                         it.linger_until = Some(now + LINGER);
+                        if it.entry.is_restored && !it.is_launched {
+                            self.everywhere(Down::Abandon(job));
+                        }
                     }
                     self.finish(now, job);
                 }

@@ -162,7 +162,8 @@ pub(crate) enum Down {
     Say(JobId, Word),
     /// Lets a job's ranks leave the PMI barrier of this number, which all ranks have entered, with all ranks' pairs.
     BarrierOut(JobId, u64, Pairs),
-    /// Closes a job's channels at once, because a host of the job is lost and they may never become quiescent.
+    /// Drops the states of a job that ends before its launch. Closes a job's channels at once, because a host of the
+    /// job is lost and they may never become quiescent.
     Abandon(JobId),
     /// Ends the connection: the receiver is no longer a child. If only host 0 can be the root, it ends all its jobs.
     Cut,

@@ -32,8 +32,8 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a daemon. Among several daemons, each is half of the time after which the others take this one
-    /// for lost, and all of its jobs with it.
+    /// Returns the limits of a daemon. Among several daemons, each is half of the time after which the others take this
+    /// one for lost, and all of its jobs with it.
     pub(super) fn new(hosts: u16, patience: Duration) -> Self {
         match hosts > 1 {
             true => Self { stop: patience / 2, kill: patience / 2 },
