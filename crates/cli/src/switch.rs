@@ -115,9 +115,8 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn start(arguments: &Arguments) -> Result<SoftSwitch, String> {
-    let peers =
-        resolve_peers(&arguments.peers.read()?).map_err(|error| format!("--peers: {error}"))?;
+fn start(arguments: &Arguments) -> Result<SoftSwitch, Failure> {
+    let peers = resolve_peers(&arguments.peers.read()?).map_err(ranks::unresolved)?;
     let bind = ranks::resolve("--bind", &arguments.bind)?;
     let rate = LineRate::mbps(u64::from(arguments.link_mbps));
     let propagation = Duration::from_micros(1);
@@ -132,7 +131,8 @@ fn start(arguments: &Arguments) -> Result<SoftSwitch, String> {
         Some(Recut::Ethernet) => config.recut(Framing::ETHERNET),
         Some(Recut::Cells) => config.recut(Framing::Cells),
     };
-    SoftSwitch::start(config).map_err(|error| format!("--bind {}: {error}", arguments.bind))
+    let started = SoftSwitch::start(config);
+    started.map_err(|error| format!("--bind {}: {error}", arguments.bind).into())
 }
 
 fn document(arguments: &Arguments, counters: SwitchCounters) -> Document {

@@ -8,7 +8,9 @@ use std::time::Duration;
 use clap::Args;
 use midplane_simhw::launch::{Launch, ProcessGroup};
 use midplane_simhw::nic::StartError;
-use midplane_simhw::udp::resolve_peers;
+use midplane_simhw::udp::{ResolveError, resolve_peers};
+
+use crate::report::Failure;
 
 /// Addresses of the ranks of a run.
 #[derive(Args, Clone, Debug, Default)]
@@ -102,6 +104,16 @@ pub fn resolve(flag: &str, text: &str) -> Result<SocketAddr, String> {
 /// One line that names --peers.
 pub fn resolve_all(peers: &[String]) -> Result<Vec<SocketAddr>, String> {
     resolve_peers(peers).map_err(|error| format!("--peers: {error}"))
+}
+
+/// Returns the error of a service whose peers were not resolved. A name service that is down may be up later, so that
+/// is no bad input.
+pub fn unresolved(error: ResolveError) -> Failure {
+    let what = format!("--peers: {error}");
+    match error {
+        ResolveError::Unknown { .. } | ResolveError::TimedOut => Failure::of_run(what),
+        _ => what.into(),
+    }
 }
 
 /// Listens on this process's own address, for TCP.

@@ -5,6 +5,7 @@ mod keys;
 mod place;
 mod spread;
 
+use std::io::ErrorKind;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,6 +25,7 @@ use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::simhw::launch;
 use midplane::simhw::seal::Identity;
 use midplane::simhw::udp::resolve_peers;
+use midplane_kit::ranks::unresolved;
 use midplane_kit::report::{self, Failure};
 use place::Place;
 use rustix::process::geteuid;
@@ -201,14 +203,14 @@ fn fabric(
     arguments: &Arguments,
     socket: &Path,
     peers: &[String],
-) -> Result<Option<FabricOptions>, String> {
+) -> Result<Option<FabricOptions>, Failure> {
     let Some(name) = arguments.fabric else { return Ok(None) };
     let (fabric, geometry) = match name {
         Medium::Shm => (Fabric::Shm, Geometry::BULK),
         Medium::Udp => {
             let addresses = match peers.is_empty() {
                 true => vec![([127, 0, 0, 1], 0).into()],
-                false => resolve_peers(peers).map_err(|error| format!("--peers: {error}"))?,
+                false => resolve_peers(peers).map_err(unresolved)?,
             };
             (Fabric::Udp(addresses), Geometry::BULK_UDP)
         }
@@ -267,9 +269,8 @@ fn options(arguments: &Arguments, socket: &Path) -> Result<DaemonOptions, String
     if arguments.spread && (host != 0 || hosts == 1) {
         return Err("--spread: host 0 starts the others, by --peers or --hostfile".into());
     }
-    let fabric = fabric(arguments, socket, &peers)?;
     Ok(DaemonOptions {
-        fabric,
+        fabric: None,
         host,
         cluster: Cluster { hosts, slots, arity: DEFAULT_ARITY },
         peers,
@@ -309,6 +310,8 @@ pub(crate) async fn main(arguments: &Arguments, socket: &Path, json: bool) -> Re
         return Ok(0);
     }
     let options = options(arguments, socket)?;
+    let fabric = fabric(arguments, socket, &options.peers)?;
+    let options = DaemonOptions { fabric, ..options };
     let slots = options.cluster.hosts * options.cluster.slots;
     let policy = Box::new(QueueTree::new(slots));
     // The other hosts' daemons end when this is dropped.
@@ -341,7 +344,46 @@ pub(crate) async fn main(arguments: &Arguments, socket: &Path, json: bool) -> Re
     };
     match serve(options, policy, scheduler_config(arguments), ready).await {
         Ok(()) => Ok(0),
-        Err(error @ (StartError::Nic(_) | StartError::System(_))) => Err(Failure::of_run(error)),
-        Err(error) => Err(error.to_string().into()),
+        Err(error) => Err(failure(&error)),
+    }
+}
+
+/// Returns the error of a daemon that does not start. What may pass by itself, such as a full disk or an address that
+/// the host does not have yet, is no bad input.
+fn failure(error: &StartError) -> Failure {
+    use ErrorKind::{AddrInUse, InvalidData, InvalidInput, PermissionDenied};
+    let may_pass = match error {
+        StartError::Nic(_) | StartError::System(_) => true,
+        StartError::Address(_, error)
+        | StartError::Record(_, error)
+        | StartError::Socket(_, error) => {
+            !matches!(error.kind(), AddrInUse | InvalidData | InvalidInput | PermissionDenied)
+        }
+        _ => false,
+    };
+    if may_pass { Failure::of_run(error) } else { error.to_string().into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: systemd did not start a daemon again that was started before the network, or on a full disk.
+    #[test]
+    fn an_error_that_may_pass_by_itself_is_no_bad_input() {
+        let codes = |kind: ErrorKind| {
+            let errors = [
+                StartError::Address("a:1".into(), kind.into()),
+                StartError::Record("a".into(), kind.into()),
+                StartError::Socket("a".into(), kind.into()),
+            ];
+            errors.map(|error| format!("{:?}", failure(&error)))
+        };
+        for kind in [ErrorKind::AddrNotAvailable, ErrorKind::StorageFull, ErrorKind::Other] {
+            assert!(codes(kind).iter().all(|failure| failure.ends_with(", 1)")), "{kind}");
+        }
+        for kind in [ErrorKind::AddrInUse, ErrorKind::InvalidInput, ErrorKind::PermissionDenied] {
+            assert!(codes(kind).iter().all(|failure| failure.ends_with(", 2)")), "{kind}");
+        }
     }
 }

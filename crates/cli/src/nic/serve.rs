@@ -155,7 +155,7 @@ pub(crate) fn daemon(arguments: &Daemon) -> Result<u8, Failure> {
         .loan(usize::try_from(arguments.loan_mib << 20).unwrap_or(usize::MAX));
     let peers = match arguments.fabric {
         Medium::Shm => Vec::new(),
-        Medium::Udp => ranks::addresses(&place, RESOLVE)?,
+        Medium::Udp => place.addresses(RESOLVE).map_err(ranks::unresolved)?,
     };
     let unit = unit(VIA, Via::new(ViaConfig::default()))?;
     processes::run(async {
