@@ -125,8 +125,8 @@ pub(crate) enum What {
     Kill {
         /// Number of the job
         job: u32,
-        /// Send the signal of this number, and do not end the job
-        #[arg(long, value_parser = clap::value_parser!(i32).range(1..=64))]
+        /// Send the signal of this number, from 1 to 31, and do not end the job
+        #[arg(long, value_parser = clap::value_parser!(i32).range(1..=31))]
         signal: Option<i32>,
     },
     /// Draw the last slices: as a Gantt chart (.svg) or a trace for Perfetto (.json)

@@ -89,6 +89,11 @@ fn refusal(manager: &JobManager, caller: &Caller, request: &Request) -> Option<S
     {
         return Some(why);
     }
+    if let Request::Kill { signal: Some(signal), .. } = request
+        && !(1..=31).contains(signal)
+    {
+        return Some(format!("signal {signal}: daemons send those from 1 to 31"));
+    }
     let begins =
         matches!(request, Request::Run { .. } | Request::Restore { .. } | Request::Attach(_));
     (begins && manager.is_busy(caller.client))

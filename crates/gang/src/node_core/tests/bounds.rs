@@ -80,3 +80,18 @@ fn a_program_that_exceeds_a_message_is_refused_without_a_takeover_too() {
     );
     assert!(is_refused && core.poll_effect().is_none());
 }
+
+/// Regression: the reply was that it was done, and no rank received the signal.
+#[test]
+fn a_signal_that_is_not_sent_is_refused() {
+    let mut core = root();
+    run(&mut core, Program::default());
+    while core.poll_effect().is_some() {}
+    for signal in [0, 32, 64] {
+        let caller = Caller { client: 2, user: User::default() };
+        let request = Request::Kill { job: JobId(1), signal: Some(signal) };
+        core.handle(NOW, Input::Request(caller, request));
+        let reply = core.poll_effect();
+        assert!(matches!(reply, Some(Effect::Reply(2, Reply::Refused(_)))), "{reply:?}");
+    }
+}
