@@ -397,7 +397,9 @@ impl JobManager {
             Contents::Images(ranks, _) => *ranks,
             Contents::States(checkpoint) => self.fits(checkpoint)?,
         };
-        let (request, program) = (Request { nodes: ranks, weight }, Program { images, ..program });
+        // A client that restores a job has no terminal for it.
+        let program = Program { images, terminal: None, ..program };
+        let request = Request { nodes: ranks, weight };
         let Some(job) = self.admit(now, caller, (request, ranks), (program, true)) else {
             return Ok(());
         };

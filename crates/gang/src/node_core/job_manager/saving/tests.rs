@@ -287,3 +287,16 @@ fn a_job_that_lingers_stops_no_checks_of_others() {
     scene.root.jobs.get_mut(&job).unwrap().is_launched = true;
     assert_eq!(scene.root.next_check(), Some((job, NOW)));
 }
+
+/// Regression: rank 0 had a terminal, which took its output as a terminal does, and which no client had.
+#[test]
+fn a_job_that_was_saved_with_a_terminal_is_restored_without_one() {
+    let mut scene = Scene::new();
+    stand_still(&mut scene);
+    let Write { checkpoint, .. } = scene.root.cut(scene.job, Epoch(1)).unwrap();
+    scene.root.begin_restore(3);
+    let read = Ok((program(), Contents::States(checkpoint)));
+    scene.root.restore(NOW, Read { caller: caller(3), weight: 1, read });
+    let restored = scene.root.job_of(3).unwrap();
+    assert_eq!(scene.root.jobs[&restored].entry.launch.program.terminal, None);
+}
