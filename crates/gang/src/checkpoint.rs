@@ -113,7 +113,7 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError + '_ {
 }
 
 /// Writes a file that only its owner can access, and waits until it is on disk. Removes an existing file or link of
-/// this name.
+/// this name. If it fails, no file has the name.
 pub(crate) fn write_anew(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut options = File::options();
     options.write(true).create_new(true);
@@ -124,8 +124,8 @@ pub(crate) fn write_anew(path: &Path, bytes: &[u8]) -> io::Result<()> {
         _ => {}
     }
     let mut file = options.open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    written.inspect_err(|_| drop(fs::remove_file(path)))
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
@@ -215,7 +215,7 @@ impl Checkpoint {
     /// Writes the checkpoint to a folder. Creates the folder if needed; it must not contain a checkpoint.
     ///
     /// # Errors
-    /// [`CheckpointProblem::File`]; the folder then contains no checkpoint.
+    /// [`CheckpointProblem::File`]; the folder then contains no checkpoint, and none of its parts.
     pub fn write_to(&self, folder: &Path) -> Result<(), CheckpointError> {
         fs::create_dir_all(folder).map_err(at(folder))?;
         let manifest = folder.join(MANIFEST);
@@ -230,11 +230,13 @@ impl Checkpoint {
         let mut parts = Vec::new();
         let states = self.processes.iter().enumerate();
         let states = states.map(|(rank, state)| (process_name(rank), &state[..]));
-        for (name, bytes) in std::iter::once((NETWORK.to_owned(), &network[..])).chain(states) {
+        let mut all = std::iter::once((NETWORK.to_owned(), &network[..])).chain(states);
+        let written: Result<(), CheckpointError> = all.try_for_each(|(name, bytes)| {
             write(&folder.join(&name), bytes)?;
             let (length, crc32) = (bytes.len() as u64, crc32fast::hash(bytes));
             parts.push(Part { name, bytes: length, crc32 });
-        }
+            Ok(())
+        });
         let manifest = Manifest {
             format: FORMAT,
             job: self.network.job,
@@ -243,7 +245,13 @@ impl Checkpoint {
             program: self.program.clone(),
             parts,
         };
-        manifest.write_to(folder)
+        let written = written.and_then(|()| manifest.write_to(folder));
+        if written.is_err() && !Self::is_at(folder) {
+            for part in &manifest.parts {
+                let _ = fs::remove_file(folder.join(&part.name));
+            }
+        }
+        written
     }
 
     /// Reads a checkpoint, and checks all of its parts.

@@ -51,6 +51,18 @@ fn a_checkpoint_survives_the_disk() {
     assert!(again.to_string().contains("a checkpoint is there"), "{again}");
 }
 
+/// Regression: the parts stayed, and a full disk stayed full.
+#[test]
+fn a_checkpoint_that_fails_leaves_none_of_its_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = folder.path().join("process-1.bin");
+    fs::create_dir(&taken).unwrap();
+    let error = checkpoint().write_to(folder.path()).unwrap_err();
+    assert_eq!(error.path, taken);
+    let left = fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    assert_eq!(left.collect::<Vec<_>>(), [taken]);
+}
+
 #[test]
 fn a_checkpoint_without_its_manifest_does_not_exist() {
     let folder = tempfile::tempdir().unwrap();

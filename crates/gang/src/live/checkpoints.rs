@@ -87,8 +87,14 @@ impl Checkpoints {
         let Write { job, client, checkpoint, folder, user, .. } = write;
         let work = move |_: &Users| {
             let folder = path(&folder);
+            let is_new = !folder.exists();
             let _locked = collections::lock(&folder)?;
-            checkpoint.write_to(&folder).map_err(|error| error.to_string())
+            let written = checkpoint.write_to(&folder).map_err(|error| error.to_string());
+            if written.is_err() && is_new {
+                // Fails if the folder has other files meanwhile.
+                let _ = std::fs::remove_dir(&folder);
+            }
+            written
         };
         self.with_rights_of(user, work, move |done| {
             Event::Core(Input::Written(job, client, done.map(|()| 0)))
