@@ -89,7 +89,8 @@ pub async fn serve(
     let mut reaper = Reaper::start();
     let network = open_network(&options).await?;
     let listener = open_socket(&options.socket, options.socket_group.as_deref()).await?;
-    reaper.hold(Leftover::file(&options.socket));
+    let socket = Leftover::file(&options.socket);
+    reaper.hold(socket.clone());
     let users = Users::of_this_process();
     let (cells, reclaimer) = open_cells(&options, &users, &mut reaper)?;
     let memory = options.memory.or_else(|| HostMemory::find().for_jobs()).unwrap_or(u64::MAX);
@@ -144,7 +145,7 @@ pub async fn serve(
     }
     ready();
     run(event_loop, signals, happens).await;
-    let _ = std::fs::remove_file(&options.socket);
+    socket.clear();
     Ok(())
 }
 

@@ -326,7 +326,7 @@ fn identity(file: &Path) -> Option<String> {
     Some(format!("{}:{}:{second}:{nanos}", known.dev(), known.ino()))
 }
 
-/// Something that a reaper clears after its daemon has exited. Reapers clear in the order of these variants.
+/// Something that a daemon clears when it exits, or else its reaper. Reapers clear in the order of these variants.
 #[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 pub(super) enum Leftover {
     /// An adopted control group, whose processes are resumed.
@@ -350,7 +350,8 @@ impl Leftover {
         Self::File(file.to_owned(), identity(file))
     }
 
-    fn clear(&self) {
+    /// Clears this, unless it belongs to another daemon by now.
+    pub(super) fn clear(&self) {
         match self {
             Self::Adopted(folder) => job_cgroup::thaw(folder),
             Self::Group(group) => {
@@ -432,5 +433,25 @@ impl Reaper {
     pub(super) fn release(&mut self, it: &Leftover) {
         self.held.remove(it);
         self.send(&it.line(false));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: a daemon that ended removed the socket of the daemon that had followed it.
+    #[test]
+    fn a_file_that_was_replaced_is_not_cleared() {
+        let folder = tempfile::tempdir().unwrap();
+        let [socket, next] = ["socket", "next"].map(|name| folder.path().join(name));
+        std::fs::write(&socket, "").unwrap();
+        let first = Leftover::file(&socket);
+        std::fs::write(&next, "").unwrap();
+        std::fs::rename(&next, &socket).unwrap();
+        first.clear();
+        assert!(socket.exists());
+        Leftover::file(&socket).clear();
+        assert!(!socket.exists());
     }
 }
