@@ -121,7 +121,7 @@ pub(super) struct Processes {
     holds: BTreeMap<JobId, Hold>,
     /// The base folder for images of processes, once it was created.
     images: Option<PathBuf>,
-    /// Processes that CRIU has left behind, to be reaped.
+    /// Processes that were killed and did not end in time, or that CRIU has left behind, to be reaped.
     strays: Vec<Process>,
     /// Jobs whose processes have a raised priority.
     hurried: Vec<JobId>,
@@ -415,7 +415,14 @@ impl Processes {
             return Vec::new();
         }
         let mut ended = self.take_restored();
-        self.strays.retain_mut(|process| process.end().is_none());
+        let reaper = &mut self.reaper;
+        self.strays.retain_mut(|process| {
+            let lives = process.end().is_none();
+            if !lives {
+                reaper.release(&Leftover::group(process.pid()));
+            }
+            lives
+        });
         for ((job, rank), held) in &mut self.members {
             if held.is_reported {
                 continue;
