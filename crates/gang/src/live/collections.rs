@@ -27,7 +27,8 @@ struct Collection {
     /// Hosts whose images are incomplete.
     incomplete: BTreeSet<u16>,
     parts: Vec<Part>,
-    folder: Arc<Unfinished>,
+    /// The folder, once a thread has opened it.
+    folder: watch::Receiver<Option<Arc<Unfinished>>>,
     /// Ends the connections when it is dropped.
     canceled: watch::Sender<()>,
 }
@@ -98,23 +99,28 @@ impl Collections {
         Self { saved: BTreeMap::new(), restored: BTreeMap::new(), events }
     }
 
-    /// Begins to collect the images of a job.
+    /// Begins to collect the images of a job. A thread opens the folder, because the folder's disk may hang.
     pub(super) fn collect(&mut self, wanted: Collect) {
         let folder = PathBuf::from(OsString::from_vec(wanted.folder.clone()));
-        let (job, client, hosts) = (wanted.job, wanted.client, wanted.hosts.clone());
-        match Unfinished::create(folder, wanted.ranks) {
-            Err(why) => drop(self.events.send(Event::Core(Input::Written(job, client, Err(why))))),
-            Ok(folder) => {
-                let collection = Collection {
-                    wanted,
-                    missing: hosts.clone(),
-                    incomplete: hosts,
-                    parts: Vec::new(),
-                    folder: Arc::new(folder),
-                    canceled: watch::Sender::new(()),
-                };
-                self.saved.insert(job, collection);
-            }
+        let (job, client, ranks) = (wanted.job, wanted.client, wanted.ranks);
+        let (opened, opens) = watch::channel(None);
+        let collection = Collection {
+            missing: wanted.hosts.clone(),
+            incomplete: wanted.hosts.clone(),
+            wanted,
+            parts: Vec::new(),
+            folder: opens,
+            canceled: watch::Sender::new(()),
+        };
+        discard(self.saved.insert(job, collection));
+        let events = self.events.clone();
+        let started = priority::spawn(move || match Unfinished::create(folder, ranks) {
+            // If the checkpoint was given up meanwhile, this removes the folder.
+            Ok(folder) => drop(opened.send(Some(Arc::new(folder)))),
+            Err(why) => drop(events.send(Event::Core(Input::Written(job, client, Err(why))))),
+        });
+        if let Err(why) = started {
+            let _ = self.events.send(Event::Core(Input::Written(job, client, Err(why))));
         }
     }
 
@@ -125,7 +131,8 @@ impl Collections {
 
     /// Drops jobs that are no longer being saved or restored.
     pub(super) fn retain(&mut self, saves: impl Fn(JobId) -> bool, has: impl Fn(JobId) -> bool) {
-        self.saved.retain(|job, _| saves(*job));
+        let over: Vec<JobId> = self.saved.keys().copied().filter(|job| !saves(*job)).collect();
+        over.iter().for_each(|job| discard(self.saved.remove(job)));
         self.restored.retain(|job, _| has(*job));
     }
 
@@ -141,14 +148,19 @@ impl Collections {
             if !it.missing.remove(&host) {
                 return;
             }
-            let (folder, mut canceled) = (Arc::clone(&it.folder), it.canceled.subscribe());
+            let (mut folder, mut canceled) = (it.folder.clone(), it.canceled.subscribe());
             let sent = events.clone();
             let started = priority::spawn(move || {
                 let dumped = || drop(events.send(Event::Dumped(host, job, epoch)));
-                let receiving = image_link::receive(&mut receiver, &folder.folder, &ranks, dumped);
+                let receiving = async {
+                    // If the folder can't be opened, that is reported already.
+                    let opened = folder.wait_for(Option::is_some).await.ok()?.clone()?;
+                    let path = &opened.folder;
+                    Some(image_link::receive(&mut receiver, path, &ranks, dumped).await)
+                };
                 let received = runtime.block_on(async {
                     tokio::select! {
-                        received = receiving => Some(received),
+                        received = receiving => received,
                         _ = canceled.changed() => None,
                     }
                 });
@@ -201,7 +213,7 @@ impl Collections {
             Ok(parts) => it.parts.extend(parts),
             Err(why) => {
                 let client = it.wanted.client;
-                self.saved.remove(&job);
+                discard(self.saved.remove(&job));
                 return drop(self.events.send(Event::Core(Input::Written(job, client, Err(why)))));
             }
         }
@@ -215,6 +227,7 @@ impl Collections {
         let Collect { client, ranks, program, .. } = wanted;
         let events = self.events.clone();
         let started = priority::spawn(move || {
+            let folder = folder.borrow().clone().expect("all hosts have written to it");
             let bytes = parts.iter().map(|part| part.bytes).sum();
             let ranks = ranks.into();
             let manifest = Manifest { format: IMAGES, job, epoch, ranks, program, parts };
@@ -224,6 +237,13 @@ impl Collections {
         if let Err(why) = started {
             let _ = self.events.send(Event::Core(Input::Written(job, client, Err(why))));
         }
+    }
+}
+
+/// Ends the connections of a checkpoint that was given up. A thread removes its files, because their disk may hang.
+fn discard(given_up: Option<Collection>) {
+    if let Some(Collection { folder, .. }) = given_up {
+        let _ = priority::spawn(move || drop(folder));
     }
 }
 
@@ -258,6 +278,24 @@ mod tests {
         fs::create_dir(&kept).unwrap();
         drop(begun);
         assert!(!kept.exists() && folder.path().exists());
+    }
+
+    /// Regression: the event loop made and removed folders itself, and blocked while their disk hung.
+    #[test]
+    fn a_folder_that_can_t_be_opened_is_reported_by_a_thread() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let folder = file.path().join("saved").into_os_string().into_vec();
+        let (events, mut happens) = mpsc::unbounded_channel();
+        let mut collections = Collections::new(events);
+        let (job, epoch, program) = (JobId(1), Epoch(3), String::new());
+        let hosts = BTreeSet::from([0]);
+        collections.collect(Collect { job, client: 2, epoch, hosts, ranks: 1, folder, program });
+        assert!(collections.has(job, epoch));
+        let event = happens.blocking_recv();
+        let Some(Event::Core(Input::Written(of, 2, Err(why)))) = event else { panic!("no error") };
+        assert!(of == job && why.contains("saved"), "{why}");
+        collections.retain(|_| false, |_| false);
+        assert!(!collections.has(job, epoch));
     }
 
     /// Regression: both wrote their files there, and the one that failed removed those of the other.
