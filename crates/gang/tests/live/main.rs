@@ -131,6 +131,7 @@ const TESTS: &[choice::Scene] = &[
     ("nothing_of_another_user_outlives_a_daemon_that_is_killed", rights::a_daemon_is_killed),
     ("a_request_over_the_network_wakes_a_suspended_job", arrivals::wake_a_job),
     ("a_tree_of_daemons_survives_the_loss_of_one", scenes::a_tree_loses_one),
+    ("hosts_below_one_that_does_not_answer_join_the_root", scenes::a_tree_has_a_silent_host),
     ("another_host_takes_over_from_a_root_that_is_killed", root::takes_over),
     ("output_leaves_a_root_that_is_paused_and_continues", root::is_paused),
     ("messages_survive_the_root", root::messages_survive),

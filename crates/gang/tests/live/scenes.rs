@@ -330,6 +330,18 @@ pub(crate) fn a_tree_loses_one() {
     assert_eq!(stage.run(1, &["true"]).0, 0);
 }
 
+/// Regression: the hosts below dialled it again and again, and none above it.
+pub(crate) fn a_tree_has_a_silent_host() {
+    // Arity 2: hosts 3 and 4 are below 1. The others are a majority, so that the root stays.
+    let stage = Stage::tree(7, 1, 20);
+    wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
+    // The system still accepts connections for it.
+    kill_process(Pid::from_child(&stage.daemons[1]), Signal::STOP).unwrap();
+    let others = [true, false, true, true, true, true, true];
+    wait_until("it is missed", || !listing(&stage).hosts[1]);
+    wait_until("the others are back", || listing(&stage).hosts == others);
+}
+
 pub(crate) fn another_key() {
     let mut stage = Stage::tree(2, 1, 20);
     wait_until("both are there", || listing(&stage).hosts == [true, true]);

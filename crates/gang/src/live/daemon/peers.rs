@@ -156,9 +156,16 @@ pub(super) async fn stay_below(
     loop {
         let all = above.borrow_and_update().clone();
         changes.mark_unchanged();
+        // An election gives this daemon half of `patience` to join. The root is the last of these daemons.
+        let limit = routes.patience / (4 * all.len().max(1) as u32);
         let stays = async {
-            for parent in &all {
-                let dialled = routes.dial(*parent, Purpose::Child(cluster)).await;
+            for (number, parent) in (1..).zip(&all) {
+                let dial = routes.dial(*parent, Purpose::Child(cluster));
+                let dialled = match number < all.len() {
+                    true => timeout(limit, dial).await,
+                    false => Ok(dial.await),
+                };
+                let dialled = dialled.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
                 match &dialled {
                     Ok(_) => denials = 0,
                     // A daemon that has another key, or that ends, closes the connection; the first does so each time.
