@@ -374,8 +374,10 @@ impl EventLoop {
 
     /// Carries the streams of a job's ranks on another host, at the root.
     fn carry_from(&mut self, host: u16, job: JobId, link: Link) {
-        let ranks = self.core.root().map(|root| root.ranks_on(job, host)).unwrap_or_default();
+        let Some(root) = self.core.root() else { return };
+        let ranks = root.ranks_on(job, host);
         if ranks.is_empty() {
+            tokio::spawn(streams::refuse(link));
             return;
         }
         let has_rank_0 = ranks.contains(&0);

@@ -78,8 +78,9 @@ impl Routes {
     }
 
     /// Carries the streams of a job's ranks on this host to and from the root until all ranks have closed them. After
-    /// each loss of the root, connects to the next one. While there is no root, ranks whose pipes are full block, and
-    /// the last output of ended ranks waits for [`LAST_DIALS`]. Returns the handle that ends this.
+    /// each loss of the root, connects to the next one; ends if that reports that the job is over. While there is no
+    /// root, ranks whose pipes are full block, and the last output of ended ranks waits for [`LAST_DIALS`]. Returns the
+    /// handle that ends this.
     pub(super) fn carry(
         &self,
         job: JobId,
@@ -191,6 +192,17 @@ mod tests {
             daemon.root.send_replace(Some(0));
             let (_sender, mut receiver) = daemon.link().await;
             assert_eq!(receiver.receive().await.unwrap(), Some(frame()));
+        });
+    }
+
+    /// Regression: while a process kept the output of an ended job open, its daemon dialled the root again and again.
+    #[test]
+    fn the_output_of_a_job_that_is_over_is_carried_no_longer() {
+        run(async {
+            let mut daemon = Daemon::start(0);
+            let link = daemon.link().await;
+            tokio::spawn(streams::refuse(link));
+            assert!(timeout(PATIENCE, daemon.output.closed()).await.is_ok());
         });
     }
 

@@ -176,9 +176,19 @@ pub(super) async fn send_all(sender: &mut Sender, frames: &mut mpsc::Receiver<Fr
     true
 }
 
-/// Carries a job's streams over a link to the root. Returns true if all output was sent and the ranks have closed it;
-/// the input is carried until the root closes the link. Returns false if the link ended before; frames in transit on
-/// it are lost.
+/// Message to the host of ranks whose job is over.
+const OVER: bool = true;
+
+/// Ends a link for the streams of a job that is over, at the root.
+pub(super) async fn refuse((mut sender, mut receiver): Link) {
+    let _ = sender.send(&Frame::message(&OVER)).await;
+    // If output that was not received closed the link, the message could be lost.
+    while let Ok(Some(_)) = receiver.receive().await {}
+}
+
+/// Carries a job's streams over a link to the root. Returns true if all output was sent and the ranks have closed it,
+/// or the job is over; the input is carried until the root closes the link. Returns false if the link ended before;
+/// frames in transit on it are lost.
 pub(super) async fn to_root(
     (mut sender, mut receiver): Link,
     output: &mut mpsc::Receiver<Frame>,
@@ -186,6 +196,9 @@ pub(super) async fn to_root(
 ) -> bool {
     let mut reading = pin!(async {
         while let Ok(Some(frame)) = receiver.receive().await {
+            if frame.parse::<bool>() == Some(OVER) {
+                return true;
+            }
             // A message instead of data marks the end of the input.
             let is_data = matches!(frame, Frame::Data { .. });
             let Some(to) = input.as_ref() else { continue };
@@ -193,9 +206,10 @@ pub(super) async fn to_root(
                 *input = None;
             }
         }
+        false
     });
     let is_done = tokio::select! {
-        () = &mut reading => false,
+        is_over = &mut reading => return is_over,
         is_done = send_all(&mut sender, output) => is_done,
     };
     // A message instead of data marks the end of the output.
