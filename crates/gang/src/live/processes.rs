@@ -26,6 +26,7 @@ use super::pmi::PmiJob;
 use super::process::{Process, descendants_are_stopped};
 use super::reclaimer::Reclaimer;
 use super::rights::Users;
+use super::snapshot::Budget;
 use super::undelivered::Undelivered;
 use crate::contexts::Mode;
 use crate::names::JobId;
@@ -102,6 +103,7 @@ pub(super) struct Processes {
     nic: Option<RanksNic>,
     /// Counts the states that restored ranks have not read yet.
     undelivered: Undelivered,
+    budget: Budget,
     /// Resources of the ranks' channels, until the ranks are started.
     passes: BTreeMap<Member, Pass>,
     process_groups: ProcessGroups,
@@ -150,6 +152,7 @@ impl Processes {
             waits: None,
             nic,
             undelivered: Undelivered::new(most),
+            budget: Budget::default(),
             passes: BTreeMap::new(),
             process_groups,
             events,

@@ -16,11 +16,13 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::sleep;
 
 use super::rank::inherited;
@@ -33,6 +35,9 @@ pub(crate) const SNAPSHOTS: &str = "GANG_SNAPSHOTS";
 
 /// Pause after a message of a rank, so that none floods the daemons with them.
 const BETWEEN: Duration = Duration::from_millis(1);
+
+/// Most chunks of states that wait for a daemon's connection to its parent.
+const WAITING: usize = 64;
 
 const FRESH: u8 = b'F';
 const RESTORED: u8 = b'R';
@@ -152,12 +157,42 @@ fn read_state(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     if read as u64 == length { Ok(state) } else { Err(ErrorKind::UnexpectedEof.into()) }
 }
 
+/// Limits the chunks of all ranks' states that wait for the connection to the parent. Clones share the limit.
+#[derive(Clone, Debug)]
+pub(super) struct Budget(Arc<Semaphore>);
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(WAITING)))
+    }
+}
+
+/// A chunk's bytes, which count until they are sent and dropped.
+struct Counted {
+    bytes: Vec<u8>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Budget {
+    /// Counts a chunk's bytes. Waits until few enough others are counted.
+    async fn count(&self, bytes: Vec<u8>) -> io::Result<Bytes> {
+        let _permit = Arc::clone(&self.0).acquire_owned().await.map_err(io::Error::other)?;
+        Ok(Bytes::from_owner(Counted { bytes, _permit }))
+    }
+}
+
 /// Runs the daemon's side of a rank's stream until the stream ends or `words` closes. After a malformed message,
 /// nothing more is read from the rank. After a state, nothing is read until the rank may continue, so that a rank has
 /// at most one state on its way to the root.
 pub(super) async fn serve(
     end: OwnedFd,
-    state: Option<CountedState>,
+    (state, budget): (Option<CountedState>, Budget),
     mut words: mpsc::UnboundedReceiver<Word>,
     said: impl Fn(RankEvent) + Send + 'static,
 ) -> io::Result<()> {
@@ -185,7 +220,7 @@ pub(super) async fn serve(
         io::Result::Ok(())
     });
     let heard = tokio::select! {
-        heard = hear(&mut receiver, went, &said) => heard,
+        heard = hear(&mut receiver, went, (&said, &budget)) => heard,
         _ = &mut speaking => Ok(()),
     };
     said(RankEvent::Left);
@@ -196,7 +231,7 @@ pub(super) async fn serve(
 async fn hear(
     receiver: &mut tokio::net::unix::OwnedReadHalf,
     mut went: watch::Receiver<()>,
-    said: &impl Fn(RankEvent),
+    (said, budget): (&impl Fn(RankEvent), &Budget),
 ) -> io::Result<()> {
     loop {
         match receiver.read_u8().await? {
@@ -223,7 +258,7 @@ async fn hear(
                     let length = bytes.len() as u64;
                     left -= length;
                     is_last = left == 0;
-                    let (kind, bytes) = (ChunkKind::State, bytes.into());
+                    let (kind, bytes) = (ChunkKind::State, budget.count(bytes).await?);
                     said(RankEvent::Chunk(StateChunk { kind, at, bytes, is_last }));
                     at += length;
                 }
@@ -251,14 +286,15 @@ mod tests {
             let (words, to_rank) = mpsc::unbounded_channel();
             let (events, mut happens) = mpsc::unbounded_channel();
             let said = move |event| drop(events.send(event));
-            let serving = tokio::spawn(serve(end.into(), None, to_rank, said));
+            let alone = (None, Budget::default());
+            let serving = tokio::spawn(serve(end.into(), alone, to_rank, said));
             for state in [b"1", b"2"] {
                 rank.write_all(&[STATE]).unwrap();
                 rank.write_all(&1_u64.to_le_bytes()).unwrap();
                 rank.write_all(state).unwrap();
             }
             let chunk = |bytes| {
-                let (kind, bytes) = (ChunkKind::State, bytes::Bytes::from_static(bytes));
+                let (kind, bytes) = (ChunkKind::State, Bytes::from_static(bytes));
                 Some(RankEvent::Chunk(StateChunk { kind, at: 0, bytes, is_last: true }))
             };
             assert_eq!(happens.recv().await, chunk(b"1"));
@@ -271,6 +307,32 @@ mod tests {
             serving.await.unwrap().unwrap();
             assert_eq!(happens.recv().await, Some(RankEvent::Left));
             assert_eq!(happens.recv().await, None);
+        });
+    }
+    /// Regression: a daemon read whole states as fast as the ranks sent them, whatever its connection to the root sent.
+    #[test]
+    fn a_rank_s_state_waits_until_others_are_sent() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let budget = Budget(Arc::new(Semaphore::new(1)));
+            let (events, mut happens) = mpsc::unbounded_channel();
+            let mut open = Vec::new();
+            for _ in 0..2 {
+                let (mut rank, end) = UnixStream::pair().unwrap();
+                let (words, to_rank) = mpsc::unbounded_channel();
+                let events = events.clone();
+                let said = move |event| drop(events.send(event));
+                tokio::spawn(serve(end.into(), (None, budget.clone()), to_rank, said));
+                rank.write_all(&[STATE]).unwrap();
+                rank.write_all(&1_u64.to_le_bytes()).unwrap();
+                rank.write_all(b"1").unwrap();
+                open.push((rank, words));
+            }
+            let first = happens.recv().await;
+            let early = timeout(Duration::from_millis(50), happens.recv()).await;
+            assert!(early.is_err(), "{early:?}");
+            drop(first);
+            assert!(matches!(happens.recv().await, Some(RankEvent::Chunk(_))));
         });
     }
 }

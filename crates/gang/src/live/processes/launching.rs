@@ -279,7 +279,7 @@ impl Processes {
         let (words, to_rank) = mpsc::unbounded_channel();
         let (events, (job, rank)) = (self.events.clone(), member);
         let said = move |event| drop(events.send(Event::Core(Input::Rank(job, rank, event))));
-        tokio::spawn(snapshot::serve(end, state, to_rank, said));
+        tokio::spawn(snapshot::serve(end, (state, self.budget.clone()), to_rank, said));
         words
     }
 }
