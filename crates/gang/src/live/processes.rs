@@ -47,9 +47,10 @@ const HURRY: usize = 3;
 const FIRST_CHECK: i64 = 20_000;
 const LAST_CHECK: i64 = 100_000;
 
-/// Intervals between checks for whether all processes of a job have stopped, or those that were killed have exited.
+/// Intervals between checks for whether all processes of a job have stopped, or those that were started or killed have
+/// stopped or exited.
 const CHECK_AGAIN: Duration = Duration::from_millis(1);
-const CHECK_KILLED: Duration = Duration::from_millis(50);
+const CHECK_LATE: Duration = Duration::from_millis(50);
 
 const KILLED: End = End::Killed(Signal::KILL.as_raw());
 
@@ -179,8 +180,7 @@ impl Processes {
 
     /// Begins to suspend the processes of jobs.
     pub(super) fn suspend(&mut self, step: u64, jobs: &[JobId]) {
-        let mut waits =
-            Waits { left: Some(self.limits.stop), ..Waits::new(step, Vec::new(), false) };
+        let mut waits = Waits::new(step, Vec::new(), self.limits.stop);
         for job in jobs {
             // An adopted group can't be frozen if it was removed. Its holder then exits, and the job ends, in the
             // job's next slice.
@@ -278,8 +278,8 @@ impl Processes {
             self.dismiss(*job);
         }
         let members = jobs.iter().flat_map(|job| self.of_job(*job)).collect();
-        let left = Some(self.limits.kill);
-        self.waits = Some(Waits { left, ..Waits::new(step, members, true) });
+        let waits = Waits::new(step, members, self.limits.kill);
+        self.waits = Some(Waits { is_kill: true, what: "end", ..waits });
     }
 
     /// Forbids ranks of a job's user to open further ports, unless the user has another job on this host.
@@ -339,7 +339,6 @@ impl Processes {
 
     /// Reports the jobs whose processes don't stop or end, and waits for them no longer.
     fn give_up(&mut self, waits: &mut Waits) {
-        let what = if waits.is_kill { "end" } else { "stop" };
         let mut late = BTreeMap::new();
         for member in waits.members.drain(..).chain(waits.groups.drain(..)) {
             let Some(held) = self.members.get_mut(&member) else { continue };
@@ -357,6 +356,7 @@ impl Processes {
                 self.strays.extend(self.members.remove(&member).map(|held| held.process));
             }
         }
+        let what = waits.what;
         let why = |(job, rank)| (job, self.host, format!("rank {rank} does not {what}"));
         waits.outcome.failed.extend(late.into_iter().map(why));
     }
@@ -368,8 +368,8 @@ impl Processes {
             !(waits.cgroups.is_empty() && waits.adopted.is_empty() && waits.groups.is_empty());
         match has_groups {
             true => Some(CHECK_AGAIN),
-            // The system reports the exit of a traced process to the tracer alone.
-            false => (waits.is_kill && !waits.members.is_empty()).then_some(CHECK_KILLED),
+            // The step may become late, and the system reports the exit of a traced process to the tracer alone.
+            false => (!waits.members.is_empty()).then_some(CHECK_LATE),
         }
     }
 

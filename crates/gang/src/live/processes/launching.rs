@@ -92,8 +92,8 @@ impl Processes {
         }
         self.passes.clear();
         let adopted = self.adopted.contains_key(&job).then_some(job).into_iter().collect();
-        let waits = Waits::new(step, self.of_job(job), false);
-        self.waits = Some(Waits { outcome, adopted, ..waits });
+        let waits = Waits::new(step, self.of_job(job), self.limits.start);
+        self.waits = Some(Waits { what: "start", outcome, adopted, ..waits });
         opened
     }
 

@@ -17,14 +17,16 @@ const FREEZE_PATIENCE: Duration = Duration::from_millis(500);
 /// Time after which a daemon without others gives up a job with a process that does not stop, such as one that has become
 /// root's while the daemon is not.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
-/// Time after which a daemon without others no longer waits for processes that were killed.
-const KILL_PATIENCE: Duration = Duration::from_secs(60);
+/// Time after which a daemon without others no longer waits for processes that were started or killed.
+const LONG_PATIENCE: Duration = Duration::from_secs(60);
 /// Most time between two checks that counts: after a longer pause of this machine, no process has run either.
 const COUNTED: Duration = Duration::from_millis(100);
 
 /// Times after which steps no longer wait for processes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
+    /// For a shim that does not stop: its job is given up.
+    pub(super) start: Duration,
     /// For a process that does not stop: its job is given up.
     pub(super) stop: Duration,
     /// For a killed process that does not end: it is only reaped.
@@ -32,12 +34,12 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a daemon. Among several daemons, each is half of the time after which the others take this
-    /// one for lost, and all of its jobs with it.
+    /// Returns the limits of a daemon. Among several daemons, each is less than the time after which the others take
+    /// this one for lost, and all of its jobs with it.
     pub(super) fn new(hosts: u16, patience: Duration) -> Self {
         match hosts > 1 {
-            true => Self { stop: patience / 2, kill: patience / 2 },
-            false => Self { stop: STOP_PATIENCE, kill: KILL_PATIENCE },
+            true => Self { start: patience * 3 / 4, stop: patience / 2, kill: patience / 2 },
+            false => Self { start: LONG_PATIENCE, stop: STOP_PATIENCE, kill: LONG_PATIENCE },
         }
     }
 }
@@ -54,17 +56,19 @@ pub(super) struct Waits {
     pub(super) cgroups: Vec<JobId>,
     pub(super) adopted: Vec<JobId>,
     pub(super) is_kill: bool,
+    /// What a process of `members` does not do if the step is late.
+    pub(super) what: &'static str,
     /// When groups that are not reported as frozen count as frozen.
     pub(super) frozen_at: Instant,
-    /// Time left until the step is late, and when it was last counted; `None` for shims, which stop by themselves.
-    pub(super) left: Option<Duration>,
+    /// Time left until the step is late, and when it was last counted.
+    pub(super) left: Duration,
     pub(super) counted_at: Instant,
     pub(super) outcome: Outcome,
 }
 
 impl Waits {
-    /// Creates a step without a time limit.
-    pub(super) fn new(step: u64, members: Vec<Member>, is_kill: bool) -> Self {
+    /// Creates a step that is complete once these processes have stopped, and late after `left`.
+    pub(super) fn new(step: u64, members: Vec<Member>, left: Duration) -> Self {
         let (groups, cgroups, adopted) = (Vec::new(), Vec::new(), Vec::new());
         let (counted_at, outcome) = (clock::now(), Outcome::default());
         let frozen_at = counted_at + FREEZE_PATIENCE;
@@ -74,9 +78,10 @@ impl Waits {
             groups,
             cgroups,
             adopted,
-            is_kill,
+            is_kill: false,
+            what: "stop",
             frozen_at,
-            left: None,
+            left,
             counted_at,
             outcome,
         }
@@ -86,8 +91,8 @@ impl Waits {
     pub(super) fn is_late(&mut self, now: Instant) -> bool {
         let passed = now.since(self.counted_at).min(COUNTED);
         self.counted_at = now;
-        self.left = self.left.map(|left| left.saturating_sub(passed));
-        self.left == Some(Duration::ZERO)
+        self.left = self.left.saturating_sub(passed);
+        self.left.is_zero()
     }
 }
 
@@ -98,22 +103,20 @@ mod tests {
     #[test]
     fn a_step_is_late_after_a_time_in_which_this_machine_has_run() {
         let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
-        let start = |left| Waits { left, counted_at: at(0), ..Waits::new(1, Vec::new(), false) };
-        let mut waits = start(Some(Limits::new(2, Duration::from_secs(2)).stop));
+        let left = Limits::new(2, Duration::from_secs(2)).stop;
+        let mut waits = Waits { counted_at: at(0), ..Waits::new(1, Vec::new(), left) };
         let after_a_pause = at(3_600_000);
         assert!(!waits.is_late(after_a_pause));
         let checks = (1..200).find(|check| waits.is_late(after_a_pause + COUNTED / 10 * *check));
         assert_eq!(checks, Some(90));
-        let mut shims = start(None);
-        assert!(!(1..200).any(|check| shims.is_late(at(1_000 * check))));
     }
 
     /// Regression: a killed process that did not end kept a host from its report for a minute, and the host was lost.
     #[test]
     fn among_several_hosts_no_process_keeps_a_report_waiting_until_the_host_is_lost() {
         let patience = Duration::from_secs(2);
-        let Limits { stop, kill } = Limits::new(2, patience);
-        assert!(stop < patience && kill < patience);
-        assert_eq!(Limits::new(1, patience).kill, KILL_PATIENCE, "no host waits for a single one");
+        let Limits { start, stop, kill } = Limits::new(2, patience);
+        assert!([start, stop, kill].iter().all(|limit| *limit < patience));
+        assert_eq!(Limits::new(1, patience).kill, LONG_PATIENCE, "no host waits for a single one");
     }
 }
