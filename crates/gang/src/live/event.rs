@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::link::{Frame, Link};
 use super::refusals::Refusal;
+use super::rights::Rights;
 use crate::channel::Ticket;
 use crate::checkpoint::Part;
 use crate::names::{Epoch, JobId};
@@ -50,6 +51,8 @@ pub(super) enum Event {
     /// A client's connection has ended. The client may connect again if another daemon has relayed the connection, and
     /// the client has not left.
     ClientGone { client: ClientId, may_return: bool },
+    /// The rights of a job's user, for the step of this number, which starts the job's ranks.
+    Rights(u64, Result<Rights, String>),
     /// The channels of a job's ranks are open.
     Opened(JobId, Vec<(u16, Pass)>),
     /// A host has dumped its ranks of a job in an epoch.

@@ -15,11 +15,12 @@ use super::pmi;
 use super::processes::Processes;
 use super::record::Record;
 use super::refusals::{Refusal, Refusals};
-use super::rights::Users;
+use super::rights::{Rights, Users};
 use super::routes::Routes;
 use super::streams::{self, Opened, Outlet};
 use crate::names::JobId;
 use crate::node_core::message::{Down, Purpose, Reply, Request, Up, Word};
+use crate::node_core::order::Launch;
 use crate::node_core::user::Caller;
 use crate::node_core::{ClientId, Effect, Input, NodeCore, Peer, Step, StepOutcome, Transmit};
 use crate::steps::StepQueue;
@@ -63,6 +64,8 @@ pub(super) struct EventLoop {
     /// The tasks that carry the streams of ranks on this host to the root.
     carried: Vec<AbortHandle>,
     refusals: Refusals,
+    /// The step that starts ranks, and their states, while the rights of their user are looked up.
+    starting: Option<(u64, Launch, BTreeMap<u16, Vec<u8>>)>,
     checkpoints: Checkpoints,
     collections: Collections,
     routes: Routes,
@@ -104,6 +107,7 @@ impl EventLoop {
             streams: BTreeMap::new(),
             carried: Vec::new(),
             refusals: Refusals::default(),
+            starting: None,
             checkpoints: Checkpoints::new(users, routes.events.clone()),
             collections: Collections::new(routes.events.clone()),
             routes,
@@ -163,6 +167,7 @@ impl EventLoop {
                 self.core.handle(now, Input::ClientGone { client, may_return });
                 self.clients.remove(&client);
             }
+            Event::Rights(number, rights) => self.start(number, rights),
             Event::Opened(job, passes) => self.processes.add_passes(job, passes),
             Event::Dumped(host, job, epoch) => {
                 // Ignores the reports of an earlier request.
@@ -301,11 +306,21 @@ impl EventLoop {
         }
     }
 
+    /// Starts the ranks of the step of this number, unless another step has begun since.
+    fn start(&mut self, number: u64, rights: Result<Rights, String>) {
+        if let Some((_, launch, states)) = self.starting.take_if(|step| step.0 == number) {
+            let with = (states, rights, &self.routes);
+            let opened = self.processes.launch(number, &launch, with);
+            self.carry(launch.job, opened);
+        }
+    }
+
     fn step(&mut self, number: u64, step: Step) {
+        self.starting = None;
         match step {
             Step::Start(launch, states) => {
-                let opened = self.processes.launch(number, &launch, (states, &self.routes));
-                self.carry(launch.job, opened);
+                self.processes.look_up(number, launch.user.clone());
+                self.starting = Some((number, launch, states));
             }
             Step::Suspend(jobs) => self.processes.suspend(number, &jobs),
             Step::Resume(jobs) => {

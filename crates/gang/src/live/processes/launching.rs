@@ -13,6 +13,8 @@ use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use super::{Held, Processes, Waits, imaging};
 use crate::contexts::Mode;
@@ -34,15 +36,32 @@ use crate::names::JobId;
 use crate::node_core::Input;
 use crate::node_core::message::{Member, Program, Word};
 use crate::node_core::order::{Launch, Outcome};
+use crate::node_core::user::User;
 
 impl Processes {
-    /// Begins to start a job's ranks on this host, each with its saved state, if any. Returns the files of their
-    /// standard streams.
+    /// Looks up the rights of a user on a thread, because the user database may not answer. Then sends
+    /// [`Event::Rights`] for this step.
+    pub(crate) fn look_up(&self, step: u64, user: User) {
+        let (users, events, limit) = (self.users.clone(), self.events.clone(), self.limits.look_up);
+        let late = format!("user {user} can't be looked up on this host: no answer in {limit:?}");
+        let looked_up = spawn_blocking(move || users.rights(&user));
+        tokio::spawn(async move {
+            let rights = match timeout(limit, looked_up).await {
+                Ok(Ok(rights)) => rights,
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(_) => Err(late),
+            };
+            let _ = events.send(Event::Rights(step, rights));
+        });
+    }
+
+    /// Begins to start a job's ranks on this host with these rights, each with its saved state, if any. Returns the
+    /// files of their standard streams.
     pub(crate) fn launch(
         &mut self,
         step: u64,
         launch: &Launch,
-        (mut states, routes): (BTreeMap<u16, Vec<u8>>, &Routes),
+        (mut states, rights, routes): (BTreeMap<u16, Vec<u8>>, Result<Rights, String>, &Routes),
     ) -> Vec<Opened> {
         let job = launch.job;
         let places = self.cluster.places(launch);
@@ -50,20 +69,14 @@ impl Processes {
         let (mut opened, mut outcome) = (Vec::new(), Outcome::default());
         let own = (0_u16..).zip(&hosts).filter(|(_, host)| **host == self.host);
         let own: Vec<u16> = own.map(|(rank, _)| rank).collect();
-        let rights = match own.is_empty() {
-            true => None,
-            false => {
-                let rights = self.users.rights(&launch.user);
-                let ready = rights.and_then(|rights| {
-                    self.open_group(job)?;
-                    self.adopt(launch)?;
-                    self.admit(job, &rights)?;
-                    self.limit(launch, own.len())?;
-                    Ok(rights)
-                });
-                ready.map_err(|why| outcome.failed.push((job, self.host, why))).ok()
-            }
-        };
+        let ready = rights.and_then(|rights| {
+            self.open_group(job)?;
+            self.adopt(launch)?;
+            self.admit(job, &rights)?;
+            self.limit(launch, own.len())?;
+            Ok(rights)
+        });
+        let rights = ready.map_err(|why| outcome.failed.push((job, self.host, why))).ok();
         let name = variables(&launch.program).find(|(name, _)| *name == pmi::NAME);
         // A job that was saved by a version without job names has none.
         let name =

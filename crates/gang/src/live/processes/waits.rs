@@ -25,6 +25,8 @@ const COUNTED: Duration = Duration::from_millis(100);
 /// Times after which steps no longer wait for processes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
+    /// For the rights of a job's user that are not found: the job is given up.
+    pub(super) look_up: Duration,
     /// For a shim that does not stop: its job is given up.
     pub(super) start: Duration,
     /// For a process that does not stop: its job is given up.
@@ -34,12 +36,14 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a daemon. Among several daemons, each is less than the time after which the others take
-    /// this one for lost, and all of its jobs with it.
+    /// Returns the limits of a daemon. Among several daemons, an order waits less than the time after which the others
+    /// take this one for lost, and all of its jobs with it.
     pub(super) fn new(hosts: u16, patience: Duration) -> Self {
+        let (long, stop) = (LONG_PATIENCE, STOP_PATIENCE);
+        let [quarter, half] = [patience / 4, patience / 2];
         match hosts > 1 {
-            true => Self { start: patience * 3 / 4, stop: patience / 2, kill: patience / 2 },
-            false => Self { start: LONG_PATIENCE, stop: STOP_PATIENCE, kill: LONG_PATIENCE },
+            true => Self { look_up: quarter, start: half, stop: half, kill: half },
+            false => Self { look_up: stop, start: long, stop, kill: long },
         }
     }
 }
@@ -115,8 +119,8 @@ mod tests {
     #[test]
     fn among_several_hosts_no_process_keeps_a_report_waiting_until_the_host_is_lost() {
         let patience = Duration::from_secs(2);
-        let Limits { start, stop, kill } = Limits::new(2, patience);
-        assert!([start, stop, kill].iter().all(|limit| *limit < patience));
+        let Limits { look_up, start, stop, kill } = Limits::new(2, patience);
+        assert!(look_up + start < patience && stop < patience && kill < patience);
         assert_eq!(Limits::new(1, patience).kill, LONG_PATIENCE, "no host waits for a single one");
     }
 }
