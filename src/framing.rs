@@ -1,12 +1,16 @@
 //! Reads and writes frames on streams: bounded, and in as few calls as the stream allows.
 
 use std::io::{self, IoSlice};
+use std::pin::pin;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
 
 /// Most bytes for which memory is reserved before they arrive.
 pub(crate) const RESERVED: usize = 64 * 1024;
+/// Time after which a peer is slow if the next [`RESERVED`] bytes of a body have not arrived: 2 s.
+const SLOW: Duration = Duration::from_secs(2);
 
 /// Returns the time in which a peer sends or takes the rest of a frame of `length` bytes: 30 s, and 16 us for each byte,
 /// as over a line of 500 kb/s.
@@ -55,9 +59,41 @@ pub(crate) async fn read_body(
     length: usize,
 ) -> io::Result<Vec<u8>> {
     let mut body = Vec::with_capacity(length.min(RESERVED));
-    stream.take(length as u64).read_to_end(&mut body).await?;
-    if body.len() < length {
+    read_more(stream, &mut body, length).await?;
+    Ok(body)
+}
+
+/// Reads the rest of a body of `length` bytes. Calls `on_slow` every 2 s in which the next [`RESERVED`] bytes have not
+/// arrived.
+pub(crate) async fn read_rest(
+    stream: &mut (impl AsyncRead + Unpin),
+    body: &mut Vec<u8>,
+    length: usize,
+    mut on_slow: impl FnMut() -> io::Result<()>,
+) -> io::Result<()> {
+    while body.len() < length {
+        let part = RESERVED.min(length - body.len());
+        let mut reading = pin!(read_more(stream, body, part));
+        loop {
+            match timeout(SLOW, &mut reading).await {
+                Ok(read) => break read?,
+                Err(_) => on_slow()?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Appends exactly `length` bytes to a body.
+async fn read_more(
+    stream: &mut (impl AsyncRead + Unpin),
+    body: &mut Vec<u8>,
+    length: usize,
+) -> io::Result<()> {
+    let whole = body.len() + length;
+    stream.take(length as u64).read_to_end(body).await?;
+    if body.len() < whole {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(body)
+    Ok(())
 }

@@ -22,7 +22,7 @@ use super::context::{Context, Trace};
 use super::frame::{AnswerHeader, RequestHeader, Status};
 use super::pool::{Pipe, pipe};
 use crate::error::Error;
-use crate::framing::{RESERVED, read_body, rest_within, write_parts};
+use crate::framing::{RESERVED, read_body, read_rest, rest_within, write_parts};
 use crate::node::links::{Kind, Offer};
 use crate::node::meter::{Role, Streams};
 use crate::node::{Listener, Node, PeerName};
@@ -270,17 +270,26 @@ where
     }
 }
 
-/// Reads a request's payload. A long one waits for one of the places first, which it has until the call begins.
+/// Reads a request's payload. After its first 64 KiB, a long one waits for one of the places, which it has until the
+/// call begins. If all places are taken, a slow client loses its stream: the request was not delivered, and its caller
+/// tries again.
 async fn read_payload(
     places: Arc<Semaphore>,
     pipe: &mut Pipe,
     length: usize,
 ) -> io::Result<(Vec<u8>, Option<OwnedSemaphorePermit>)> {
-    let place = match length > RESERVED {
-        true => places.acquire_owned().await.ok(),
-        false => None,
+    let first = length.min(RESERVED);
+    let mut payload = timeout(rest_within(first), read_body(pipe, first)).await??;
+    if first == length {
+        return Ok((payload, None));
+    }
+    let place = Arc::clone(&places).acquire_owned().await.ok();
+    let on_slow = || match places.available_permits() {
+        0 => Err(io::ErrorKind::TimedOut.into()),
+        _ => Ok(()),
     };
-    let payload = timeout(rest_within(length), read_body(pipe, length)).await??;
+    let rest = read_rest(pipe, &mut payload, length, on_slow);
+    timeout(rest_within(length), rest).await??;
     Ok((payload, place))
 }
 
