@@ -25,12 +25,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use midplane_via::session::Stream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::sync::{OwnedMutexGuard, Semaphore, mpsc};
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument;
 
 use crate::error::{Error, ErrorKind};
-use crate::framing::{read_body, rest_within, write_parts, write_some};
+use crate::framing::{RESERVED, read_body, read_rest, rest_within, write_parts, write_some};
 use crate::node::links::{Candidate, Peers};
 use crate::node::mailbox::{Outgoing, Received};
 use crate::node::{ANSWER_WITHIN, Listener, Node, PeerName};
@@ -39,7 +39,8 @@ use crate::node::{ANSWER_WITHIN, Listener, Node, PeerName};
 pub const MAX_MESSAGE: usize = 1 << 20;
 /// Most bytes of one sender's messages that wait to be received, with [`OVERHEAD`] for each.
 const HELD_OF_ONE: usize = MAX_MESSAGE + OVERHEAD;
-/// Most bytes of all senders' messages that wait to be received, with [`OVERHEAD`] for each.
+/// Most bytes of all senders' messages that wait to be received, with [`OVERHEAD`] for each. Of each sender, this node
+/// holds in addition the first 64 KiB of a message that arrives, or the whole message if the sender is slow.
 const HELD_OF_ALL: usize = 64 << 20;
 /// Bytes counted for a message in addition to its own.
 const OVERHEAD: usize = 64;
@@ -347,7 +348,7 @@ impl Inbound {
     /// Receives the messages of a stream until it ends.
     async fn read(&self, stream: &mut BufReader<Stream>, room: Arc<Semaphore>) -> io::Result<()> {
         let mut magic = [0; MAGIC.len()];
-        tokio::time::timeout(REST_WITHIN, stream.read_exact(&mut magic)).await??;
+        timeout(REST_WITHIN, stream.read_exact(&mut magic)).await??;
         if magic != *MAGIC {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no stream of messages"));
         }
@@ -358,25 +359,90 @@ impl Inbound {
             if length > MAX_MESSAGE {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a message too long"));
             }
-            #[expect(clippy::cast_possible_truncation, reason = "it was bounded")]
-            let share = (length + OVERHEAD) as u32;
-            let closed = |_| io::Error::from(io::ErrorKind::ConnectionAborted);
-            let own = Arc::clone(&room).acquire_many_owned(share).await.map_err(closed)?;
-            let shared = Arc::clone(&self.all).acquire_many_owned(share).await.map_err(closed)?;
-            let body = read_body(stream, length);
-            let bytes = tokio::time::timeout(rest_within(length), body).await??.into();
-            let received = Received { from: self.from.clone(), bytes, _room: [own, shared] };
+            let own = acquire(&room, length).await?;
+            let (body, shared) = self.read_message(stream, length).await?;
+            let from = self.from.clone();
+            let received = Received { from, bytes: body.into(), _room: [own, shared] };
             if self.outbox.send(received).is_err() {
                 return Ok(());
             }
         }
     }
+
+    /// Reads a message, and takes its share of the bound of all senders once its first 64 KiB have arrived. If others
+    /// wait for theirs, a slow sender returns its share, and takes it again when the message is complete.
+    async fn read_message(
+        &self,
+        stream: &mut BufReader<Stream>,
+        length: usize,
+    ) -> io::Result<(Vec<u8>, OwnedSemaphorePermit)> {
+        let first = length.min(RESERVED);
+        let mut body = timeout(rest_within(first), read_body(stream, first)).await??;
+        let mut share = Some(acquire(&self.all, length).await?);
+        let on_slow = || {
+            if self.all.available_permits() == 0 {
+                share = None;
+            }
+            Ok(())
+        };
+        let rest = read_rest(stream, &mut body, length, on_slow);
+        timeout(rest_within(length), rest).await??;
+        let share = match share {
+            Some(share) => share,
+            None => acquire(&self.all, length).await?,
+        };
+        Ok((body, share))
+    }
+}
+
+/// Takes a message's share of a bound.
+async fn acquire(bound: &Arc<Semaphore>, length: usize) -> io::Result<OwnedSemaphorePermit> {
+    #[expect(clippy::cast_possible_truncation, reason = "it was bounded")]
+    let share = (length + OVERHEAD) as u32;
+    let acquired = Arc::clone(bound).acquire_many_owned(share).await;
+    acquired.map_err(|_| io::ErrorKind::ConnectionAborted.into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::member::CHANGED;
+
+    /// Begins the longest message to `client-1`, and stops after `sent` of its bytes.
+    #[cfg(feature = "sim")]
+    async fn begin(node: Node, sent: usize) -> crate::sim::Result {
+        let until = node.search_deadline();
+        let is_it = |one: &Candidate| node.is_called(one.peer, "client-1");
+        let found = node.find(SERVICE, &mut BTreeSet::new(), until, is_it).await?;
+        let mut stream = node.open(&found[0], SERVICE, until).await.expect("it accepts");
+        let head = (MAX_MESSAGE as u32).to_le_bytes();
+        stream.write_all(&[&MAGIC[..], &head, &vec![0; sent]].concat()).await?;
+        std::future::pending().await
+    }
+
+    /// Regression: senders that had begun long messages kept the messages of all others from arriving.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn senders_that_do_not_complete_their_messages_stop_no_other() {
+        for sent in [0, RESERVED + 1] {
+            let mut sim = crate::Sim::builder().build();
+            for number in 0..HELD_OF_ALL / MAX_MESSAGE {
+                sim.host(format!("slow-{number}"), move |node| begin(node, sent));
+            }
+            sim.host("sender", |node| async move {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                node.send("client-1", vec![1; MAX_MESSAGE]).await?;
+                std::future::pending().await
+            });
+            sim.client(|node| async move {
+                let start = Instant::now();
+                assert!(node.receive().await?.1 == vec![1; MAX_MESSAGE]);
+                assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+                Ok(())
+            });
+            sim.run().unwrap();
+        }
+    }
 
     #[tokio::test]
     async fn the_bytes_of_messages_never_change() {
