@@ -17,6 +17,7 @@ mod network;
 #[cfg(feature = "ofi")]
 mod ofi;
 mod places;
+mod search;
 #[cfg(feature = "sim")]
 mod simulated;
 mod sockets;
@@ -44,7 +45,7 @@ use tracing::Instrument;
 
 use crate::call::Serving;
 use crate::error::{Error, ErrorKind};
-use crate::member::{self, Hello, MAX_NAME, Members, Target, VERSION};
+use crate::member::{self, Hello, MAX_NAME, Members, VERSION};
 pub use builder::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_DRAIN, NodeBuilder};
 pub use connector::Connector;
 pub use explain::{Explanation, FailedDial, PeerPath, ReceiveTokens, UnusedReason};
@@ -54,6 +55,7 @@ pub use listener::{Incoming, NamedStream};
 pub use listener::{Listener, PeerName};
 use local::{Listening, Local, System};
 use places::Places;
+use search::Search;
 use sockets::Sockets;
 pub use state::PeerInfo;
 use state::{Candidate, Receiver, Shared};
@@ -69,13 +71,9 @@ const KEEPALIVE_NANOS: u64 = 700_000_000;
 const DIAL_NANOS: u64 = 3_000_000_000;
 /// Limit of the time in which a node must describe itself, or accept a stream, before others are tried.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_nanos(member::DESCRIBE);
-/// The time that other nodes have to answer once a suitable one has: a nearer one may follow.
-const GRACE: Duration = Duration::from_millis(50);
 /// Limit of the time in which [`Node::shutdown`] waits for its sockets to be closed. Notifying peers over UDP takes at
 /// most 1 s.
 const CLOSE: Duration = Duration::from_secs(2);
-/// The time for which a search continues after the last task waited for it: longer than the period of searches.
-const SEEK: Duration = Duration::from_millis(1_500);
 
 /// A node of a cluster: [listens](Node::listen) and [connects](Node::connect) by the names of services.
 ///
@@ -89,10 +87,7 @@ pub struct Node(Arc<Inner>);
 struct Inner {
     name: String,
     shared: Arc<Shared>,
-    address: Option<SocketAddr>,
-    places: Arc<Places>,
-    #[cfg(feature = "discovery-gossip")]
-    gossip: Option<Arc<gossip::Gossip>>,
+    search: Search,
     drain: Duration,
     connect_timeout: Duration,
     links: Links,
@@ -163,13 +158,17 @@ impl Node {
         let sockets = spawn_tasks(&shared, &span, driver, listener, tcp);
         let NodeBuilder { drain, connect_timeout, key, port_buffer, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
-        let inner = Inner {
-            name,
-            shared,
+        let search = Search {
+            shared: Arc::clone(&shared),
             address,
             places,
             #[cfg(feature = "discovery-gossip")]
             gossip,
+        };
+        let inner = Inner {
+            name,
+            shared,
+            search,
             drain,
             connect_timeout,
             links,
@@ -290,45 +289,10 @@ impl Node {
         self.0.shared.peers()
     }
 
-    /// Dials places whose nodes are unknown; of the places from gossip, only those whose nodes offer the service. Waits
-    /// until these nodes have described themselves, or a short time longer than until `is_found` returns `true`. Returns
-    /// whether it does, or new nodes were found.
-    async fn search_new(&self, service: &str, is_found: impl Fn() -> bool) -> bool {
-        let shared = &self.0.shared;
-        let mut places: BTreeSet<_> =
-            shared.network().local().into_iter().map(Target::Local).collect();
-        let reached = self.0.places.addresses(shared, self.0.address).await;
-        places.extend(reached.addresses.into_iter().map(Target::Address));
-        places.extend(self.gossiped(service).into_iter().map(Target::Address));
-        let before = shared.known();
-        shared.search(&places, reached.keys, SEEK);
-        let mut until = Instant::now() + ANSWER_WITHIN;
-        loop {
-            let changed = shared.changed.notified();
-            if is_found() {
-                until = until.min(Instant::now() + GRACE);
-            }
-            let is_over = !shared.is_expecting();
-            if is_over || tokio::time::timeout_at(until, changed).await.is_err() {
-                return is_found() || !shared.known().is_subset(&before);
-            }
-        }
-    }
-
-    /// Returns the addresses of nodes that offer a service, from gossip.
-    fn gossiped(&self, service: &str) -> BTreeSet<SocketAddr> {
-        #[cfg(feature = "discovery-gossip")]
-        if let Some(gossip) = &self.0.gossip {
-            return gossip.search(service, SEEK, self.0.address);
-        }
-        let _ = service;
-        BTreeSet::new()
-    }
-
     /// Returns the address at which nodes of other hosts reach this one, if it has one.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
-        self.0.address
+        self.0.search.address
     }
 
     /// Ends the node when both directions of its streams have ended and what was written has left this process, or after the

@@ -133,12 +133,15 @@ impl Node {
         };
         Explanation {
             allowed: self.0.allowed.words().collect(),
-            address: self.0.address,
+            address: self.0.search.address,
             tokens: self.tokens(),
             peers: sessions.into_iter().map(path).collect(),
             unanswered: self.unanswered(),
             #[cfg(feature = "discovery-gossip")]
-            gossip: self.0.gossip.as_ref().map(|gossip| gossip.addresses()).unwrap_or_default(),
+            gossip: {
+                let gossip = self.0.search.gossip.as_ref();
+                gossip.map(|gossip| gossip.addresses()).unwrap_or_default()
+            },
         }
     }
 
@@ -216,7 +219,7 @@ impl Node {
         let strangers = strangers.map(|(target, why)| (target, shared.dials.count(target), why));
         let dialed = shared.dials.unanswered().into_iter().chain(strangers);
         let dialed = dialed.map(|(target, dials, error)| (placed(&target), dials, error));
-        let problems = self.0.places.problems().into_iter();
+        let problems = self.0.search.places.problems().into_iter();
         let all = dialed.chain(problems.map(|(place, error)| (place, 0, error)));
         all.map(|(place, dials, error)| FailedDial { place, dials, error }).collect()
     }

@@ -1,7 +1,7 @@
 //! The node's links for calls, messages and maps: services under reserved names.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use midplane_via::session::Stream;
 use tokio::sync::mpsc;
@@ -10,8 +10,9 @@ use tokio::time::Instant;
 
 use super::listener::{self, Listener};
 use super::mailbox::Mailbox;
+use super::search::Search;
 use super::state::Shared;
-use super::{ANSWER_WITHIN, Inner, Node, PeerInfo, SEARCH_PERIOD};
+use super::{ANSWER_WITHIN, Node, PeerInfo, SEARCH_PERIOD};
 use crate::error::{Error, ErrorKind};
 
 pub(crate) use super::listener::Offer;
@@ -105,20 +106,19 @@ pub(super) fn hint(service: &str, peers: &[PeerInfo]) -> String {
 /// The peers of a node; does not keep the node running.
 #[derive(Clone, Debug)]
 pub(crate) struct Peers {
-    shared: Arc<Shared>,
-    node: Weak<Inner>,
+    search: Search,
     leaving: watch::Receiver<bool>,
 }
 
 impl Peers {
     /// Returns the peers that offer a service now.
     pub(crate) fn offering(&self, service: &str) -> Vec<Candidate> {
-        self.shared.candidates(service)
+        self.search.shared.candidates(service)
     }
 
     /// Completes when a peer has joined, ended, or changed its services since this was called.
     pub(crate) fn changed(&self) -> impl Future<Output = ()> + '_ {
-        self.shared.changed.notified()
+        self.search.shared.changed.notified()
     }
 
     /// Completes when the node must end, or has ended.
@@ -129,18 +129,20 @@ impl Peers {
 
     /// Returns whether the node must end, or has ended.
     pub(crate) fn is_leaving(&self) -> bool {
-        *self.leaving.borrow() || self.shared.is_closed()
+        *self.leaving.borrow() || self.search.shared.is_closed()
     }
 
     /// Opens a stream to a service of a peer; `None` if the peer refuses it, has ended, or does not answer in time.
     pub(crate) async fn open(&self, candidate: &Candidate, service: &str) -> Option<Stream> {
-        open(&self.shared, candidate, service, Instant::now()).await
+        open(&self.search.shared, candidate, service, Instant::now()).await
     }
 
     /// Searches for unknown nodes that offer a service; returns `false` once the node has ended.
     pub(crate) async fn search(&self, service: &str) -> bool {
-        let Some(node) = self.node.upgrade().map(Node) else { return false };
-        node.search_new(service, || false).await;
+        if self.search.shared.is_closed() {
+            return false;
+        }
+        self.search.run(service, || false).await;
         true
     }
 }
@@ -163,7 +165,7 @@ impl Node {
     /// Returns the node's peers.
     pub(crate) fn links(&self) -> Peers {
         let leaving = self.0.links.leaving.subscribe();
-        Peers { shared: Arc::clone(&self.0.shared), node: Arc::downgrade(&self.0), leaving }
+        Peers { search: self.0.search.clone(), leaving }
     }
 
     /// Returns whether the node may share memory with others of its host; a simulated one never does.
@@ -203,7 +205,7 @@ impl Node {
     pub(crate) async fn reaches(&self, id: u64, service: &str) -> Result<bool, Error> {
         if !self.knows(id) && !self.mailbox().was_searched(id) {
             self.0.shared.check()?;
-            self.search_new(service, || self.knows(id)).await;
+            self.0.search.run(service, || self.knows(id)).await;
             if !self.knows(id) {
                 self.mailbox().note_searched(id);
             }
@@ -254,7 +256,7 @@ impl Node {
                 }
                 return Ok(candidates);
             }
-            if self.search_new(service, || !suitable(refused).is_empty()).await {
+            if self.0.search.run(service, || !suitable(refused).is_empty()).await {
                 continue;
             }
             if Instant::now() >= until {

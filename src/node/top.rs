@@ -99,7 +99,7 @@ impl Node {
     /// If the future is dropped, some nodes may have answered.
     pub async fn top(&self) -> Result<Vec<Reading>, Error> {
         self.0.shared.check()?;
-        self.search_new(SERVICE, || false).await;
+        self.0.search.run(SERVICE, || false).await;
         let peers = self.peers();
         if peers.is_empty() {
             return Err(self.no_node_offers(SERVICE, false));

@@ -4,6 +4,7 @@
 mod attrition;
 mod calls;
 mod incast;
+mod maps;
 mod messages;
 mod quinn;
 mod scripts;

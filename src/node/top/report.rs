@@ -172,7 +172,7 @@ impl Node {
             incarnation,
             uptime_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
             memory_bytes: resident(),
-            address: self.0.address.map(|address| address.to_string()),
+            address: self.0.search.address.map(|address| address.to_string()),
             transports: self.0.allowed.words().map(str::to_owned).collect(),
             tokens: self.tokens(),
             messages_sent: meter.messages_sent.get(),
