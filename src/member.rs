@@ -428,6 +428,11 @@ impl Members {
         self.peers.contains_key(&id)
     }
 
+    /// Returns whether there is a link to a node that accepts streams: it has not said goodbye.
+    pub(crate) fn stays(&self, id: u64) -> bool {
+        self.peers.get(&id).is_some_and(|peer| !peer.is_leaving)
+    }
+
     /// Returns whether the known node of this number has this name.
     pub(crate) fn is_called(&self, id: u64, name: &str) -> bool {
         self.peers.get(&id).is_some_and(|peer| peer.name == name)

@@ -95,8 +95,9 @@ impl Node {
     /// [`ErrorKind::Reset`] if the receiver was restarted, or the connection to it was lost, since the last send, and if
     /// the exact node of a [`PeerName`] is not found, for which it searches once a second, about a second long.
     /// [`ErrorKind::NoService`] if, within the time of [`connect_timeout`](crate::NodeBuilder::connect_timeout), there
-    /// was no such node, or it did not receive. [`ErrorKind::TooLarge`] beyond [`MAX_MESSAGE`]. [`ErrorKind::Closed`]
-    /// once the node's [shutdown](Node::shutdown) has begun.
+    /// was no such node, or it did not receive; at once if it ends before it has received a first message.
+    /// [`ErrorKind::TooLarge`] beyond [`MAX_MESSAGE`]. [`ErrorKind::Closed`] once the node's [shutdown](Node::shutdown) has
+    /// begun.
     ///
     /// # Cancel safety
     /// If the future is dropped, the message is sent completely or not at all.
@@ -251,11 +252,20 @@ impl Node {
         Ok(Ok(slot))
     }
 
-    /// Opens a stream of messages. Tries again until the time is over, since no message is lost if it fails.
+    /// Opens a stream of messages. Tries again until the time is over or the peer departs, since no message is lost if
+    /// it fails.
     async fn open_first(&self, (id, name): (u64, &str), until: Instant) -> Result<Stream, Error> {
         let mut refused = BTreeSet::new();
         loop {
-            let found = self.find(SERVICE, &mut refused, until, |one| one.peer == id).await;
+            let found = tokio::select! {
+                biased;
+                departed = self.departed(id) => {
+                    departed?;
+                    let text = format!("node {name:?} has ended, or ends, and has received no message");
+                    return Err(Error::new(ErrorKind::NoService, text));
+                }
+                found = self.find(SERVICE, &mut refused, until, |one| one.peer == id) => found,
+            };
             let found = found.map_err(|error| self.not_found(name, &error))?;
             let candidate = found.first().expect("it has found one");
             if let Some(mut stream) = self.open(candidate, SERVICE, until).await
@@ -264,9 +274,6 @@ impl Node {
                 return Ok(stream);
             }
             refused.insert(candidate.session.number());
-            if !self.knows(id) {
-                return Err(self.not_found(name, &Error::new(ErrorKind::NoService, "")));
-            }
         }
     }
 }

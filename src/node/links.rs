@@ -200,6 +200,18 @@ impl Node {
         self.0.shared.knows(id)
     }
 
+    /// Completes when there is no session with the node of this number, or that node leaves. Fails if this node ends.
+    pub(crate) async fn departed(&self, id: u64) -> Result<(), Error> {
+        loop {
+            let changed = self.0.shared.changed.notified();
+            self.0.shared.check()?;
+            if !self.0.shared.stays(id) {
+                return Ok(());
+            }
+            changed.await;
+        }
+    }
+
     /// Returns whether there is a session with the node of this number; if there is none, first searches for nodes that
     /// offer the service, at most once a second.
     pub(crate) async fn reaches(&self, id: u64, service: &str) -> Result<bool, Error> {

@@ -376,6 +376,11 @@ impl Shared {
         self.state().members.knows(id)
     }
 
+    /// Returns whether there is a session with this node, and the node does not leave.
+    pub(super) fn stays(&self, id: u64) -> bool {
+        self.state().members.stays(id)
+    }
+
     /// Returns whether the known node of this number has this name.
     pub(super) fn is_called(&self, id: u64, name: &str) -> bool {
         self.state().members.is_called(id, name)

@@ -10,6 +10,7 @@ fn a_node_that_searches_for_members_of_a_map_ends_when_it_is_dropped() {
     let mut sim = Sim::builder().build();
     sim.host("unreached", |_| std::future::pending());
     sim.client(|node| async move {
+        time::sleep(10 * MS).await;
         let map = node.latest_map::<u32, u32>("map").await?;
         let mut watch = map.watch();
         // The search waits for the description of the host that it can't reach.
@@ -20,6 +21,6 @@ fn a_node_that_searches_for_members_of_a_map_ends_when_it_is_dropped() {
         assert!(start.elapsed() < 10 * MS, "{:?}", start.elapsed());
         Ok(())
     });
-    sim.at(0 * MS).partition("unreached", "client-1");
+    sim.at(5 * MS).partition("unreached", "client-1");
     sim.run().unwrap();
 }

@@ -124,3 +124,34 @@ fn first_messages_wait_for_a_receiver_that_is_suspended_until_the_time_is_over()
         sim.run().unwrap();
     }
 }
+
+/// Regression: a first send to a node that ended meanwhile waited until the connect timeout was over.
+#[test]
+fn a_first_send_to_a_node_that_ends_fails_as_soon_as_that_is_known() {
+    for crashes in [true, false] {
+        let mut sim = Sim::builder().build();
+        sim.host("silent", move |node| async move {
+            let stream = node.connect("meet").await?;
+            if !crashes {
+                // The stream is open until the node has ended.
+                time::sleep(500 * MS).await;
+                node.shutdown().await;
+            }
+            drop(stream);
+            std::future::pending().await
+        });
+        sim.client(|node| async move {
+            let mut listener = node.listen("meet").await?;
+            let (_stream, peer) = listener.accept().await?;
+            let start = time::Instant::now();
+            let error = node.send(&peer, "hello").await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoService);
+            assert!(start.elapsed() < 2_500 * MS, "{:?}", start.elapsed());
+            Ok(())
+        });
+        if crashes {
+            sim.at(500 * MS).crash("silent");
+        }
+        sim.run().unwrap();
+    }
+}
