@@ -99,7 +99,7 @@ impl Node {
             );
             return Err(Error::new(ErrorKind::Config, text));
         }
-        let (streams, feed) = StreamCarrier::new(Peer(rank), size);
+        let (mut streams, feed) = StreamCarrier::new(Peer(rank), size);
         let source = feed.source();
         let world = Arc::new(World {
             node: self.clone(),
@@ -112,7 +112,7 @@ impl Node {
             changed: Notify::new(),
         });
         let listener = self.offer(world.service(rank)?)?;
-        let joining = Joining(Some(listener.offer()));
+        streams.keep(Membership(listener.offer()));
         self.runtime().spawn(Arc::clone(&world).accept(listener));
         self.runtime().spawn(Arc::clone(&world).serve(feed));
         let mut carriers: Vec<Box<dyn Carrier>> = vec![Box::new(streams)];
@@ -126,7 +126,6 @@ impl Node {
         let joined = Communicator::world(engine, size);
         let joined = joined.map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
         world.wait_for_all(self.search_deadline()).await?;
-        joining.complete();
         Ok(joined)
     }
 
@@ -161,22 +160,13 @@ impl Node {
     }
 }
 
-/// The service of a rank that joins. Dropping it withdraws the service at once, so that the process may join again.
+/// The service of a rank. Dropping it withdraws the service at once, so that the process may join again.
 #[derive(Debug)]
-struct Joining(Option<Arc<Offer>>);
+struct Membership(Arc<Offer>);
 
-impl Joining {
-    /// Leaves the service to the task that accepts its streams.
-    fn complete(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Joining {
+impl Drop for Membership {
     fn drop(&mut self) {
-        if let Some(offer) = &self.0 {
-            offer.withdraw();
-        }
+        self.0.withdraw();
     }
 }
 

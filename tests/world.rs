@@ -148,6 +148,19 @@ async fn a_process_that_has_not_joined_may_try_again_at_once() {
     }
 }
 
+/// Regression: a process was in a world for a moment longer than it had a handle of the communicator.
+#[tokio::test]
+async fn a_process_that_has_left_may_join_again_at_once() {
+    let builder = Node::builder().cluster(format!("leave-{}", std::process::id()));
+    let node = builder.start().await.unwrap();
+    for _ in 0..3 {
+        let world = node.world("x", 0, 1).await.unwrap();
+        drop(world.clone());
+        assert_eq!(node.world("x", 0, 1).await.unwrap_err().kind(), ErrorKind::InUse);
+        drop(world);
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_rank_of_a_live_process_of_the_host_is_taken() {

@@ -9,6 +9,7 @@ mod ready;
 #[cfg(test)]
 mod tests;
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -114,6 +115,7 @@ pub struct StreamCarrier<S> {
     listed: VecDeque<usize>,
     /// The line of the packet that was returned last, until the next poll.
     current: Option<usize>,
+    kept: Option<Box<dyn Any + Send>>,
 }
 
 /// The result of a poll.
@@ -142,8 +144,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> StreamCarrier<S> {
             numbers: Vec::new(),
             listed: VecDeque::new(),
             current: None,
+            kept: None,
         };
         (carrier, StreamFeed { events: sender, wanted: wants })
+    }
+
+    /// Keeps a value, such as a lease of the process's number, and drops it with the carrier; replaces a former one.
+    pub fn keep(&mut self, value: impl Any + Send) {
+        self.kept = Some(Box::new(value));
     }
 
     fn disconnect(&mut self, number: usize) {
