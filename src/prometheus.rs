@@ -68,7 +68,7 @@ impl Endpoint {
 }
 
 /// Installs a recorder for the process, and answers each `GET` at the address with its metrics. The system chooses a
-/// port for port 0. Call it once, before the nodes start.
+/// port for port 0. Call it once, before the nodes start. The endpoint answers as long as the caller's runtime runs.
 ///
 /// # Errors
 /// [`ErrorKind::InUse`] if the process has a recorder already, or the address is in use; [`ErrorKind::System`].
