@@ -116,7 +116,8 @@ pub enum CallError<E> {
     },
     /// Serde can't encode the value.
     #[error(
-        "serde can't encode the {what}: its type has `flatten` or a sequence of unknown length, or its own `Serialize` fails"
+        "serde can't encode the {what}: its type has `flatten` or a sequence of unknown length, for which a map or a `Vec` \
+         works, or its `Serialize` refuses this value, such as a path that is not UTF-8"
     )]
     Encode {
         /// `request`, or `response` for a service's response or error.

@@ -21,9 +21,10 @@ pub enum WireError {
         /// Bytes of the given space.
         room: usize,
     },
-    /// Serde can't encode the value.
+    /// Serde can't encode the value: because of its type, or because its `Serialize` refuses it.
     #[error(
-        "serde can't encode the value: its type has `flatten`, or a sequence of unknown length"
+        "serde can't encode the value: its type has `flatten` or a sequence of unknown length, for which a map or a `Vec` \
+         works, or its `Serialize` refuses this value, such as a path that is not UTF-8"
     )]
     Unencodable,
     /// The bytes do not decode to a message of this type.
@@ -48,9 +49,10 @@ const fn long() -> impl bincode::config::Config {
 /// Encodes a value for a file, not for the wire, into a new buffer.
 ///
 /// # Errors
-/// [`WireError::Unencodable`].
+/// [`WireError::TooLong`] beyond 1 GiB, which [`decode_long`] would not decode; [`WireError::Unencodable`].
 pub fn encode_long<T: Serialize>(value: &T) -> Result<Vec<u8>, WireError> {
-    bincode::serde::encode_to_vec(value, long()).map_err(|_| WireError::Unencodable)
+    let encoded = bincode::serde::encode_to_vec(value, long());
+    within(LONG_LIMIT, encoded.map_err(|_| WireError::Unencodable)?)
 }
 
 /// Decodes a value of [`encode_long`] that fills `bytes` exactly.
@@ -189,6 +191,26 @@ mod tests {
         assert_eq!(encode(&flat), Err(WireError::Unencodable));
         assert_eq!(encode_value(&flat), Err(WireError::Unencodable));
         assert_eq!(encode(&vec![0_u8; LIMIT]), Err(WireError::TooLong { room: LIMIT }));
+    }
+
+    /// A value that its own type refuses.
+    struct Refused;
+
+    impl Serialize for Refused {
+        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            Err(serde::ser::Error::custom("not now"))
+        }
+    }
+
+    /// Regression: the text named types alone, though `Serialize` may refuse a single value of a type.
+    #[test]
+    fn the_error_of_a_value_that_its_type_refuses_fits_it() {
+        let error = encode(&Refused).unwrap_err();
+        assert_eq!(error, WireError::Unencodable);
+        let text = error.to_string();
+        for part in ["flatten", "`Vec` works", "`Serialize` refuses this value"] {
+            assert!(text.contains(part), "{text}");
+        }
     }
 
     proptest! {

@@ -97,7 +97,7 @@ impl NetworkContext {
     /// Encodes the context as bytes.
     ///
     /// # Errors
-    /// [`WireError::TooLong`] beyond a gigabyte.
+    /// [`WireError::TooLong`] beyond 1 GiB.
     pub fn to_bytes(&self) -> Result<Vec<u8>, WireError> {
         Ok(seal(&wire::encode_long(self)?))
     }
