@@ -3,6 +3,7 @@
 
 mod attrition;
 mod calls;
+mod cancelling;
 mod incast;
 mod maps;
 mod messages;

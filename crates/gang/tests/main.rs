@@ -2,6 +2,7 @@
 
 mod arrivals;
 mod back_pressure;
+mod cancelling;
 mod checkpoints;
 mod coscheduling;
 mod deadlocks;
