@@ -16,7 +16,6 @@ mod rounds;
 pub mod run;
 pub mod setting;
 mod shared;
-pub mod study;
 mod traces;
 
 #[cfg(test)]

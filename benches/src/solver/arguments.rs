@@ -9,7 +9,7 @@ use crate::nodes::{Fabric, Nodes, among, seconds};
 use midplane_kit::command_line::{name_of, within};
 
 /// Buffer sizes of Figure 1.
-pub const BUFFERS: [u16; 6] = [1, 4, 8, 16, 32, 128];
+const BUFFERS: [u16; 6] = [1, 4, 8, 16, 32, 128];
 /// The buffer size that the paper discusses in detail.
 pub const PAPER_BUFFER: u16 = 4;
 /// Share of the network that background traffic takes in the figures.
@@ -42,9 +42,6 @@ Examples:
 
   # The paper's stack: slow writes to Mermera's shared memory, as conditional sends on Warp; each rank a process
   solver --memory mermera --control warp+csend --background 0.5
-
-  # Warp compared with every static buffer, at five loads and at one that changes
-  solver --study
 
   # On three hosts, with peers.txt holding one host:port a line; rank 0 has the answer
   solver --fabric udp --rank 0 --peers peers.txt --wait 60 --control warp+csend --matrix system.mtx
@@ -121,11 +118,6 @@ pub struct Arguments {
     #[arg(long, value_parser = seconds())]
     seconds: Option<f64>,
 
-    /// Compare Warp with no control and with every static buffer, at five steady and two changing loads, or at
-    /// --background: time to a residual of 1e-10
-    #[arg(long, conflicts_with_all = ["control", "buffer"])]
-    pub study: bool,
-
     /// With --fabric udp: rate limit of each host in 10^6 bit/s, from 1 to 1000
     #[arg(long, value_name = "MBPS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     line_mbps: u16,
@@ -134,7 +126,7 @@ pub struct Arguments {
 impl Arguments {
     /// Returns whether several runs are compared.
     pub const fn is_comparison(&self) -> bool {
-        self.study || self.control.is_none()
+        self.control.is_none()
     }
 
     /// Returns the number of ranks, if nothing else determines it.
@@ -157,16 +149,14 @@ impl Arguments {
     /// One line that names the flag.
     pub fn check(&self) -> Result<(), String> {
         let leaves_out = |control: &Control| !ROUND_CONTROLS.contains(control);
-        if self.iteration == Iteration::Jacobi
-            && (self.study || self.control.as_ref().is_some_and(leaves_out))
-        {
+        if self.iteration == Iteration::Jacobi && self.control.as_ref().is_some_and(leaves_out) {
             return Err("--iteration jacobi: use --control none or static; the others leave updates out, and a round \
                         needs all"
                 .into());
         }
         let is_other = |control: &Control| !MEMORY_CONTROLS.contains(control);
         let is_mermera = self.memory == Memory::Mermera;
-        if is_mermera && (self.study || self.control.as_ref().is_some_and(is_other)) {
+        if is_mermera && self.control.as_ref().is_some_and(is_other) {
             return Err("--memory mermera: use --control none or warp+csend; a slow write is sent at once or \
                         conditionally"
                 .into());
@@ -182,10 +172,6 @@ impl Arguments {
     /// Returns the requested runs on a system of `unknowns`, with `ranks` ranks.
     pub fn settings(&self, ranks: u16, unknowns: usize, system: u64) -> Vec<Setting> {
         let base = self.setting(ranks, unknowns, system);
-        if self.study {
-            let load = self.background.map(|share| Load { share, period: self.background_period });
-            return super::study::settings(&base, load);
-        }
         let all = match (self.iteration, self.memory) {
             (Iteration::Jacobi, _) => &ROUND_CONTROLS,
             (Iteration::Asynchronous, Memory::Mermera) => &MEMORY_CONTROLS,

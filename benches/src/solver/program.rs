@@ -17,7 +17,7 @@ use super::fabrics::{simulate, take_part};
 use super::rank::{Job, Outcome};
 use super::run::{self, Run};
 use super::setting::{RATE_IN, Setting};
-use super::{figures, problem, study};
+use super::{figures, problem};
 use crate::meeting::lost;
 use crate::nodes::{self, Fabric, Nodes, Place, Program};
 
@@ -102,8 +102,7 @@ impl Program for Arguments {
     }
 
     fn text(&self, runs: &[Run]) -> String {
-        let text = run::text(runs);
-        if self.study { format!("{text}\n{}", study::summary(runs)) } else { text }
+        run::text(runs)
     }
 
     fn picture(&self) -> Option<&'static str> {

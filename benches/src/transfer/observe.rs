@@ -120,12 +120,6 @@ impl Observed {
         let request = Request::new(bytes).limits(Limits::new().align(SECTOR.min(bytes)));
         auto(&self.chain, &request, None, Refragment::Never)
     }
-
-    /// Predicts the microseconds of a message in these fragments.
-    pub fn promise(&self, sizes: &[u64]) -> f64 {
-        let exact: Vec<f64> = sizes.iter().map(|&size| size as f64).collect();
-        self.delay_us + self.chain.latency(&exact, None).get()
-    }
 }
 
 /// Returns fragments of all sizes that sum to the message, different ones every round.

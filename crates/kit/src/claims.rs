@@ -41,16 +41,6 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Judges a program's own claim after `rounds` rounds; `anchor_spread` is theirs' worst time over its best one.
-    pub fn of(holds: bool, rounds: usize, anchor_spread: f64) -> Self {
-        match holds {
-            _ if cfg!(debug_assertions) || rounds < MIN_ROUNDS => Self::NotJudged,
-            true => Self::Holds,
-            false if anchor_spread > MAX_SPREAD => Self::Unclear,
-            false => Self::Missed,
-        }
-    }
-
     /// Returns whether more rounds may change the judgement to a better one.
     pub const fn is_open(self) -> bool {
         matches!(self, Self::Missed | Self::Unclear)

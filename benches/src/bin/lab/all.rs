@@ -7,6 +7,7 @@
 //! Each command of `promises/rows.txt` runs once in every round, one after the other. A row has the median of its rounds.
 
 mod children;
+mod machine;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,11 +16,11 @@ use std::time::Duration;
 
 use children::{Lack, Programs, Report};
 use clap::Parser;
+use machine::Machine;
 use midplane_benches::promises::{Bound, Command, Measured, Number, Promise, Promises, Source};
 use midplane_kit::clock::now;
 use serde::Serialize;
 
-use crate::peers::machine::{self, Machine};
 use crate::processes;
 use crate::report::{self, Failure, progress};
 

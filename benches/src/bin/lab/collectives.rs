@@ -5,7 +5,6 @@ mod groups;
 mod member;
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use midplane::simhw::launch::ProcessGroup;
 use midplane::simhw::time::Instant;
@@ -34,20 +33,15 @@ struct Run {
     fabric: Fabric,
     /// True if the operations are a communicator's.
     communicator: bool,
-    skew_us: u64,
     rounds: u32,
     median_us: f64,
     p99_us: f64,
     /// Mean time that a member's host spends in a round.
     host_time_us: f64,
-    /// The part of it in which hosts wait for a late root of a broadcast: no design saves that.
-    for_root_us: Option<f64>,
     /// The hosts' time over this one; 1 for hosts.
     ratio: f64,
     /// The same ratio of host times.
     host_time_ratio: f64,
-    /// The same ratio of host times without the wait for the root.
-    own_time_ratio: Option<f64>,
     /// Time by the model, for simulated barriers.
     model_us: Option<f64>,
 }
@@ -119,7 +113,6 @@ fn plan(arguments: &Arguments, operation: Operation, place: Where, nodes: u16) -
         nodes,
         bytes: arguments.bytes as usize,
         rounds: arguments.rounds,
-        skew: Duration::from_micros(arguments.skew_us),
         port: None,
     }
 }
@@ -148,8 +141,6 @@ fn compare(pair: &mut [Run]) {
     if let [host, nic] = pair {
         nic.ratio = host.median_us / nic.median_us;
         nic.host_time_ratio = host.host_time_us / nic.host_time_us;
-        let own = |run: &Run| run.for_root_us.map(|waited| run.host_time_us - waited);
-        nic.own_time_ratio = own(host).zip(own(nic)).map(|(host, nic)| host / nic);
     }
 }
 
@@ -180,8 +171,6 @@ struct Rounds {
     times: Vec<f64>,
     /// Mean time of a member in a round.
     spent: f64,
-    /// The part of it in which members waited for a root that had not begun.
-    for_root: Option<f64>,
 }
 
 fn rounds(plan: &Plan, members: &[Vec<Times>]) -> Rounds {
@@ -189,28 +178,21 @@ fn rounds(plan: &Plan, members: &[Vec<Times>]) -> Rounds {
     let of_round = |round: usize| members.iter().map(move |times| times[round]);
     let rounds = 0..plan.rounds as usize;
     let whole = |round| {
-        let begun = of_round(round).map(|times| times.1).min().expect("a group has members");
-        let ended = of_round(round).map(|times| times.2).max().expect("a group has members");
+        let begun = of_round(round).map(|times| times.0).min().expect("a group has members");
+        let ended = of_round(round).map(|times| times.1).max().expect("a group has members");
         us(begun, ended)
     };
-    let waited = |round| {
-        let root = of_round(round).find(|times| times.0 == 0).expect("the root is a member");
-        of_round(round).map(|times| us(times.1, root.1)).sum::<f64>()
-    };
-    let spent: f64 = members.iter().flatten().map(|(_, begun, ended)| us(*begun, *ended)).sum();
+    let spent: f64 = members.iter().flatten().map(|(begun, ended)| us(*begun, *ended)).sum();
     let each = f64::from(plan.nodes) * f64::from(plan.rounds);
-    let skewed = plan.operation == Operation::Broadcast && !plan.skew.is_zero();
-    let for_root = skewed.then(|| rounds.clone().map(waited).sum::<f64>() / each);
-    Rounds { times: rounds.map(whole).collect(), spent: spent / each, for_root }
+    Rounds { times: rounds.map(whole).collect(), spent: spent / each }
 }
 
 fn summary(arguments: &Arguments, plan: Plan, rounds: Rounds) -> Run {
-    let Rounds { times, spent, for_root } = rounds;
+    let Rounds { times, spent } = rounds;
     let levels = f64::from(plan.nodes).log2().ceil();
     let modelled = plan.operation == Operation::Barrier
         && arguments.fabric == Fabric::Sim
-        && !arguments.communicator
-        && plan.skew.is_zero();
+        && !arguments.communicator;
     let model = match plan.place {
         Where::Host => levels * HOSTS_US,
         Where::Nic => HOSTS_US - NICS_US + levels * NICS_US,
@@ -221,15 +203,12 @@ fn summary(arguments: &Arguments, plan: Plan, rounds: Rounds) -> Run {
         place: plan.place,
         fabric: arguments.fabric,
         communicator: arguments.communicator,
-        skew_us: arguments.skew_us,
         rounds: plan.rounds,
         median_us: quantile(times.clone(), 0.5),
         p99_us: quantile(times, 0.99),
         host_time_us: spent,
-        for_root_us: for_root,
         ratio: 1.0,
         host_time_ratio: 1.0,
-        own_time_ratio: for_root.map(|_| 1.0),
         model_us: modelled.then_some(model),
     }
 }

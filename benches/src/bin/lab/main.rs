@@ -16,7 +16,6 @@ mod all;
 #[cfg(target_os = "linux")]
 mod channel;
 mod collectives;
-mod detector;
 mod fabric;
 mod fairness;
 mod figures;
@@ -24,10 +23,8 @@ mod figures;
 mod nas;
 #[cfg(target_os = "linux")]
 mod nic;
-mod peers;
 mod pingpong;
 mod preempt;
-mod transfer;
 
 use std::process::ExitCode;
 
@@ -53,17 +50,14 @@ enum Question {
     #[cfg(target_os = "linux")]
     Channel(channel::Arguments),
     Collectives(collectives::Arguments),
-    Detector(detector::Arguments),
     Fairness(fairness::Arguments),
     Figures(figures::Arguments),
     #[cfg(target_os = "linux")]
     Nas(nas::Arguments),
     #[cfg(target_os = "linux")]
     Nic(nic::Arguments),
-    Peers(peers::Arguments),
     Pingpong(pingpong::Arguments),
     Preempt(preempt::Arguments),
-    Transfer(transfer::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -77,16 +71,13 @@ fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         Question::Channel(arguments) => channel::run(arguments),
         Question::Collectives(arguments) => collectives::run(arguments),
-        Question::Detector(arguments) => detector::run(arguments),
         Question::Fairness(arguments) => fairness::run(arguments),
         Question::Figures(arguments) => figures::run(arguments),
         #[cfg(target_os = "linux")]
         Question::Nas(arguments) => nas::run(arguments),
         #[cfg(target_os = "linux")]
         Question::Nic(arguments) => nic::run(arguments),
-        Question::Peers(arguments) => peers::run(arguments),
         Question::Pingpong(arguments) => pingpong::run(arguments.clone()),
         Question::Preempt(arguments) => preempt::run(arguments),
-        Question::Transfer(arguments) => transfer::run(arguments),
     })
 }

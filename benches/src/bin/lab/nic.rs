@@ -10,6 +10,7 @@ mod relay;
 mod stream;
 mod void;
 
+use crate::claims::Medians;
 use crate::pingpong::one_way_us;
 use crate::pingpong::raw::End;
 use crate::processes;
@@ -33,8 +34,8 @@ Examples:
   lab nic                          every row
   lab nic --only raw,rate --json   two of them, as JSON
 
-Rounds of ours and theirs alternate. Numbers are medians over the rounds; the ratio is ours divided by theirs. Lowest and
-highest are those of the rounds: of their ratios, or of ours where there is nothing to compare. \"Reach\" is the target.
+Rounds of ours and theirs alternate. Numbers are medians over the rounds; the ratio is ours divided by theirs, and spread
+the range of the rounds' ratios over it. \"Reach\" is the target.
 All processes busy-poll, and need a core each: three in the row daemon, at most two in the others. In the row udp, ours
 busy-polls for up to 200 us, its default, and tokio's sockets sleep. The row sandboxed needs a build with --features wasm.
 
@@ -80,8 +81,6 @@ enum Row {
     Sandboxed,
     /// Requests a second of 8 callers over UDP, compared with tokio's sockets and batched system calls
     Udp,
-    /// A turn with a frame from each of 2 peers of 1,024, compared with 2 peers in all
-    Peers,
 }
 
 /// A process that a row starts.
@@ -113,7 +112,6 @@ impl Row {
             #[cfg(feature = "wasm")]
             Self::Sandboxed => ("ns", "ours <= 60"),
             Self::Udp => ("thousand/s", "ratio >= 0.8"),
-            Self::Peers => ("ns", "ratio <= 1.1"),
         }
     }
 
@@ -130,7 +128,6 @@ impl Row {
             #[cfg(feature = "wasm")]
             Self::Sandboxed => (dispatch::sandboxed_ns(time), None),
             Self::Udp => (callers::ours(time)?, Some(callers::sockets(time)?)),
-            Self::Peers => (dispatch::turn_ns(1_024, time), Some(dispatch::turn_ns(2, time))),
         })
     }
 }
@@ -139,11 +136,8 @@ impl Row {
 struct Run {
     what: String,
     unit: &'static str,
-    ours: f64,
-    theirs: Option<f64>,
-    ratio: Option<f64>,
-    lowest: f64,
-    highest: f64,
+    #[serde(flatten)]
+    medians: Medians,
     reach: &'static str,
 }
 
@@ -201,27 +195,12 @@ fn measure(arguments: &Arguments) -> Result<Vec<Run>, String> {
     Ok(rows.iter().zip(samples).map(|(row, samples)| summary(*row, &samples)).collect())
 }
 
-/// Returns the report of a row: medians and extremes over its rounds.
+/// Returns the report of a row.
 fn summary(row: Row, samples: &[Sample]) -> Run {
-    let median = |values: Vec<f64>| report::quantile(values, 0.5);
-    let ours: Vec<f64> = samples.iter().map(|(ours, _)| *ours).collect();
-    let theirs: Option<Vec<f64>> = samples.iter().map(|(_, theirs)| *theirs).collect();
-    let ratios: Option<Vec<f64>> =
-        samples.iter().map(|(ours, theirs)| Some(ours / (*theirs)?)).collect();
-    let spread = ratios.as_ref().unwrap_or(&ours);
     let value = row.to_possible_value().expect("no row is hidden");
     let help = value.get_help().map(ToString::to_string).unwrap_or_default();
     let (unit, reach) = row.terms();
-    Run {
-        what: format!("{row}: {help}"),
-        unit,
-        lowest: spread.iter().copied().fold(f64::INFINITY, f64::min),
-        highest: spread.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-        ours: median(ours),
-        theirs: theirs.map(median),
-        ratio: ratios.map(median),
-        reach,
-    }
+    Run { what: format!("{row}: {help}"), unit, medians: Medians::of(samples), reach }
 }
 
 /// Creates firmware with the message service alone.

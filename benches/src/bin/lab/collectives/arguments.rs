@@ -41,11 +41,6 @@ pub(crate) enum Where {
 /// application (2h + c, with h between host and NIC). A barrier of L rounds then takes L (2h + c) by hosts and 2h + L
 /// c by NICs: simulated barriers must be within 10 % of this model.
 ///
-/// If members of a broadcast begin at random within S (--skew-us), they wait S/6 for a late root on average, by NICs
-/// and by hosts. By hosts, a member with k others above it in the tree waits S k / (2 (k + 2)): with 16 members and a
-/// large S, hosts spend at most 1.48 times as long as with NICs. Time without the wait for the root is therefore
-/// reported, too.
-///
 /// On live fabrics all members are tasks of this process, each with a NIC of its own. With --rank and --peers each
 /// member is a process, here or on another host, over UDP: a round's time is then its slowest member's, by that
 /// member's own clock.
@@ -82,9 +77,6 @@ pub(crate) struct Arguments {
     /// Measured rounds
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000), default_value_t = 50)]
     pub(crate) rounds: u32,
-    /// Delay each member's begin of a round by up to this many microseconds, at random
-    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(0..=1_000_000), default_value_t = 0)]
-    pub(crate) skew_us: u64,
     #[command(flatten)]
     pub(crate) ranks: Ranks,
     /// Print one JSON document

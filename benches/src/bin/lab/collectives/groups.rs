@@ -145,14 +145,14 @@ pub(crate) fn run_across(
 async fn across(host: &LiveHost, plan: Plan, meeting: &mut Meeting) -> Result<Rounds, String> {
     meeting.gather_all(&(), LOST).await.map_err(text)?;
     let times = play(host, plan, host.sleep_until(host.now() + 3 * POSTED)).await?;
-    let own: Vec<u64> = times.iter().map(|(_, begun, ended)| ended.nanos_since(*begun)).collect();
+    let own: Vec<u64> = times.iter().map(|(begun, ended)| ended.nanos_since(*begun)).collect();
     let all = meeting.gather_all(&own, LOST).await.map_err(text)?;
     let longest = |round| {
         all.iter().filter_map(|times| times.get(round)).max().copied().unwrap_or(0) as f64 / 1e3
     };
     let sum = all.iter().flatten().sum::<u64>() as f64;
     let spent = sum / 1e3 / (f64::from(plan.nodes) * f64::from(plan.rounds));
-    Ok(Rounds { times: (0..own.len()).map(longest).collect(), spent, for_root: None })
+    Ok(Rounds { times: (0..own.len()).map(longest).collect(), spent })
 }
 
 /// Runs `work` on a runtime of two threads, for at most `limit`.

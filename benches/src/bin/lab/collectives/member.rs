@@ -1,7 +1,5 @@
 //! One member of a group: its operations, and their times.
 
-use std::time::Duration;
-
 use midplane::nicvm::collective::host::HostGroup;
 use midplane::nicvm::collective::{self, Operation as Combine};
 use midplane::simhw::host::Host;
@@ -31,14 +29,12 @@ pub(crate) struct Plan {
     /// Bytes of each member of a communicator.
     pub(crate) bytes: usize,
     pub(crate) rounds: u32,
-    /// Largest random delay of a member.
-    pub(crate) skew: Duration,
     /// Number of the members' ports, if they could differ otherwise.
     pub(crate) port: Option<PortId>,
 }
 
-/// A member's rank, and when it began and ended a round.
-pub(crate) type Times = (u16, Instant, Instant);
+/// When a member began and ended a round.
+pub(crate) type Times = (Instant, Instant);
 
 /// Bytes of a broadcast, of a member's words, or of its part.
 pub(crate) const BYTES: usize = 8;
@@ -83,20 +79,15 @@ pub(crate) async fn play<H: Host>(
         }
     };
     ready.await;
-    let mut rng = host.rng("late");
     let mut times = Vec::new();
     for round in 0..WARM_UP + plan.rounds {
-        if plan.operation != Operation::Barrier || !plan.skew.is_zero() {
+        if plan.operation != Operation::Barrier {
             side.run(Operation::Barrier, host, plan.bytes).await?;
-        }
-        let skew = plan.skew.as_nanos() as u64;
-        if skew > 0 {
-            host.sleep_until(host.now().plus_nanos(rng.below(skew))).await;
         }
         let begun = host.now();
         side.run(plan.operation, host, plan.bytes).await?;
         if round >= WARM_UP {
-            times.push((host.node().0, begun, host.now()));
+            times.push((begun, host.now()));
         }
     }
     match side {

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::figures::rows::Row;
 use crate::plot::{self, Line, Panel};
 use midplane_benches::anchors::measure::{self, Origin};
-use table::{Column, Registers};
+use table::Column;
 
 const PAPER: &str = "lam-via";
 /// The table's messages have 2^n bytes, for n below this.
@@ -23,7 +23,7 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
             Column::Tcp => ("TCP/IP", "remote", &mut remote),
             Column::LocalTcp => ("TCP/IP", "local", &mut local),
             Column::Local => ("VIA", "local", &mut local),
-            Column::Copied | Column::Foreseen(_) => ("VIA", "remote", &mut remote),
+            Column::Copied => ("VIA", "remote", &mut remote),
         };
         let (mut paper, mut ours) = (Vec::new(), Vec::new());
         for bytes in sizes() {
@@ -36,27 +36,6 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
         }
         panel.lines.push(Line { label: format!("{name}, paper"), points: paper });
         panel.lines.push(Line { label: format!("{name}, ours"), points: ours });
-    }
-    for registers in [Registers::AtTheStart, Registers::EachTime] {
-        let when = match registers {
-            Registers::AtTheStart => "at the start",
-            Registers::EachTime => "for each message",
-        };
-        let (column, mut points) = (Column::Foreseen(registers), Vec::new());
-        for bytes in sizes() {
-            let us = table::one_way_us(column, bytes)?;
-            points.push(point(column, bytes, us));
-            if bytes > table::LONGEST_COPIED {
-                let [tcp, via] = [Column::Tcp, Column::Copied]
-                    .map(|column| table::published(column, bytes).unwrap_or_default());
-                let note =
-                    format!("not in the paper: {tcp} us over TCP, {via} us over VIA by copies");
-                let what =
-                    format!("section 5: {bytes} B, remote, VIA, user data registered {when}");
-                rows.push(Row::ours(PAPER, what, "us", us, note));
-            }
-        }
-        remote.lines.push(Line { label: format!("VIA, registered {when}"), points });
     }
     rows.push(Row::missing(PAPER, "Figures 1 to 3", "drawings, no data"));
     let path = directory.join("lam-via-table-1.svg");
@@ -84,7 +63,7 @@ fn origin(column: Column, bytes: usize) -> Origin {
 fn point(column: Column, bytes: usize, us: f64) -> (f64, f64) {
     let tcp = match column {
         Column::Local | Column::LocalTcp => Column::LocalTcp,
-        Column::Tcp | Column::Copied | Column::Foreseen(_) => Column::Tcp,
+        Column::Tcp | Column::Copied => Column::Tcp,
     };
     (f64::from(bytes.ilog2()), us / table::published(tcp, bytes).unwrap_or(f64::NAN))
 }

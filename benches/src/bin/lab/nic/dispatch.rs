@@ -1,6 +1,5 @@
 //! Measures one call of an extension's handler, from the unit's entry point: a frame of 64 bytes a turn, with
-//! containment of failures and all work of a turn. The NIC below does nothing. Also measures turns of a NIC with many
-//! peers, of which two send.
+//! containment of failures and all work of a turn. The NIC below does nothing.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -13,7 +12,6 @@ use midplane::simhw::hardware::Firmware as _;
 use midplane::simhw::id::{ExtensionId, NodeId};
 use midplane::simhw::port::Command;
 use midplane::simhw::region::Payload;
-use midplane::simhw::shm::measure::Crowd;
 
 use super::void::Void;
 use super::{BYTES, now};
@@ -65,13 +63,6 @@ fn call_ns(mut unit: Unit, time: Duration) -> f64 {
         let frame = Frame { header: black_box(header), payload: Payload::from(&bytes[..]) };
         unit.on_frame(&mut hw, frame);
     })
-}
-
-/// Returns the nanoseconds of a turn of a NIC with a frame from each of two of `peers` peers.
-pub(crate) fn turn_ns(peers: u16, time: Duration) -> f64 {
-    let mut crowd = Crowd::new(peers, unit(Native));
-    let header = Header { extension: EXTENSION, length: BYTES as u16, ..Header::default() };
-    per_call_ns(time, || crowd.turn(2, &header, &[7; BYTES]))
 }
 
 /// Returns the nanoseconds of one call, as the mean over `time` after a first batch.

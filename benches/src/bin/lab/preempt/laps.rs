@@ -46,14 +46,6 @@ impl Pace for Stopwatch {
     }
 }
 
-/// Cost of a switch, as a part of the work between two switches.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Loss {
-    pub(crate) lost: f64,
-    /// The same without the time of the switch itself.
-    pub(crate) less_still: f64,
-}
-
 /// Kind of a lap: the operations last reported before it, the number of empty reports since then, and its own
 /// operations.
 type Kind = (u64, u32, u64);
@@ -185,8 +177,8 @@ fn period(stretches: &[Vec<Stop>]) -> f64 {
     time / count as f64
 }
 
-/// Returns the cost of each switch of a run, without switches around which the kinds of laps are too rare.
-pub(crate) fn losses(reports: &[Report], slices: &[Slice], slice_ms: f64) -> Vec<Loss> {
+/// Returns the cost of each switch of a run, as a part of the work between two switches, without switches around which the kinds of laps are too rare.
+pub(crate) fn losses(reports: &[Report], slices: &[Slice], slice_ms: f64) -> Vec<f64> {
     let laps = laps_between(reports);
     let Some((first, last)) = laps.first().zip(laps.last()) else { return Vec::new() };
     let mut stretches = stretches(slices, slice_ms);
@@ -206,12 +198,10 @@ pub(crate) fn losses(reports: &[Report], slices: &[Slice], slice_ms: f64) -> Vec
         };
         let Some(lost) = group.iter().map(more).sum::<Option<f64>>() else { continue };
         let [from, until] = [laps[group[0]].from, laps[group[group.len() - 1]].until];
-        let of: Vec<&Stop> = stops.iter().filter(|stop| (from..until).contains(&stop[0])).collect();
+        let count = stops.iter().filter(|stop| (from..until).contains(&stop[0])).count();
         // Switches of one lap share its cost equally.
-        let each = lost / of.len() as f64;
-        costs.extend(of.iter().map(|stop| (each, each - (stop[1] - stop[0]))));
+        costs.extend(std::iter::repeat_n(lost / count as f64, count));
     }
-    let mean = costs.iter().map(|(lost, _)| lost).sum::<f64>() / costs.len() as f64;
-    let work = period(&stretches) - mean;
-    costs.iter().map(|(lost, less)| Loss { lost: lost / work, less_still: less / work }).collect()
+    let work = period(&stretches) - costs.iter().sum::<f64>() / costs.len() as f64;
+    costs.iter().map(|lost| lost / work).collect()
 }

@@ -21,10 +21,6 @@ pub(crate) struct Bounded {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Line {
     at_100ms: Bounded,
-    at_40ms: Bounded,
-    at_10ms: Bounded,
-    /// The constant part.
-    rest: Bounded,
 }
 
 /// Lines of one kernel.
@@ -36,8 +32,6 @@ pub(crate) struct Lines {
     slices: usize,
     switches: usize,
     slowdown: Line,
-    /// The same without the time of the switches themselves.
-    less_still: Line,
 }
 
 /// Mean of the values at one slice.
@@ -63,28 +57,22 @@ fn line(points: &[Point]) -> Line {
     let (mean_x, mean_y) = (sum(&|it| it.x) / weight, sum(&|it| it.mean) / weight);
     let width = sum(&|it| (it.x - mean_x).powi(2));
     let slope = sum(&|it| (it.x - mean_x) * (it.mean - mean_y)) / width;
-    let at = |x: f64| {
-        let value = mean_y + slope * (x - mean_x);
-        let half = BOUNDS * (1.0 / weight + (x - mean_x).powi(2) / width).sqrt();
-        Bounded { value, ci: [value - half, value + half] }
-    };
-    let [at_100ms, at_40ms, at_10ms] = [100.0, 40.0, 10.0].map(|slice: f64| at(1.0 / slice));
-    Line { at_100ms, at_40ms, at_10ms, rest: at(0.0) }
+    let x = 1.0 / 100.0;
+    let value = mean_y + slope * (x - mean_x);
+    let half = BOUNDS * (1.0 / weight + (x - mean_x).powi(2) / width).sqrt();
+    Line { at_100ms: Bounded { value, ci: [value - half, value + half] } }
 }
 
 fn of(runs: &[Run]) -> Option<Lines> {
     let first = runs.first().filter(|_| runs.len() >= LEAST)?;
-    let through = |values: fn(&Run) -> &[f64]| {
-        line(&runs.iter().map(|run| Point::of(run.slice_ms, values(run))).collect::<Vec<_>>())
-    };
+    let points: Vec<Point> = runs.iter().map(|run| Point::of(run.slice_ms, &run.lost)).collect();
     Some(Lines {
         kernel: first.kernel,
         ranks: first.ranks,
         mode: first.mode,
         slices: runs.len(),
         switches: runs.iter().map(|run| run.lost.len()).sum(),
-        slowdown: through(|run| &run.lost),
-        less_still: through(|run| &run.less_still),
+        slowdown: line(&points),
     })
 }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use midplane::gang::live::message::Slice;
 
 use super::arguments::{Arguments, mode_name};
-use super::laps::{self, Loss, Report};
+use super::laps::{self, Report};
 use super::slowdown::{Case, Run, interval};
 use crate::daemons::parts::number;
 use crate::daemons::stage::{Daemons, Stage};
@@ -75,7 +75,7 @@ fn stages(arguments: &Arguments, case: &Case) -> Result<[Stage; 2], String> {
 /// Results of preempted runs.
 #[derive(Default)]
 struct Preempted {
-    losses: Vec<Loss>,
+    losses: Vec<f64>,
     /// Number of preemptions.
     times: usize,
     differs: bool,
@@ -120,13 +120,10 @@ fn preempt(
 pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String> {
     let [alone, preempted] = stages(arguments, case)?;
     let (alone, ..) = once(&alone, case, 1)?;
-    let Preempted { losses, times, differs, unverified } =
+    let Preempted { losses: lost, times, differs, unverified } =
         preempt(arguments, case, &preempted, &alone)?;
-    let parts = |of: fn(&Loss) -> f64| losses.iter().map(of).collect::<Vec<f64>>();
-    let (lost, less_still) = (parts(|loss| loss.lost), parts(|loss| loss.less_still));
     let slices = preempted.slices()?;
     let (slowdown, slowdown_ci) = interval(&lost);
-    let (less, less_ci) = interval(&less_still);
     let rest = |slice: &Slice| slice.switch_us - slice.freeze_us - slice.save_us - slice.restore_us;
     Ok(Run {
         kernel: case.kernel.name(),
@@ -136,10 +133,7 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String>
         mode: mode_name(case.mode),
         slowdown,
         slowdown_ci,
-        slowdown_less_still: Some(less),
-        slowdown_less_still_ci: Some(less_ci),
         lost,
-        less_still,
         preemptions: times,
         freeze_us: mean(&slices, |slice| slice.freeze_us),
         save_us: mean(&slices, |slice| slice.save_us),

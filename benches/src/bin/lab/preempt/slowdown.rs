@@ -28,15 +28,9 @@ pub(crate) struct Run {
     pub(crate) slowdown: f64,
     /// Bounds of the 95 % confidence interval.
     pub(crate) slowdown_ci: [f64; 2],
-    /// Real processes: the slowdown without the time of the switches, from the first order to the last report; that
-    /// is a little more than the time for which a process is stopped.
-    pub(crate) slowdown_less_still: Option<f64>,
-    pub(crate) slowdown_less_still_ci: Option<[f64; 2]>,
-    /// The two slowdowns of each switch.
+    /// The slowdown of each switch.
     #[serde(skip)]
     pub(crate) lost: Vec<f64>,
-    #[serde(skip)]
-    pub(crate) less_still: Vec<f64>,
     pub(crate) preemptions: usize,
     /// Mean over all switches.
     pub(crate) freeze_us: f64,
@@ -140,10 +134,7 @@ pub(crate) fn measure(repeat: u32, case: &Case, alone: &Outcome) -> Run {
         mode: mode_name(case.mode),
         slowdown,
         slowdown_ci,
-        slowdown_less_still: None,
-        slowdown_less_still_ci: None,
         lost: Vec::new(),
-        less_still: Vec::new(),
         preemptions: switches.len(),
         freeze_us: mean_us(&switches, |switch| switch.freeze),
         save_us: mean_us(&switches, |switch| switch.save),

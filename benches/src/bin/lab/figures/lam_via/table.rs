@@ -4,10 +4,6 @@
 //! The machines are [`Machine::MVIA_FAST_ETHERNET`] and [`Machine::TCP_FAST_ETHERNET`], whose only fits are the two
 //! latencies below LAM, 61 and 100 us. This module adds one copy by each process, at the machine's price, and LAM's
 //! work over TCP, fitted to the first row. The local column of TCP has the same costs, without NIC, interrupt and line.
-//!
-//! Section 5 of the paper foresees two ways without copies of long messages: user data that is registered at the start,
-//! or for each message. The paper has no numbers of them. Here a long message is a rendezvous: the receiver's CTS names
-//! the registered memory of its receive, and the sender's NIC writes there.
 
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::id::NodeId;
@@ -16,7 +12,6 @@ use midplane::simhw::sim::{SimHost, World};
 use midplane::via::VIA;
 use midplane::via::attributes::Reliability;
 use midplane::via::firmware::{Via, ViaConfig};
-use midplane::via::memory::Memory;
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::{Peer, Tag};
@@ -39,17 +34,6 @@ pub(crate) enum Column {
     Copied,
     /// Our messages between two processes of one host.
     Local,
-    /// Our messages, of which long ones are sent from registered user data to registered user data, between two hosts.
-    Foreseen(Registers),
-}
-
-/// The moment at which user data is registered.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Registers {
-    /// Before the first message.
-    AtTheStart,
-    /// Before each message.
-    EachTime,
 }
 
 /// Most bytes of a message.
@@ -75,9 +59,6 @@ const LOCAL: [NodeId; 2] = [NodeId(0), NodeId(0)];
 const LAM_OVER_TCP: u64 = 7_000;
 /// Bytes that LAM's layer puts before a message.
 const ENVELOPE: usize = 24;
-/// Longest message that is copied although its bytes are in registered memory: up to here, the copies take less time
-/// than the handshake that saves them.
-pub(crate) const LONGEST_COPIED: usize = 8192;
 
 /// Returns the paper's number for this column and size, in microseconds.
 pub(crate) fn published(column: Column, bytes: usize) -> Option<f64> {
@@ -87,7 +68,6 @@ pub(crate) fn published(column: Column, bytes: usize) -> Option<f64> {
         Column::Copied => &VIA_COPIED,
         Column::LocalTcp => &TCP_LOCAL,
         Column::Local => &VIA_LOCAL,
-        Column::Foreseen(_) => return None,
     };
     column.get(row).copied()
 }
@@ -99,7 +79,6 @@ pub(crate) fn one_way_us(column: Column, bytes: usize) -> Result<f64, String> {
         Column::LocalTcp => local_tcp_us(bytes + ENVELOPE, LAM_OVER_TCP),
         Column::Copied => messages_us(&Machine::MVIA_FAST_ETHERNET, REMOTE, bytes),
         Column::Local => messages_us(&on_two_processors(), LOCAL, bytes),
-        Column::Foreseen(registers) => foreseen_us(registers, bytes),
     }
 }
 
@@ -129,18 +108,13 @@ fn messages_us(machine: &Machine, nodes: [NodeId; 2], bytes: usize) -> Result<f6
     bounce::one_way_us(world, nodes, ends)
 }
 
-/// Joins the two processes. Messages of up to `eager` bytes leave whole.
-async fn join(
-    host: &SimHost,
-    own: u32,
-    nodes: [NodeId; 2],
-    level: Reliability,
-    eager: usize,
-) -> Result<Communicator, String> {
+/// Joins the two processes. All messages leave whole.
+async fn join(host: &SimHost, own: u32, nodes: [NodeId; 2]) -> Result<Communicator, String> {
     // As in the paper, the area holds a whole message, so that each leaves in one piece.
-    let config = RdmaConfig::default().area(4 * LONGEST + 4096).reliability(level);
+    let config =
+        RdmaConfig::default().area(4 * LONGEST + 4096).reliability(Reliability::Unreliable);
     let carrier = RdmaCarrier::open(host, Peer(own), &nodes, config).await.map_err(text)?;
-    let config = Config::default().eager(eager).window(4 * LONGEST);
+    let config = Config::default().eager(LONGEST).window(4 * LONGEST);
     Communicator::world(Engine::new(carrier, config), 2).map_err(text)
 }
 
@@ -162,7 +136,7 @@ impl Side {
         nodes: [NodeId; 2],
         bytes: usize,
     ) -> Result<Self, String> {
-        let all = join(&host, own, nodes, Reliability::Unreliable, LONGEST).await?;
+        let all = join(&host, own, nodes).await?;
         let is_local = nodes[0] == nodes[1];
         Ok(Self { host, all, peer: Rank(1 - own), is_local, message: vec![7; bytes] })
     }
@@ -187,74 +161,6 @@ impl End for Side {
 
     async fn receive(&mut self) -> Result<(), String> {
         self.message = self.all.receive(self.peer, TAG).await.map_err(text)?.bytes;
-        self.copy().await;
-        Ok(())
-    }
-}
-
-/// Returns the one-way time of our messages between registered user data, with reliable reception: the loss of an RDMA
-/// write must not go unnoticed.
-fn foreseen_us(registers: Registers, bytes: usize) -> Result<f64, String> {
-    let world = world_of(&Machine::MVIA_FAST_ETHERNET);
-    let ends =
-        [0, 1].map(|own| Registered::open(world.host(REMOTE[own]), own as u32, registers, bytes));
-    bounce::one_way_us(world, REMOTE, ends)
-}
-
-/// A process whose messages are in registered memory.
-struct Registered {
-    host: SimHost,
-    all: Communicator,
-    peer: Rank,
-    registers: Registers,
-    data: Memory,
-}
-
-impl Registered {
-    async fn open(
-        host: SimHost,
-        own: u32,
-        registers: Registers,
-        bytes: usize,
-    ) -> Result<Self, String> {
-        let level = Reliability::ReliableReception;
-        let all = join(&host, own, REMOTE, level, LONGEST_COPIED).await?;
-        let peer = Rank(1 - own);
-        let data = all.register(peer, bytes).map_err(text)?;
-        Ok(Self { host, all, peer, registers, data })
-    }
-
-    fn is_copied(&self) -> bool {
-        self.data.len() <= LONGEST_COPIED
-    }
-
-    /// Charges the processor for the library's copy of a short message, which takes no virtual time by itself.
-    async fn copy(&self) {
-        if self.is_copied() {
-            self.host.compute(self.host.profile().copy.nanos(self.data.len())).await;
-        }
-    }
-
-    /// Registers the memory of a long message, if it must be registered each time.
-    fn register(&mut self) -> Result<(), String> {
-        if self.registers == Registers::EachTime && !self.is_copied() {
-            self.data = self.all.register(self.peer, self.data.len()).map_err(text)?;
-        }
-        Ok(())
-    }
-}
-
-impl End for Registered {
-    async fn send(&mut self) -> Result<(), String> {
-        self.copy().await;
-        self.register()?;
-        self.all.send_memory(self.peer, TAG, self.data.whole()).await.map_err(text)
-    }
-
-    async fn receive(&mut self) -> Result<(), String> {
-        self.register()?;
-        let received = self.all.receive_memory(self.peer, TAG, self.data.whole()).await;
-        received.map_err(text)?;
         self.copy().await;
         Ok(())
     }
