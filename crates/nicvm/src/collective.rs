@@ -6,8 +6,8 @@
 //! its contribution: it forwards other members' data at once.
 //!
 //! Messages that find a full queue are sent as soon as it has room. While a thousand of them wait, the host's next
-//! operations wait as well, and begin in their order. So does an operation from the 2,047th on after the next one of
-//! another host: the NIC of that host stores all before it.
+//! operations wait as well, and begin in their order. So does an operation that comes 2,047 or more after the next one of
+//! another host, or as few as 1,024: the NIC of that host stores all before it.
 //!
 //! | operation | algorithm |
 //! |---|---|

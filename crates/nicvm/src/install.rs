@@ -346,7 +346,10 @@ impl Installer {
         // The node on which it failed carries out the policy.
         if on == nic.node() && version.policy == Policy::RollBack && version.former.is_some() {
             self.owed.insert(number, epoch);
-            self.roll_back_owed(nic);
+            // While an attempt is recent, the timeout begins the next one: two versions that both fail alternate slowly.
+            if self.attempts == 0 {
+                self.roll_back_owed(nic);
+            }
         }
     }
 }

@@ -32,8 +32,9 @@
 //!
 //! The part of the body between two awaits is one handler: its effects are carried out together when the body awaits
 //! again, and dropped if it panics. After a panic, the commands that the body holds complete with an error. Events that
-//! arrive while the body awaits something else are kept in the extension's [`Heap`](crate::heap::Heap). Data frames take
-//! at most half of it, and further ones are dropped. Of the events of one peer, only the newest is kept.
+//! arrive while the body awaits something else are kept in the extension's [`Heap`](crate::heap::Heap). Data frames that
+//! the body does not await take at most half of it, and further ones are dropped. Of the events of one peer, only the
+//! newest loss and what follows it are kept.
 //!
 //! The body may await any future, including other crates' combinators, if this [`Nic`] wakes it. A wake-up by another
 //! thread of the process takes effect at the unit's next event.
@@ -53,7 +54,6 @@ use midplane_simhw::port::{Command, Status};
 
 use crate::context::Context;
 use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
-use crate::heap::VECTOR_BYTES;
 use crate::timeout::Service;
 use nic::{Kept, Kind};
 
@@ -177,11 +177,12 @@ impl Extension for Thread {
     }
 
     fn on_data(&mut self, nic: &mut Context<'_>, _: NodeId, frame: &Frame<'_>) {
-        // Data frames are unreliable: if there is no room, the frame is lost. They leave room for the other events.
-        let kept: usize = self.nic.shared().kept.iter().map(Kept::frame_bytes).sum();
-        if kept + VECTOR_BYTES + frame.payload.len() <= nic.heap().limit() / 2 {
-            let bytes = frame.payload.to_vec();
-            self.keep(nic, Kind::Data(frame.header), &bytes);
+        // Data frames are unreliable: if there is no room, the frame is lost. Those that the body does not await leave
+        // room for the other events.
+        let bytes = frame.payload.to_vec();
+        if self.keep(nic, Kind::Data(frame.header), &bytes) {
+            let most = nic.heap().limit() / 2;
+            self.nic.shared().drop_frame_beyond(most);
         }
     }
 
@@ -199,7 +200,10 @@ impl Extension for Thread {
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
-        self.nic.shared().forget_older(event);
+        // A peer that is up again may have lost messages: the event that says so stays.
+        if !matches!(event, PeerEvent::Up(..)) {
+            self.nic.shared().forget_older(event);
+        }
         let kept = self.keep(nic, Kind::Peer(event), &[]);
         assert!(
             kept,

@@ -226,6 +226,11 @@ impl Installer {
             self.send_to_all(nic, &Message::What);
         }
         let number = change.offer.number;
+        let is_lasting = matches!(refusal, Refusal::Module | Refusal::Absent);
+        if id.coordinator == nic.node() && change.offer.length == 0 && is_lasting {
+            // Further attempts to roll back would be refused as well.
+            self.owed.remove(&number);
+        }
         if self.versions.get(&number).is_some_and(|version| version.is_down) {
             // A rollback of a version that did not start here: the one before it must not run beside other nodes'.
             nic.withdraw(number);

@@ -50,18 +50,24 @@ impl Fetch {
 impl Installer {
     /// Reports the versions that run here to a member that has started or come back.
     pub(super) fn on_what(&mut self, nic: &mut Context<'_>, to: NodeId) {
-        for (number, version) in &self.versions {
-            let length = self.modules.get(&version.hash).map_or(0, Vec::len) as u32;
-            let runs = Message::Runs {
-                number: *number,
-                epoch: version.epoch,
-                hash: version.hash,
-                length,
-                policy: version.policy as u8,
-                is_withdrawn: version.is_withdrawn,
-            };
-            self.backlog.send(nic, to, &runs.emit());
+        for number in self.versions.keys().copied().collect::<Vec<_>>() {
+            self.report(nic, to, number);
         }
+    }
+
+    /// Reports the version that runs here under a number to a member.
+    fn report(&mut self, nic: &mut Context<'_>, to: NodeId, number: ExtensionId) {
+        let Some(version) = self.versions.get(&number) else { return };
+        let length = self.modules.get(&version.hash).map_or(0, Vec::len) as u32;
+        let runs = Message::Runs {
+            number,
+            epoch: version.epoch,
+            hash: version.hash,
+            length,
+            policy: version.policy as u8,
+            is_withdrawn: version.is_withdrawn,
+        };
+        self.backlog.send(nic, to, &runs.emit());
     }
 
     /// Handles the report that a version runs on another member, or was taken down on all.
@@ -80,7 +86,7 @@ impl Installer {
         let is_former = |own: &Version| own.epoch == epoch && own.replaces(&version);
         if self.versions.get(&number).is_some_and(is_former) {
             // The member runs the module of the lesser hash, and may not know of the other.
-            self.on_what(nic, from);
+            self.report(nic, from, number);
         }
         if !self.is_news(number, &version) || length == 0 || length as usize > MAX_MODULE {
             return;
@@ -155,9 +161,8 @@ impl Installer {
     pub(super) fn watch_fetches(&mut self, nic: &mut Context<'_>) {
         let mut fetching = std::mem::take(&mut self.fetching);
         fetching.values_mut().for_each(|fetch| fetch.idle += 1);
-        fetching.retain(|number, fetch| {
-            fetch.idle < GIVEN_UP && self.is_news(*number, &fetch.version)
-        });
+        fetching
+            .retain(|number, fetch| fetch.idle < GIVEN_UP && self.is_news(*number, &fetch.version));
         self.fetching = fetching;
         self.ask_about_stalled(nic);
         if !self.fetching.is_empty() {

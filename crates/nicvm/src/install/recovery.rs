@@ -43,8 +43,9 @@ impl Installer {
         }
     }
 
-    /// Begins to roll back a version that has failed here. Repeats that until another version runs, or none is to: the
-    /// rollback is refused while another change is under way here or on another member.
+    /// Begins to roll back a version that has failed here. Repeats that until another version runs, none is to, or a
+    /// member lacks the version before: the rollback is refused while another change is under way here or on another
+    /// member.
     pub(super) fn roll_back_owed(&mut self, nic: &mut Context<'_>) {
         let versions = &self.versions;
         self.owed.retain(|number, epoch| {

@@ -114,10 +114,21 @@ impl Shared {
         });
     }
 
-    /// Drops the kept event of the peer that `event` is about.
+    /// Drops the kept events of the peer that `event` is about.
     pub(super) fn forget_older(&mut self, event: PeerEvent) {
         let node = node_of(event);
         self.kept.retain(|kept| !matches!(kept.kind, Kind::Peer(older) if node_of(older) == node));
+    }
+
+    /// Drops the newest data frame if those that are kept take more than `most` bytes of the heap.
+    pub(super) fn drop_frame_beyond(&mut self, most: usize) {
+        let bytes: usize = self.kept.iter().map(Kept::frame_bytes).sum();
+        let newest = self.kept.iter().rposition(|kept| matches!(kept.kind, Kind::Data(_)));
+        if bytes > most
+            && let Some(at) = newest
+        {
+            self.kept.remove(at);
+        }
     }
 
     /// Takes out all commands that are not completed.
