@@ -21,10 +21,11 @@ async fn interrupted<F: Future>(number: u32, future: F) -> Option<F::Output> {
         return Some(future.await);
     }
     for _ in 0..number % 6 {
-        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(output) => return Some(output),
-            Poll::Pending => time::sleep(Duration::from_micros(10)).await,
+        let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(output) = polled {
+            return Some(output);
         }
+        time::sleep(Duration::from_micros(10)).await;
     }
     None
 }

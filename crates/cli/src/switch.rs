@@ -10,6 +10,7 @@ use crate::discard::Discard;
 use clap::{Args, ValueEnum};
 use midplane::simhw::drops::Drops;
 use midplane::simhw::link::{Framing, LinkProfile};
+use midplane::simhw::nic::StartError;
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{SoftSwitch, SwitchConfig, SwitchCounters, resolve_peers};
@@ -28,7 +29,7 @@ Examples:
   midplane switch --bind 10.0.0.1:7000 --peers peers.txt \\
     --buffer-cells 256 --discard early --seconds 10 --json
 
-Exit code: 0 it ended; 1 the system refused a runtime; 2 bad input.";
+Exit code: 0 it ended; 1 it could not serve; 2 bad input.";
 
 /// Forward frames between hosts at modelled rates, through modelled buffers.
 ///
@@ -131,8 +132,13 @@ fn start(arguments: &Arguments) -> Result<SoftSwitch, Failure> {
         Some(Recut::Ethernet) => config.recut(Framing::ETHERNET),
         Some(Recut::Cells) => config.recut(Framing::Cells),
     };
-    let started = SoftSwitch::start(config);
-    started.map_err(|error| format!("--bind {}: {error}", arguments.bind).into())
+    SoftSwitch::start(config).map_err(|error| {
+        let what = format!("--bind {}: {error}", arguments.bind);
+        match error {
+            StartError::NotLocal(_) | StartError::System(_) => Failure::of_run(what),
+            _ => what.into(),
+        }
+    })
 }
 
 fn document(arguments: &Arguments, counters: SwitchCounters) -> Document {

@@ -155,7 +155,9 @@ impl Manifest {
         is_short(&text, &manifest)?;
         let unfinished = folder.join("manifest.part");
         write(&unfinished, &text)?;
-        fs::rename(&unfinished, &manifest).map_err(at(&manifest))?;
+        fs::rename(&unfinished, &manifest)
+            .inspect_err(|_| drop(fs::remove_file(&unfinished)))
+            .map_err(at(&manifest))?;
         // Makes the renamed entry durable.
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder))
     }

@@ -28,10 +28,11 @@ const COUNT: u32 = 40;
 async fn interrupted<F: Future>(host: &SimHost, polls: u64, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     for _ in 0..polls {
-        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(output) => return Some(output),
-            Poll::Pending => host.sleep_until(host.now() + Duration::from_micros(1)).await,
+        let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(output) = polled {
+            return Some(output);
         }
+        host.sleep_until(host.now() + Duration::from_micros(1)).await;
     }
     None
 }

@@ -12,6 +12,7 @@ use midplane::nicvm::unit::Unit;
 use midplane::simhw::id::{ExtensionId, NodeId};
 use midplane::simhw::launch::ProcessGroup;
 use midplane::simhw::link::LinkProfile;
+use midplane::simhw::nic::StartError;
 use midplane::simhw::nicd::{PortServer, ServeError, ServerConfig};
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::simhw::time::LineRate;
@@ -171,7 +172,13 @@ pub(crate) fn daemon(arguments: &Daemon) -> Result<u8, Failure> {
                 // A modelled line faster than any loopback paces nothing.
                 let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
                 let nic = UdpNic::start(UdpConfig::new(node, peers).line(line), unit);
-                let nic = nic.map_err(|error| Failure::of_run(format!("--peers: {error}")))?;
+                let nic = nic.map_err(|error| {
+                    let what = format!("--peers: {error}");
+                    match error {
+                        StartError::PortInUse(_) | StartError::Denied(_) => Failure::from(what),
+                        _ => Failure::of_run(what),
+                    }
+                })?;
                 serve_ports(nic.serve_ports(ports)).await?;
                 nic.shutdown().await;
             }

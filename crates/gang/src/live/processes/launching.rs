@@ -12,8 +12,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
-use tokio::sync::mpsc;
-use tokio::task::spawn_blocking;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::{Held, Processes, Waits, imaging};
@@ -31,7 +30,7 @@ use crate::live::rights::Rights;
 use crate::live::routes::Routes;
 use crate::live::streams::Opened;
 use crate::live::undelivered::CountedState;
-use crate::live::{exec_shim, rank, snapshot};
+use crate::live::{exec_shim, priority, rank, snapshot};
 use crate::names::JobId;
 use crate::node_core::Input;
 use crate::node_core::message::{Member, Program, Word};
@@ -39,17 +38,23 @@ use crate::node_core::order::{Launch, Outcome};
 use crate::node_core::user::User;
 
 impl Processes {
-    /// Looks up the rights of a user on a thread, because the user database may not answer. Then sends
+    /// Looks up the rights of another user on a thread, because the user database may not answer. Then sends
     /// [`Event::Rights`] for this step.
     pub(crate) fn look_up(&self, step: u64, user: User) {
         let (users, events, limit) = (self.users.clone(), self.events.clone(), self.limits.look_up);
+        if users.is_own(user.uid) || !users.has_all() {
+            // The user database is not needed.
+            return drop(events.send(Event::Rights(step, users.rights(&user))));
+        }
         let late = format!("user {user} can't be looked up on this host: no answer in {limit:?}");
-        let looked_up = spawn_blocking(move || users.rights(&user));
+        let (result, looked_up) = oneshot::channel();
+        let started = priority::spawn(move || drop(result.send(users.rights(&user))));
         tokio::spawn(async move {
-            let rights = match timeout(limit, looked_up).await {
-                Ok(Ok(rights)) => rights,
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(_) => Err(late),
+            let rights = match (started, timeout(limit, looked_up).await) {
+                (Err(why), _) => Err(why),
+                (Ok(()), Ok(Ok(rights))) => rights,
+                (Ok(()), Ok(Err(_))) => Err("its thread has panicked".into()),
+                (Ok(()), Err(_)) => Err(late),
             };
             let _ = events.send(Event::Rights(step, rights));
         });
