@@ -261,7 +261,9 @@ impl Node {
                 biased;
                 departed = self.departed(id) => {
                     departed?;
-                    let text = format!("node {name:?} has ended, or ends, and has received no message");
+                    let text = format!(
+                        "node {name:?} has ended, ends, or is no longer reached, and has received no message"
+                    );
                     return Err(Error::new(ErrorKind::NoService, text));
                 }
                 found = self.find(SERVICE, &mut refused, until, |one| one.peer == id) => found,

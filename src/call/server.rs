@@ -216,6 +216,10 @@ where
             let deadline = header.remaining.and_then(|time| since.checked_add(time));
             let read = read_payload(Arc::clone(&self.places), &mut pipe, length);
             let (payload, place) = match within(deadline, read).await {
+                // The whole request may be in the caller's buffers: the end of its stream would look like a lost call.
+                Ok(Err(error)) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    return answer(&mut pipe, Status::Busy, self.most, &[]).await;
+                }
                 Ok(read) => read?,
                 Err(status) => return answer(&mut pipe, status, self.most, &[]).await,
             };
@@ -271,8 +275,8 @@ where
 }
 
 /// Reads a request's payload. After its first 64 KiB, a long one waits for one of the places, which it has until the
-/// call begins. If all places are taken, a slow client loses its stream: the request was not delivered, and its caller
-/// tries again.
+/// call begins. If all places are taken, a slow client is answered that the service is busy: its request was not
+/// delivered, and it tries again.
 async fn read_payload(
     places: Arc<Semaphore>,
     pipe: &mut Pipe,
@@ -285,7 +289,7 @@ async fn read_payload(
     }
     let place = Arc::clone(&places).acquire_owned().await.ok();
     let on_slow = || match places.available_permits() {
-        0 => Err(io::ErrorKind::TimedOut.into()),
+        0 => Err(io::ErrorKind::ResourceBusy.into()),
         _ => Ok(()),
     };
     let rest = read_rest(pipe, &mut payload, length, on_slow);

@@ -150,7 +150,9 @@ fn a_first_send_to_a_node_that_ends_fails_as_soon_as_that_is_known() {
             Ok(())
         });
         if crashes {
+            // Without a restart, nothing answers, and the connection ends only after 30 s of silence.
             sim.at(500 * MS).crash("silent");
+            sim.at(700 * MS).restart("silent");
         }
         sim.run().unwrap();
     }

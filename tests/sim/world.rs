@@ -162,7 +162,7 @@ fn a_process_whose_rank_another_has_taken_loses_the_others() {
 /// Regression: a process was in a world for a moment longer than it had a handle of the communicator.
 #[test]
 fn processes_that_have_left_join_again_at_once() {
-    let report = Sim::builder().loss(0.01).check(|sim| {
+    let report = Sim::builder().check(|sim| {
         for rank in 0..2 {
             sim.client(move |node| async move {
                 for round in 0..5_u32 {

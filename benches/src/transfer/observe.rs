@@ -83,34 +83,25 @@ impl Timings {
 pub struct Observed {
     /// The stages read, send, receive and write.
     pub chain: Pipeline,
-    /// Microseconds of a message beyond its stages, independent of the cut: wake-ups and the receiver's
-    /// acknowledgement. Negative if stages were timed too slow.
-    pub delay_us: f64,
 }
 
 impl Observed {
     /// Fits the costs to the timings. Time of whole messages beyond the timed stages goes to the receiving stage if
-    /// it grows with the size, else to the delay.
+    /// it grows with the size.
     pub fn new(seen: &Timings) -> Result<Self, String> {
-        Self::fitted(&seen.stays, &seen.whole, seen.message as f64)
+        Self::fitted(&seen.stays, &seen.whole)
             .map_err(|problem| format!("observing the path: {problem}"))
     }
 
-    fn fitted(
-        stays: &[Vec<(f64, f64)>; 3],
-        whole: &[(f64, f64)],
-        bytes: f64,
-    ) -> Result<Self, FitError> {
+    fn fitted(stays: &[Vec<(f64, f64)>; 3], whole: &[(f64, f64)]) -> Result<Self, FitError> {
         let lines = [fit(&stays[0])?, fit(&stays[1])?, fit(&stays[2])?];
         let whole = fit(whole)?;
         let sum = |cost: &dyn Fn(&Line) -> f64| lines.iter().map(cost).sum::<f64>();
         let per_byte = (whole.us_per_byte - sum(&|line| line.us_per_byte)).max(0.0);
-        // At the message's own size, where an error of the slope has no effect.
-        let delay_us = whole.at(bytes) - sum(&|line| line.at(bytes)) - per_byte * bytes;
         let receive = Stage::new(0.0, per_byte).map_err(|_| FitError::TooFew(0))?;
         let stages = vec![lines[0].stage(), lines[1].stage(), receive, lines[2].stage()];
         let chain = Pipeline::new(stages).map_err(|_| FitError::TooFew(0))?;
-        Ok(Self { chain, delay_us })
+        Ok(Self { chain })
     }
 
     /// Returns the plan for a message: the best one without refragmentation, or equal fragments if the costs are too

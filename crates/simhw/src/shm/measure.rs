@@ -1,20 +1,15 @@
-//! Types for benches: slots without a NIC, and a NIC with many peers in one process.
+//! Slots without a NIC, for benches.
 
 use std::sync::mpsc::{self, Receiver as Inbox, Sender as Outbox};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::config::ShmConfig;
-use super::engine::Engine;
-use super::lane::{Receiver, Sender, Shape};
-use super::link::ShmLink;
 use super::rendezvous::{Link, PeerListener, Rendezvous};
 use crate::frame::Header;
-use crate::hardware::Firmware;
 use crate::id::{Incarnation, NodeId};
-use crate::nic::{Nic, StartError};
-use crate::passing::Socket;
-use crate::segment::{Segment, View};
+use crate::nic::StartError;
+use crate::segment::View;
 
 /// Longest wait for the other side.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -73,56 +68,5 @@ impl Bare {
         let length = self.link.receiver.payload(extent).copy_to(out);
         self.link.receiver.release(length);
         Some(length)
-    }
-}
-
-/// Slots of each direction of a [`Crowd`].
-const SHAPE: Shape = Shape { slots: 4, areas: 2, mtu: 64 };
-
-/// A NIC whose peers are all in this process.
-#[derive(Debug)]
-pub struct Crowd<F> {
-    engine: Engine<F>,
-    senders: Vec<Sender>,
-}
-
-impl<F: Firmware> Crowd<F> {
-    /// Creates the NIC of node 0 with `peers` peers.
-    ///
-    /// # Panics
-    /// If the system has no socket.
-    #[must_use]
-    pub fn new(peers: u16, firmware: F) -> Self {
-        let config = ShmConfig::new("crowd", NodeId(0), peers + 1);
-        let nic = Nic::new(NodeId(0), Incarnation::FIRST, SHAPE.mtu, ShmLink::new(&config));
-        let mut engine = Engine::new(firmware, nic, 2);
-        let socket = Arc::new(Socket::pair().expect("a socket").0);
-        let mut join = |node| {
-            let segment = Arc::new(Segment::private(2 * SHAPE.lane_bytes()));
-            let back = SHAPE.lane_bytes();
-            engine.join(Link {
-                node,
-                sender: Sender::new(Arc::clone(&segment), 0, SHAPE),
-                receiver: Receiver::new(Arc::clone(&segment), back, SHAPE),
-                channel: Arc::clone(&socket),
-                socket: Arc::clone(&socket),
-            });
-            Sender::new(segment, back, SHAPE)
-        };
-        let senders = (1..=peers).map(|node| join(NodeId(node))).collect();
-        Self { engine, senders }
-    }
-
-    /// Gives the NIC a turn with a frame from each of the first `busy` peers.
-    ///
-    /// # Panics
-    /// If the NIC has not handled earlier frames.
-    pub fn turn(&mut self, busy: u16, header: &Header, payload: &[u8]) {
-        for (source, sender) in (1..=busy).map(NodeId).zip(&mut self.senders) {
-            let header = Header { source, ..*header };
-            sender.stage(&header.emit(), View::from(payload)).expect("frames are taken");
-            sender.publish();
-        }
-        self.engine.turn();
     }
 }
