@@ -60,7 +60,7 @@ pub(super) struct Waits {
     pub(super) cgroups: Vec<JobId>,
     pub(super) adopted: Vec<JobId>,
     pub(super) is_kill: bool,
-    /// What a process of `members` does not do if the step is late.
+    /// The action that a process of `members` has not taken if the step is late.
     pub(super) what: &'static str,
     /// When groups that are not reported as frozen count as frozen.
     pub(super) frozen_at: Instant,
