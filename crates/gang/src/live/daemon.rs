@@ -134,8 +134,7 @@ pub async fn serve(
         root: root_is,
         events,
     };
-    let channels = nic.channels.clone();
-    let changes = RootChanges { root, above, record };
+    let (channels, changes) = (nic.channels.clone(), RootChanges { root, above, record });
     let event_loop =
         EventLoop::new(core, (processes, channels), (routes.clone(), users.clone()), changes);
     tokio::spawn(clients::take(listener, routes.clone(), users));
