@@ -1,6 +1,6 @@
 //! Wakers that run code of their own when they are woken or dropped.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -195,4 +195,46 @@ fn requests_that_were_waited_for_together_hold_up_no_other_task() {
         assert!(!Polled::new(wait_any(&mut receives)).run());
         receives
     });
+}
+
+/// Runs a task that never has to wait; returns how often it yielded.
+fn yields(task: impl Future<Output = ()>) -> u32 {
+    let (mut task, mut yields) = (Box::pin(task), 0);
+    let counted = poll_fn(|context| {
+        let polled = task.as_mut().poll(context);
+        yields += u32::from(polled.is_pending());
+        polled
+    });
+    assert!(Polled::new(counted).run(), "a task that yields wakes itself");
+    yields
+}
+
+const MESSAGES: u32 = 10_000;
+
+#[test]
+fn a_task_whose_persistent_receives_complete_at_once_still_yields() {
+    let worlds = worlds();
+    let mut receive = worlds[1].receive_init(Rank(0), TAG).unwrap();
+    let count = yields(async {
+        for _ in 0..MESSAGES {
+            receive.start(Load::anything()).unwrap();
+            block_on(worlds[0].send(Rank(1), TAG, vec![1])).unwrap();
+            let (_, result) = receive.wait().await.expect("it was started");
+            result.unwrap();
+        }
+    });
+    assert!(count >= MESSAGES / 32, "it yielded {count} times");
+}
+
+#[test]
+fn a_task_whose_probes_find_a_message_at_once_still_yields() {
+    let worlds = worlds();
+    let count = yields(async {
+        for _ in 0..MESSAGES {
+            block_on(worlds[0].send(Rank(1), TAG, vec![1])).unwrap();
+            let message = worlds[1].mprobe(Rank(0), TAG).await.unwrap();
+            message.receive().await.unwrap();
+        }
+    });
+    assert!(count >= MESSAGES / 32, "it yielded {count} times");
 }

@@ -11,11 +11,6 @@ use crate::message::engine::Target;
 use crate::message::process::MessageError;
 use crate::message::request::{Failure, Outcome, Request};
 
-/// Requests that may complete in a row within their own poll before the task yields: a task that never waits would
-/// starve the others on its thread. Each turn of another task may busy-poll for as long as its carrier does: with 4,
-/// eight streams over shared memory have half the rate; with 32, their tail latency is 1.5 times as long.
-pub(super) const TURNS: u32 = 16;
-
 /// The future of a request's message. A send's message has no bytes.
 ///
 /// # Panics
@@ -156,8 +151,7 @@ impl Pending {
             return Poll::Ready(outcome);
         }
         shared.process.engine_mut().requests().wake_when_done(request, context.waker());
-        if shared.turns == TURNS {
-            shared.turns = 0;
+        if shared.must_yield() {
             *again = true;
             return Poll::Pending;
         }

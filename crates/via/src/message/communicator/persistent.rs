@@ -92,14 +92,27 @@ impl Persistent {
             if matches!(requests.state(self.request), None | Some(State::Built)) {
                 return Poll::Ready(None);
             }
+            if shared.must_yield() {
+                drop(shared);
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let requests = shared.process.engine_mut().requests();
             requests.wake_when_done(self.request, context.waker());
             if requests.state(self.request) != Some(State::Done) {
+                if shared.must_yield() {
+                    drop(shared);
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
                 let target = &mut Target::new(self.request, None);
                 shared.drive(context.waker(), place, target);
             }
             let Some(outcome) = shared.process.engine_mut().requests().take(self.request) else {
+                shared.turns = 0;
                 return Poll::Pending;
             };
+            shared.turns += 1;
             shared.waiters.leave(place);
             drop(shared);
             let result = outcome.result.map_err(|failure| self.communicator.noted(failure));

@@ -157,6 +157,11 @@ impl Communicator {
         let mut place = Registration::new(self);
         poll_fn(|context| {
             let mut shared = self.lock();
+            if shared.must_yield() {
+                drop(shared);
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             shared.process.engine_mut().advance(Wait::Not);
             let mut answer = ask(&mut shared.process);
             if answer.is_none() {
@@ -165,6 +170,7 @@ impl Communicator {
                 answer = ask(&mut shared.process);
             }
             shared.wake_probes();
+            shared.turns = if answer.is_some() { shared.turns + 1 } else { 0 };
             answer.map_or(Poll::Pending, Poll::Ready)
         })
         .await
