@@ -19,6 +19,11 @@ pub(super) const MAX_VALUE: usize = 32 * 1_024;
 pub(super) const MAX_KEYS: usize = 65_536;
 /// Most bytes of all keys and values of a map: 256 MiB.
 pub(super) const MAX_BYTES: usize = 256 << 20;
+/// Most keys and bytes of a map for this member's own writes.
+const OWN: (usize, usize) = (MAX_KEYS, MAX_BYTES);
+/// Most keys and bytes for updates from peers. Members drop a removal at different times, so one may have room for a
+/// new key earlier than the others; an update that they refused would never be sent again.
+const PEERS: (usize, usize) = (MAX_KEYS / 8 * 9, MAX_BYTES / 8 * 9);
 /// Bytes of an update in addition to its key and value.
 const OVERHEAD: usize = 48;
 /// Most times that a write is renewed because an older write of a higher version arrived. The bound ends the renewals
@@ -110,7 +115,7 @@ impl Replica {
 
     /// Writes a value; replaces any value that this member has seen.
     pub(super) fn set(&mut self, now: i64, key: Bytes, value: Bytes) -> Result<(), Refused> {
-        self.check(&key, Some(&value))?;
+        self.check(&key, Some(&value), OWN)?;
         self.write(now, key, Some(value));
         Ok(())
     }
@@ -159,7 +164,7 @@ impl Replica {
                 return;
             }
         }
-        if self.check(&key, value.as_ref()).is_err() {
+        if self.check(&key, value.as_ref(), PEERS).is_err() {
             self.refused += 1;
             return;
         }
@@ -247,7 +252,12 @@ impl Replica {
         self.put(key, Entry { value, version, written: now, renewals: RENEWALS });
     }
 
-    fn check(&self, key: &Bytes, value: Option<&Bytes>) -> Result<(), Refused> {
+    fn check(
+        &self,
+        key: &Bytes,
+        value: Option<&Bytes>,
+        (most_keys, most_bytes): (usize, usize),
+    ) -> Result<(), Refused> {
         let length = value.map_or(0, Bytes::len);
         let before = self.entries.get(key);
         let held = before.and_then(|entry| entry.value.as_ref()).map_or(0, Bytes::len);
@@ -256,9 +266,9 @@ impl Replica {
             Err(Refused::Key)
         } else if length > MAX_VALUE {
             Err(Refused::Value)
-        } else if before.is_none() && self.entries.len() >= MAX_KEYS {
+        } else if before.is_none() && self.entries.len() >= most_keys {
             Err(Refused::Keys)
-        } else if self.bytes - held + more > MAX_BYTES {
+        } else if more > held && self.bytes - held + more > most_bytes {
             Err(Refused::Bytes)
         } else {
             Ok(())

@@ -339,3 +339,32 @@ fn a_waiting_peer_is_due_the_newest_value_of_each_key_alone() {
     assert_eq!(values, [999_u32, 997, 998].map(|last| last.to_le_bytes().to_vec()));
     assert_eq!(taken[0].age, 1);
 }
+
+#[test]
+fn a_member_of_a_full_map_takes_a_key_for_which_another_member_has_made_room() {
+    let (mut first, mut second) = (Replica::new(1), Replica::new(2));
+    let peer = Observer::Peer(2);
+    first.join(peer, true);
+    let key = |number: usize| Bytes::from(number.to_le_bytes().to_vec());
+    for number in 0..MAX_KEYS {
+        first.set(0, key(number), Bytes::new()).unwrap();
+    }
+    for update in first.take(0, peer, usize::MAX) {
+        second.handle(0, 1, update);
+    }
+    assert!(first.remove(5, key(0)));
+    // The second member receives the removal later, and so keeps it longer.
+    for update in first.take(5, peer, usize::MAX) {
+        second.handle(1_005, 1, update);
+    }
+    let now = 5 + TOMBSTONE;
+    first.expire(now);
+    second.expire(now);
+    first.set(now, key(MAX_KEYS), Bytes::new()).unwrap();
+    for update in first.take(now, peer, usize::MAX) {
+        second.handle(now, 1, update);
+    }
+    assert!(second.get(&key(MAX_KEYS)).is_some());
+    assert_eq!((second.entries.len(), second.refused), (MAX_KEYS + 1, 0));
+    assert_eq!(second.set(now, key(MAX_KEYS + 1), Bytes::new()), Err(Refused::Keys));
+}
