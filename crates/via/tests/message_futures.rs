@@ -23,6 +23,7 @@ use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Envelope, Peer};
+use midplane_via::message::group::Rank;
 use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
 use midplane_via::message::process::MessageError;
 use midplane_via::message::request::Mode;
@@ -107,6 +108,15 @@ async fn drop_receives(world: Communicator, length: usize, probe: bool, dropped:
     world.send(rank(0), tag(2), vec![]).await.unwrap();
     let unexpected = world.with(|process| process.engine().unexpected_bytes());
     assert_eq!(unexpected, 0, "windows are conserved");
+}
+
+#[test]
+fn a_dropped_receive_from_the_null_rank_leaves_no_request() {
+    let world = world(1, MemoryConfig::default(), Config::default()).remove(0);
+    let receive = world.ireceive(Rank::NULL, tag(1)).unwrap();
+    let request = receive.request().unwrap();
+    drop(receive);
+    assert_eq!(world.with(|process| process.engine_mut().requests().state(request)), None);
 }
 
 /// Checks that a send dropped before its first poll sends nothing, and one dropped later is delivered.

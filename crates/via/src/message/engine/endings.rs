@@ -47,7 +47,7 @@ impl Core {
         let Some(record) = self.requests.get_mut(request) else { return };
         record.orphan = true;
         match (record.operation, record.state) {
-            (Operation::Send { .. }, State::Done) => {
+            (Operation::Send { .. } | Operation::Nothing, State::Done) => {
                 self.requests.remove(request);
             }
             (Operation::Send { .. }, _) => {}
