@@ -105,11 +105,12 @@ struct Round {
 impl Gossiper {
     /// Gossips until the node ends.
     pub(super) async fn run(self) {
-        let own = self.own_address().await;
+        let mut own = self.own_address().await;
         let mut counted = Counters::default();
         loop {
-            if let Err(error) = self.gossip(own, &mut counted).await {
-                tracing::warn!(%error, "gossip starts anew");
+            match self.gossip(own, &mut counted).await {
+                Ok(moved_to) => own = moved_to,
+                Err(error) => tracing::warn!(%error, "gossip starts anew"),
             }
             self.gossip.known().nodes.clear();
             tokio::time::sleep(PERIOD).await;
@@ -135,8 +136,8 @@ impl Gossiper {
         }
     }
 
-    /// Gossips until `chitchat` ends; returns its reason.
-    async fn gossip(&self, own: SocketAddr, counted: &mut Counters) -> Result<(), String> {
+    /// Gossips until `chitchat` ends, or this node's address changes; returns its present address.
+    async fn gossip(&self, own: SocketAddr, counted: &mut Counters) -> Result<SocketAddr, String> {
         let failed = |error| format!("{error:#}");
         let carrier = Carrier::new(self.datagrams.clone(), self.bound);
         let services = self.shared.offered();
@@ -160,7 +161,7 @@ impl Gossiper {
         loop {
             let changed = self.shared.changed.notified();
             let is_due = tokio::select! {
-                ended = &mut ended => return ended.map_err(failed),
+                ended = &mut ended => return ended.map(|()| own).map_err(failed),
                 _ = period.tick() => true,
                 () = changed => false,
             };
@@ -168,8 +169,13 @@ impl Gossiper {
             if is_due {
                 self.datagrams.set_time();
                 self.review(&mut round).await;
-                self.seek(&mut round).await;
+                let moved_to = self.seek(&mut round).await;
                 *counted = self.report(*counted);
+                if let Some(moved_to) = moved_to {
+                    tracing::debug!(%moved_to, "other nodes are told a new address");
+                    let _ = round.chitchat.shutdown().await;
+                    return Ok(moved_to);
+                }
             }
         }
     }
@@ -247,17 +253,24 @@ impl Gossiper {
         known.nodes = nodes;
     }
 
-    /// Gossips with seeds that are not known to live.
-    async fn seek(&self, round: &mut Round) {
+    /// Gossips with seeds that are not known to live. Returns this node's new address, if the system sends to the seeds
+    /// from another one than before.
+    async fn seek(&self, round: &mut Round) -> Option<SocketAddr> {
         let known = self.gossip.addresses();
-        if known.is_empty() || round.number.is_multiple_of(RESOLVE) {
+        let (is_due, mut moved_to) = (round.number.is_multiple_of(RESOLVE), None);
+        if known.is_empty() || is_due {
             let seeds = self.places.addresses(&self.shared, Some(self.bound)).await.addresses;
+            if self.bound.ip().is_unspecified() && (is_due || round.own.ip().is_loopback()) {
+                let routes = seeds.iter().filter_map(|seed| route(self.bound, *seed));
+                moved_to = moved(round.own, routes);
+            }
             round.seeds = seeds.into_iter().map(canonical).collect();
             round.seeds.remove(&round.own);
         }
         round.number = round.number.wrapping_add(1);
         let unknown = round.seeds.iter().filter(|seed| !known.contains(seed));
         gossip_with(&round.chitchat, &unknown.copied().collect::<Vec<_>>());
+        moved_to
     }
 
     /// Reports the counts since the last call.
@@ -293,4 +306,32 @@ fn route(bound: SocketAddr, to: SocketAddr) -> Option<SocketAddr> {
     socket.connect(to).ok()?;
     let own = canonical(SocketAddr::new(socket.local_addr().ok()?.ip(), bound.port()));
     (!own.ip().is_unspecified()).then_some(own)
+}
+
+/// Returns the address that a node at `own` advertises instead: the first of the `routes` to its seeds that is not
+/// loopback. `None` if `own` is one of these, or there is none.
+fn moved(own: SocketAddr, routes: impl Iterator<Item = SocketAddr>) -> Option<SocketAddr> {
+    let routes: Vec<_> = routes.filter(|route| !route.ip().is_loopback()).collect();
+    routes.first().filter(|_| !routes.contains(&own)).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_advertises_another_address_once_its_seeds_are_reached_from_one() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let moved_to = |own: &str, routes: &[&str]| {
+            moved(address(own), routes.iter().map(|route| address(route)))
+        };
+        // At first the only seed with an address is the node's own name, which the host resolves to loopback.
+        assert_eq!(moved_to("127.0.0.1:1", &["127.0.0.1:1"]), None);
+        let (open, new) = ("10.0.0.1:1", "10.0.0.2:1");
+        assert_eq!(moved_to("127.0.0.1:1", &["127.0.0.1:1", open]), Some(address(open)));
+        assert_eq!(moved_to(open, &[new, "127.0.0.1:1", open]), None);
+        assert_eq!(moved_to(open, &["127.0.0.1:1", new]), Some(address(new)));
+        assert_eq!(moved_to(open, &["127.0.0.1:1"]), None);
+        assert_eq!(moved_to(open, &[]), None);
+    }
 }
