@@ -223,8 +223,8 @@ struct World {
     source: StreamSource<Stream>,
     /// The processes that there was a stream to.
     met: Mutex<BTreeMap<u32, Met>>,
-    /// The last process that has joined with another number of ranks, and that number.
-    mismatch: Mutex<Option<(String, u32)>>,
+    /// The last process that has joined with another number of ranks: its rank, its name, and that number.
+    mismatch: Mutex<Option<(u32, String, u32)>>,
     /// Notified when a stream to a process was made.
     changed: Notify,
 }
@@ -269,22 +269,22 @@ impl World {
         loop {
             let changed = self.changed.notified();
             let is_missing = |rank: &u32| *rank != self.rank && self.times_met(*rank) == 0;
-            let missing: Vec<_> =
-                (0..self.size).filter(is_missing).map(|rank| rank.to_string()).collect();
+            let missing: Vec<_> = (0..self.size).filter(is_missing).collect();
             if missing.is_empty() {
                 return Ok(());
             }
             if timeout_at(until, changed).await.is_err() {
-                return Err(self.not_joined(&missing.join(", ")));
+                return Err(self.not_joined(&missing));
             }
         }
     }
 
     /// Returns the error of a world that some ranks have not joined in time.
-    fn not_joined(&self, missing: &str) -> Error {
+    fn not_joined(&self, missing: &[u32]) -> Error {
         let mismatch = self.mismatch.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (kind, why) = match mismatch {
-            Some((process, size)) => {
+        // Another process has joined with that rank since, unless it is missing.
+        let (kind, why) = match mismatch.filter(|(rank, ..)| missing.contains(rank)) {
+            Some((_, process, size)) => {
                 let why = format!(
                     "{process} has joined a world of {size}: give all processes the same size"
                 );
@@ -296,14 +296,18 @@ impl World {
             }
         };
         let (name, size) = (&self.name, self.size);
+        let missing = missing.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let text = format!(
             "of the world {name:?} of {size}, these ranks have not joined: {missing}; {why}"
         );
         Error::new(kind, text)
     }
 
-    fn note_mismatch(&self, process: String, size: u32) {
-        *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner) = Some((process, size));
+    fn note_mismatch(&self, rank: u32, process: String, size: u32) {
+        if rank < self.size {
+            let mut mismatch = self.mismatch.lock().unwrap_or_else(PoisonError::into_inner);
+            *mismatch = Some((rank, process, size));
+        }
     }
 
     /// Accepts the streams of processes with higher ranks.
@@ -336,7 +340,7 @@ impl World {
         let wrong = if magic != MAGIC {
             "it speaks another protocol: run one version in all processes".to_owned()
         } else if size != self.size {
-            self.note_mismatch(from.to_string(), size);
+            self.note_mismatch(rank, from.to_string(), size);
             let mut answer = OTHER_SIZE.to_vec();
             answer.extend_from_slice(&(self.size as u16).to_le_bytes());
             timeout(GREETING_WITHIN, stream.write_all(&answer)).await??;
@@ -416,7 +420,7 @@ impl World {
                 let found = self.node.find(&service, &mut refused, until, |_| true).await;
                 match found {
                     Ok(found) => {
-                        if let Some(stream) = self.greet(&found[0], &service).await {
+                        if let Some(stream) = self.greet(&found[0], rank, &service).await {
                             self.connect(rank, stream);
                             return;
                         }
@@ -441,6 +445,7 @@ impl World {
     async fn greet(
         &self,
         candidate: &crate::node::links::Candidate,
+        rank: u32,
         service: &str,
     ) -> Option<Stream> {
         let mut stream = self.node.open(candidate, service, Instant::now()).await?;
@@ -456,7 +461,8 @@ impl World {
         if let Some(size) = answer.strip_prefix(OTHER_SIZE) {
             let size = u32::from(u16::from_le_bytes([size[0], size[1]]));
             let peer = self.node.peers().into_iter().find(|peer| peer.id == candidate.peer);
-            self.note_mismatch(peer.map_or_else(|| "a process".into(), |peer| peer.name), size);
+            let process = peer.map_or_else(|| "a process".into(), |peer| peer.name);
+            self.note_mismatch(rank, process, size);
         }
         (answer == *MAGIC).then_some(stream)
     }
