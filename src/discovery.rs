@@ -59,8 +59,8 @@ pub trait Discovery: fmt::Debug + Send + Sync + 'static {
     /// resolves their names anew with each search.
     ///
     /// The node waits at most 1 s, and then uses the places of the last answer. It calls this once before it starts,
-    /// and does not start after an error. It reports later errors in [`Node::explain`](crate::Node::explain), and in
-    /// the error of a search that finds no node.
+    /// waits at most 5 s then, and does not start after an error. It reports later errors in
+    /// [`Node::explain`](crate::Node::explain), and in the error of a search that finds no node.
     ///
     /// # Errors
     /// Any error; its text is shown to users.

@@ -16,6 +16,9 @@ use crate::error::{Error, ErrorKind};
 
 /// Most places that a node takes from its discoveries.
 const MOST: usize = 4_096;
+/// Limit of the time in which each discovery must answer before the node starts: its places decide which address the
+/// node binds.
+const FIRST_ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Time for which the addresses of a name, and the failure to find any, are not asked for again: a search repeats many
 /// times a second, on each of many nodes.
 const RESOLVED_FOR: Duration = Duration::from_secs(2);
@@ -99,7 +102,7 @@ impl Places {
         let sources = sources.map(|discovery| Source { discovery, last: Mutex::default() });
         let this = Self { sources: sources.collect(), ..Self::default() };
         for source in &this.sources {
-            let asked = timeout(ANSWER_WITHIN, source.discovery.places()).await;
+            let asked = timeout(FIRST_ANSWER_WITHIN, source.discovery.places()).await;
             if let Ok(answer) = asked {
                 let wrong = |error| Error::new(ErrorKind::Config, format!("{error}"));
                 lock(&source.last).places = answer.map_err(wrong)?;
@@ -387,6 +390,24 @@ mod tests {
         assert_eq!(places.problems(), []);
         names.is_down.store(true, Ordering::Relaxed);
         assert_eq!(find().await, [1, 2, 3]);
+    }
+
+    /// A discovery that takes longer than a search waits.
+    #[derive(Debug)]
+    struct Slow;
+
+    impl crate::discovery::Discovery for Slow {
+        async fn places(&self) -> Result<Vec<Place>, crate::discovery::DiscoveryError> {
+            tokio::time::sleep(Duration::from_millis(1_500)).await;
+            Ok(vec!["10.0.0.1:1".parse()?])
+        }
+    }
+
+    #[tokio::test]
+    async fn the_places_of_a_slow_discovery_decide_which_address_is_bound() {
+        let places = Places::new(vec![Arc::new(Slow)]).await.unwrap();
+        assert_eq!(places.own_address(true).unwrap().unwrap().to_string(), "0.0.0.0:0");
+        assert_eq!(places.own_address(false).unwrap_err().kind(), ErrorKind::Config);
     }
 
     #[tokio::test]
