@@ -304,7 +304,7 @@ impl Launch {
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<ProcessGroup>, LaunchError> {
         // Flags give rank and hosts: the launcher is ignored.
-        let by_hand = self.rank.is_some() && (self.peers.is_some() || self.hostfile.is_some());
+        let by_hand = self.rank.is_some() && self.names_hosts();
         let started = if by_hand { None } else { Started::find(self, environment)? };
         let Some((mut peers, mut keys)) = self.find_peers(started.as_ref())? else {
             return Ok(None);
@@ -340,6 +340,11 @@ impl Launch {
     /// As for [`Launch::place`].
     pub fn read_keyed_peers(&self) -> Result<KeyedPeers, LaunchError> {
         Ok(self.find_peers(None)?.unwrap_or_default())
+    }
+
+    /// Returns whether a flag names the hosts of all ranks.
+    const fn names_hosts(&self) -> bool {
+        self.peers.is_some() || self.hostfile.is_some()
     }
 
     /// Finds one `host:port` per rank, from the source of the highest precedence. `None` if no source names

@@ -26,7 +26,7 @@ impl Started {
         if let Some(started) = environment.open_mpi()? {
             return Ok(Some(started));
         }
-        let slurm = environment.slurm()?;
+        let slurm = environment.slurm(flags)?;
         if let Some(mut started) = environment.pmi()? {
             // Under `srun --mpi` both describe this process; under `mpiexec` they describe different ones.
             if let Some(slurm) = slurm
@@ -111,12 +111,12 @@ impl<E: Fn(&str) -> Option<String>> Environment<E> {
     }
 
     /// Reads a step of `srun`. A batch script has a rank as well, but no step.
-    fn slurm(&self) -> Result<Option<Started>, LaunchError> {
+    fn slurm(&self, flags: &Launch) -> Result<Option<Started>, LaunchError> {
         let Some((rank, size)) = self.rank_of_size("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")? else {
             return Ok(None);
         };
         let local = self.number("SLURM_LOCALID")?;
-        let hosts = self.slurm_hosts(size)?;
+        let hosts = if flags.names_hosts() { None } else { self.slurm_hosts(size)? };
         Ok(Some(Started { launcher: "Slurm", rank, size: Some(size), hosts, local }))
     }
 
@@ -157,7 +157,7 @@ impl<E: Fn(&str) -> Option<String>> Environment<E> {
         let rank = u16::try_from(index).unwrap_or(u16::MAX);
         let size = flags.size;
         let started = Started { launcher: "Kubernetes", rank, size, hosts: None, local: None };
-        if flags.peers.is_some() || flags.hostfile.is_some() || size == Some(1) {
+        if flags.names_hosts() || size == Some(1) {
             return Ok(Some(started));
         }
         let size = size.ok_or(LaunchError::Job { what: "number of pods", flag: "--size" })?;

@@ -104,6 +104,32 @@ fn a_slurm_step_gives_rank_size_and_hosts() {
 }
 
 #[test]
+fn named_hosts_override_those_of_a_slurm_step() {
+    // The order of the step's hosts puts rank 3 on node 1.
+    let variables = [
+        ("SLURM_PROCID", "3"),
+        ("SLURM_STEP_NUM_TASKS", "5"),
+        ("SLURM_STEP_NODELIST", "n[09-10],login"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x2),1"),
+        ("SLURM_NODEID", "0"),
+        ("SLURM_LOCALID", "1"),
+    ];
+    let wrong = Err(LaunchError::Placement { rank: 3 });
+    assert_eq!(Launch::new().place_in(of(&variables)), wrong);
+    let peers = File::new("slurm", "n09:1\nn10:1\nlogin:1\nn09:2\nn10:2\n");
+    let launch = Launch::new().peers(peers.path());
+    let named = ["n09:1", "n10:1", "login:1", "n09:2", "n10:2"];
+    assert_eq!(launch.place_in(of(&variables)), place(3, &named));
+    let hosts = File::new("slurm", "n09\nn10\nlogin\nn09\nn10\n");
+    let launch = Launch::new().hostfile(hosts.path()).port(Some(7));
+    let placed = ["n09:7", "n10:7", "login:7", "n09:8", "n10:8"];
+    assert_eq!(launch.place_in(of(&variables)), place(3, &placed));
+    // The local number of the process contradicts the file.
+    let blocks = File::new("slurm", "n09 slots=4\nn10\n");
+    assert_eq!(Launch::new().hostfile(blocks.path()).place_in(of(&variables)), wrong);
+}
+
+#[test]
 fn open_mpi_and_pmi_need_a_hostfile_for_several_hosts() {
     let local = [
         ("OMPI_COMM_WORLD_RANK", "1"),
