@@ -49,6 +49,8 @@ pub(super) struct Line {
     /// Urgent frames, which overtake all others.
     urgent: VecDeque<Departing>,
     committed_urgent: usize,
+    /// When the answers to probes have had their share of the line.
+    answered: Instant,
     /// The line as filled by the frames handed over so far, at their actual times.
     actual: Serializer,
     /// Nanoseconds by which the last frame left later than promised.
@@ -77,6 +79,10 @@ const SPARES: usize = 16;
 const BEGUN_PER_DEPTH: usize = 4;
 /// Nanoseconds until the next try beyond that bound: the instant is unknown, so the time is short.
 const RETRY_NANOS: u64 = 20_000;
+/// Most urgent frames that wait when an answer to a probe is put on the line.
+const MAX_ANSWERS: usize = 1_024;
+/// Nanoseconds by which answers to probes may be ahead of their share of the line: many peers may probe at once.
+const ANSWERS_AHEAD: u64 = 4_000_000;
 
 impl Line {
     pub(super) fn new(rate: LineRate, depth: usize, catch_up: Duration, ahead: Duration) -> Self {
@@ -88,6 +94,7 @@ impl Line {
             committed_frames: 0,
             urgent: VecDeque::new(),
             committed_urgent: 0,
+            answered: Instant::ZERO,
             actual: line,
             lag: 0,
             depth: depth.max(1),
@@ -174,6 +181,18 @@ impl Line {
         let frame = Departing { begins, promised, wire_bytes, to, bytes, rest: None };
         self.urgent.push_back(frame);
         promised
+    }
+
+    /// Returns whether an answer of `wire_bytes` to a probe may be put on the line, and counts it if so. Peers send
+    /// any number of probes, so their answers take at most half of the line's time.
+    pub(super) fn admits_answer(&mut self, now: Instant, wire_bytes: u32) -> bool {
+        let begins = self.answered.max(now);
+        let admits = self.urgent.len() < MAX_ANSWERS && begins.nanos_since(now) <= ANSWERS_AHEAD;
+        if admits {
+            let takes = self.staged.rate().nanos_for(u64::from(wire_bytes));
+            self.answered = begins.plus_nanos(2 * takes);
+        }
+        admits
     }
 
     pub(super) fn commit(&mut self) {
@@ -346,6 +365,33 @@ mod tests {
         line.put_urgent(now, 100, TO, vec![5]);
         line.abort();
         assert_eq!(line.next_due(), now.plus_nanos(80_000));
+    }
+
+    #[test]
+    fn answers_to_any_number_of_probes_are_bounded_and_leave_half_of_the_line() {
+        let answer = |line: &mut Line, now| {
+            let admits = line.admits_answer(now, 100);
+            if admits {
+                line.put_urgent(now, 100, TO, vec![1]);
+            }
+            admits
+        };
+        let line_of = |rate| Line::new(rate, 8, Duration::ZERO, Duration::ZERO);
+        let (mut line, mut now) = (line_of(LineRate::mbps(1)), Instant::from_nanos(1_000_000));
+        let at_once = (0..100_000).filter(|_| answer(&mut line, now)).count();
+        assert_eq!((at_once, line.urgent.len()), (3, 3));
+        let mut answers = at_once;
+        for _ in 0..1_000 {
+            now = now.plus_nanos(1_000_000);
+            answers += (0..100).filter(|_| answer(&mut line, now)).count();
+            line.commit();
+            line.left(now, line.due(now).count());
+        }
+        // Each takes 0.8 ms of the line.
+        assert!((600..=628).contains(&answers), "{answers} answers in a second");
+        let mut line = line_of(LineRate::mbps(10_000));
+        let waiting = (0..100_000).filter(|_| answer(&mut line, now)).count();
+        assert_eq!(waiting, MAX_ANSWERS);
     }
 
     #[test]

@@ -21,11 +21,16 @@ impl Nic {
         self.link.joiner.recycle(bytes);
     }
 
-    /// Handles a probe, or the answer to one. Nothing may be staged.
+    /// Handles a probe, or the answer to one. A probe beyond the answers' share of the line is dropped, and its sender
+    /// tries again. Nothing may be staged.
     pub(in crate::udp) fn on_probe(&mut self, header: &Header) {
         if header.kind == Kind::Probed {
             self.link.paths.handle_probed(self.time.get(), header.source, header.sequence);
             return self.send_probes();
+        }
+        let wire_bytes = self.link.wire_bytes(0);
+        if !self.link.line.admits_answer(self.time.get(), wire_bytes) {
+            return self.counters.drops.add(DropCause::NicMemory);
         }
         let answer = Header {
             kind: Kind::Probed,
