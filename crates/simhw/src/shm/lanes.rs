@@ -5,6 +5,7 @@
 //! admits, counts or schedules their frames, no extension handles them, and they cannot be suspended or saved.
 
 mod awaited;
+mod connection;
 mod events;
 mod inbox;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use crate::region::{Payload, Region, SharedMemory};
 use crate::sync::{Ordering, fence};
 use crate::wakes::Wakes;
 use awaited::Awaited;
+use connection::{Connection, Successor};
 use inbox::{EventQueue, PeerInbox};
 
 pub use crate::peer_rings::{News, PeerRings, SendRefused, WORDS};
@@ -39,23 +41,6 @@ enum Peer {
     Expected,
     Connected(Box<Connection>),
     Gone,
-}
-
-#[derive(Debug)]
-struct Connection {
-    link: Link,
-    /// True once the connection has ended; frames published before are still handled.
-    is_leaving: bool,
-    /// Bytes of the payload that was refused last, until there is space for it.
-    was_full: Option<usize>,
-    /// The connection of a later process with the same number, used once this one has left.
-    successor: Option<Box<Link>>,
-}
-
-impl Connection {
-    fn new(link: Link) -> Box<Self> {
-        Box::new(Self { link, is_leaving: false, was_full: None, successor: None })
-    }
 }
 
 /// Memory that a peer shares: the peer, the peer's name for it, and the memory.
@@ -261,13 +246,14 @@ impl Lanes {
         {
             return Some(News::Shown { from, name, memory });
         }
+        // A process that has returned may have left again.
+        if let Some(node) = self.returned.pop_front() {
+            return Some(News::Returned(node));
+        }
         if self.has_pending_events
             && let Some((node, returns)) = self.take_leaver()
         {
             return Some(if returns { News::Restarted(node) } else { News::Left(node) });
-        }
-        if let Some(node) = self.returned.pop_front() {
-            return Some(News::Returned(node));
         }
         if let Some(node) = self.take_overdue() {
             return Some(News::Left(node));
@@ -294,6 +280,20 @@ impl Lanes {
             link.refuse();
         }
         is_in
+    }
+
+    /// Connects the next successor of a process that was disconnected. Returns whether there is one.
+    fn admit_next(&mut self, at: usize, mut successors: VecDeque<Successor>) -> bool {
+        let peer = &mut self.peers[at];
+        while let Some(Successor { link, has_left }) = successors.pop_front() {
+            if Self::admit(self.wakes.get_ref(), peer, *link)
+                && let Peer::Connected(connection) = peer
+            {
+                (connection.is_leaving, connection.successors) = (has_left, successors);
+                return true;
+            }
+        }
+        false
     }
 
     /// Removes the connection of a process, and returns it.
@@ -340,16 +340,14 @@ impl Lanes {
     }
 
     /// Removes a peer that has written a length which no correct process writes: no later frame of it can be trusted.
-    /// Its successor, if there is one, takes its place. Returns the peer's node.
+    /// Its next successor, if there is one, takes its place. Returns the peer's node.
     #[cold]
     fn distrust(&mut self, at: usize) -> NodeId {
         let Peer::Connected(peer) = self.disconnect(at) else {
             unreachable!("it has sent a frame")
         };
         let node = peer.link.node;
-        if let Some(link) = peer.successor
-            && Self::admit(self.wakes.get_ref(), &mut self.peers[at], *link)
-        {
+        if self.admit_next(at, peer.successors) {
             self.returned.push_back(node);
             self.has_pending_events = true;
         }

@@ -34,8 +34,7 @@ impl Lanes {
                     }
                 }
                 (PeerEvent::Joined(link), Peer::Connected(peer)) => {
-                    peer.is_leaving = true;
-                    peer.successor = Some(link);
+                    peer.on_joined(link);
                     self.has_pending_events = true;
                 }
                 (PeerEvent::Shown(name, memory), Peer::Connected(_)) => {
@@ -43,10 +42,8 @@ impl Lanes {
                     self.has_pending_events = true;
                 }
                 (PeerEvent::Shown(..), _) => {}
-                // The end of this process, or of its successor.
                 (PeerEvent::Left, Peer::Connected(peer)) => {
-                    peer.successor = None;
-                    peer.is_leaving = true;
+                    peer.on_left();
                     self.has_pending_events = true;
                 }
                 (PeerEvent::Left, Peer::Expected | Peer::Gone) => {}
@@ -63,10 +60,6 @@ impl Lanes {
         let empty = |peer: &Peer| matches!(peer, Peer::Connected(peer) if peer.is_leaving && !peer.link.receiver.has_frame());
         let at = self.peers.iter().position(empty)?;
         let Peer::Connected(peer) = self.disconnect(at) else { return None };
-        let node = peer.link.node;
-        let returns = peer
-            .successor
-            .is_some_and(|link| Self::admit(self.wakes.get_ref(), &mut self.peers[at], *link));
-        Some((node, returns))
+        Some((peer.link.node, self.admit_next(at, peer.successors)))
     }
 }

@@ -1,8 +1,10 @@
 //! Tests that a process checks all that a hostile peer sends or shares.
 
+use super::connection::MAX_SUCCESSORS;
 use super::inbox::PeerEvent;
 use super::*;
 use crate::segment::{Kind, Segment};
+use crate::shm::rendezvous::PeerListener as _;
 
 /// Returns the rings of two processes, the second of which has sent the first a frame.
 fn pair(name: &str) -> (Lanes, Lanes) {
@@ -125,4 +127,63 @@ fn a_peer_that_sends_a_frame_longer_than_the_mtu_is_disconnected() {
     assert!(matches!(honest.poll(), Some(News::Left(NodeId(1)))));
     assert!(honest.poll().is_none(), "nothing more is believed");
     assert_eq!(honest.send(NodeId(1), [0; WORDS], &[]), Err(SendRefused::Gone(NodeId(1))));
+}
+
+/// Returns a connection with node 1, in which node 1 has sent a frame; `name` names its rings.
+fn connection(name: &str) -> Link {
+    let (mut lanes, _sender) = pair(name);
+    while !matches!(lanes.peers[1], Peer::Connected(_)) {
+        lanes.handle_all_events();
+        std::thread::yield_now();
+    }
+    let Peer::Connected(peer) = lanes.disconnect(1) else { panic!("it is connected") };
+    peer.link
+}
+
+/// Returns the rings of a process that has handled the frame of its peer, the peer's rings, and the inbox of the first.
+fn polled_pair(name: &str) -> (Lanes, Lanes, PeerInbox) {
+    let (mut lanes, peer) = pair(name);
+    while lanes.poll().is_none() {
+        std::thread::yield_now();
+    }
+    let (queue, wakes) = (Arc::clone(&lanes.events), Arc::clone(lanes.wakes.get_ref()));
+    (lanes, peer, PeerInbox { queue, wakes })
+}
+
+#[test]
+fn frames_of_a_successor_that_has_left_are_handled() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let (mut lanes, _peer, inbox) = polled_pair("short-lived");
+    inbox.left(NodeId(1));
+    inbox.joined(connection("short-lived-2"));
+    inbox.left(NodeId(1));
+    assert!(matches!(lanes.poll(), Some(News::Restarted(NodeId(1)))));
+    assert!(matches!(lanes.poll(), Some(News::Frame { from: NodeId(1), .. })));
+    assert!(matches!(lanes.poll(), Some(News::Left(NodeId(1)))));
+    assert!(lanes.poll().is_none());
+    // A process that returns and leaves between two polls is reported in that order.
+    inbox.joined(connection("short-lived-3"));
+    inbox.left(NodeId(1));
+    assert!(matches!(lanes.poll(), Some(News::Returned(NodeId(1)))));
+    assert!(matches!(lanes.poll(), Some(News::Frame { from: NodeId(1), .. })));
+    assert!(matches!(lanes.poll(), Some(News::Left(NodeId(1)))));
+    assert!(lanes.poll().is_none());
+}
+
+#[test]
+fn frames_of_all_successors_are_handled_and_their_number_is_bounded() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let (mut lanes, _peer, inbox) = polled_pair("replaced");
+    for number in 0..=MAX_SUCCESSORS {
+        inbox.joined(connection(&format!("replaced-{number}")));
+    }
+    for _ in 0..MAX_SUCCESSORS {
+        assert!(matches!(lanes.poll(), Some(News::Restarted(NodeId(1)))));
+        assert!(matches!(lanes.poll(), Some(News::Frame { from: NodeId(1), .. })));
+    }
+    // The last was refused, and the one before it counts as left.
+    assert!(matches!(lanes.poll(), Some(News::Left(NodeId(1)))));
+    assert!(lanes.poll().is_none());
 }
