@@ -393,11 +393,14 @@ impl Port {
         self.shared.wait(context.waker());
         self.shared.rest();
         // A completion that arrived before the waker was registered has woken no task.
-        match self.take() {
-            Some(completion) => Poll::Ready(Ok(Some(completion))),
-            None if self.is_closed() => Poll::Ready(Err(PortClosed)),
-            None => Poll::Pending,
+        if let Some(completion) = self.take() {
+            return Poll::Ready(Ok(Some(completion)));
         }
+        if !self.is_closed() {
+            return Poll::Pending;
+        }
+        // The NIC may have completed commands between the two.
+        Poll::Ready(self.take().map(Some).ok_or(PortClosed))
     }
 
     /// Waits for the next completion and takes it; blocks the thread. The NIC must run elsewhere: on a runtime
