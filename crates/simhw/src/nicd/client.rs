@@ -153,9 +153,13 @@ struct Ports {
 
 impl PortOpener for Ports {
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError> {
-        let stopped = |_| OpenError::Stopped(self.config.node);
         let system = |error: io::Error| OpenError::System(error.kind());
-        let socket = dial(&self.config).map_err(stopped)?;
+        let socket = dial(&self.config).map_err(|error| match error {
+            ConnectError::Nobody { node, .. } => OpenError::Stopped(node),
+            ConnectError::Stranger(_) => OpenError::System(io::ErrorKind::PermissionDenied),
+            ConnectError::System(kind) => OpenError::System(kind),
+            ConnectError::NoRuntime => unreachable!("dialling needs no runtime"),
+        })?;
         let (answer, descriptors) = ask(&socket, Request::Open(options)).map_err(system)?;
         let invalid = || OpenError::System(io::ErrorKind::InvalidData);
         let (port, epoch, depth, spin_nanos) = match answer {

@@ -1,6 +1,7 @@
 //! Tests a hostile client that attacks the daemon and its other clients through its channel and memory.
 
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,6 +9,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::net::{bind, listen};
 
 use super::request::{Answer, Request, address, ask};
 use super::{Client, ClientConfig, ServerConfig};
@@ -15,7 +17,7 @@ use crate::hardware::{Firmware, Hardware};
 use crate::host::{Host, OpenError};
 use crate::id::{NodeId, PortId};
 use crate::live::clock::Clock;
-use crate::passing::{Passed, Socket};
+use crate::passing::{Passed, Socket, seqpacket};
 use crate::port::{
     ArenaSource, Command, Completion, Port, PortName, PortOptions, PortParts, RegisterError,
     Status, remote_port,
@@ -246,6 +248,36 @@ fn a_client_has_no_more_connections_than_its_bound() {
         };
         tokio::time::timeout(TIMEOUT, again).await.expect("there is a place again");
         drop(server);
+        nic.shutdown().await;
+    });
+}
+
+/// Listens in the place of a daemon, without accepting.
+fn idle_daemon(name: &str) -> OwnedFd {
+    let listener = seqpacket().unwrap();
+    bind(&listener, &address(name, NodeId(0)).unwrap()).unwrap();
+    listen(&listener, 0).unwrap();
+    listener
+}
+
+#[test]
+fn only_a_daemon_that_has_ended_is_reported_as_stopped() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let name = format!("busy daemon {}", std::process::id());
+        let nic = ShmNic::start(ShmConfig::new(name.clone(), NodeId(0), 1), Done).unwrap();
+        let server = nic.serve_ports(ServerConfig::new(&name)).unwrap();
+        let host = Client::connect(ClientConfig::new(&name, NodeId(0))).unwrap().host();
+        drop(server);
+        assert_eq!(host.open_port().unwrap_err(), OpenError::Stopped(NodeId(0)));
+        let busy = idle_daemon(&name);
+        let at = address(&name, NodeId(0)).unwrap();
+        let connect = || Socket::connect(&at);
+        let waiting: Vec<_> = std::iter::repeat_with(connect).map_while(Result::ok).collect();
+        let full = OpenError::System(io::ErrorKind::WouldBlock);
+        assert_eq!(host.open_port().unwrap_err(), full);
+        drop((waiting, busy));
+        assert_eq!(host.open_port().unwrap_err(), OpenError::Stopped(NodeId(0)));
         nic.shutdown().await;
     });
 }
