@@ -81,6 +81,16 @@ pub enum ConnectError {
     System(io::ErrorKind),
 }
 
+impl ConnectError {
+    /// Returns whether the cause may be that the daemon is not yet running, or is being restarted.
+    const fn may_pass(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, WouldBlock};
+
+        let Self::System(kind) = self else { return matches!(self, Self::Nobody { .. }) };
+        matches!(kind, ConnectionReset | ConnectionAborted | BrokenPipe | WouldBlock)
+    }
+}
+
 impl From<io::Error> for ConnectError {
     fn from(error: io::Error) -> Self {
         Self::System(error.kind())
@@ -117,7 +127,7 @@ impl Client {
         Ok(Self { host: LiveHost::new(tasks, Arc::new(ports)) })
     }
 
-    /// Connects to the daemon as soon as it serves, within `timeout`.
+    /// Connects to the daemon as soon as it serves, within `timeout`. The daemon may be restarted meanwhile.
     ///
     /// # Errors
     /// Those of [`Client::connect`]: the error of the last attempt.
@@ -128,7 +138,7 @@ impl Client {
         let until = Clock::now() + timeout;
         loop {
             match Self::connect(config.clone()) {
-                Err(ConnectError::Nobody { .. }) if Clock::now() < until => {
+                Err(error) if error.may_pass() && Clock::now() < until => {
                     tokio::time::sleep(RETRY).await;
                 }
                 result => return result,

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{bind, listen};
 
@@ -278,6 +279,29 @@ fn only_a_daemon_that_has_ended_is_reported_as_stopped() {
         assert_eq!(host.open_port().unwrap_err(), full);
         drop((waiting, busy));
         assert_eq!(host.open_port().unwrap_err(), OpenError::Stopped(NodeId(0)));
+        nic.shutdown().await;
+    });
+}
+
+#[test]
+fn a_client_meets_a_daemon_that_is_being_restarted() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let name = format!("restarted daemon {}", std::process::id());
+        let nic = ShmNic::start(ShmConfig::new(name.clone(), NodeId(0), 1), Done).unwrap();
+        let former = idle_daemon(&name);
+        // Ends once the client has connected; the client waits for its answer meanwhile.
+        let ends = std::thread::spawn(move || {
+            let limit = Timespec::try_from(TIMEOUT).unwrap();
+            poll(&mut [PollFd::new(&former, PollFlags::IN)], Some(&limit)).unwrap()
+        });
+        let config = ClientConfig::new(&name, NodeId(0));
+        let meeting = tokio::spawn(Client::meet(config, TIMEOUT));
+        tokio::task::yield_now().await;
+        assert_eq!(ends.join().unwrap(), 1, "the client has connected");
+        let server = nic.serve_ports(ServerConfig::new(&name)).unwrap();
+        meeting.await.unwrap().unwrap();
+        drop(server);
         nic.shutdown().await;
     });
 }
