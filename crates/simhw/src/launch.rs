@@ -23,9 +23,8 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::id::NodeId;
-use crate::live::clock::Clock;
 use crate::seal::{Identity, IdentityError, KeyFileError, PublicKey, SecretKey, read_key};
-use crate::udp::{ResolveError, resolve_peers};
+use crate::udp::{ResolveError, resolve_within};
 use environment::Started;
 
 /// The port of a host's first rank. It is below the ports that systems assign by themselves (from 32768 on).
@@ -36,8 +35,6 @@ pub(crate) const MAX_RANKS: usize = u16::MAX as usize;
 /// Flags that name files, as error messages print them.
 const PEERS: &str = "--peers";
 const HOSTFILE: &str = "--hostfile";
-/// Pause between two attempts to resolve an unknown name.
-const RESOLVE_PAUSE: Duration = Duration::from_millis(200);
 
 /// The flags that select the processes; each is optional.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -83,24 +80,13 @@ impl ProcessGroup {
         Ok(Identity::new(NodeId(self.rank), secret, self.keys.clone())?)
     }
 
-    /// Resolves the addresses of all ranks. Blocks while names resolve. Names that are unknown or that resolve too
-    /// slowly, such as those of pods that have not started, are tried again until `wait` is over. The last attempt may
-    /// take 4 s more.
+    /// Resolves the addresses of all ranks. Blocks while names resolve. Names that are unknown, such as those of pods
+    /// that have not started, are tried again until `wait` is over. After that, each host may take 4 s more.
     ///
     /// # Errors
     /// [`ResolveError`] names the entry that failed.
     pub fn addresses(&self, wait: Duration) -> Result<Vec<SocketAddr>, ResolveError> {
-        let until = Clock::now() + wait;
-        loop {
-            let found = resolve_peers(&self.peers);
-            let left = until.since(Clock::now());
-            match found {
-                Err(ResolveError::Unknown { .. } | ResolveError::TimedOut) if !left.is_zero() => {
-                    std::thread::park_timeout(RESOLVE_PAUSE.min(left));
-                }
-                found => return found,
-            }
-        }
+        resolve_within(&self.peers, wait)
     }
 }
 

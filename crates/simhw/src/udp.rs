@@ -75,6 +75,8 @@ pub use soft_switch::{
     SwitchCounters,
 };
 
+pub(crate) use config::resolve_within;
+
 use self::core::Core;
 use batch::Socket;
 use driver::Driver;

@@ -1,5 +1,6 @@
 //! The configuration of a NIC over UDP, and the addresses of its peers.
 
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use super::discovery::MIN_BYTES;
 use crate::frame::MAX_PAYLOAD;
 use crate::id::NodeId;
 use crate::link::LinkProfile;
+use crate::live::clock::Clock;
 use crate::nic::{NicConfig, StartError, nic_setters};
 use crate::seal::{Identity, Key, check_identity, check_keys};
 use crate::time::LineRate;
@@ -241,8 +243,10 @@ pub(super) fn check_family(bind: SocketAddr, targets: &[SocketAddr]) -> Result<(
     }
 }
 
-/// Longest time for names to resolve.
+/// Longest time for one name to resolve.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(4);
+/// Pause between two attempts to resolve an unknown name.
+const RESOLVE_PAUSE: Duration = Duration::from_millis(200);
 
 /// The reason why a list of peers could not be resolved.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
@@ -263,41 +267,96 @@ pub enum ResolveError {
     #[error("the peers share no address family; use IPv4 addresses only, or IPv6 only")]
     Families,
     /// The name service is slow or unreachable.
-    #[error("resolving the peers' names took longer than 4 s; use addresses instead of names")]
+    #[error("resolving a peer's name took longer than 4 s; use addresses instead of names")]
     TimedOut,
 }
 
 /// Resolves `peers`, each a `host:port`: to IPv4 addresses if all have one, else to IPv6 addresses.
 ///
-/// Blocks while the system's resolver runs, up to 4 s; call it once, at the start.
+/// Blocks while the system's resolver runs, up to 4 s for each host; call it once, at the start.
 ///
 /// # Errors
 /// [`ResolveError`] names the entry that failed.
 pub fn resolve_peers(peers: &[String]) -> Result<Vec<SocketAddr>, ResolveError> {
+    resolve_within(peers, Duration::ZERO)
+}
+
+/// Does what [`resolve_peers`] does, but looks unknown hosts up again until `wait` is over.
+pub(crate) fn resolve_within(
+    peers: &[String],
+    wait: Duration,
+) -> Result<Vec<SocketAddr>, ResolveError> {
     if peers.is_empty() {
         return Err(ResolveError::Empty);
     }
-    let (answer, resolved) = mpsc::sync_channel(1);
+    let until = Clock::now() + wait;
+    let is_again = move || {
+        let left = until.since(Clock::now());
+        std::thread::park_timeout(RESOLVE_PAUSE.min(left));
+        !left.is_zero()
+    };
+    let (answer, resolved) = mpsc::channel();
     let names = peers.to_vec();
-    // A resolver cannot be interrupted: after the limit, its thread is left to end by itself.
+    // A resolver cannot be interrupted: after the limit, its thread is left to end by itself, after its present lookup.
     let resolver = std::thread::Builder::new().name("resolve".into()).spawn(move || {
-        let _ = answer.send(resolve_all(&names));
+        let lookup = |host: &str| match answer.send(None) {
+            Ok(()) => look_up(host),
+            Err(_) => Vec::new(),
+        };
+        let found = resolve_all(&names, lookup, is_again);
+        let _ = answer.send(Some(found));
     });
     if resolver.is_err() {
-        return resolve_all(peers);
+        return resolve_all(peers, look_up, is_again);
     }
-    resolved.recv_timeout(RESOLVE_LIMIT).unwrap_or(Err(ResolveError::TimedOut))
+    loop {
+        // Each lookup begins with a message.
+        match resolved.recv_timeout(until.since(Clock::now()).max(RESOLVE_LIMIT)) {
+            Ok(Some(found)) => return found,
+            Ok(None) => {}
+            Err(_) => return Err(ResolveError::TimedOut),
+        }
+    }
 }
 
-fn resolve_all(names: &[String]) -> Result<Vec<SocketAddr>, ResolveError> {
+/// Returns the addresses of a host, with port 0; none if it is unknown.
+fn look_up(host: &str) -> Vec<SocketAddr> {
+    (host, 0).to_socket_addrs().map(Iterator::collect).unwrap_or_default()
+}
+
+/// Resolves `names` with one `lookup` for each different host, or several while it is unknown and `is_again` returns
+/// true.
+fn resolve_all(
+    names: &[String],
+    mut lookup: impl FnMut(&str) -> Vec<SocketAddr>,
+    mut is_again: impl FnMut() -> bool,
+) -> Result<Vec<SocketAddr>, ResolveError> {
+    let mut hosts: BTreeMap<&str, Vec<SocketAddr>> = BTreeMap::new();
     let mut candidates = Vec::with_capacity(names.len());
     for (index, name) in names.iter().enumerate() {
-        let found: Vec<SocketAddr> =
-            name.trim().to_socket_addrs().map(Iterator::collect).unwrap_or_default();
-        if found.is_empty() {
-            return Err(ResolveError::Unknown { index, name: name.clone() });
+        if let Ok(address) = name.trim().parse::<SocketAddr>() {
+            candidates.push(vec![address]);
+            continue;
         }
-        candidates.push(found);
+        let unknown = || ResolveError::Unknown { index, name: name.clone() };
+        let (host, port) = name.trim().rsplit_once(':').ok_or_else(unknown)?;
+        let port: u16 = port.parse().map_err(|_| unknown())?;
+        let found = hosts.entry(host).or_insert_with(|| {
+            let mut found = lookup(host);
+            while found.is_empty() && is_again() {
+                found = lookup(host);
+            }
+            found
+        });
+        if found.is_empty() {
+            return Err(unknown());
+        }
+        let at_port = |host: &SocketAddr| {
+            let mut address = *host;
+            address.set_port(port);
+            address
+        };
+        candidates.push(found.iter().map(at_port).collect());
     }
     let all_of = |is: fn(&SocketAddr) -> bool| {
         candidates
@@ -336,6 +395,32 @@ mod tests {
             );
         }
         assert_eq!(resolve_peers(&names(&["127.0.0.1:1", "[::1]:1"])), Err(ResolveError::Families));
+    }
+
+    #[test]
+    fn each_host_is_looked_up_once_and_again_only_while_it_is_unknown() {
+        let at = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        let mut asked = Vec::new();
+        let lookup = |host: &str| {
+            asked.push(host.to_owned());
+            vec![at(0)]
+        };
+        let equal: Vec<String> = (1..=128).map(|port| format!("one:{port}")).collect();
+        let found = resolve_all(&equal, lookup, || false).unwrap();
+        assert_eq!(found, (1..=128).map(at).collect::<Vec<_>>());
+        assert_eq!(asked, ["one"]);
+
+        let mut asked = Vec::new();
+        let lookup = |host: &str| {
+            asked.push(host.to_owned());
+            if host == "late" && asked.len() < 4 { Vec::new() } else { vec![at(0)] }
+        };
+        let mixed = names(&["early:1", "late:2", "early:3"]);
+        assert_eq!(resolve_all(&mixed, lookup, || true), Ok(vec![at(1), at(2), at(3)]));
+        assert_eq!(asked, ["early", "late", "late", "late"]);
+        let unknown = ResolveError::Unknown { index: 1, name: "late:2".into() };
+        let none = |host: &str| if host == "late" { Vec::new() } else { vec![at(0)] };
+        assert_eq!(resolve_all(&mixed, none, || false), Err(unknown));
     }
 
     #[test]
