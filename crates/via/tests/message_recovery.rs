@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
+use futures_util::future::join_all;
 use midplane_simhw::rng::Rng;
 use midplane_via::message::collective::Operation;
-use midplane_via::message::communicator::{Communicator, Pending};
+use midplane_via::message::communicator::{Communicator, Pending, block_on};
 use midplane_via::message::engine::{Config, Engine, WhenFull};
 use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
@@ -252,4 +253,28 @@ fn processes_agree_although_a_full_window_refuses_messages() {
         assert_eq!(other.shrink().await.unwrap().size(), 2);
     });
     harness::turns(programs.collect(), &views);
+}
+
+#[test]
+fn the_loss_of_a_process_fails_only_wildcards_of_its_own_communicators() {
+    let mut views = harness::world(3, MemoryConfig::default(), Config::default());
+    let splits = views.iter().map(|world| world.split(Some(world.rank().0 / 2), 0));
+    let halves = block_on(join_all(splits)).into_iter();
+    let mut halves = halves.map(|half| half.unwrap().expect("it has a color"));
+    let (zero, one) = (halves.next().unwrap(), halves.next().unwrap());
+    let mut receive = zero.ireceive(None, Tag(1)).unwrap();
+    let of_all = views[0].ireceive(None, Tag(1)).unwrap();
+    let mut probe = Box::pin(zero.probe(None, Tag(2)));
+    let mut idle = Context::from_waker(Waker::noop());
+    assert!(probe.as_mut().poll(&mut idle).is_pending());
+    drop((views.pop(), halves));
+    let lost = MessageError::Failed(Failure::PeerLost(Peer(2)));
+    assert_eq!(block_on(of_all), Err(lost));
+    assert!(receive.test().is_none());
+    assert!(probe.as_mut().poll(&mut idle).is_pending());
+    for tag in [1, 2] {
+        block_on(one.send(Rank(0), Tag(tag), vec![1])).unwrap();
+    }
+    assert_eq!(block_on(receive).unwrap().source, Rank(1));
+    assert_eq!(block_on(probe).unwrap().source, Rank(1));
 }

@@ -200,7 +200,11 @@ impl Process {
             return Ok(self.engine.requests().insert(Operation::Nothing));
         }
         let source = source.map(|rank| scope.group().peer(rank)).transpose()?;
-        Ok(self.engine.build(Operation::Receive(Pattern { context, source, tag }))?)
+        let request = self.engine.build(Operation::Receive(Pattern { context, source, tag }))?;
+        if source.is_none() {
+            self.engine.requests().limit(request, Arc::clone(scope.group()));
+        }
+        Ok(request)
     }
 
     /// Starts a request that was just built, or whose outcome was taken.
@@ -343,7 +347,7 @@ impl Process {
         }
         let source = source.map(|rank| scope.group().peer(rank)).transpose()?;
         let pattern = Pattern { context, source, tag };
-        let failure = self.engine.probe_failure(&pattern, losses);
+        let failure = self.engine.probe_failure(&pattern, scope.group(), losses);
         if failure == Some(Failure::Revoked) {
             return Err(Failure::Revoked.into());
         }

@@ -9,6 +9,7 @@
 
 mod table;
 
+use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
@@ -16,6 +17,7 @@ use thiserror::Error;
 
 use super::engine::Pool;
 use super::envelope::{Context, Peer, Tag};
+use super::group::Group;
 use super::matching::{Arrival, Key, Pattern, PostedId};
 use super::transport::StartError;
 use crate::memory::Segment;
@@ -224,6 +226,8 @@ pub(super) struct Record {
     pub(super) orphan: bool,
     /// True if the message that it receives returns to the queue.
     pub(super) undo: bool,
+    /// The processes whose messages a receive from any source can match; `None` for all.
+    pub(super) group: Option<Arc<Group>>,
     /// Bytes of the attached buffer that the request occupies until it is done.
     pub(super) attached: usize,
     waker: Option<Waker>,

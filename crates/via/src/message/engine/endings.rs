@@ -5,6 +5,7 @@ use super::seeks::Seeks;
 use super::{Arrived, Core, ENTRY, Link};
 use crate::message::envelope::{Context, Peer};
 use crate::message::explain::{Explanation, Missing, Unmatched};
+use crate::message::group::Group;
 use crate::message::matching::{Key, Pattern, UnexpectedMessage};
 use crate::message::request::{Failure, Operation, Record, Request, State, Status};
 
@@ -100,7 +101,7 @@ impl Core {
     }
 
     /// Handles the loss of a process: fails every request that waits for it. Also fails every posted receive from any
-    /// source, because its message might have come from that process.
+    /// source in its groups, because the message might have come from that process.
     pub(super) fn lose(&mut self, failure: Failure) {
         let (Failure::PeerLost(peer) | Failure::PeerRestarted(peer)) = failure else { return };
         let losses = self.losses.saturating_add(1);
@@ -135,9 +136,9 @@ impl Core {
             let from = record.transfer.map(|transfer| transfer.peer);
             match record.operation {
                 Operation::Send { to, .. } => to == peer,
-                Operation::Receive(pattern) => match from {
-                    Some(from) => from == peer,
-                    None => pattern.source.is_none_or(|source| source == peer),
+                Operation::Receive(pattern) => match from.or(pattern.source) {
+                    Some(source) => source == peer,
+                    None => record.group.as_ref().is_none_or(|group| group.rank(peer).is_some()),
                 },
                 Operation::Claimed(_) => from == Some(peer),
                 Operation::Nothing => false,
@@ -176,9 +177,14 @@ impl Core {
             && self.link(self.own).is_some_and(|link| link.left.contains(&context.recovery()))
     }
 
-    /// Returns why a probe that began after `losses` losses can't find a message any more: its communicator was
-    /// revoked, its source was lost, or, if it has none, any process was lost meanwhile.
-    pub(super) fn probe_failure(&self, pattern: &Pattern, losses: u32) -> Option<Failure> {
+    /// Returns why a probe of a group's messages that began after `losses` losses can't find one any more: its
+    /// communicator was revoked, its source was lost, or, if it has none, any process of the group was lost meanwhile.
+    pub(super) fn probe_failure(
+        &self,
+        pattern: &Pattern,
+        group: &Group,
+        losses: u32,
+    ) -> Option<Failure> {
         if self.is_revoked(pattern.context) {
             return Some(Failure::Revoked);
         }
@@ -192,7 +198,7 @@ impl Core {
         match pattern.source {
             Some(peer) => failure(peer, true),
             None if self.losses == losses => None,
-            None => (0..self.links.len()).find_map(|at| failure(Peer(at as u32), false)),
+            None => group.members().iter().find_map(|peer| failure(*peer, false)),
         }
     }
 

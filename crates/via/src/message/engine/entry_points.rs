@@ -14,6 +14,7 @@ use crate::memory::Memory;
 use crate::message::carrier::{Carrier as _, Event};
 use crate::message::envelope::{Context, LEFT, Peer, Tag};
 use crate::message::explain::Explanation;
+use crate::message::group::Group;
 use crate::message::matching::{Key, Pattern};
 use crate::message::request::{
     Failure, Load, Operation, Outcome, Request, Requests, State, Status,
@@ -242,13 +243,15 @@ impl Engine {
         Poll::Ready(())
     }
 
-    /// Returns why a probe that began after `losses` losses can't find a message any more; `None` if it can.
+    /// Returns why a probe of a group's messages that began after `losses` losses can't find one any more; `None` if it
+    /// can.
     pub(in crate::message) fn probe_failure(
         &self,
         pattern: &Pattern,
+        group: &Group,
         losses: u32,
     ) -> Option<Failure> {
-        self.core.probe_failure(pattern, losses)
+        self.core.probe_failure(pattern, group, losses)
     }
 
     /// Returns a message that matches the pattern, if one has arrived; does not advance.

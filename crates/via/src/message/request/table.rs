@@ -1,11 +1,13 @@
 //! The table of a process's requests.
 
+use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
 
 use super::super::bell::Deferred;
 use super::super::envelope::Tag;
+use super::super::group::Group;
 use super::super::matching::Arrival;
 use super::{Failure, NULL_PEER, Operation, Outcome, Record, Request, State, Status};
 
@@ -68,11 +70,19 @@ impl Requests {
             result: Ok(()),
             orphan: false,
             undo: false,
+            group: None,
             attached: 0,
             waker: None,
         };
         self.slots.push(Slot { generation: 1, live: false, record });
         u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 requests")
+    }
+
+    /// Declares that a receive from any source matches only messages of a group's members.
+    pub(in crate::message) fn limit(&mut self, receive: Request, group: Arc<Group>) {
+        if let Some(record) = self.get_mut(receive) {
+            record.group = Some(group);
+        }
     }
 
     /// Removes a request; returns `false` if it was removed before.
@@ -95,6 +105,7 @@ impl Requests {
         record.memory = None;
         record.posted = None;
         record.transfer = None;
+        record.group = None;
         self.free.push(request.slot);
         true
     }
