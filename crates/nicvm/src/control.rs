@@ -2,8 +2,8 @@
 //!
 //! After the reliable messaging layer of the Distributed Virtual Communication Machine (Rosu and Schwan, "Sender
 //! Coordination in the Distributed Virtual Communication Machine", section 2): a sliding window between any pair of
-//! units. Nothing here does I/O, reads a clock or draws a random number; [`Control`] documents how to drive it and what
-//! it guarantees.
+//! units. Nothing here does I/O, apart from a warning of `tracing`, reads a clock or draws a random number. [`Control`]
+//! documents how to drive it and what it guarantees.
 //!
 //! The protocol uses these header fields in its own way:
 //!
@@ -19,6 +19,7 @@
 //! | `words[1]`, high half | 0 | the peer's connection number | likewise | likewise |
 
 mod alarms;
+mod attempt;
 mod config;
 mod message;
 mod peer;
@@ -100,6 +101,7 @@ impl Reports {
 /// reports it; all messages sent before that event are dropped, never delivered to the new incarnation. A frame for a
 /// former incarnation or connection of ours is answered by a welcome if we have no connection with its sender: at most
 /// one welcome per peer and [`ControlConfig::min_timeout`]. Frames of former incarnations of the sender are counted.
+/// A node whose clock was set back may restart with an older incarnation; its peers ignore it and warn of it once.
 ///
 /// *Cost.* Acknowledgements ride on messages. One leaves alone after a delay, on every second message, and at once
 /// while a message is missing. It names each message of the window, so one loss resends one message: after three later

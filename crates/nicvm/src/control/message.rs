@@ -153,6 +153,9 @@ pub struct Counters {
     pub welcomes: u64,
     /// Frames from, or for, a former incarnation.
     pub stale_incarnation: u64,
+    /// Peers that have restarted with an older incarnation than before, because their clock was set back. Their frames
+    /// are ignored.
+    pub older_restarts: u64,
     /// Frames of a former connection between the same incarnations.
     pub stale_connection: u64,
     /// Frames that no correct peer sends, or for which there was no room.

@@ -12,6 +12,7 @@ use midplane_simhw::id::{Incarnation, NodeId, PortId};
 use midplane_simhw::time::Instant;
 
 use super::alarms::{Timer, Timers};
+use super::attempt::{Attempt, StaleHellos};
 use super::config::ControlConfig;
 use super::message::{Address, Body, Counters, Event};
 use super::receive_window::{Acknowledgement, Arrival, ReceiveWindow};
@@ -20,23 +21,6 @@ use super::send_window::SendWindow;
 use super::{Reports, Setting};
 use crate::extension::Epoch;
 use crate::planted::{self, Bug};
-
-/// One connection attempt of one incarnation of a node: later ones are newer, none repeats.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(super) struct Attempt {
-    pub(super) incarnation: Incarnation,
-    /// From 1, growing within the incarnation with wrap-around; 0 is none.
-    pub(super) number: u32,
-}
-
-impl Attempt {
-    fn is_newer_than(self, other: Self) -> bool {
-        if self.incarnation == other.incarnation {
-            return self.number.wrapping_sub(other.number) as i32 > 0;
-        }
-        self.incarnation.is_newer_than(other.incarnation)
-    }
-}
 
 /// The protocol's fields of a peer's header.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +64,7 @@ pub(super) struct Peer {
     own: u32,
     /// The newest attempt of the peer known to have begun.
     latest: Attempt,
+    stale_hellos: StaleHellos,
     up: bool,
     /// The incarnation reported to the application last; `None` if the peer was last reported down.
     reported: Option<Incarnation>,
@@ -103,6 +88,7 @@ impl Peer {
             node,
             own: 1,
             latest: Attempt::default(),
+            stale_hellos: StaleHellos::default(),
             up: false,
             reported: None,
             sending: SendWindow::default(),
@@ -142,9 +128,15 @@ impl Peer {
                 reports.counters.stale_connection += 1;
             } else {
                 reports.counters.stale_incarnation += 1;
+                if header.kind == Kind::Hello {
+                    let (older, present) = (attempt.incarnation, self.latest.incarnation);
+                    let is_shown = self.stale_hellos.on_hello(self.node, older, present);
+                    reports.counters.older_restarts += u64::from(is_shown);
+                }
             }
             return;
         }
+        self.stale_hellos.on_present();
         if attempt.is_newer_than(self.latest) {
             self.on_newer_attempt(attempt, reports);
         }
@@ -247,6 +239,9 @@ impl Peer {
     fn on_newer_attempt(&mut self, attempt: Attempt, reports: &mut Reports) {
         let another = attempt.incarnation != self.latest.incarnation;
         self.latest = attempt;
+        if another {
+            self.stale_hellos = StaleHellos::default();
+        }
         if another && self.reported.is_some() {
             self.close(reports);
             self.reported = Some(attempt.incarnation);

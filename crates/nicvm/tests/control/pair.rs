@@ -197,6 +197,35 @@ fn answers_to_frames_for_a_former_incarnation_are_rate_limited() {
     assert_eq!(control.counters().stale_incarnation, 10_000);
 }
 
+#[test]
+fn a_peer_that_has_restarted_with_an_older_incarnation_is_reported_once() {
+    let mut pair = Network::connected_pair(ControlConfig::default());
+    pair.restart(0);
+    let hello = Header {
+        kind: Kind::Hello,
+        source: A,
+        destination: B,
+        incarnation: Incarnation(1),
+        hop_limit: DEFAULT_HOP_LIMIT,
+        words: [0, 1],
+        ..Header::default()
+    };
+    let hear = |pair: &mut Network, hellos| {
+        for _ in 0..hellos {
+            pair.units[1].control.handle_frame(pair.now, &hello, &[]);
+        }
+        pair.units[1].control.counters().older_restarts
+    };
+    // Late hellos of the former process, among frames of the present one.
+    for _ in 0..3 {
+        pair.send(0, 1).unwrap();
+        pair.drive_until_quiet();
+        assert_eq!(hear(&mut pair, 2), 0);
+    }
+    assert_eq!(hear(&mut pair, 1), 1);
+    assert_eq!(hear(&mut pair, 100), 1);
+}
+
 /// Ends both units, unit 1 `later` than unit 0. Each stops as soon as it is settled, and then neither sends nor
 /// receives. Returns how long each waited.
 fn end_both(mut pair: Network, later: Duration) -> [Duration; 2] {
