@@ -118,7 +118,7 @@ impl Node {
         builder: NodeBuilder,
         allowed: Transports,
         address: Option<SocketAddr>,
-        places: Places,
+        places: Arc<Places>,
     ) -> Result<Self, Error> {
         let failed = |error| Error::system("the node can't start", error);
         let sockets = match address {
@@ -149,7 +149,6 @@ impl Node {
         if let Some(ofi) = ofi {
             shared.serve_ofi(ofi);
         }
-        let places = Arc::new(places);
         #[cfg(feature = "discovery-gossip")]
         let gossip = builder.start_gossip(&shared, &places, address);
         #[cfg(feature = "discovery-gossip")]

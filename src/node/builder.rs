@@ -327,7 +327,7 @@ impl NodeBuilder {
         self.own = self.own_key(&places)?;
         let address = self.address(transports, &places)?;
         let allows_top = self.allows_top;
-        let node = Node::start(self, transports, address, places).await?;
+        let node = Node::start(self, transports, address, Arc::new(places)).await?;
         if allows_top {
             node.serve_top()?;
         }
