@@ -79,7 +79,7 @@ for ((case = 0; case < CASES; case++)); do
         'BEGIN {print (one > 0 && all >= 0.95 * one && loss < 0.001 && jain >= 0.99) ? "holds" : "fails"}')
     [[ $verdict == holds ]] || FAILED=1
     if [[ -n $JSON ]]; then
-        ratio=$(awk -v one="$one" -v all="$all" 'BEGIN {print one > 0 ? all / one : 0}')
+        ratio=$(awk -v one="$one" -v all="$all" 'BEGIN {print (one > 0 ? all / one : 0)}')
         runs+="${runs:+,}{\"senders\":$senders,\"link_mbps\":$rate,\"buffer_bytes\":$buffer,\"message_bytes\":$bytes"
         runs+=",\"goodput_of_one\":$ratio,\"loss\":$loss,\"jain\":$jain}"
         continue

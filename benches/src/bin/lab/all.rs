@@ -164,13 +164,15 @@ async fn measure(commands: &[Command], quick: bool) -> Result<(Reports, bool), F
             Err(lack) => reports.entry(command.name.clone()).or_default().push(Err(lack)),
         }
     }
-    let begin = now();
+    let (begin, mut took) = (now(), BTreeMap::new());
     for round in 0..rounds {
-        let spent = begin.elapsed();
-        if round > 0 && spent + spent / round as u32 > limit {
+        let commands = || commands.iter().filter(move |command| round < command.rounds);
+        let expected: Duration = commands().filter_map(|command| took.get(&command.name)).sum();
+        if round > 0 && begin.elapsed() + expected > limit {
             break;
         }
-        for command in commands.iter().filter(|command| round < command.rounds) {
+        for command in commands() {
+            let begin = now();
             let before = reports.entry(command.name.clone()).or_default();
             if before.iter().all(Result::is_ok) {
                 bar.set_message(format!("round {}: {}", round + 1, command.name));
@@ -181,6 +183,7 @@ async fn measure(commands: &[Command], quick: bool) -> Result<(Reports, bool), F
                 bar.finish_and_clear();
                 return Ok((reports, true));
             }
+            took.insert(command.name.clone(), begin.elapsed());
             bar.inc(1);
         }
     }
