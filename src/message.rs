@@ -417,12 +417,12 @@ mod tests {
     use super::*;
     use crate::member::CHANGED;
 
-    /// Begins the longest message to `client-1`, and stops after `sent` of its bytes.
+    /// Begins the longest message to the node that connects, and stops after `sent` of its bytes.
     #[cfg(feature = "sim")]
     async fn begin(node: Node, sent: usize) -> crate::sim::Result {
+        let (_stream, to) = node.listen(node.name()).await?.accept().await?;
         let until = node.search_deadline();
-        let is_it = |one: &Candidate| node.is_called(one.peer, "client-1");
-        let found = node.find(SERVICE, &mut BTreeSet::new(), until, is_it).await?;
+        let found = node.find(SERVICE, &mut BTreeSet::new(), until, |one| one.peer == to.id).await?;
         let mut stream = node.open(&found[0], SERVICE, until).await.expect("it accepts");
         let head = (MAX_MESSAGE as u32).to_le_bytes();
         stream.write_all(&[&MAGIC[..], &head, &vec![0; sent]].concat()).await?;
@@ -435,16 +435,23 @@ mod tests {
     fn senders_that_do_not_complete_their_messages_stop_no_other() {
         for sent in [0, RESERVED + 1] {
             let mut sim = crate::Sim::builder().build();
-            for number in 0..HELD_OF_ALL / MAX_MESSAGE {
-                sim.host(format!("slow-{number}"), move |node| begin(node, sent));
-            }
+            let slow = || (0..HELD_OF_ALL / MAX_MESSAGE).map(|number| format!("slow-{number}"));
+            slow().for_each(|name| _ = sim.host(name, move |node| begin(node, sent)));
             sim.host("sender", |node| async move {
-                tokio::time::sleep(Duration::from_secs(1)).await;
+                node.listen("sender").await?.accept().await?;
                 node.send("client-1", vec![1; MAX_MESSAGE]).await?;
                 std::future::pending().await
             });
-            sim.client(|node| async move {
+            sim.client(move |node| async move {
+                // From now on, the node receives messages.
+                let _ = timeout(Duration::ZERO, node.receive()).await;
+                let mut streams = Vec::new();
+                for name in slow() {
+                    streams.push(node.connect(&name).await?);
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
                 let start = Instant::now();
+                streams.push(node.connect("sender").await?);
                 assert!(node.receive().await?.1 == vec![1; MAX_MESSAGE]);
                 assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
                 Ok(())

@@ -128,11 +128,11 @@ fn first_messages_wait_for_a_receiver_that_is_suspended_until_the_time_is_over()
 /// Regression: a first send to a node that ended meanwhile waited until the connect timeout was over.
 #[test]
 fn a_first_send_to_a_node_that_ends_fails_as_soon_as_that_is_known() {
-    for crashes in [true, false] {
+    for restarts in [true, false] {
         let mut sim = Sim::builder().build();
         sim.host("silent", move |node| async move {
             let stream = node.connect("meet").await?;
-            if !crashes {
+            if !restarts {
                 // The stream is open until the node has ended.
                 time::sleep(500 * MS).await;
                 node.shutdown().await;
@@ -149,7 +149,7 @@ fn a_first_send_to_a_node_that_ends_fails_as_soon_as_that_is_known() {
             assert!(start.elapsed() < 2_500 * MS, "{:?}", start.elapsed());
             Ok(())
         });
-        if crashes {
+        if restarts {
             // Without a restart, nothing answers, and the connection ends only after 30 s of silence.
             sim.at(500 * MS).crash("silent");
             sim.at(700 * MS).restart("silent");
