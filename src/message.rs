@@ -422,7 +422,8 @@ mod tests {
     async fn begin(node: Node, sent: usize) -> crate::sim::Result {
         let (_stream, to) = node.listen(node.name()).await?.accept().await?;
         let until = node.search_deadline();
-        let found = node.find(SERVICE, &mut BTreeSet::new(), until, |one| one.peer == to.id).await?;
+        let found =
+            node.find(SERVICE, &mut BTreeSet::new(), until, |one| one.peer == to.id).await?;
         let mut stream = node.open(&found[0], SERVICE, until).await.expect("it accepts");
         let head = (MAX_MESSAGE as u32).to_le_bytes();
         stream.write_all(&[&MAGIC[..], &head, &vec![0; sent]].concat()).await?;

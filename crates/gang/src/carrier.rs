@@ -14,7 +14,7 @@ use midplane_via::message::transport::InitError;
 
 use crate::channel::{Channel, PublishedWait, SendError};
 use crate::names::Rank;
-use crate::wait::WaitState;
+use crate::wait::{News, WaitState};
 
 /// Message that marks the end of a sender's stale packets. Every packet is longer.
 const END_OF_PAST: &[u8] = b"!";
@@ -189,9 +189,9 @@ impl Carrier for ChannelCarrier {
         if !self.lost.is_empty() || self.channel.has_message() {
             return false;
         }
-        let room = self.wants_room;
+        let until = if self.wants_room { News::Either } else { News::Message };
         let mut context = Context::from_waker(waker);
-        match self.channel.poll_ready(&mut context, room) {
+        match self.channel.poll_ready(&mut context, until) {
             Poll::Pending => true,
             Poll::Ready(Ok(())) => {
                 self.wants_room = false;

@@ -26,7 +26,7 @@ use midplane_simhw::port::{Command, Completion, Port, PortClosed, PortOptions, S
 use midplane_simhw::region::Payload;
 
 use crate::names::Rank;
-use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
+use crate::wait::{News, WAIT_BYTES, WAIT_STATE, WaitState};
 use command::{ATTACH, GANG, NOTIFY, WAIT, WANTS_ROOM};
 pub use errors::{AttachError, Closed, SendError};
 use geometry::{ByteRing, CONSUMED, Geometry, Record, SENT};
@@ -329,7 +329,7 @@ impl Channel {
             if let Some(message) = self.try_receive() {
                 return Ok(message);
             }
-            self.news(false).await?;
+            self.news(News::Message).await?;
         }
     }
 
@@ -343,7 +343,10 @@ impl Channel {
     pub async fn send(&mut self, to: Rank, bytes: &[u8]) -> Result<(), SendError> {
         loop {
             match self.try_send(to, bytes) {
-                Err(SendError::Full) => self.room().await.map_err(|_| SendError::Closed)?,
+                // A message that is not received must not end the wait: only the caller can receive it.
+                Err(SendError::Full) => {
+                    self.news(News::Room).await.map_err(|_| SendError::Closed)?;
+                }
                 done => return done,
             }
         }
@@ -357,7 +360,7 @@ impl Channel {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn room(&mut self) -> Result<(), Closed> {
-        self.news(true).await
+        self.news(News::Either).await
     }
 
     /// Waits like [`Channel::room`] if `state` is [`WaitState::Send`], otherwise for an arriving message, and
@@ -374,7 +377,8 @@ impl Channel {
     /// Dropping the future loses nothing; the process counts as computing again.
     pub async fn wait_as(&mut self, state: WaitState) -> Result<(), Closed> {
         let _published = self.publish(state);
-        self.news(matches!(state, WaitState::Send { .. })).await
+        let is_send = matches!(state, WaitState::Send { .. });
+        self.news(if is_send { News::Either } else { News::Message }).await
     }
 
     /// Publishes a wait state, until the returned value is dropped.
@@ -385,11 +389,11 @@ impl Channel {
         published
     }
 
-    /// Waits until a message arrives or, with `room`, until a message in the send FIFO is accepted.
-    async fn news(&mut self, room: bool) -> Result<(), Closed> {
+    /// Waits for one of these events. May end sooner.
+    async fn news(&mut self, of: News) -> Result<(), Closed> {
         let mut before = None;
         poll_fn(|context| {
-            let polled = self.poll_ready(context, room);
+            let polled = self.poll_ready(context, of);
             // Any completion ends the wait, even one that reports nothing new.
             match *before.get_or_insert(self.completions) == self.completions {
                 true => polled,
@@ -423,19 +427,19 @@ impl Channel {
         Ok(true)
     }
 
-    /// Registers the task of `context` to be woken at the next event; ready if one has already happened.
+    /// Registers the task of `context` to be woken at one of these events; ready if one has already happened.
     pub(crate) fn poll_ready(
         &mut self,
         context: &mut Context<'_>,
-        room: bool,
+        of: News,
     ) -> Poll<Result<(), Closed>> {
-        match self.arm(room) {
+        match self.arm(of != News::Message) {
             Err(closed) => return Poll::Ready(Err(closed)),
             Ok(false) => return Poll::Ready(Ok(())),
             Ok(true) => {}
         }
         let rings = &mut self.rings;
-        let mut has_news = || rings.as_mut().is_some_and(|rings| rings.has_news(room));
+        let mut has_news = || rings.as_mut().is_some_and(|rings| rings.has_news(of));
         match self.port.poll_completion(context, &mut has_news) {
             Poll::Ready(completion) => {
                 if let Some(completion) = completion? {
@@ -443,7 +447,7 @@ impl Channel {
                 }
                 Poll::Ready(Ok(()))
             }
-            Poll::Pending if rings.as_mut().is_some_and(|rings| !rings.park(context, room)) => {
+            Poll::Pending if rings.as_mut().is_some_and(|rings| !rings.park(context, of)) => {
                 Poll::Ready(Ok(()))
             }
             Poll::Pending => Poll::Pending,

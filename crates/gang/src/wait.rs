@@ -11,6 +11,17 @@ pub(crate) const WAIT_BYTES: usize = 16;
 /// Offset of the owner's handle within the wait state.
 const OWNER: usize = 8;
 
+/// The events that end a wait on a channel.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum News {
+    /// A message arrives.
+    Message,
+    /// There is room for a message again.
+    Room,
+    /// Either of both.
+    Either,
+}
+
 /// The state of a process, as published by the process. A process that publishes nothing counts as computing.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum WaitState {

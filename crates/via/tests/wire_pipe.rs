@@ -234,6 +234,26 @@ fn an_idle_pipe_holds_no_memory_for_data() {
     }
 }
 
+/// Regression: each small message kept the memory of an earlier burst for another second.
+#[test]
+fn a_burst_leaves_no_memory_although_small_messages_follow() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, accepted) = pair.connect();
+    let mut apps = [App::new(dialed, 1, 16 << 20, 2), App::new(accepted, 2, 0, 1)];
+    assert!(exchange(&mut pair, &mut apps, 10 * SECOND));
+    pair.run(100 * MS);
+    assert!(pair.pipe(0, dialed).stats().memory_bytes >= 1 << 20);
+    for _ in 0..5 {
+        pair.pipe(0, dialed).write(&[IoSlice::new(b"small")]);
+        pair.run(900 * MS);
+        assert_eq!(pair.pipe(1, accepted).readable(), b"small");
+        pair.pipe(1, accepted).consume(5);
+    }
+    for memory in [pair.pipe(0, dialed).stats(), pair.pipe(1, accepted).stats()] {
+        assert!(memory.memory_bytes <= 64 << 10, "{memory:?}");
+    }
+}
+
 #[test]
 fn bytes_that_are_read_late_leave_no_memory() {
     let mut pair = Pair::new(1, Path::clean(MS), || Config::default().keepalive(700 * MS));

@@ -43,7 +43,11 @@ async fn drive<T>(
 }
 
 fn node(key: Option<&Key>) -> (Socket, Mutex<Endpoint>) {
-    let socket = Socket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    node_at("127.0.0.1:0", key)
+}
+
+fn node_at(address: &str, key: Option<&Key>) -> (Socket, Mutex<Endpoint>) {
+    let socket = Socket::bind(address.parse().unwrap()).unwrap();
     let config = Config::default().socket_bytes(socket.receive_bytes()).key(key.cloned());
     let seed = socket.local_addr().unwrap().port();
     (socket, Mutex::new(Endpoint::new(config, seed.into())))
@@ -185,5 +189,45 @@ fn the_exit_of_one_of_two_peers_on_a_host_ends_its_connection_soon() {
         let ended = tokio::time::timeout(Duration::from_secs(10), beside(&mut peer, ended));
         assert_eq!(ended.await.expect("long before 30 s"), (goes, Ended::Unreachable));
         assert_eq!(endpoint.get_mut().unwrap().peek(stays).unwrap().ended(), None);
+    });
+}
+
+/// Regression: the answers came from another address of the host, and the dialer did not know it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_socket_of_all_addresses_answers_from_the_one_that_was_dialed() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (mut socket, mut endpoint) = node(None);
+        let has_v6 = std::net::UdpSocket::bind("[::1]:0").is_ok();
+        for any in ["0.0.0.0:0", "[::]:0"].into_iter().take(if has_v6 { 2 } else { 1 }) {
+            let mut peer = node_at(any, None);
+            let port = peer.0.local_addr().unwrap().port();
+            // The system answers from 127.0.0.1, unless another address is asked for.
+            let to = std::net::SocketAddr::from(([127, 0, 0, 2], port));
+            let id = endpoint.get_mut().unwrap().dial(socket.now(), to);
+            let (block, mut accepted) = (vec![0x5a; 64 << 10], None);
+            let answer = pin!(drive(&mut peer.0, &mut peer.1, |endpoint, event| {
+                if let Some(Event::Accepted(id, _)) = event {
+                    accepted = Some(id);
+                }
+                if let Some(pipe) = accepted.and_then(|id| endpoint.pipe(id)) {
+                    while pipe.write(&[IoSlice::new(&block)]) > 0 {}
+                }
+                None::<()>
+            }));
+            // So many bytes that long datagrams are among them.
+            let mut left = 8_usize << 20;
+            let read = pin!(drive(&mut socket, &mut endpoint, |endpoint, _| {
+                let pipe = endpoint.pipe(id).unwrap();
+                while !pipe.readable().is_empty() {
+                    left = left.saturating_sub(pipe.readable().len());
+                    pipe.consume(pipe.readable().len());
+                }
+                (left == 0).then_some(())
+            }));
+            let both = tokio::time::timeout(Duration::from_secs(9), select(answer, read));
+            assert!(both.await.is_ok(), "{any} answers");
+        }
     });
 }

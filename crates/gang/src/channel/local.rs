@@ -2,6 +2,7 @@
 
 use super::{Channel, SendError};
 use crate::names::Rank;
+use crate::wait::News;
 
 /// Consecutive messages of the host's own ranks after which messages of other hosts get a turn.
 const LOCAL_IN_A_ROW: u32 = 16;
@@ -46,6 +47,6 @@ impl Channel {
     /// Returns whether a message has arrived that is not consumed, as far as the NIC has reported.
     pub(crate) fn has_message(&mut self) -> bool {
         self.received > self.consumed
-            || self.rings.as_mut().is_some_and(|rings| rings.has_news(false))
+            || self.rings.as_mut().is_some_and(|rings| rings.has_news(News::Message))
     }
 }

@@ -24,6 +24,7 @@ use midplane_simhw::region::Payload;
 
 use super::memory::Memory;
 use crate::names::Rank;
+use crate::wait::News;
 pub(crate) use bells::Bells;
 use bells::OwnBell;
 pub(crate) use layout::{Layout, message_bytes};
@@ -372,40 +373,43 @@ impl RingEnds {
         }
     }
 
-    /// Returns whether a message has arrived or, with `room`, whether a ring that was full may have room.
-    pub(crate) fn has_news(&mut self, room: bool) -> bool {
+    /// Returns whether one of these events has happened: a message is unread, or a ring that was full may have room.
+    pub(crate) fn has_news(&mut self, of: News) -> bool {
+        of != News::Room && self.has_unread() || of != News::Message && self.has_room()
+    }
+
+    fn has_unread(&self) -> bool {
         let memory = &self.rings.memory;
         let unread = |receiver: &Receiver| {
             receiver.consumed != receiver.tail
                 || word(memory, receiver.place.head + TAIL) != receiver.consumed
         };
-        if self.current.is_some() || self.receivers.iter().any(unread) {
-            return true;
-        }
-        let (layout, before) = (&self.rings.layout, self.full.len());
-        if room {
-            self.full.retain(|to| {
-                let sender = layout.index(*to).and_then(|at| self.senders.get_mut(at));
-                sender.is_some_and(|it| it.position(memory, layout.longest() as usize).is_none())
-            });
-        }
+        self.current.is_some() || self.receivers.iter().any(unread)
+    }
+
+    fn has_room(&mut self) -> bool {
+        let (LocalRings { layout, memory, .. }, before) = (&self.rings, self.full.len());
+        self.full.retain(|to| {
+            let sender = layout.index(*to).and_then(|at| self.senders.get_mut(at));
+            sender.is_some_and(|it| it.position(memory, layout.longest() as usize).is_none())
+        });
         self.full.len() < before
     }
 
-    /// Has the other ranks wake the task of `context` when a message arrives and, with `room`, when a full ring has
-    /// room again. Returns `false` if either may have happened already.
-    pub(crate) fn park(&mut self, context: &mut Context<'_>, room: bool) -> bool {
+    /// Has the other ranks wake the task of `context` at one of these events. Returns `false` if one may have happened
+    /// already.
+    pub(crate) fn park(&mut self, context: &mut Context<'_>, until: News) -> bool {
         self.offer();
         let has_rung = self.bell.hears(context);
         self.unpark();
         self.parking = self.parking.wrapping_add(1);
         let LocalRings { layout, memory, .. } = &self.rings;
         set_word(memory, self.parked, self.parking);
-        for to in self.full.iter().filter(|_| room) {
+        for to in self.full.iter().filter(|_| until != News::Message) {
             set_word(memory, layout.pair(self.rank, *to).head + WANTS_ROOM, 1);
         }
         fence(Ordering::SeqCst);
-        let has_news = has_rung || self.has_news(room);
+        let has_news = has_rung || self.has_news(until);
         if has_news {
             self.unpark();
         }

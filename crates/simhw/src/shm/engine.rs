@@ -1,6 +1,6 @@
 //! A NIC with its firmware, and its turns. The thread that holds the engine's lock runs them.
 
-use super::lane::{Extent, Receiver};
+use super::lane::Receiver;
 use super::link::ShmLink;
 use super::rendezvous::Link;
 use super::rx_links::{RxLink, RxLinks};
@@ -9,6 +9,7 @@ use crate::frame::{Frame, Header};
 use crate::hardware::Firmware;
 use crate::id::{NodeId, PortId};
 use crate::nic;
+use crate::region::Payload;
 use crate::sync::{Ordering, fence};
 use crate::time::Instant;
 
@@ -229,7 +230,7 @@ fn deliver(firmware: &mut impl Firmware, nic: &mut Nic, from: NodeId, receiver: 
         nic.counters.drops.add(DropCause::Stranger);
     } else if header.destination != nic.node {
         nic.counters.drops.add(DropCause::Misrouted);
-    } else if !nic.has_faults() || passes_faults(nic, from, receiver, extent) {
+    } else if !nic.has_faults() || passes_faults(nic, &header, receiver.payload(extent)) {
         nic.counters.frames_received += 1;
         nic.counters.bytes_received += header.frame_bytes() as u64;
         nic.link.begin_frame(from, extent);
@@ -238,12 +239,13 @@ fn deliver(firmware: &mut impl Firmware, nic: &mut Nic, from: NodeId, receiver: 
     receiver.release(extent.length);
 }
 
-/// Returns whether the next frame, whose payload lies at `extent`, is handled now: faults may drop or delay it.
+/// Returns whether a frame is handled now: faults may drop or delay it. Its header is not read again, since the peer may
+/// have changed it.
 #[cold]
-fn passes_faults(nic: &mut Nic, from: NodeId, receiver: &Receiver, extent: Extent) -> bool {
-    nic.passes_faults(from, || {
-        let mut bytes = receiver.header().to_vec();
-        bytes.extend_from_slice(&receiver.payload(extent).to_vec());
+fn passes_faults(nic: &mut Nic, header: &Header, payload: Payload<'_>) -> bool {
+    nic.passes_faults(header.source, || {
+        let mut bytes = header.emit().to_vec();
+        bytes.extend_from_slice(&payload.to_vec());
         bytes
     })
 }

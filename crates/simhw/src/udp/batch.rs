@@ -33,6 +33,9 @@ const SEND_BYTES: usize = 65_000;
 /// Pause in nanoseconds after the system accepted no datagram. The data that it still holds, at most one send buffer,
 /// leaves within the time of a few frames.
 pub(super) const RETRY_NANOS: u64 = 100_000;
+/// Nanoseconds after which datagrams are sent together again. The error of one path, such as a lower MTU, ends that on
+/// all paths.
+const TOGETHER_AGAIN: u64 = 10_000_000_000;
 
 /// Binds a socket that is not yet registered with a runtime.
 pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<std::net::UdpSocket> {
@@ -49,6 +52,8 @@ pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<std::
 pub(super) struct Socket {
     io: Arc<Watched>,
     state: UdpSocketState,
+    /// When datagrams are sent together again, if that has failed.
+    together_at: Option<Instant>,
     /// Datagrams that are sent together, concatenated.
     joined: Vec<u8>,
 }
@@ -90,7 +95,8 @@ impl Socket {
     pub(super) fn new(socket: std::net::UdpSocket) -> io::Result<Self> {
         // This sets don't-fragment, and makes the system ignore what routers report about MTUs.
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        Ok(Self { io: Arc::new(Watched::new(socket)?), state, joined: Vec::new() })
+        let io = Arc::new(Watched::new(socket)?);
+        Ok(Self { io, state, together_at: None, joined: Vec::new() })
     }
 
     /// Returns the socket, for a task that waits for it.
@@ -109,17 +115,21 @@ impl Socket {
 
     /// Sends one or more datagrams from the front of `frames`, which must not be empty. Those that go together
     /// have one destination and one length; the last may be shorter.
-    pub(super) fn send<'a>(&mut self, frames: impl Iterator<Item = Leaving<'a>> + Clone) -> Sent {
+    pub(super) fn send<'a>(
+        &mut self,
+        now: Instant,
+        frames: impl Iterator<Item = Leaving<'a>> + Clone,
+    ) -> Sent {
         let mut all = frames.clone();
         let Some(first) = all.next() else {
             return Sent::Taken(0);
         };
-        let alike = self.join(&first, all);
+        let alike = self.join(now, &first, all);
         if alike > 1 {
             match self.send_datagrams(first.to, &self.joined, Some(first.bytes.len())) {
                 Ok(()) => return Sent::Taken(alike),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Sent::Blocked,
-                // Some drivers do not support it; quinn-udp then stops trying.
+                // Some drivers do not support it; quinn-udp then stops trying, for `TOGETHER_AGAIN`.
                 Err(_) => {}
             }
         }
@@ -134,11 +144,12 @@ impl Socket {
     /// Collects the datagrams that can go with `first`; returns their number, including `first`.
     fn join<'a>(
         &mut self,
+        now: Instant,
         first: &Leaving<'a>,
         rest: impl Iterator<Item = Leaving<'a>> + Clone,
     ) -> usize {
         let bytes = first.bytes.len();
-        let most = self.state.max_gso_segments().min(SEND_BYTES / bytes.max(1));
+        let most = self.most_together(now).min(SEND_BYTES / bytes.max(1));
         if bytes > most_segment_bytes(first.to) || !first.rest.is_empty() {
             return 1;
         }
@@ -159,6 +170,20 @@ impl Socket {
             }
         }
         count
+    }
+
+    /// Returns the most datagrams that the system sends together.
+    fn most_together(&mut self, now: Instant) -> usize {
+        let most = self.state.max_gso_segments();
+        let again = || now.plus_nanos(TOGETHER_AGAIN);
+        if most > 1 || now < *self.together_at.get_or_insert_with(again) {
+            return most;
+        }
+        self.together_at = None;
+        if let Ok(state) = UdpSocketState::new(UdpSockRef::from(self.io.socket())) {
+            self.state = state;
+        }
+        self.state.max_gso_segments()
     }
 
     fn send_one(&self, frame: &Leaving<'_>) -> io::Result<()> {
@@ -333,7 +358,7 @@ mod tests {
             Socket::new(bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
         let (bytes, to) = (vec![7; bytes], to.parse().unwrap());
         let frame = Leaving::whole(to, &bytes);
-        socket.join(&frame, std::iter::repeat_n(frame, 3))
+        socket.join(Instant::ZERO, &frame, std::iter::repeat_n(frame, 3))
     }
 
     #[test]
@@ -358,8 +383,26 @@ mod tests {
             let bytes: Vec<Vec<u8>> = lengths.iter().map(|bytes| vec![0; *bytes]).collect();
             let mut frames = bytes.iter().map(|bytes| Leaving::whole(to, bytes));
             let first = frames.next().unwrap();
-            assert_eq!(socket.join(&first, frames), together, "{lengths:?}");
+            assert_eq!(socket.join(Instant::ZERO, &first, frames), together, "{lengths:?}");
         }
+    }
+
+    /// Regression: after one failure, each datagram was sent alone for as long as the socket lived.
+    #[test]
+    fn datagrams_leave_together_again_some_seconds_after_that_has_failed() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let _entered = runtime.enter();
+        let mut socket =
+            Socket::new(bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        let to = "127.0.0.1:9".parse().unwrap();
+        // The system sends at most 128 datagrams together.
+        assert!(socket.send_datagrams(to, &[0; 200], Some(1)).is_err());
+        let frame = Leaving::whole(to, &[7; 9]);
+        let mut together = |at| {
+            let now = Instant::from_nanos(1).plus_nanos(at);
+            socket.join(now, &frame, std::iter::repeat_n(frame, 3))
+        };
+        assert_eq!([0, TOGETHER_AGAIN - 1, TOGETHER_AGAIN].map(&mut together), [1, 1, 4]);
     }
 
     #[test]

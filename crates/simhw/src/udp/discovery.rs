@@ -94,6 +94,8 @@ pub struct Discovery {
     headers: usize,
     /// Bytes of the longest datagram to try: the interface sends no longer one.
     limit: usize,
+    /// The same bytes from the next search upwards on: the interface may then send what it has refused before.
+    next_limit: usize,
     confirmed: usize,
     /// Bytes of the shortest datagram that is known not to pass; above the limit if there is none.
     too_long: usize,
@@ -121,6 +123,7 @@ impl Discovery {
             phase: Phase::Idle,
             headers,
             limit,
+            next_limit: limit,
             confirmed: BASE_BYTES.min(limit),
             too_long: limit + 1,
             round: None,
@@ -152,9 +155,9 @@ impl Discovery {
         self.phase == Phase::Complete && self.round.is_none() && self.raise_at <= now
     }
 
-    /// Sets the limit: the interface now sends datagrams of up to `limit` bytes.
+    /// Sets the limit of the next search upwards: the interface now sends datagrams of up to `limit` bytes.
     pub(crate) fn set_limit(&mut self, limit: usize) {
-        self.limit = limit.max(self.confirmed);
+        self.next_limit = limit.max(self.confirmed);
     }
 
     /// Handles a sent datagram of `bytes`: a full one starts the probing that is due.
@@ -166,6 +169,7 @@ impl Discovery {
             Phase::Idle => self.begin_base(now),
             Phase::Error if self.confirm_at <= now => self.begin_base(now),
             Phase::Complete if self.is_raising(now) => {
+                self.limit = self.next_limit;
                 self.too_long = self.limit + 1;
                 self.search(now);
             }
@@ -225,13 +229,15 @@ impl Discovery {
         }
     }
 
-    /// Handles a datagram of `bytes` that the system refused as longer than its interface allows.
+    /// Handles a datagram of `bytes` that the system refused as longer than its interface allows. The next search upwards
+    /// tries such lengths again.
     pub fn handle_refused(&mut self, now: Instant, bytes: usize) {
         self.limit = self.limit.min(bytes.saturating_sub(1)).max(MIN_BYTES);
         self.too_long = self.too_long.min(self.limit + 1);
         let shrinks = self.confirmed > self.limit;
         if shrinks {
             self.confirmed = if BASE_BYTES <= self.limit { BASE_BYTES } else { MIN_BYTES };
+            self.raise_after = RAISE.0;
         }
         if shrinks || self.round.is_some_and(|round| round.bytes > self.limit) {
             self.end_round();

@@ -365,13 +365,14 @@ impl Forwarder {
     }
 
     fn send_on(&mut self) {
+        let now = self.inbox.taken_at();
         let Self { socket, model, peers, .. } = self;
         loop {
             let frames = model
                 .outbound
                 .iter()
                 .map(|frame| Leaving::whole(peers[usize::from(frame.to)], &frame.bytes));
-            match socket.send(frames) {
+            match socket.send(now, frames) {
                 Sent::Taken(0) => break self.blocked = false,
                 Sent::Taken(count) => drop(model.outbound.drain(..count)),
                 Sent::Refused | Sent::TooLong => {

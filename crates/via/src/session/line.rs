@@ -25,8 +25,10 @@ pub(super) struct Line {
 /// The bytes that wait in each direction.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
-    /// Bytes that were not sent.
+    /// Bytes that were neither sent nor sealed.
     pub(super) outgoing: ByteQueue,
+    /// True if the system has not taken all sealed bytes.
+    pub(super) has_sealed: bool,
     /// Received bytes that were not read.
     pub(super) incoming: ByteQueue,
     /// True if a writer has found less room than the longest frame needs.
@@ -84,6 +86,11 @@ impl Buffers {
         self.outgoing.consume(bytes);
         let has_room = self.outgoing.len() + 2 * PIECE <= MAX_OUTGOING;
         has_room && std::mem::take(&mut self.is_short)
+    }
+
+    /// Returns whether the system has taken all written bytes.
+    pub(super) const fn is_flushed(&self) -> bool {
+        self.outgoing.is_empty() && !self.has_sealed
     }
 
     /// Returns whether this process has ended the session.
@@ -169,6 +176,6 @@ impl ByteQueue {
     }
 
     fn trim(&mut self) {
-        self.chunks.trim(self.is_empty());
+        self.chunks.trim(true, self.is_empty());
     }
 }

@@ -179,7 +179,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Mover<S> {
             }
             Some(sealed) => {
                 let is_awaited = sealed.fill_outbox(&mut buffers);
-                (sealed.send(&mut self.stream, context), is_awaited)
+                let sent = sealed.send(&mut self.stream, context);
+                buffers.has_sealed = sealed.written < sealed.outbox.len();
+                (sent, is_awaited)
             }
         };
         if is_awaited {
@@ -275,11 +277,14 @@ impl Sealed {
 mod tests {
     use std::io::IoSlice;
 
+    use midplane_simhw::seal::Key;
     use midplane_simhw::shm::rings::RingPair;
     use tokio::time::sleep;
 
     use super::*;
     use crate::session::Sessions;
+    use crate::session::piped::Piped;
+    use crate::wire::tcp::{Config, accept_over, connect_over};
 
     #[test]
     fn a_peer_is_suspected_while_it_takes_nothing_and_not_while_it_is_slow() {
@@ -309,5 +314,36 @@ mod tests {
             sleep(pause).await;
             assert!(!line.buffers().is_stuck, "it takes bytes again");
         }
+    }
+
+    /// Regression: sealed bytes that the system had not taken yet counted as sent.
+    #[test]
+    fn sealed_bytes_are_flushed_once_the_system_has_taken_them() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(async {
+            let (sessions, _driver) = Sessions::new(None, None).unwrap();
+            let [pair, _other] = RingPair::local(1 << 16).unwrap();
+            let session = sessions.over_rings(pair, true).unwrap();
+            let config = Config::default().key(Some(Key::new(1, [3; 32])));
+            let (one, other) = tokio::io::duplex(1_024);
+            let (connection, peer) =
+                tokio::join!(connect_over(one, &config), accept_over(other, &config));
+            let (line, mut peer) = (Arc::new(Line::default()), peer.unwrap().stream);
+            let wire = Piped::over_line(Arc::clone(&line));
+            line.buffers().write(&[], &[IoSlice::new(&[7; 10_000])]);
+            tokio::spawn(Mover::new(session, Arc::clone(&line), connection.unwrap()).run());
+            while !line.buffers().outgoing.is_empty() {
+                tokio::task::yield_now().await;
+            }
+            // The stream holds up to 1,024 bytes.
+            let mut bytes = [0; 1_024];
+            for _ in 0..9 {
+                assert!(!wire.is_flushed(), "more wait than the stream holds");
+                peer.read_exact(&mut bytes).await.unwrap();
+            }
+            while !wire.is_flushed() {
+                tokio::task::yield_now().await;
+            }
+        });
     }
 }

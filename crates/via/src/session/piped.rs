@@ -92,7 +92,7 @@ impl Piped {
             Held::Udp(endpoint, id) => {
                 endpoint.peek(id).is_none_or(|pipe| pipe.ended().is_some() || pipe.is_flushed())
             }
-            Held::Tcp(_, buffers) => buffers.outgoing.is_empty(),
+            Held::Tcp(_, buffers) => buffers.is_flushed(),
         }
     }
 

@@ -29,6 +29,8 @@ pub use tokens::{DEFAULT_PORT_BUFFER, PORT_BUFFERS, TokenCounters};
 struct Entry {
     pipe: Pipe,
     peer: SocketAddr,
+    /// The address of this host that the peer has dialed, if the socket has several.
+    own: Option<IpAddr>,
     is_dialer: bool,
     is_queued: bool,
     is_half_open: bool,
@@ -65,11 +67,13 @@ pub struct Endpoint {
     queue: VecDeque<u32>,
     timers: BTreeSet<(Instant, u32)>,
     events: VecDeque<Event>,
-    replies: VecDeque<(SocketAddr, Vec<u8>)>,
+    replies: VecDeque<(SocketAddr, Option<IpAddr>, Vec<u8>)>,
     /// True if the last datagram was such a reply, or gossip: the next one is of a connection, if one has something to send.
     has_replied: bool,
     gossip: Option<Box<Gossip>>,
     is_accepting: bool,
+    /// The address of this host to which the datagram was sent that is handled now, if the socket has several.
+    pub(crate) own: Option<IpAddr>,
     counters: Counters,
     tokens: Option<Tokens>,
 }
@@ -101,6 +105,7 @@ impl Endpoint {
             has_replied: false,
             gossip: None,
             is_accepting: true,
+            own: None,
             counters: Counters::default(),
         }
     }
@@ -311,9 +316,10 @@ impl Endpoint {
             let generation = self.slots[slot as usize].generation;
             let Some(entry) = &mut self.slots[slot as usize].entry else { continue };
             if let Some(transmit) = entry.pipe.poll_transmit_apart(now, out, most_segments) {
-                let to = entry.peer;
+                let (to, from) = (entry.peer, entry.own);
                 self.queue.push_back(slot);
-                return Some(Outgoing { to, pipe: Some(PipeId { slot, generation }), transmit });
+                let pipe = Some(PipeId { slot, generation });
+                return Some(Outgoing { to, from, pipe, transmit });
             }
             entry.is_queued = false;
             self.review(slot);
@@ -385,6 +391,7 @@ impl Endpoint {
         place.entry = Some(Box::new(Entry {
             pipe,
             peer,
+            own: self.own.filter(|_| !is_dialer),
             is_dialer,
             is_queued: false,
             is_half_open: !is_dialer,
@@ -416,16 +423,6 @@ impl Endpoint {
             self.queue.retain(|queued| *queued != slot);
         }
         self.free.push(slot);
-    }
-
-    fn count_off(&mut self, ip: IpAddr) {
-        self.half_open -= 1;
-        if let Some(count) = self.half_open_of.get_mut(&ip) {
-            *count -= 1;
-            if *count == 0 {
-                self.half_open_of.remove(&ip);
-            }
-        }
     }
 
     fn enqueue(&mut self, slot: u32) {
@@ -483,19 +480,6 @@ impl Endpoint {
         {
             entry.is_end_reported = true;
             self.events.push_back(Event::Ended(id, end));
-        }
-    }
-
-    /// Pings the other connections of an address from which a new one comes: its process may have restarted, and have
-    /// lost the old ones.
-    fn ping_others(&mut self, peer: SocketAddr, but: u32) {
-        let of_peer = self.by_peer.range((peer, 0)..=(peer, u64::MAX));
-        let others: Vec<u32> = of_peer.map(|(_, slot)| *slot).filter(|slot| *slot != but).collect();
-        for slot in others {
-            if let Some(entry) = &mut self.slots[slot as usize].entry {
-                entry.pipe.ping();
-            }
-            self.enqueue(slot);
         }
     }
 }

@@ -20,6 +20,7 @@ mod pacing;
 pub(crate) mod packet;
 pub(crate) mod ranges;
 mod reassembly;
+mod reserve;
 pub(crate) mod sealing;
 mod send_buffer;
 mod transmitting;
@@ -58,8 +59,6 @@ const CONFIRM_DIAL: u64 = 1_500_000_000;
 /// Most bytes that are written ahead of those that were sent, unless a quarter of the window is more, or the peer grants
 /// tokens. Bytes sent soon after they were written are still in the processor's cache.
 const MOST_UNSENT: usize = 256 << 10;
-/// Nanoseconds without data after which reserved memory is released.
-const TRIM: u64 = 1_000_000_000;
 /// Nanoseconds that an acceptor waits for the dialer's first packet.
 const CONFIRM: u64 = 5_000_000_000;
 
@@ -160,7 +159,9 @@ pub struct Pipe {
     pinged_until: Instant,
     heard_at: Instant,
     keepalive_at: Instant,
-    /// When the memory of an idle connection is released.
+    /// When data was last received, consumed or acknowledged.
+    used_at: Instant,
+    /// When memory in reserve is released next; far in the future if there is none.
     trim_at: Instant,
     /// When the pacer lets the next packet pass; far in the future if it delays none.
     paced_until: Instant,
@@ -244,6 +245,7 @@ impl Pipe {
             pinged_until: now,
             heard_at: now,
             keepalive_at: now.plus_nanos(config.keepalive),
+            used_at: now,
             trim_at: Instant::FAR_FUTURE,
             paced_until: Instant::FAR_FUTURE,
             probes: 0,
@@ -320,7 +322,7 @@ impl Pipe {
     pub fn consume(&mut self, bytes: usize) {
         let round_trip = self.loss.round_trip();
         self.receive.consume(self.now, bytes, round_trip);
-        self.trim_at = self.now.plus_nanos(TRIM);
+        self.on_used();
         if self.receive.is_update_due() {
             self.acks.make_due(self.now);
         }

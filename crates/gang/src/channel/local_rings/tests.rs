@@ -194,9 +194,10 @@ async fn exchange(rings: LocalRings, rank: u16, count: u32) {
             assert_eq!(bytes[..4], received.to_le_bytes());
             received += 1;
         } else if is_full || sent == count && received < count {
+            let until = if is_full { News::Either } else { News::Message };
             let mut was_parked = false;
             poll_fn(|context| {
-                if std::mem::replace(&mut was_parked, true) || !ends.park(context, is_full) {
+                if std::mem::replace(&mut was_parked, true) || !ends.park(context, until) {
                     return Poll::Ready(());
                 }
                 Poll::Pending
@@ -223,7 +224,7 @@ fn each_sender_wakes_a_parked_receiver_and_only_once() {
     let waker = Waker::from(Arc::clone(&wakes));
     let mut context = Context::from_waker(&waker);
     for parked in 1..=2 {
-        assert!(receiver.park(&mut context, false));
+        assert!(receiver.park(&mut context, News::Message));
         for at in [0, 1, 0, 1] {
             assert!(senders[at].push(Rank(4), [b"message", &[]]));
             // The receiver is not woken, as if the sender were killed before it rings.
@@ -233,10 +234,23 @@ fn each_sender_wakes_a_parked_receiver_and_only_once() {
         while take(&mut receiver).is_some() {}
     }
     // The next process of the rank does not park as the former one did.
-    assert!(receiver.park(&mut context, false));
+    assert!(receiver.park(&mut context, News::Message));
     let mut next = open(&rings, 4);
-    assert!(next.park(&mut context, false) && senders[0].push(Rank(4), [b"message", &[]]));
+    assert!(next.park(&mut context, News::Message) && senders[0].push(Rank(4), [b"message", &[]]));
     assert_eq!(wakes.0.load(Ordering::Relaxed), 5);
+}
+
+/// Regression: a send to a full ring polled without an end while a message to its own rank was unread.
+#[test]
+fn a_rank_waits_for_room_although_a_message_is_unread() {
+    let rings = rings(&[0, 0]);
+    let (mut one, mut other) = (open(&rings, 0), open(&rings, 2));
+    while one.push(Rank(2), [&[7; 90], &[]]) {}
+    assert!(other.push(Rank(0), [b"message", &[]]));
+    assert!(one.has_news(News::Either) && !one.has_news(News::Room));
+    assert!(one.park(&mut Context::from_waker(Waker::noop()), News::Room));
+    while take(&mut other).is_some() {}
+    assert!(one.has_news(News::Room) && one.push(Rank(2), [b"message", &[]]));
 }
 
 /// If a wake-up is lost, both sides wait forever.

@@ -1,12 +1,13 @@
 use std::time::Duration;
 
 use super::*;
+use crate::fault::Faults;
 use crate::frame::{Frame, Header};
 use crate::hardware::{Hardware, STOP_TIMEOUT};
 use crate::live::clock::Clock;
-use crate::nic::Nic;
+use crate::nic::{FaultInjector, Nic};
 use crate::passing::Socket;
-use crate::segment::{Segment, View};
+use crate::segment::{LINE, Segment, View};
 use crate::shm::config::ShmConfig;
 use crate::shm::lane::{Receiver, Sender};
 use crate::shm::link::ShmLink;
@@ -31,12 +32,16 @@ fn socket() -> Arc<Socket> {
     Arc::new(Socket::pair().unwrap().0)
 }
 
-/// A NIC with one peer, and the peer's sending end.
-fn joined() -> (Core<Owed>, Sender) {
+/// A NIC with one peer, the peer's sending end, and its memory.
+fn joined<F: Firmware + Send>(
+    firmware: F,
+    faults: Option<FaultInjector>,
+) -> (Core<F>, Sender, Arc<Segment>) {
     let config = ShmConfig::new("core", HERE, 2);
     let shape = config.shape();
-    let nic = Nic::new(HERE, Clock::incarnation(), config.nic.mtu, ShmLink::new(&config));
-    let core = Core::new(HERE, Engine::new(Owed(false), nic, 8), Wakes::new().unwrap(), 0);
+    let mut nic = Nic::new(HERE, Clock::incarnation(), config.nic.mtu, ShmLink::new(&config));
+    nic.set_faults(faults);
+    let core = Core::new(HERE, Engine::new(firmware, nic, 8), Wakes::new().unwrap(), 0);
     let segment = Arc::new(Segment::private(2 * shape.lane_bytes()));
     let link = Link {
         node: THERE,
@@ -46,10 +51,10 @@ fn joined() -> (Core<Owed>, Sender) {
         socket: socket(),
     };
     core.joined(link);
-    (core, Sender::new(segment, shape.lane_bytes(), shape))
+    (core, Sender::new(Arc::clone(&segment), shape.lane_bytes(), shape), segment)
 }
 
-fn drive(core: &Core<Owed>) -> Next {
+fn drive<F: Firmware + Send>(core: &Core<F>) -> Next {
     loop {
         match core.drive(&mut 0, Clock::now(), 1) {
             Next::Again => {}
@@ -60,7 +65,7 @@ fn drive(core: &Core<Owed>) -> Next {
 
 #[test]
 fn an_ending_nic_handles_the_owed_frame_of_a_disconnected_peer() {
-    let (core, mut peer) = joined();
+    let (core, mut peer, _) = joined(Owed(false), None);
     assert_eq!(drive(&core), Next::Wait(Instant::FAR_FUTURE));
     core.end(true);
     assert!(matches!(drive(&core), Next::Wait(_)), "a frame is owed");
@@ -72,9 +77,57 @@ fn an_ending_nic_handles_the_owed_frame_of_a_disconnected_peer() {
 
 #[test]
 fn an_ending_nic_waits_no_longer_than_the_stop_timeout() {
-    let (core, _peer) = joined();
+    let (core, ..) = joined(Owed(false), None);
     core.end(true);
     let ended = Clock::now();
     let Next::Wait(until) = drive(&core) else { panic!("a frame is owed") };
     assert!(until <= ended + STOP_TIMEOUT + Duration::from_secs(1), "it waits until {until:?}");
+}
+
+/// Records whether a frame is for another node.
+struct Misrouted(bool);
+
+impl Firmware for Misrouted {
+    fn on_frame(&mut self, _: &mut impl Hardware, frame: Frame<'_>) {
+        self.0 |= frame.header.destination != HERE;
+    }
+}
+
+/// Regression: with faults, the header was checked, and read again for the firmware.
+#[test]
+fn a_delayed_frame_has_the_header_that_was_checked_even_if_its_sender_changes_it() {
+    let faults = FaultInjector::new(1);
+    let delay = Duration::from_micros(1);
+    faults.set(Faults { reorder: 1.0, delay, ..Faults::NONE }).unwrap();
+    let (core, mut peer, segment) = joined(Misrouted(false), Some(faults));
+    let header = Header { source: THERE, ..Header::default() };
+    let [good, bad] = [HERE, THERE].map(|destination| {
+        let bytes = Header { destination, ..header }.emit();
+        u64::from_le_bytes(bytes[..8].try_into().unwrap())
+    });
+    let stops = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Two lines precede the slots, which have two lines each. The header begins at their second word.
+            let slots = (segment.len() / 2 + 2 * LINE..segment.len()).step_by(2 * LINE);
+            let slots = slots.take(ShmConfig::new("core", HERE, 2).shape().slots);
+            while !stops.load(Ordering::Relaxed) {
+                for word in [bad, good] {
+                    slots.clone().for_each(|slot| {
+                        segment.line(slot)[1].store(word, Ordering::Relaxed);
+                    });
+                }
+            }
+        });
+        for _ in 0..20_000 {
+            // Without room, the frames before are handled first.
+            let _ = peer.stage(&header.emit(), View::from(&[][..]));
+            peer.publish();
+            drive(&core);
+        }
+        stops.store(true, Ordering::Relaxed);
+    });
+    let engine = core.engine();
+    let unit = &engine.as_ref().unwrap().unit;
+    assert!(unit.nic.counters.frames_received > 0 && !unit.firmware.0);
 }

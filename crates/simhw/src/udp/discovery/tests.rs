@@ -252,7 +252,7 @@ fn a_round_trip_of_seconds_is_no_loss() {
 }
 
 #[test]
-fn a_length_that_the_interface_refuses_is_not_tried_again() {
+fn a_length_that_the_interface_refuses_is_not_tried_before_the_next_search() {
     let mut path = Path::new(9_000, 9_000);
     path.run(SECOND);
     assert_eq!(path.machine.usable(), 9_000);
@@ -263,6 +263,20 @@ fn a_length_that_the_interface_refuses_is_not_tried_again() {
     assert_eq!(path.machine.usable(), 8_999);
     path.machine.handle_refused(path.now, 600);
     assert_eq!(path.machine.usable(), MIN_BYTES);
+}
+
+/// Regression: no longer datagram was tried again on the connection.
+#[test]
+fn an_interface_whose_mtu_was_lowered_for_a_moment_is_used_in_full_again() {
+    let mut path = Path::new(1_472, 1_472);
+    // Searches upwards become rare on an old path.
+    path.run(1_000 * SECOND);
+    path.machine.handle_refused(path.now, 1_400);
+    path.settle();
+    path.run(SECOND);
+    assert_eq!(path.machine.usable(), 1_399);
+    path.run(10 * SECOND);
+    assert_eq!(path.machine.usable(), 1_472);
 }
 
 #[test]

@@ -25,7 +25,7 @@ impl Nic {
         loop {
             let rest = |at| ports.read(at).unwrap_or(Payload::EMPTY);
             let leaving = |frame| line::leaving(frame, rest);
-            match socket.send(line.due(now).map(leaving)) {
+            match socket.send(now, line.due(now).map(leaving)) {
                 Sent::Taken(0) => break *blocked = false,
                 Sent::Taken(count) => {
                     counters.frames_sent += count as u64;

@@ -5,7 +5,7 @@
 //! dial with a cookie, and stores nothing until the source dials again with it. No answer is longer than the
 //! dial.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use midplane_simhw::time::Instant;
 
@@ -32,17 +32,20 @@ impl Endpoint {
         }
         let mut bytes = Vec::new();
         emit(&mut bytes);
-        self.replies.push_back((to, bytes));
+        self.replies.push_back((to, self.own, bytes));
     }
 
     /// Appends the next datagram of no connection: an answer to one, or gossip.
     pub(super) fn poll_unconnected(&mut self, out: &mut Vec<u8>) -> Option<Outgoing> {
-        let gossip = |endpoint: &mut Self| endpoint.gossip.as_mut()?.poll_transmit();
-        let (to, datagram) = self.replies.pop_front().or_else(|| gossip(self))?;
+        let gossip = |endpoint: &mut Self| {
+            let (to, datagram) = endpoint.gossip.as_mut()?.poll_transmit()?;
+            Some((to, None, datagram))
+        };
+        let (to, from, datagram) = self.replies.pop_front().or_else(|| gossip(self))?;
         self.has_replied = true;
         out.extend_from_slice(&datagram);
         let transmit = Transmit { bytes: datagram.len(), segment_bytes: datagram.len() };
-        Some(Outgoing { to, pipe: None, transmit })
+        Some(Outgoing { to, from, pipe: None, transmit })
     }
 
     pub(super) fn on_unknown(&mut self, from: SocketAddr, id: u64) {
@@ -108,5 +111,29 @@ impl Endpoint {
         let ids = (local, dialer);
         let pipe = Pipe::accept(now, &self.config, ids, from, &dial, seal, datagram);
         self.add(pipe, from, first, false);
+    }
+
+    /// Counts a connection of this address as half open no longer.
+    pub(super) fn count_off(&mut self, ip: IpAddr) {
+        self.half_open -= 1;
+        if let Some(count) = self.half_open_of.get_mut(&ip) {
+            *count -= 1;
+            if *count == 0 {
+                self.half_open_of.remove(&ip);
+            }
+        }
+    }
+
+    /// Pings the other connections of an address from which a new one comes: its process may have restarted, and have
+    /// lost the old ones.
+    pub(super) fn ping_others(&mut self, peer: SocketAddr, but: u32) {
+        let of_peer = self.by_peer.range((peer, 0)..=(peer, u64::MAX));
+        let others: Vec<u32> = of_peer.map(|(_, slot)| *slot).filter(|slot| *slot != but).collect();
+        for slot in others {
+            if let Some(entry) = &mut self.slots[slot as usize].entry {
+                entry.pipe.ping();
+            }
+            self.enqueue(slot);
+        }
     }
 }

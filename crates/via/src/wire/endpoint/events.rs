@@ -1,6 +1,6 @@
 //! The events and datagrams of an endpoint.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::super::pipe::{Ended, Transmit};
 
@@ -31,6 +31,8 @@ pub enum Event {
 pub struct Outgoing {
     /// The address that they go to.
     pub to: SocketAddr,
+    /// The address of this host that they come from; `None` if the system chooses it.
+    pub from: Option<IpAddr>,
     /// The connection that they belong to; `None` for gossip, and for answers to datagrams of no connection.
     pub pipe: Option<PipeId>,
     /// The sizes of the datagrams.

@@ -2,12 +2,11 @@
 
 use std::collections::VecDeque;
 
+use super::reserve::Reserve;
 use crate::wire::buffer::{self, Buffer};
 
 /// Bytes of a chunk.
 pub(crate) const CHUNK_BYTES: usize = 64 << 10;
-/// Most free chunks kept while the pipe is busy, 4 MiB: a new one costs a system call, page faults and zeroing.
-const SPARE_CHUNKS: usize = 64;
 
 /// Bytes of a stream between two offsets; a chunk exists once a byte of it was written.
 #[derive(Debug, Default)]
@@ -15,7 +14,7 @@ pub(crate) struct Chunks {
     chunks: VecDeque<Option<Buffer>>,
     /// Number of the first chunk: its offset divided by its length.
     first: u64,
-    spare: Vec<Buffer>,
+    spare: Reserve<Buffer>,
 }
 
 const fn place(offset: u64) -> (u64, usize) {
@@ -43,7 +42,7 @@ impl Chunks {
         }
         let spare = &mut self.spare;
         self.chunks[index]
-            .get_or_insert_with(|| spare.pop().unwrap_or_else(|| Buffer::new(CHUNK_BYTES)))
+            .get_or_insert_with(|| spare.take().unwrap_or_else(|| Buffer::new(CHUNK_BYTES)))
     }
 
     /// Returns the memory of the bytes from `offset` on that is contiguous: up to the end of a chunk.
@@ -91,24 +90,23 @@ impl Chunks {
                 return;
             };
             self.first += 1;
-            if let Some(chunk) = chunk
-                && self.spare.len() < SPARE_CHUNKS
-            {
-                self.spare.push(chunk);
+            if let Some(chunk) = chunk {
+                self.spare.add(chunk);
             }
         }
     }
 
-    /// Releases all memory that is not in use; all memory, if `is_empty`.
-    pub(crate) fn trim(&mut self, is_empty: bool) {
-        self.spare = Vec::new();
-        if is_empty {
+    /// Releases memory in reserve that was not needed since the last call; if `is_idle`, all of it, and then also the
+    /// chunks, if `is_empty`.
+    pub(crate) fn trim(&mut self, is_idle: bool, is_empty: bool) {
+        self.spare.trim(is_idle);
+        if is_idle && is_empty {
             self.chunks.iter_mut().for_each(|chunk| *chunk = None);
         }
     }
 
     /// Returns the bytes of memory in use and in reserve.
     pub(crate) fn memory_bytes(&self) -> usize {
-        (self.chunks.iter().flatten().count() + self.spare.len()) * CHUNK_BYTES
+        (self.chunks.iter().flatten().count() + self.spare.iter().len()) * CHUNK_BYTES
     }
 }

@@ -7,11 +7,11 @@ use midplane_simhw::time::Instant;
 use super::body::{Acknowledgement, Body};
 use super::config::{Ended, RefuseReason, reason};
 use super::congestion::{Acked, Lost};
-use super::loss::{Kind, Outcome, Sent};
+use super::loss::{Kind, Sent};
 use super::packet::{
     Accept, HEADER_BYTES, PLAIN_HEADER_BYTES, Packet, VERSION, data_receiver, plain_payload,
 };
-use super::{CONFIRM_DIAL, CONFIRM_LATE, CONFIRM_OPEN, FIRST_WINDOW, Pipe, TRIM, UnconfirmedEnd};
+use super::{CONFIRM_DIAL, CONFIRM_LATE, CONFIRM_OPEN, FIRST_WINDOW, Pipe, UnconfirmedEnd};
 use crate::wire::buffer::Buffer;
 
 /// Most packets that are remembered because an older one is neither acknowledged nor lost. A peer that acknowledges nothing
@@ -90,7 +90,7 @@ impl Pipe {
             let bytes = (self.receive.in_order() - from) as usize;
             self.acks.on_received(now, first..number, (bytes, longest), true);
             self.has_progress = true;
-            self.trim_at = now.plus_nanos(TRIM);
+            self.on_used();
             self.on_heard();
             self.check_tracked();
             self.counted.packets_received += number - first;
@@ -260,7 +260,7 @@ impl Pipe {
             // The bytes are the last field.
             let start = start.map(|start| start + plain.len() - bytes.len());
             self.has_progress |= self.receive.insert(offset, bytes, start).map_err(|_| Bad)?;
-            self.trim_at = self.now.plus_nanos(TRIM);
+            self.on_used();
         }
         self.wanted = self.wanted.max(body.ask.unwrap_or(0));
         let now = self.now;
@@ -342,7 +342,7 @@ impl Pipe {
     fn on_bytes_acked(&mut self, bytes: Range<u64>) {
         if !bytes.is_empty() {
             self.has_progress |= self.send.on_acknowledged(bytes.start, bytes.end);
-            self.trim_at = self.now.plus_nanos(TRIM);
+            self.on_used();
         }
     }
 
@@ -465,15 +465,6 @@ impl Pipe {
         self.discovery.handle_timeout(now);
         self.on_mtu();
         self.handle_loss_timeout();
-    }
-
-    /// Releases the memory of a connection that is idle.
-    fn trim(&mut self) {
-        self.trim_at = Instant::FAR_FUTURE;
-        self.send.trim();
-        self.receive.trim();
-        self.loss.trim();
-        self.outcome = Outcome::default();
     }
 
     fn handle_loss_timeout(&mut self) {

@@ -218,9 +218,9 @@ impl Loss {
         self.sent.iter().find(|sent| sent.kind != Kind::Settled && sent.from < sent.to).copied()
     }
 
-    /// Releases memory in reserve.
+    /// Releases memory in reserve, beyond twice what is in use.
     pub(super) fn trim(&mut self) {
-        self.sent.shrink_to_fit();
+        self.sent.shrink_to(2 * self.sent.len());
     }
 
     /// Returns when the oldest packet in flight was sent.

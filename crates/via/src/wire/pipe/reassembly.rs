@@ -7,6 +7,7 @@ use midplane_simhw::time::Instant;
 
 use super::chunks::Chunks;
 use super::ranges::Ranges;
+use super::reserve::Reserve;
 use crate::wire::buffer::Buffer;
 
 /// The first window in bytes.
@@ -23,8 +24,6 @@ pub(super) struct Refused;
 const LARGE: usize = 32 << 10;
 /// Least bytes of a datagram that are kept so.
 const LEAST_PIECE: usize = 512;
-/// Most free buffers kept while the pipe is busy, 4 MiB.
-const SPARE_BUFFERS: usize = 64;
 
 /// The bytes of one datagram in its buffer.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +76,7 @@ pub(super) struct Reassembly {
     trains: VecDeque<Train>,
     /// Pieces of the buffer that is being handled; [`Reassembly::end_buffer`] keeps or copies them.
     arriving: Vec<Piece>,
-    spare: Vec<Train>,
+    spare: Reserve<Train>,
     consumed: u64,
     /// Every byte before it was received.
     in_order: u64,
@@ -106,7 +105,7 @@ impl Reassembly {
             chunks: Chunks::default(),
             trains: VecDeque::new(),
             arriving: Vec::new(),
-            spare: Vec::new(),
+            spare: Reserve::default(),
             consumed: 0,
             in_order: 0,
             later: Ranges::default(),
@@ -169,7 +168,7 @@ impl Reassembly {
     pub(super) fn end_buffer(&mut self, buffer: &mut Buffer, may_keep: bool) {
         let bytes: usize = self.arriving.iter().map(|piece| piece.bytes).sum();
         if may_keep && bytes >= LARGE {
-            let mut train = self.spare.pop().unwrap_or_else(|| Train::new(buffer.len()));
+            let mut train = self.spare.take().unwrap_or_else(|| Train::new(buffer.len()));
             std::mem::swap(&mut train.buffer, buffer);
             std::mem::swap(&mut train.pieces, &mut self.arriving);
             self.trains.push_back(train);
@@ -228,8 +227,9 @@ impl Reassembly {
         self.consumed += bytes;
         self.chunks.release(self.consumed);
         while self.trains.front_mut().is_some_and(|train| train.consume(self.consumed)) {
-            let read = self.trains.pop_front().filter(|_| self.spare.len() < SPARE_BUFFERS);
-            self.spare.extend(read.map(Train::clear));
+            if let Some(read) = self.trains.pop_front() {
+                self.spare.add(read.clear());
+            }
         }
         if now.nanos_since(self.round_at) > 2 * round_trip {
             self.round_at = now;
@@ -313,13 +313,13 @@ impl Reassembly {
         !self.later.is_empty()
     }
 
-    pub(super) fn trim(&mut self) {
-        self.chunks.trim(self.consumed == self.in_order && self.later.is_empty());
-        self.spare = Vec::new();
+    pub(super) fn trim(&mut self, is_idle: bool) {
+        self.chunks.trim(is_idle, self.consumed == self.in_order && self.later.is_empty());
+        self.spare.trim(is_idle);
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let trains = self.trains.iter().chain(&self.spare);
+        let trains = self.trains.iter().chain(self.spare.iter());
         self.chunks.memory_bytes() + trains.map(|train| train.buffer.len()).sum::<usize>()
     }
 }

@@ -128,8 +128,8 @@ impl SendBuffer {
         (self.written - self.acknowledged) as usize
     }
 
-    pub(super) fn trim(&mut self) {
-        self.chunks.trim(self.is_all_acknowledged());
+    pub(super) fn trim(&mut self, is_idle: bool) {
+        self.chunks.trim(is_idle, self.is_all_acknowledged());
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
