@@ -14,11 +14,11 @@ const OWNER: usize = 8;
 /// The events that end a wait on a channel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum News {
-    /// A message arrives.
+    /// The arrival of a message.
     Message,
-    /// There is room for a message again.
+    /// Room for another message.
     Room,
-    /// Either of both.
+    /// A message or room, whichever comes first.
     Either,
 }
 
