@@ -291,10 +291,12 @@ fn markdown(document: &Document) -> String {
     let measured = count(|row| row.measured.is_some());
     let missing = document.rows.len() - measured;
     let rounds = document.rows.iter().filter_map(|row| Some(row.measured?.rounds)).max();
+    let of = match rounds {
+        Some(rounds @ 2..) => format!("medians of up to {rounds} rounds"),
+        _ => "of one round".into(),
+    };
     text += &format!(
-        "Within their bounds are {holding} of {measured} numbers, medians of up to {} rounds; {missing} were not \
-         measured.\n",
-        rounds.unwrap_or_default()
+        "Within their bounds are {holding} of {measured} numbers, {of}; {missing} were not measured.\n"
     );
     if document.quick {
         text += "Measured with `--quick`: shorter times, fewer rounds.\n";
