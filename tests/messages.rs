@@ -263,7 +263,9 @@ async fn sends_that_fail_in_a_loop_let_other_tasks_run() {
         }
     });
     for _ in 0..1_000 {
-        assert_eq!(client.send(&peer, "lost").await.unwrap_err().kind(), ErrorKind::Reset);
+        // While the session with the node that has ended is still open, the first message to it can't be sent.
+        let kind = client.send(&peer, "lost").await.unwrap_err().kind();
+        assert!(matches!(kind, ErrorKind::Reset | ErrorKind::NoService), "{kind:?}");
     }
     assert!(other.is_finished());
 }
