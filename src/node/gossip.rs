@@ -231,6 +231,7 @@ impl Gossiper {
     /// former nodes stay.
     async fn review(&self, round: &mut Round) {
         let (now, heard) = (Instant::now(), &mut round.heard);
+        let own = format!("{:016x}", self.shared.id());
         let nodes = round.chitchat.with_chitchat(|chitchat| {
             let live: BTreeSet<_> = chitchat.live_nodes().collect();
             heard.retain(|id, _| chitchat.node_state(id).is_some());
@@ -238,7 +239,9 @@ impl Gossiper {
             for (id, state) in chitchat.node_states() {
                 let since = *heard.entry(id.clone()).or_insert(now);
                 let is_named = live.contains(id) || now < since + YOUNG;
-                if is_named && id.gossip_advertise_addr != round.own {
+                // A former run of this node, at another address, is no other node.
+                let is_other = *id.node_id != *own && id.gossip_advertise_addr != round.own;
+                if is_named && is_other {
                     let services = state.key_values().map(|(service, _)| service.to_owned());
                     nodes.entry(id.gossip_advertise_addr).or_default().extend(services);
                 }

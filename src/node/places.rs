@@ -101,8 +101,10 @@ impl Places {
         let sources = discoveries.into_iter();
         let sources = sources.map(|discovery| Source { discovery, last: Mutex::default() });
         let this = Self { sources: sources.collect(), ..Self::default() };
+        let until = Instant::now() + FIRST_ANSWER_WITHIN;
         for source in &this.sources {
-            let asked = timeout(FIRST_ANSWER_WITHIN, source.discovery.places()).await;
+            let until = until.max(Instant::now() + ANSWER_WITHIN);
+            let asked = timeout_at(until, source.discovery.places()).await;
             if let Ok(answer) = asked {
                 let wrong = |error| Error::new(ErrorKind::Config, format!("{error}"));
                 lock(&source.last).places = answer.map_err(wrong)?;

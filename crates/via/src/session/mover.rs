@@ -78,6 +78,8 @@ impl From<io::Error> for Exit {
 /// Ends the session when the task ends, however that happens.
 impl<S> Drop for Mover<S> {
     fn drop(&mut self) {
+        // What the system has not taken will never leave.
+        self.line.buffers().has_sealed = false;
         self.session.with(super::core::Core::on_wire_ended);
         self.session.shared.movers.fetch_sub(1, Ordering::AcqRel);
         self.session.shared.mover_ended.notify_waiters();

@@ -100,11 +100,6 @@ impl Persistent {
             let requests = shared.process.engine_mut().requests();
             requests.wake_when_done(self.request, context.waker());
             if requests.state(self.request) != Some(State::Done) {
-                if shared.must_yield() {
-                    drop(shared);
-                    context.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
                 let target = &mut Target::new(self.request, None);
                 shared.drive(context.waker(), place, target);
             }

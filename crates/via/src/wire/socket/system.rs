@@ -166,7 +166,11 @@ impl System {
         let mut endpoint = lock(endpoint);
         for (buffer, meta) in self.inbox.iter_mut().zip(&self.meta[..filled]) {
             let (length, stride) = (meta.len.min(BUFFER_BYTES), meta.stride.max(1));
-            endpoint.own = meta.dst_ip;
+            // A datagram to a group of hosts has a destination that is no source.
+            endpoint.own = meta.dst_ip.filter(|own| match own.to_canonical() {
+                IpAddr::V4(own) => !own.is_multicast() && !own.is_broadcast(),
+                IpAddr::V6(own) => !own.is_multicast(),
+            });
             endpoint.handle_buffer(now, meta.addr, buffer, length, stride);
         }
     }
@@ -260,7 +264,7 @@ impl System {
                         return Ok(false);
                     }
                 }
-                Err(error) => self.retry(&error, outgoing, is_direct, clock, endpoint),
+                Err(_) => self.retry(outgoing, is_direct, clock, endpoint),
                 Ok(()) => {}
             }
             now = clock.now();
@@ -272,17 +276,19 @@ impl System {
     /// datagram was too long is the error of whichever is sent next. What fails again counts as lost.
     fn retry(
         &mut self,
-        error: &io::Error,
         mut outgoing: Outgoing,
         is_direct: bool,
         clock: Clock,
         endpoint: &Mutex<Endpoint>,
     ) {
-        if error.kind() == io::ErrorKind::InvalidInput && outgoing.from.take().is_some() {
-            // The source may be no address of this host, or no longer, which says nothing about trains.
+        let mut sent = self.send_again(outgoing, is_direct);
+        let is_invalid =
+            sent.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput);
+        // A single datagram fails, too: the source may be no address of this host, which says nothing about trains.
+        if is_invalid && outgoing.from.take().is_some() {
             self.renew_state();
+            sent = self.send_again(outgoing, is_direct);
         }
-        let sent = self.send_again(outgoing, is_direct);
         // Only now: if more reports wait than are read, the first of the rest is the error of the next send.
         self.receive_errors(clock, endpoint);
         let is_refused = sent.is_err_and(|error| quinn_udp::is_msg_size_err(&error));
