@@ -167,6 +167,8 @@ fn fixed_seeds_agree_and_continue() {
         agreement(1 + seed as u32 % 9, seed);
         survivors(1 + seed as u32 % 9, seed);
     }
+    // A rank whose send failed must still receive: its sender waits for that.
+    survivors(8, 15_377_447_393_884_259_387);
 }
 
 /// Has receives wait for messages that are never sent, until a process revokes; other communicators are unaffected.

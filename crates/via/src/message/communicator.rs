@@ -389,7 +389,8 @@ impl Communicator {
     /// Sends and receives at once, as when all processes shift data along a ring (`MPI_Sendrecv`).
     ///
     /// # Errors
-    /// Those of [`send`](Self::send) and [`receive`](Self::receive).
+    /// Those of [`send`](Self::send) and [`receive`](Self::receive). A failed send is reported once the receive has ended;
+    /// the received message is then lost.
     ///
     /// # Cancel safety
     /// If dropped after its first poll, the receive is withdrawn; the message to send is still sent.
@@ -412,7 +413,8 @@ impl Communicator {
     /// too: `buffer` then holds what was sent.
     ///
     /// # Errors
-    /// Those of [`send`](Self::send) and [`receive`](Self::receive).
+    /// Those of [`send`](Self::send) and [`receive`](Self::receive). If only the send fails, `buffer` holds the
+    /// received message.
     ///
     /// # Cancel safety
     /// If dropped after its first poll, the receive is withdrawn, the message to send is still sent, and
@@ -428,8 +430,8 @@ impl Communicator {
         let receive = self.ireceive_into(source, tag, room)?;
         let send = self.isend(Mode::Standard, to.0, to.1, buffer.to_vec())?;
         let (received, result) = receive.outcome().await;
-        send.await?;
         buffer[..received.bytes.len()].copy_from_slice(&received.bytes);
+        send.await?;
         result.map(|()| received).map_err(MessageError::from)
     }
 
