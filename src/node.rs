@@ -140,8 +140,8 @@ impl Node {
             Hello { ofi: ofi.as_ref().map(|ofi| ofi.describe()).unwrap_or_default(), ..hello };
         tracing::info!(name, key = public.map(tracing::field::display), is_kept, "a node starts");
         let local = allowed.shm().then(|| Local::new(&builder.cluster, id));
-        let listener = local.as_ref().map(|local| local.bind(address)).transpose();
-        let listener = listener.map_err(failed)?;
+        let listener = local.as_ref().map(|local| local.bind(address));
+        let listener = listener.transpose().map_err(failed)?;
         let network = Box::new(System { sessions: sessions.clone(), local });
         let members = Members::new(&hello, address);
         let shared = Shared::new(sessions, network, hello, members);
@@ -156,7 +156,6 @@ impl Node {
         let span = tracing::info_span!("node", name, id = %format_args!("{id:016x}"));
         let sockets = spawn_tasks(&shared, &span, driver, listener, tcp);
         let NodeBuilder { drain, connect_timeout, key, port_buffer, .. } = builder;
-        let (links, is_sealed) = (Links::default(), key.is_some());
         let search = Search {
             shared: Arc::clone(&shared),
             address,
@@ -170,9 +169,9 @@ impl Node {
             search,
             drain,
             connect_timeout,
-            links,
+            links: Links::default(),
             allowed,
-            is_sealed,
+            is_sealed: key.is_some(),
             port_buffer,
             top: OnceLock::new(),
             public,
