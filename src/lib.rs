@@ -1,3 +1,6 @@
+// The first definition of a link counts: these two replace the README's, which name files.
+#![doc = "[guide]: crate::guide"]
+#![cfg_attr(unix, doc = "[other hosts]: crate::guide::chapter_02_two_hosts")]
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
