@@ -88,8 +88,9 @@ impl Node {
     /// same types.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`] if this node is a member already, [`ErrorKind::Config`] for a name that is empty or has more
-    /// than 80 bytes, [`ErrorKind::Closed`], [`ErrorKind::System`] without random numbers.
+    /// [`ErrorKind::InUse`] if this node is a member already, or if an earlier node has this one's name,
+    /// [`ErrorKind::Config`] for a name that is empty or has more than 80 bytes, [`ErrorKind::Closed`],
+    /// [`ErrorKind::System`] without random numbers.
     ///
     /// # Cancel safety
     /// If the future is dropped, the node is not a member.

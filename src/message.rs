@@ -92,12 +92,12 @@ impl Node {
     /// the next node of that name.
     ///
     /// # Errors
-    /// [`ErrorKind::Reset`] if the receiver was restarted, or the connection to it was lost, since the last send, and if
-    /// the exact node of a [`PeerName`] is not found, for which it searches once a second, about a second long.
-    /// [`ErrorKind::NoService`] if, within the time of [`connect_timeout`](crate::NodeBuilder::connect_timeout), there
-    /// was no such node, or it did not receive; at once if it ends before it has received a first message.
-    /// [`ErrorKind::TooLarge`] beyond [`MAX_MESSAGE`]. [`ErrorKind::Closed`] once the node's [shutdown](Node::shutdown) has
-    /// begun.
+    /// [`ErrorKind::Reset`] if the receiver was restarted, or the connection to it was lost, since the last send, or if
+    /// the exact node of a [`PeerName`] is not found. A send searches for that node for up to about a second; sends within
+    /// the next second return at once. [`ErrorKind::NoService`] if, within the time of
+    /// [`connect_timeout`](crate::NodeBuilder::connect_timeout), there was no such node, or it did not receive; at once if
+    /// it ends before it has received a first message. [`ErrorKind::TooLarge`] beyond [`MAX_MESSAGE`]. [`ErrorKind::Closed`] once the node's [shutdown](Node::shutdown) has
+    /// begun. [`ErrorKind::InUse`], [`ErrorKind::Key`] and [`ErrorKind::Version`] as [`Node::connect`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the message is sent completely or not at all.
@@ -158,7 +158,8 @@ impl Node {
     /// A node receives messages only after its first call of this: its senders wait until then.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] once the node was shut down.
+    /// [`ErrorKind::Closed`] once the node was shut down. The first call also returns [`ErrorKind::InUse`] if an earlier
+    /// node has this one's name.
     ///
     /// # Cancel safety
     /// If the future is dropped, no message was taken.

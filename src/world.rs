@@ -85,9 +85,9 @@ impl Node {
     /// # Errors
     /// [`ErrorKind::NoService`], with the ranks that are missing, if they have not joined within the time of
     /// [`connect_timeout`](crate::NodeBuilder::connect_timeout); [`ErrorKind::Config`] if one of them has joined with another
-    /// `size`. [`ErrorKind::InUse`] if this node is in the world
-    /// already, or another process of this host has the rank. [`ErrorKind::Config`] for a rank that is not below
-    /// `size`, for more than [`MAX_RANKS`], or a name of more than 70 bytes, [`ErrorKind::Closed`].
+    /// `size`. [`ErrorKind::InUse`] if this node is in the world already, if another process of this host has the rank, or
+    /// if an earlier node has this one's name. [`ErrorKind::Config`] for a rank that is not below `size`, for more than
+    /// [`MAX_RANKS`], or a name of more than 70 bytes, [`ErrorKind::Closed`], [`ErrorKind::System`] without random numbers.
     ///
     /// # Cancel safety
     /// If the future is dropped, the process has left the world.
