@@ -43,7 +43,7 @@ Examples:
   midplane gang daemon --slice-ms 10 --slots 4
 
   # The second of three hosts; all of them have the same two files
-  (echo -n 1:; openssl rand -hex 32) > key; chmod 600 key
+  (umask 077; echo \"1:$(openssl rand -hex 32)\" > key)
   printf 'one:24800\\ntwo:24800\\nthree:24800\\n' > hosts
   midplane gang daemon --host 1 --peers hosts --key key
 
