@@ -4,7 +4,7 @@
 //!
 //! ```toml
 //! [dependencies]
-//! midplane = "0.3"
+//! midplane = { path = "../midplane" } # where you have it
 //! clap = { version = "4", features = ["derive"] }
 //! tokio = { version = "1", features = ["full"] }
 //! ```

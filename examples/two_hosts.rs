@@ -11,7 +11,7 @@
 //! [dependencies]
 //! clap = { version = "4", features = ["derive"] }
 //! getrandom = "0.3"
-//! midplane = "0.3"
+//! midplane = { path = "../midplane" } # where you have it
 //! tokio = { version = "1", features = ["full"] }
 //! ```
 

@@ -142,10 +142,9 @@ impl NodeBuilder {
         self
     }
 
-    /// Gossips: nodes exchange the addresses of all nodes of the cluster, and the services that each offers. A node
-    /// begins with its [places](NodeBuilder::discover): one live node among them is enough. A node that was restarted,
-    /// or joins late, is known to the others within about 2 s. One that has ended or is disconnected is no longer
-    /// listed after about 10 s.
+    /// Exchanges the addresses and services of all nodes with other nodes, by gossip. A node begins with its
+    /// [places](NodeBuilder::discover): one live node among them is enough. A node that was restarted, or joins late, is
+    /// known to the others within about 2 s. One that has ended or is disconnected is no longer listed after about 10 s.
     ///
     /// A node still connects only to nodes whose services it needs. Each node exchanges a few datagrams twice a second
     /// with three others. Clusters of up to 800 nodes gossip, including nodes that ended within the last minute.

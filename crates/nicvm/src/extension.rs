@@ -117,7 +117,7 @@ pub enum TransmitEvent {
 }
 
 /// A module of the backplane. A handler that is not implemented does nothing, except `on_command`, which each extension
-/// has. Handlers run one at a time and to completion. The effects that a handler asks for through
+/// has. Handlers run one at a time and to completion. The effects that a handler requests from
 /// `nic` are carried out when it returns, and dropped if it panics. A panic quarantines the extension: its commands
 /// complete with an error at once, and its frames are dropped and counted.
 pub trait Extension: Any + Send {

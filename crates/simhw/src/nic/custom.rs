@@ -48,12 +48,14 @@ pub trait FrameLink: Send + 'static {
     /// The cause for which the frame is dropped.
     fn send(&mut self, to: NodeId, frame: &[u8]) -> Result<(), DropCause>;
 
-    /// Receives a frame: the node that sent it, as known to the link, and its bytes. If there is none, wakes the
-    /// context's task once there is. Frames of one node must stay in order.
+    /// Receives a frame: the node that sent it, and its bytes. A link that can't tell the node returns the header's
+    /// source: then every sender is trusted. If there is no frame, wakes the context's task once there is. Frames of one
+    /// node must stay in order.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<(NodeId, Vec<u8>)>;
 
     /// Returns whether the link has failed for good: the NIC then stops, and its ports close. Never, unless
-    /// implemented.
+    /// implemented. The NIC calls this only within its turns: when the link fails, wake the task of the last
+    /// [`FrameLink::poll_receive`].
     fn has_failed(&self) -> bool {
         false
     }
