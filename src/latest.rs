@@ -49,6 +49,9 @@ use sync::Shared;
 ///
 /// Clones are the same map. When the last clone and the last of its [watches](Watch) are dropped, the node is no longer
 /// a member. Its values stay at the other members.
+///
+/// The types may not be recursive, nor hold sequences of values without bytes, such as `Vec<()>`: a peer could then end
+/// or stall the process by one entry.
 pub struct LatestMap<K, V> {
     member: Arc<Member>,
     of: PhantomData<fn(K) -> V>,

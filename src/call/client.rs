@@ -86,6 +86,9 @@ impl<Request, R, E> fmt::Debug for Client<Request, R, E> {
 
 impl Node {
     /// Creates a client of a service of calls, within the default [`Limits`]. It connects at its first call.
+    ///
+    /// The types may not be recursive, nor hold sequences of values without bytes, such as `Vec<()>`: a peer could then
+    /// end or stall the process by one answer.
     #[must_use]
     pub fn client<Request, R, E>(&self, name: &str) -> Client<Request, R, E> {
         self.make_client(name, OnceLock::new(), None)

@@ -67,6 +67,9 @@ impl Node {
     /// service runs within the call's [`Context`] and a `tracing` span `call`, in the runtime in which the node was
     /// started. Its future is dropped at the call's deadline, and when the caller has dropped the call or has ended.
     ///
+    /// The types may not be recursive, nor hold sequences of values without bytes, such as `Vec<()>`: a peer could then
+    /// end or stall the process by one request.
+    ///
     /// # Errors
     /// [`ErrorKind::InUse`](crate::ErrorKind::InUse) if this node offers it already,
     /// [`ErrorKind::Config`](crate::ErrorKind::Config) for a name that is empty or has more than 80 bytes,

@@ -89,8 +89,11 @@ fn within(room: usize, bytes: Vec<u8>) -> Result<Vec<u8>, WireError> {
     if bytes.len() > room { Err(WireError::TooLong { room }) } else { Ok(bytes) }
 }
 
-/// Decodes a value of [`encode_value`] that fills `bytes` exactly. A hostile sender can make it reserve at most
-/// [`VALUE_LIMIT`] bytes.
+/// Decodes a value of [`encode_value`] that fills `bytes` exactly.
+///
+/// A hostile sender can make it keep as many elements as there are `bytes`, each of the size of its type: 264 bytes for
+/// one byte with a `Vec<Option<[u64; 32]>>`. The type may not be recursive, nor hold sequences of values without bytes:
+/// neither the depth nor the number of such values is limited.
 ///
 /// # Errors
 /// [`WireError::Malformed`] if the bytes do not decode to a `T`, [`WireError::Trailing`] if bytes follow it.
