@@ -34,7 +34,6 @@
 //! A node calls its discoveries several times a second while it searches for a service that none of its peers offers.
 //! It dials the places whose node it does not know. Places that are no longer returned are not dialed again; existing
 //! connections stay.
-//! connections stay.
 
 mod file;
 mod job;
