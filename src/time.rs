@@ -2,11 +2,11 @@
 //!
 //! Elsewhere these are tokio's. They need no feature: a service can use them in production and in tests.
 
-use std::future::Future;
+use std::future::{Future, pending};
 use std::time::Duration;
 
 #[cfg(feature = "sim")]
-use midplane_simhw::services::VirtualHost;
+use midplane_simhw::services::{Alarm, VirtualHost};
 use thiserror::Error;
 pub use tokio::time::Instant;
 
@@ -15,32 +15,61 @@ pub use tokio::time::Instant;
 #[error("the time is over")]
 pub struct Elapsed;
 
-/// Waits for this time: exact to the nanosecond on a simulated host, with tokio's milliseconds elsewhere.
+/// Waits for this time from the call on: exact to the nanosecond on a simulated host, with tokio's milliseconds elsewhere.
 ///
 /// # Cancel safety
 /// If the future is dropped, no task is woken.
-pub async fn sleep(time: Duration) {
-    #[cfg(feature = "sim")]
-    if let Some(host) = VirtualHost::current() {
-        let at = host.now() + time;
-        return host.alarm(at).await;
+pub fn sleep(time: Duration) -> impl Future<Output = ()> {
+    let (alarm, until) = (alarm(time), Instant::now().checked_add(time));
+    async move {
+        match (alarm, until) {
+            (Some(alarm), _) => alarm.await,
+            (None, Some(until)) => tokio::time::sleep_until(until).await,
+            (None, None) => pending().await,
+        }
     }
-    tokio::time::sleep(time).await;
 }
 
-/// Waits for a future for at most this time, as exactly as [`sleep`].
+/// Waits for a future for at most this time from the call on, as exactly as [`sleep`].
 ///
 /// # Errors
 /// [`Elapsed`] if the time expires before the future is ready.
 ///
 /// # Cancel safety
 /// That of the future.
-pub async fn timeout<F: Future>(time: Duration, future: F) -> Result<F::Output, Elapsed> {
-    tokio::select! {
-        biased;
-        output = future => Ok(output),
-        () = sleep(time) => Err(Elapsed),
+pub fn timeout<F: Future>(
+    time: Duration,
+    future: F,
+) -> impl Future<Output = Result<F::Output, Elapsed>> {
+    let (alarm, until) = (alarm(time), Instant::now().checked_add(time));
+    async move {
+        match (alarm, until) {
+            (Some(alarm), _) => tokio::select! {
+                biased;
+                output = future => Ok(output),
+                () = alarm => Err(Elapsed),
+            },
+            // `select!` would never poll a timer behind a future that uses up the task's budget.
+            (None, Some(until)) => {
+                tokio::time::timeout_at(until, future).await.map_err(|_| Elapsed)
+            }
+            (None, None) => Ok(future.await),
+        }
     }
+}
+
+/// Returns an alarm of the simulated host; `None` elsewhere.
+#[cfg(feature = "sim")]
+fn alarm(time: Duration) -> Option<Alarm> {
+    let host = VirtualHost::current()?;
+    let at = host.now() + time;
+    Some(host.alarm(at))
+}
+
+/// Returns no alarm: no host is simulated.
+#[cfg(not(feature = "sim"))]
+const fn alarm(_: Duration) -> Option<std::future::Pending<()>> {
+    None
 }
 
 /// Returns an interval whose first tick is immediate, as exact as [`sleep`]. A late tick does not delay the next one.
@@ -69,9 +98,73 @@ impl Interval {
         let now = Instant::now();
         if self.next > now {
             sleep(self.next - now).await;
+        } else {
+            // Ticks that are late in a row let other tasks run.
+            tokio::task::coop::consume_budget().await;
         }
         let tick = self.next;
         self.next = tick + self.period;
         tick
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    async fn always_ready() {
+        loop {
+            tokio::task::coop::consume_budget().await;
+        }
+    }
+
+    /// Regression: such a future used up the budget of its task, without which the timer was not polled.
+    #[tokio::test]
+    async fn a_future_that_is_always_ready_times_out() {
+        let timed = timeout(Duration::from_millis(1), always_ready());
+        assert_eq!(tokio::time::timeout(5 * SECOND, timed).await, Ok(Err(Elapsed)));
+    }
+
+    /// Waits for a sleep and a timeout of 1 s each that are first polled half a second later; returns the time of both.
+    #[cfg(feature = "sim")]
+    async fn polled_late() -> Duration {
+        let start = Instant::now();
+        let (slept, timed) = (sleep(SECOND), timeout(SECOND, pending::<()>()));
+        sleep(SECOND / 2).await;
+        slept.await;
+        assert_eq!(timed.await, Err(Elapsed));
+        start.elapsed()
+    }
+
+    /// Regression: the time began with the first poll.
+    #[cfg(feature = "sim")]
+    #[tokio::test(start_paused = true)]
+    async fn a_sleep_counts_from_its_call() {
+        assert!(polled_late().await < SECOND + Duration::from_millis(5));
+    }
+
+    /// Regression: the time began with the first poll.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn a_sleep_counts_from_its_call_on_a_simulated_host() {
+        let mut sim = crate::Sim::builder().build();
+        sim.client(|_| async {
+            assert_eq!(polled_late().await, SECOND);
+            Ok(())
+        });
+        sim.run().unwrap();
+    }
+
+    /// Regression: an interval that was late by many ticks kept its thread until it had taken all of them.
+    #[tokio::test]
+    async fn a_late_interval_lets_other_tasks_run() {
+        let other = tokio::spawn(async {});
+        let mut interval = interval(Duration::from_nanos(1));
+        for _ in 0..1_000 {
+            interval.tick().await;
+        }
+        assert!(other.is_finished());
     }
 }
