@@ -9,7 +9,8 @@ use tokio::time::timeout;
 
 /// Most bytes for which memory is reserved before they arrive.
 pub(crate) const RESERVED: usize = 64 * 1024;
-/// Time after which a peer is slow if the next [`RESERVED`] bytes of a body have not arrived: 2 s.
+/// Time after which a peer is slow if the next [`RESERVED`] bytes of a body have not arrived, or if it has taken no byte:
+/// 2 s.
 const SLOW: Duration = Duration::from_secs(2);
 
 /// Returns the time in which a peer sends or takes the rest of a frame of `length` bytes: 30 s, and 16 us for each byte,
@@ -30,6 +31,23 @@ pub(crate) async fn write_parts(
 ) -> io::Result<()> {
     while written < head.len() + body.len() {
         written += write_some(stream, head, body, written).await?;
+    }
+    Ok(())
+}
+
+/// Writes the parts of a frame. Calls `on_slow` every 2 s in which the stream has accepted no byte.
+pub(crate) async fn write_whole(
+    stream: &mut (impl AsyncWrite + Unpin),
+    head: &[u8],
+    body: &[u8],
+    mut on_slow: impl FnMut() -> io::Result<()>,
+) -> io::Result<()> {
+    let mut written = 0;
+    while written < head.len() + body.len() {
+        match timeout(SLOW, write_some(stream, head, body, written)).await {
+            Ok(count) => written += count?,
+            Err(_) => on_slow()?,
+        }
     }
     Ok(())
 }

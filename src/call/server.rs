@@ -22,7 +22,7 @@ use super::context::{Context, Trace};
 use super::frame::{AnswerHeader, RequestHeader, Status};
 use super::pool::{Pipe, pipe};
 use crate::error::Error;
-use crate::framing::{RESERVED, read_body, read_rest, rest_within, write_parts};
+use crate::framing::{RESERVED, read_body, read_rest, rest_within, write_parts, write_whole};
 use crate::node::links::{Kind, Offer};
 use crate::node::meter::{Role, Streams};
 use crate::node::{Listener, Node, PeerName};
@@ -41,15 +41,15 @@ const IDLE: Duration = Duration::from_secs(120);
 pub struct Serving {
     offer: Arc<Offer>,
     task: AbortHandle,
-    room: Arc<Semaphore>,
+    room: Arc<Places>,
     concurrency: usize,
 }
 
 impl Serving {
-    /// Returns the number of calls in progress.
+    /// Returns the number of calls in progress, and of long answers that their callers have not taken.
     #[must_use]
     pub fn calls(&self) -> usize {
-        self.concurrency - self.room.available_permits()
+        self.concurrency - self.room.free.available_permits()
     }
 }
 
@@ -63,9 +63,13 @@ impl Drop for Serving {
 impl Node {
     /// Serves calls to a `tower` service, within the default [`Limits`].
     ///
-    /// The service is cloned for each stream. Its `poll_ready` may wait, and delays only that stream's call. The
-    /// service runs within the call's [`Context`] and a `tracing` span `call`, in the runtime in which the node was
-    /// started. Its future is dropped at the call's deadline, and when the caller has dropped the call or has ended.
+    /// The service is cloned for each stream. Its `poll_ready` may wait; such a call is in progress, and counts for
+    /// [`Limits::concurrency`]. The service runs within the call's [`Context`] and a `tracing` span `call`, in the runtime
+    /// in which the node was started. Its future is dropped at the call's deadline, and when the caller has dropped the
+    /// call or has ended.
+    ///
+    /// An answer of more than 64 KiB counts as a call in progress until the caller has taken it. If other calls wait, a
+    /// caller that takes none of it for 2 s loses it: its call ends with [`CallError::Reset`](super::CallError::Reset).
     ///
     /// The types may not be recursive, nor hold sequences of values without bytes, such as `Vec<()>`: a peer could then
     /// end or stall the process by one request.
@@ -120,13 +124,13 @@ impl Node {
         let served = self.meter().streams(Role::Server, &reserved);
         let listener = self.offer(reserved)?;
         let concurrency = limits.concurrency.min(Semaphore::MAX_PERMITS);
-        let room = Arc::new(Semaphore::new(concurrency));
+        let room = Arc::new(Places::new(concurrency));
         let server = Server {
             service,
             name: name.into(),
             served,
             room: Arc::clone(&room),
-            places: Arc::new(Semaphore::new(concurrency)),
+            places: Arc::new(Places::new(concurrency)),
             most: limits.max_message,
             of: PhantomData,
         };
@@ -172,16 +176,41 @@ async fn refuse(mut stream: Stream) {
     let _ = timeout(rest_within(0), write_parts(&mut stream, &head, &[], 0)).await;
 }
 
+/// A limited number of places.
+#[derive(Debug)]
+struct Places {
+    free: Arc<Semaphore>,
+    /// Each task that waits for a place has a clone.
+    waiting: Arc<()>,
+}
+
+impl Places {
+    fn new(count: usize) -> Self {
+        Self { free: Arc::new(Semaphore::new(count)), waiting: Arc::default() }
+    }
+
+    /// Waits for a place, which the permit returns when it is dropped.
+    async fn take(&self) -> Option<OwnedSemaphorePermit> {
+        let _waiting = Arc::clone(&self.waiting);
+        Arc::clone(&self.free).acquire_owned().await.ok()
+    }
+
+    /// Returns whether a task waits for a place.
+    fn is_awaited(&self) -> bool {
+        Arc::strong_count(&self.waiting) > 1
+    }
+}
+
 /// The state that each stream's task needs.
 #[derive(Debug)]
 struct Server<S, Request> {
     service: S,
     name: Arc<str>,
     served: Arc<Streams>,
-    /// Limits the calls in progress.
-    room: Arc<Semaphore>,
+    /// Limits the calls in progress, and the long answers in memory.
+    room: Arc<Places>,
     /// Limits the long requests in memory whose calls are not in progress yet.
-    places: Arc<Semaphore>,
+    places: Arc<Places>,
     most: usize,
     of: PhantomData<fn(Request)>,
 }
@@ -213,29 +242,31 @@ where
             let length = header.length as usize;
             if length > self.most {
                 let status = Status::RequestTooLarge;
-                return answer(&mut pipe, status, self.most, &[]).await;
+                return answer(&mut pipe, &self.room, status, self.most, &[]).await;
             }
             let since = Instant::now();
             let deadline = header.remaining.and_then(|time| since.checked_add(time));
-            let read = read_payload(Arc::clone(&self.places), &mut pipe, length);
+            let read = read_payload(&self.places, &mut pipe, length);
             let (payload, place) = match within(deadline, read).await {
                 // The whole request may be in the caller's buffers: the end of its stream would look like a lost call.
                 Ok(Err(error)) if error.kind() == io::ErrorKind::ResourceBusy => {
-                    return answer(&mut pipe, Status::Busy, self.most, &[]).await;
+                    return answer(&mut pipe, &self.room, Status::Busy, self.most, &[]).await;
                 }
                 Ok(read) => read?,
-                Err(status) => return answer(&mut pipe, status, self.most, &[]).await,
+                Err(status) => return answer(&mut pipe, &self.room, status, self.most, &[]).await,
             };
             let call = Call { payload, place, deadline, trace: header.trace };
-            let (status, limit, body) = match self.handle(&mut pipe, call, peer).await? {
-                Ok((_, body)) if body.len() > self.most => {
-                    (Status::ResponseTooLarge, self.most, Vec::new())
+            let (status, limit, body, turn) = match self.handle(&mut pipe, call, peer).await? {
+                Ok((_, body, _)) if body.len() > self.most => {
+                    (Status::ResponseTooLarge, self.most, Vec::new(), None)
                 }
-                Ok((status, body)) => (status, 0, body),
-                Err(status) => (status, self.most, Vec::new()),
+                Ok((status, body, turn)) => (status, 0, body, turn),
+                Err(status) => (status, self.most, Vec::new(), None),
             };
             self.served.calls.add_one();
-            answer(&mut pipe, status, limit, &body).await?;
+            // A long answer stays in memory until the caller has taken it: until then it has the call's place.
+            let _turn = turn.filter(|_| body.len() > RESERVED);
+            answer(&mut pipe, &self.room, status, limit, &body).await?;
         }
     }
 
@@ -245,14 +276,14 @@ where
         pipe: &mut Pipe,
         Call { payload, place, deadline, trace }: Call,
         peer: &PeerName,
-    ) -> io::Result<Result<(Status, Vec<u8>), Status>> {
+    ) -> io::Result<Result<Answered, Status>> {
         let Ok(request) = decode_value(&payload) else { return Ok(Err(Status::Undecodable)) };
         drop(payload);
         let span = tracing::info_span!("call", service = &*self.name, %peer, traceparent = %trace);
         let context = Context::of_call(deadline, trace, peer.clone());
         let room = Arc::clone(&self.room);
         let called = async {
-            let _turn: Option<OwnedSemaphorePermit> = room.acquire_owned().await.ok();
+            let turn = room.take().await;
             drop(place);
             let service = &mut self.service;
             let result = match poll_fn(|task| service.poll_ready(task)).await {
@@ -262,7 +293,7 @@ where
                 }
                 Err(error) => Err(error),
             };
-            encode(&result)
+            encode(&result).map(|(status, body)| (status, body, turn))
         };
         let called = async { within(deadline, called).await.and_then(|result| result) };
         tokio::select! {
@@ -278,10 +309,10 @@ where
 }
 
 /// Reads a request's payload. After its first 64 KiB, a long one waits for one of the places, which it has until the
-/// call begins. If all places are taken, a slow client is answered that the service is busy: its request was not
-/// delivered, and it tries again.
+/// call begins. If other requests wait for a place, a slow client is answered that the service is busy: its request was
+/// not delivered, and it tries again.
 async fn read_payload(
-    places: Arc<Semaphore>,
+    places: &Places,
     pipe: &mut Pipe,
     length: usize,
 ) -> io::Result<(Vec<u8>, Option<OwnedSemaphorePermit>)> {
@@ -290,10 +321,10 @@ async fn read_payload(
     if first == length {
         return Ok((payload, None));
     }
-    let place = Arc::clone(&places).acquire_owned().await.ok();
-    let on_slow = || match places.available_permits() {
-        0 => Err(io::ErrorKind::ResourceBusy.into()),
-        _ => Ok(()),
+    let place = places.take().await;
+    let on_slow = || match places.is_awaited() {
+        true => Err(io::ErrorKind::ResourceBusy.into()),
+        false => Ok(()),
     };
     let rest = read_rest(pipe, &mut payload, length, on_slow);
     timeout(rest_within(length), rest).await??;
@@ -308,6 +339,9 @@ struct Call {
     deadline: Option<Instant>,
     trace: Trace,
 }
+
+/// The status and the body of a call's answer, and the place of the call.
+type Answered = (Status, Vec<u8>, Option<OwnedSemaphorePermit>);
 
 /// Completes `work`, unless the deadline passes before.
 async fn within<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Result<T, Status> {
@@ -330,8 +364,19 @@ fn encode<R: Serialize, E: Serialize>(result: &Result<R, E>) -> Result<(Status, 
     }
 }
 
-async fn answer(pipe: &mut Pipe, status: Status, limit: usize, body: &[u8]) -> io::Result<()> {
+/// Writes an answer. If calls wait, a caller that does not take a long one loses its stream.
+async fn answer(
+    pipe: &mut Pipe,
+    room: &Places,
+    status: Status,
+    limit: usize,
+    body: &[u8],
+) -> io::Result<()> {
     #[expect(clippy::cast_possible_truncation, reason = "both are bounded")]
     let head = AnswerHeader { status, length: body.len() as u32, limit: limit as u32 }.emit();
-    timeout(rest_within(body.len()), write_parts(pipe, &head, body, 0)).await?
+    let on_slow = || match body.len() > RESERVED && room.is_awaited() {
+        true => Err(io::Error::new(io::ErrorKind::TimedOut, "the caller does not take its answer")),
+        false => Ok(()),
+    };
+    timeout(rest_within(body.len()), write_whole(pipe, &head, body, on_slow)).await?
 }

@@ -33,8 +33,12 @@ async fn stream(node: &Node) -> Stream {
 }
 
 fn request(value: u32, remaining: Option<Duration>) -> Vec<u8> {
-    let payload = encode_value(&value).unwrap();
-    let header = RequestHeader { length: 4, remaining, trace: Trace::default() };
+    framed(encode_value(&value).unwrap(), remaining)
+}
+
+fn framed(payload: Vec<u8>, remaining: Option<Duration>) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap();
+    let header = RequestHeader { length, remaining, trace: Trace::default() };
     [header.emit(), payload].concat()
 }
 
@@ -237,4 +241,62 @@ async fn a_service_that_panics_loses_that_call_alone() {
             Err(other) => panic!("{other:?}"),
         }
     }
+}
+
+/// Serves `kv` on a simulated host: answers each request with its bytes, one call at a time.
+#[cfg(feature = "sim")]
+async fn echo(node: Node) -> crate::sim::Result {
+    let echo = service_fn(|bytes: Vec<u8>| async move { Ok::<_, ()>(bytes) });
+    let _serving = node.serve_with("kv", echo, Limits::default().concurrency(1))?;
+    std::future::pending().await
+}
+
+/// Regression: a call ended before its answer was taken, so that the number of answers in memory was that of the
+/// streams.
+#[cfg(feature = "sim")]
+#[test]
+fn unread_answers_count_as_calls() {
+    let mut sim = crate::Sim::builder().build();
+    sim.host("service", echo);
+    sim.client(|node| async move {
+        // More than a stream's window.
+        let long = framed(encode_value(&vec![7_u8; 900_000])?, None);
+        let mut alone = stream(&node).await;
+        alone.write_all(&long).await?;
+        crate::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(answer(&mut alone).await?.0, Status::Response, "no call waited");
+        let mut unread = stream(&node).await;
+        unread.write_all(&long).await?;
+        crate::time::sleep(Duration::from_secs(1)).await;
+        let (start, kv) = (Instant::now(), node.client::<Vec<u8>, Vec<u8>, ()>("kv"));
+        assert_eq!(kv.call(vec![5]).await.unwrap(), [5]);
+        let waited = start.elapsed();
+        assert!(
+            waited > Duration::from_millis(500) && waited < Duration::from_secs(3),
+            "{waited:?}"
+        );
+        assert!(answer(&mut unread).await.is_err(), "another call waited");
+        Ok(())
+    });
+    sim.run().unwrap();
+}
+
+/// Regression: if a service had one place for long requests, a slow one counted its own as a sign that others waited.
+#[cfg(feature = "sim")]
+#[test]
+fn a_slow_request_alone_is_not_busy() {
+    let mut sim = crate::Sim::builder().build();
+    sim.host("service", echo);
+    sim.client(|node| async move {
+        let bytes = framed(encode_value(&vec![7_u8; 200_000])?, None);
+        let (first, rest) = bytes.split_at(100_000);
+        let mut stream = stream(&node).await;
+        stream.write_all(first).await?;
+        crate::time::sleep(Duration::from_secs(5)).await;
+        stream.write_all(rest).await?;
+        let (status, body) = answer(&mut stream).await?;
+        assert_eq!((status, body.len()), (Status::Response, 200_008));
+        Ok(())
+    });
+    sim.run().unwrap();
 }
