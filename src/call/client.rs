@@ -404,8 +404,9 @@ impl Shared {
         }
         let service = self.service.get().expect("it was set");
         if !self.is_kept.swap(true, Ordering::Relaxed) {
-            let (pool, peers) = (Arc::downgrade(&self.pool), self.node.links());
-            self.node.runtime().spawn(pool::keep(pool, service.clone(), peers));
+            let pool = (Arc::downgrade(&self.pool), self.pool.open.subscribe());
+            let keeping = pool::keep(pool, service.clone(), self.node.links());
+            self.node.runtime().spawn(keeping);
         }
         Ok(service)
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use midplane_via::session::Stream;
 use tokio::io::{AsyncBufRead, BufReader};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::node::links::{Candidate, Peers};
@@ -29,6 +30,8 @@ pub(super) struct Pool {
     sessions: Mutex<BTreeMap<u64, SessionStreams>>,
     /// True once this node leaves: no stream is kept any longer.
     is_closed: AtomicBool,
+    /// Closed when the pool is dropped.
+    pub(super) open: watch::Sender<()>,
 }
 
 /// The streams of one session.
@@ -137,7 +140,11 @@ impl Pool {
 }
 
 /// Drops idle streams whose peer leaves, and those that were idle for too long, until the pool is dropped.
-pub(super) async fn keep(pool: Weak<Pool>, service: String, mut peers: Peers) {
+pub(super) async fn keep(
+    (pool, mut open): (Weak<Pool>, watch::Receiver<()>),
+    service: String,
+    mut peers: Peers,
+) {
     let watched = peers.clone();
     loop {
         // Created before the peers are read, so that no change is missed.
@@ -156,6 +163,7 @@ pub(super) async fn keep(pool: Weak<Pool>, service: String, mut peers: Peers) {
         }
         tokio::select! {
             biased;
+            _ = open.changed() => {}
             () = changed => {}
             () = tokio::time::sleep(IDLE / 2) => {}
             () = peers.left() => {}

@@ -243,6 +243,25 @@ async fn a_service_that_panics_loses_that_call_alone() {
     }
 }
 
+/// Regression: each client left a task for up to 15 s after it was dropped.
+#[tokio::test]
+async fn a_client_that_is_dropped_leaves_no_task() {
+    let (service, client) = two("dropped-clients").await;
+    let (_serving, ..) = serve(&service);
+    assert_eq!(client.client::<u32, u32, ()>("kv").call(1).await.unwrap(), 1);
+    let tasks = tokio::runtime::Handle::current().metrics();
+    let before = tasks.num_alive_tasks();
+    for number in 1..=1_000 {
+        assert_eq!(client.client::<u32, u32, ()>("kv").call(number).await.unwrap(), number);
+    }
+    let ended = async {
+        while tasks.num_alive_tasks() > before {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), ended).await.expect("their tasks have ended");
+}
+
 /// Serves `kv` on a simulated host: answers each request with its bytes, one call at a time.
 #[cfg(feature = "sim")]
 async fn echo(node: Node) -> crate::sim::Result {
