@@ -14,6 +14,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -33,12 +34,12 @@ const WITHIN: Duration = Duration::from_secs(10);
 /// The period of the recorder's upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// An endpoint that Prometheus scrapes; made by [`serve`]. Dropping it stops the server.
+/// An endpoint that Prometheus scrapes; made by [`serve`]. Dropping it stops the server. The recorder stays.
 #[must_use = "dropped, it answers no more"]
 pub struct Endpoint {
     address: SocketAddr,
     handle: PrometheusHandle,
-    tasks: [JoinHandle<()>; 2],
+    accepting: JoinHandle<()>,
 }
 
 impl fmt::Debug for Endpoint {
@@ -49,7 +50,7 @@ impl fmt::Debug for Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.accepting.abort();
     }
 }
 
@@ -86,15 +87,21 @@ pub async fn serve(address: impl ToSocketAddrs) -> Result<Endpoint, Error> {
             "this process has a recorder of metrics already: call `serve` once, or use that one";
         Error::new(ErrorKind::InUse, text)
     })?;
-    let tidied = handle.clone();
-    let upkeep = tokio::spawn(async move {
+    keep_up(handle.clone()).map_err(failed)?;
+    let accepting = tokio::spawn(accept(listener, handle.clone()));
+    Ok(Endpoint { address, handle, accepting })
+}
+
+/// Starts the thread of the recorder's upkeep. It runs as long as the process, as the recorder does: without upkeep, the
+/// program's histograms grow without bound.
+fn keep_up(handle: PrometheusHandle) -> io::Result<()> {
+    let upkeep = move || {
         loop {
-            tokio::time::sleep(UPKEEP).await;
-            tidied.run_upkeep();
+            thread::park_timeout(UPKEEP);
+            handle.run_upkeep();
         }
-    });
-    let tasks = [tokio::spawn(accept(listener, handle.clone())), upkeep];
-    Ok(Endpoint { address, handle, tasks })
+    };
+    thread::Builder::new().name("metrics-upkeep".into()).spawn(upkeep).map(drop)
 }
 
 async fn accept(listener: TcpListener, handle: PrometheusHandle) {

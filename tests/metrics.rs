@@ -92,4 +92,15 @@ async fn counters_of_nodes_are_scraped() {
         let name = line.split(['{', ' ']).next().unwrap();
         assert!(names.contains(&name), "{name} is not documented");
     }
+
+    // Regression: the recorder's upkeep ended with the endpoint, and the program's histograms grew from then on.
+    drop(endpoint);
+    tokio::task::yield_now().await;
+    assert!(!cfg!(target_os = "linux") || threads().any(|name| name == "metrics-upkeep\n"));
+}
+
+/// Returns the names of the threads of this process, on Linux.
+fn threads() -> impl Iterator<Item = String> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
 }
