@@ -142,14 +142,16 @@ impl<Request, R, E> Client<Request, R, E> {
     }
 
     /// Limits how long a call takes, including the wait for its turn. Default: [`DEFAULT_TIMEOUT`]. The deadline of a
-    /// [`Context`] around the call may be sooner.
+    /// [`Context`] around the call may be sooner. As a `tower` service, the client waits for the turn in `poll_ready`,
+    /// without a limit, and the time begins with the call after it.
     #[must_use]
     pub const fn timeout(mut self, time: Duration) -> Self {
         self.timeout = time;
         self
     }
 
-    /// Permits the service to handle a request twice: if its peer is lost, the call is retried at another node.
+    /// Permits services to handle a request up to three times: if its peer is lost, the call is retried, at another node
+    /// if there is one.
     #[must_use]
     pub const fn idempotent(mut self) -> Self {
         self.is_idempotent = true;
