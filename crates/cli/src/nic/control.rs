@@ -158,7 +158,7 @@ fn text(what: &What, answer: &Answer) -> String {
         return format!("refused by node {node}{why}\n");
     }
     if answer.status != "done" {
-        return format!("{}{why}{}\n", answer.status, cure(what, answer));
+        return format!("{}{why}{}\n", plain(&answer.status), cure(what, answer));
     }
     match what {
         What::List(_) => listing(answer, "sha256, former", |line| {
@@ -207,4 +207,21 @@ fn listing(answer: &Answer, columns: &str, cells: impl Fn(&Installed) -> Vec<Str
         [vec![line.number.to_string(), line.epoch.to_string(), state.into()], cells(line)].concat()
     });
     format!("node {}\n{}", answer.node, table(&format!("number, version, state, {columns}"), rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: the status went to the terminal as it was.
+    #[test]
+    fn a_node_s_answer_controls_no_terminal() {
+        let answer = Answer {
+            status: "\u{1b}[2Jdown".into(),
+            why: Some("\u{1b}]0;title\u{7}".into()),
+            ..Answer::default()
+        };
+        let about = About { to: To { node: String::new(), json: false }, number: 16 };
+        assert_eq!(text(&What::Quarantine(about), &answer), " [2Jdown:  ]0;title \n");
+    }
 }
