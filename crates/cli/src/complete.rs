@@ -40,7 +40,10 @@ pub(crate) fn man(arguments: &Man) -> Result<u8, Failure> {
     let folder = &arguments.folder;
     std::fs::create_dir_all(folder)
         .and_then(|()| clap_mangen::generate_to(command_line::reflow(Cli::command()), folder))
-        .map_err(|e| format!("{}: {e}; name a folder that can be written", folder.display()))?;
+        .map_err(|error| {
+            let text = format!("{}: {error}; name a folder that can be written", folder.display());
+            Failure::of_write(error.kind(), text)
+        })?;
     Ok(0)
 }
 
@@ -52,6 +55,14 @@ mod tests {
 
     /// Columns of a narrow terminal. Clap breaks longer lines, and a broken example can't be pasted.
     const COLUMNS: usize = 80;
+
+    /// Regression: a folder that can't be written was bad input.
+    #[test]
+    fn pages_that_cannot_be_written_are_no_bad_input() {
+        let file = Man { folder: std::env::current_exe().unwrap() };
+        let failure = format!("{:?}", man(&file).unwrap_err());
+        assert!(failure.ends_with(", 1)"), "{failure}");
+    }
 
     #[test]
     fn examples_fit_into_a_narrow_terminal() {

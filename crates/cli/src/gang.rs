@@ -64,7 +64,8 @@ async fn trace(socket: &Path, file: &Path, json: bool) -> Result<u8, Failure> {
         return Err(failure(ClientError::Gone));
     };
     let name = file.display().to_string();
-    let drawn = slices::draw(file, &slices).map_err(|error| format!("{name}: {error}"))?;
+    let drawn = slices::draw(file, &slices)
+        .map_err(|error| Failure::of_write(error.kind(), format!("{name}: {error}")))?;
     print_document(json, &json!({ "file": name, "slices": drawn }), |_| String::new());
     Ok(0)
 }

@@ -63,29 +63,29 @@ Try it:
     {"overhead_us":7.4,"us_per_byte":0.0079}
   ]}]}' | midplane plan --plot gantt.svg
 
-Exit code: 0 planned; 2 bad input."#;
+Exit code: 0 planned; 1 the chart could not be written; 2 bad input."#;
 
 pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let plans = plan(arguments).map_err(|problem| problem.replace('\n', " "))?;
-    print_json(&plans);
+    print_json(&plan(arguments)?);
     Ok(0)
 }
 
-fn plan(arguments: &Arguments) -> Result<Value, String> {
+fn plan(arguments: &Arguments) -> Result<Value, Failure> {
     let mut stdin = std::io::stdin();
     if stdin.is_terminal() {
-        return Err("standard input: give a JSON document; --help shows one".into());
+        return Err("standard input: give a JSON document; --help shows one".to_owned().into());
     }
     let mut text = String::new();
     stdin.read_to_string(&mut text).map_err(|problem| format!("standard input: {problem}"))?;
-    let solved = document::solve(&text)?;
+    let solved = document::solve(&text).map_err(|problem| problem.replace('\n', " "))?;
     if let Some(file) = &arguments.plot {
         let Some(first) = solved.first() else {
-            return Err("--plot: the document has no pipeline to draw".into());
+            return Err("--plot: the document has no pipeline to draw".to_owned().into());
         };
         let rows = first.plan.rows(&first.pipeline, first.max_in_flight);
-        gantt::write(file, &[("predicted", &rows)], &[])
-            .map_err(|problem| format!("--plot {}: {problem}", file.display()))?;
+        gantt::write(file, &[("predicted", &rows)], &[]).map_err(|error| {
+            Failure::of_write(error.kind(), format!("--plot {}: {error}", file.display()))
+        })?;
     }
     Ok(document::answer(&solved))
 }

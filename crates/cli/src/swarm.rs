@@ -47,7 +47,8 @@ Examples:
 
 Ctrl-C and SIGTERM begin no more seeds, and print the results so far. A second one ends the command at once.
 
-Exit code: 0 all seeds passed; 1 a seed failed, a planted bug was not found, or the command was stopped; 2 bad input.";
+Exit code: 0 all seeds passed; 1 a seed failed, a planted bug was not found, a file could not be written, or the command
+was stopped; 2 bad input.";
 
 #[cfg(not(feature = "planted"))]
 const NO_BUGS: &str = "--plant needs a build with bugs: cargo run --release -p midplane-cli --features planted -- \
@@ -121,8 +122,8 @@ fn one(arguments: &Arguments, seed: u64) -> Result<Summary, Failure> {
         return Ok(summary);
     }
     let topology = &plan::Plan::new(seed).topology;
-    let recorder =
-        Recorder::create(pcapng, perfetto, topology).map_err(|error| error.to_string())?;
+    let recorder = Recorder::create(pcapng, perfetto, topology)
+        .map_err(|error| Failure::of_write(error.kind(), error))?;
     let sink = recorder.clone();
     summary.add(run::run(seed, Some(Box::new(move |record| sink.record(record)))));
     recorder.finish().map_err(|error| Failure::of_run(format!("the files of {seed}: {error}")))?;

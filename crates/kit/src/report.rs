@@ -1,7 +1,7 @@
 //! Output and exit codes of programs: one JSON document, or text, or one line with an error.
 
 use std::fmt::{Display, Formatter};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +27,12 @@ impl Failure {
     /// Creates the error of a run that failed, though its input was right.
     pub fn of_run(what: impl Display) -> Self {
         Self(what.to_string(), FAILED)
+    }
+
+    /// Creates the error of a file that can't be written: bad input if its path or its extension is wrong.
+    pub fn of_write(kind: ErrorKind, what: impl Display) -> Self {
+        let is_input = matches!(kind, ErrorKind::InvalidInput | ErrorKind::NotFound);
+        Self(what.to_string(), if is_input { BAD_INPUT } else { FAILED })
     }
 }
 
@@ -98,7 +104,7 @@ pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     if let Err(error) = written.map_err(|error| error.kind())
-        && error != std::io::ErrorKind::BrokenPipe
+        && error != ErrorKind::BrokenPipe
     {
         HAS_FAILED_TO_WRITE.store(true, Ordering::Relaxed);
         fail(&format!("standard output: {error}"), FAILED);
@@ -166,4 +172,22 @@ pub fn markdown(titles: &str, rows: impl IntoIterator<Item = Vec<String>>) -> St
     let rule = vec!["---".to_owned(); titles.len()];
     let rows = [titles, rule].into_iter().chain(rows);
     rows.map(|row| format!("| {} |\n", row.join(" | "))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: a full disk was bad input.
+    #[test]
+    fn a_file_that_cannot_be_written_is_bad_input_only_if_its_path_is_wrong() {
+        for (kind, code) in [
+            (ErrorKind::StorageFull, FAILED),
+            (ErrorKind::PermissionDenied, FAILED),
+            (ErrorKind::InvalidInput, BAD_INPUT),
+            (ErrorKind::NotFound, BAD_INPUT),
+        ] {
+            assert_eq!(Failure::of_write(kind, "a.svg").1, code, "{kind}");
+        }
+    }
 }
