@@ -12,8 +12,13 @@ pub(super) fn make_key(path: &Path) -> Result<PublicKey, String> {
     let wrong = |what: &dyn std::fmt::Display| format!("--make-key {}: {what}", path.display());
     let secret = SecretKey::generate().map_err(|error| wrong(&error))?;
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    let written = file.and_then(|mut file| writeln!(file, "{}", secret.to_text()));
-    written.map_err(|error| wrong(&error)).map(|()| secret.public())
+    let mut file = file.map_err(|error| wrong(&error))?;
+    writeln!(file, "{}", secret.to_text()).map_err(|error| {
+        // An empty file would refuse the next try.
+        let _ = std::fs::remove_file(path);
+        wrong(&error)
+    })?;
+    Ok(secret.public())
 }
 
 /// Reads the key that all daemons share from a file that other users can't read.
