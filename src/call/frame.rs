@@ -6,6 +6,7 @@
 use std::io;
 use std::time::Duration;
 
+use bytes::Buf;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::context::{MAX_PARENT, MAX_STATE, Trace};
@@ -49,8 +50,10 @@ impl RequestHeader {
     pub(super) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Self> {
         let mut bytes = [0; REQUEST_BYTES];
         stream.read_exact(&mut bytes).await?;
-        let [parent, state] = [16, 18].map(|at| usize::from(word16(&bytes, at)));
-        let is_one = bytes[..4] == REQUEST && bytes[20..] == [0; 4];
+        let (magic, mut rest) = bytes.split_at(REQUEST.len());
+        let (length, micros) = (rest.get_u32_le(), rest.get_u64_le());
+        let [parent, state] = [rest.get_u16_le(), rest.get_u16_le()].map(usize::from);
+        let is_one = magic == REQUEST && rest == [0; 4];
         if !is_one || parent > MAX_PARENT || state > MAX_STATE {
             return Err(no_frame(
                 "no request of a call: it was opened by `connect`, or by another version",
@@ -61,9 +64,8 @@ impl RequestHeader {
         let text = |bytes| std::str::from_utf8(bytes).unwrap_or("");
         // An invalid trace is ignored: it is no reason to refuse a call.
         let trace = Trace::new(text(&words[..parent]), text(&words[parent..])).unwrap_or_default();
-        let micros = word64(&bytes, 8);
         let remaining = (micros != NEVER).then(|| Duration::from_micros(micros));
-        Ok(Self { length: word32(&bytes, 4), remaining, trace })
+        Ok(Self { length, remaining, trace })
     }
 }
 
@@ -88,15 +90,14 @@ pub(super) enum Status {
 }
 
 impl Status {
-    const ALL: [Self; 7] = [
-        Self::Response,
-        Self::Error,
-        Self::Deadline,
-        Self::Undecodable,
-        Self::RequestTooLarge,
-        Self::ResponseTooLarge,
-        Self::Busy,
-    ];
+    fn of(byte: u8) -> Option<Self> {
+        use Status::{
+            Busy, Deadline, Error, RequestTooLarge, Response, ResponseTooLarge, Undecodable,
+        };
+        [Response, Error, Deadline, Undecodable, RequestTooLarge, ResponseTooLarge, Busy]
+            .into_iter()
+            .find(|status| *status as u8 == byte)
+    }
 }
 
 /// The header of an answer.
@@ -122,10 +123,10 @@ impl AnswerHeader {
     pub(super) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Self> {
         let mut bytes = [0; ANSWER_BYTES];
         stream.read_exact(&mut bytes).await?;
-        let status = Status::ALL.get(usize::from(bytes[4])).copied();
-        match status.filter(|_| bytes[..4] == ANSWER && bytes[5..8] == [0; 3]) {
+        let (head, mut numbers) = bytes.split_at(8);
+        match Status::of(head[4]).filter(|_| head[..4] == ANSWER && head[5..] == [0; 3]) {
             Some(status) => {
-                Ok(Self { status, length: word32(&bytes, 8), limit: word32(&bytes, 12) })
+                Ok(Self { status, length: numbers.get_u32_le(), limit: numbers.get_u32_le() })
             }
             None => Err(no_frame("no answer of a service of calls")),
         }
@@ -139,18 +140,6 @@ fn no_frame(text: &str) -> io::Error {
 #[expect(clippy::cast_possible_truncation, reason = "traces are bounded")]
 const fn short(text: &str) -> u16 {
     text.len() as u16
-}
-
-fn word16(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn word32(bytes: &[u8], at: usize) -> u32 {
-    u32::from(word16(bytes, at)) | u32::from(word16(bytes, at + 2)) << 16
-}
-
-fn word64(bytes: &[u8], at: usize) -> u64 {
-    u64::from(word32(bytes, at)) | u64::from(word32(bytes, at + 4)) << 32
 }
 
 #[cfg(test)]
