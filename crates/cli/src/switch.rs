@@ -13,7 +13,7 @@ use midplane::simhw::link::{Framing, LinkProfile};
 use midplane::simhw::nic::StartError;
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::LineRate;
-use midplane::simhw::udp::{SoftSwitch, SwitchConfig, SwitchCounters, resolve_peers};
+use midplane::simhw::udp::{SoftSwitch, SwitchConfig, SwitchCounters};
 use midplane_kit::report::{self, Failure};
 use midplane_kit::{processes, ranks};
 use serde::Serialize;
@@ -117,7 +117,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<u8, Failure> {
 }
 
 fn start(arguments: &Arguments) -> Result<SoftSwitch, Failure> {
-    let peers = resolve_peers(&arguments.peers.read()?).map_err(ranks::unresolved)?;
+    let peers = ranks::resolve_all(&arguments.peers.read()?)?;
     let bind = ranks::resolve("--bind", &arguments.bind)?;
     let rate = LineRate::mbps(u64::from(arguments.link_mbps));
     let propagation = Duration::from_micros(1);

@@ -98,12 +98,12 @@ pub fn resolve(flag: &str, text: &str) -> Result<SocketAddr, String> {
     resolve_peers(&[text.to_owned()]).map(|found| found[0]).map_err(wrong)
 }
 
-/// Returns the addresses of a list of `host:port`.
+/// Returns the addresses of a service's peers, each a `host:port`.
 ///
 /// # Errors
 /// One line that names --peers.
-pub fn resolve_all(peers: &[String]) -> Result<Vec<SocketAddr>, String> {
-    resolve_peers(peers).map_err(|error| format!("--peers: {error}"))
+pub fn resolve_all(peers: &[String]) -> Result<Vec<SocketAddr>, Failure> {
+    resolve_peers(peers).map_err(unresolved)
 }
 
 /// Returns the error of a service whose peers were not resolved. A name service that is down may be up later, so that

@@ -24,8 +24,7 @@ use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::simhw::launch;
 use midplane::simhw::seal::Identity;
-use midplane::simhw::udp::resolve_peers;
-use midplane_kit::ranks::unresolved;
+use midplane_kit::ranks;
 use midplane_kit::report::{self, Failure};
 use place::Place;
 use rustix::process::geteuid;
@@ -210,7 +209,7 @@ fn fabric(
         Medium::Udp => {
             let addresses = match peers.is_empty() {
                 true => vec![([127, 0, 0, 1], 0).into()],
-                false => resolve_peers(peers).map_err(unresolved)?,
+                false => ranks::resolve_all(peers)?,
             };
             (Fabric::Udp(addresses), Geometry::BULK_UDP)
         }
