@@ -260,6 +260,10 @@ impl World {
         let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
         met.entry(rank).or_default().times += 1;
         drop(met);
+        // It may be the process that had a rank which this world does not have. Any other one dials again.
+        let mut mismatch = self.mismatch.lock().unwrap_or_else(PoisonError::into_inner);
+        *mismatch = mismatch.take().filter(|(rank, ..)| *rank < self.size);
+        drop(mismatch);
         self.changed.notify_waiters();
         self.source.connect(Peer(rank), stream)
     }
@@ -282,8 +286,9 @@ impl World {
     /// Returns the error of a world that some ranks have not joined in time.
     fn not_joined(&self, missing: &[u32]) -> Error {
         let mismatch = self.mismatch.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // Another process has joined with that rank since, unless it is missing.
-        let (kind, why) = match mismatch.filter(|(rank, ..)| missing.contains(rank)) {
+        // Another process has joined with that rank since, unless it is missing, or this world has no such rank.
+        let is_reason = |rank: &u32| *rank >= self.size || missing.contains(rank);
+        let (kind, why) = match mismatch.filter(|(rank, ..)| is_reason(rank)) {
             Some((_, process, size)) => {
                 let why = format!(
                     "{process} has joined a world of {size}: give all processes the same size"
@@ -304,10 +309,8 @@ impl World {
     }
 
     fn note_mismatch(&self, rank: u32, process: String, size: u32) {
-        if rank < self.size {
-            let mut mismatch = self.mismatch.lock().unwrap_or_else(PoisonError::into_inner);
-            *mismatch = Some((rank, process, size));
-        }
+        let mut mismatch = self.mismatch.lock().unwrap_or_else(PoisonError::into_inner);
+        *mismatch = Some((rank, process, size));
     }
 
     /// Accepts the streams of processes with higher ranks.

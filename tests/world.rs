@@ -179,20 +179,30 @@ async fn a_rank_of_a_live_process_of_the_host_is_taken() {
 
 #[tokio::test]
 async fn both_processes_learn_that_they_have_joined_with_different_sizes() {
-    let builder = Node::builder().cluster(format!("sizes-{}", std::process::id()));
+    join_with_different_sizes(1, 3).await;
+}
+
+/// Regression: the process of the smaller world ignored a rank that its world does not have.
+#[tokio::test]
+async fn a_process_of_a_larger_world_with_a_high_rank_is_named() {
+    join_with_different_sizes(3, 4).await;
+}
+
+/// Joins as rank 0 of 2, and with another process as `rank` of `size`: the error of each names the other.
+async fn join_with_different_sizes(rank: u32, size: u32) {
+    let builder = Node::builder().cluster(format!("sizes-{size}-{}", std::process::id()));
     let builder = builder.connect_timeout(Duration::from_secs(1));
     let nodes = ["first", "second"].map(|name| builder.clone().name(name).start());
     let [first, second] = nodes;
     let (first, second) = tokio::join!(first, second);
     let (first, second) = (first.unwrap(), second.unwrap());
-    let joined = async { tokio::join!(first.world("x", 0, 2), second.world("x", 1, 3)) };
-    let (two, three) = timeout(SOON, joined).await.expect("it ends");
-    for (joined, other) in
-        [(two, "second has joined a world of 3"), (three, "first has joined a world of 2")]
-    {
+    let joined = async { tokio::join!(first.world("x", 0, 2), second.world("x", rank, size)) };
+    let (two, larger) = timeout(SOON, joined).await.expect("it ends");
+    for (joined, other, size) in [(two, "second", size), (larger, "first", 2)] {
         let error = joined.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-        assert!(error.to_string().contains(other), "{error}");
+        let why = format!("{other} has joined a world of {size}");
+        assert!(error.to_string().contains(&why), "{error}");
     }
 }
 
