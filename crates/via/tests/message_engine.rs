@@ -2,12 +2,13 @@
 
 use std::task::Poll;
 
-use crate::engines::{cluster, message, receive, send, settle, take};
+use crate::engines::{Process, cluster, message, receive, send, settle, take};
 use midplane_via::message::engine::{Config, Engine, WhenFull};
-use midplane_via::message::envelope::Peer;
+use midplane_via::message::envelope::{Context, Peer, Tag};
+use midplane_via::message::matching::Pattern;
 use midplane_via::message::memory::{MemoryConfig, network};
-use midplane_via::message::request::{Failure, Mode, State};
-use midplane_via::message::transport::Wait;
+use midplane_via::message::request::{Failure, Load, Mode, State};
+use midplane_via::message::transport::{Claim, Wait};
 
 #[test]
 fn a_full_window_leads_to_rendezvous_waiting_or_refusal() {
@@ -142,6 +143,93 @@ fn the_message_of_a_dropped_receive_returns_to_its_place() {
         }
         assert_eq!(pair[1].unexpected_bytes(), 0);
     }
+}
+
+/// Sends a message of 3,000 bytes and then one of 10, and drops `drops` receives while the bytes of the first are
+/// arriving.
+fn long_and_short(drops: u32) -> Vec<Process> {
+    let memory = MemoryConfig::default().room(500);
+    let mut pair = cluster(2, memory, Config::default().eager(400));
+    settle(&mut pair);
+    let _ = send(&mut pair[0], Mode::Standard, 1, 1, &message(0, 0, 3_000));
+    for _ in 0..drops {
+        let dropped = receive(&mut pair[1], Some(0), Some(1), 10_000);
+        pair[1].advance(Wait::Not);
+        assert_eq!(pair[1].requests().state(dropped), Some(State::Active));
+        pair[1].destroy(dropped, true);
+    }
+    let _ = send(&mut pair[0], Mode::Standard, 1, 1, &message(0, 1, 10));
+    pair[1].advance(Wait::Not);
+    pair
+}
+
+/// From the second on, each dropped receive waits for the message of the first.
+#[test]
+fn a_long_message_of_a_dropped_receive_is_not_overtaken() {
+    for (drops, is_whole) in [(1, false), (1, true), (2, false), (2, true), (3, false)] {
+        let mut pair = long_and_short(drops);
+        if is_whole {
+            settle(&mut pair);
+        }
+        let receives = [(); 2].map(|()| receive(&mut pair[1], Some(0), Some(1), 10_000));
+        settle(&mut pair);
+        let received = receives.map(|request| take(&mut pair[1], request).expect("it is there"));
+        let expected = [message(0, 0, 3_000), message(0, 1, 10)];
+        assert_eq!(received.map(|outcome| outcome.bytes), expected, "{drops} {is_whole}");
+        assert!(pair[1].explain().waiting.is_empty());
+        assert_eq!(pair[1].unexpected_bytes(), 0);
+    }
+}
+
+#[test]
+fn a_posted_receive_gets_the_long_message_of_a_dropped_one() {
+    let memory = MemoryConfig::default().room(500);
+    let mut pair = cluster(2, memory, Config::default().eager(400));
+    settle(&mut pair);
+    let [dropped, next] = [(); 2].map(|()| receive(&mut pair[1], Some(0), Some(1), 10_000));
+    let _ = send(&mut pair[0], Mode::Standard, 1, 1, &message(0, 0, 3_000));
+    pair[1].advance(Wait::Not);
+    pair[1].destroy(dropped, true);
+    let _ = send(&mut pair[0], Mode::Standard, 1, 1, &message(0, 1, 10));
+    pair[1].advance(Wait::Not);
+    assert_eq!(pair[1].requests().state(next), Some(State::Active));
+    settle(&mut pair);
+    assert_eq!(take(&mut pair[1], next).unwrap().bytes, message(0, 0, 3_000));
+    let last = receive(&mut pair[1], None, None, 10_000);
+    assert_eq!(take(&mut pair[1], last).unwrap().bytes, message(0, 1, 10));
+}
+
+#[test]
+fn a_probe_finds_the_long_message_of_a_dropped_receive_before_later_ones() {
+    let pattern = Pattern { context: Context(0), source: Some(Peer(0)), tag: Some(Tag(1)) };
+    for is_whole in [false, true] {
+        let mut pair = long_and_short(1);
+        let seen = pair[1].iprobe(&pattern, Claim::Leave).map(|found| found.length);
+        assert_eq!(seen, Some(3_000));
+        let claimed = pair[1].iprobe(&pattern, Claim::Take).and_then(|found| found.claimed);
+        let claimed = claimed.expect("it is taken");
+        let seen = pair[1].iprobe(&pattern, Claim::Leave).map(|found| found.length);
+        assert_eq!(seen, Some(10));
+        if is_whole {
+            settle(&mut pair);
+        }
+        pair[1].start(claimed, Load::anything()).unwrap();
+        settle(&mut pair);
+        assert_eq!(take(&mut pair[1], claimed).unwrap().bytes, message(0, 0, 3_000));
+        let last = receive(&mut pair[1], Some(0), Some(1), 10_000);
+        assert_eq!(take(&mut pair[1], last).unwrap().bytes, message(0, 1, 10));
+    }
+}
+
+#[test]
+fn the_loss_of_the_sender_ends_a_receive_of_a_dropped_ones_message() {
+    let mut pair = long_and_short(1);
+    let heir = receive(&mut pair[1], None, None, 10_000);
+    drop(pair.remove(0));
+    settle(&mut pair);
+    let outcome = take(&mut pair[0], heir).expect("it has ended");
+    assert_eq!(outcome.result, Err(Failure::PeerLost(Peer(0))));
+    assert!(pair[0].explain().waiting.is_empty());
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod hinted;
 mod parts;
 mod peer;
 mod pool;
+mod returning;
 mod seeking;
 mod seeks;
 mod target;
@@ -72,15 +73,17 @@ pub struct Counters {
 }
 
 /// An unexpected message, or an RTS that has just matched.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Arrived {
     /// The handle of the sender's request, if that waits for an answer; else 0.
     sender: u64,
     length: u32,
     /// Bytes of its sender's window here that the message occupies.
     charge: u32,
-    /// The message's bytes; `None` if they are still at the sender.
+    /// The message's bytes; `None` if they are still at the sender, or arriving.
     bytes: Option<Vec<u8>>,
+    /// The dropped receive at which the bytes are arriving.
+    arriving: Option<Request>,
     /// True if the message waits at its sender, which offers it to other receives if this process returns it.
     hinted: bool,
 }

@@ -200,6 +200,15 @@ pub(super) struct Transfer {
     pub(super) wanted: usize,
     /// Bytes of the whole message.
     pub(super) length: usize,
+    /// The dropped receive at which the bytes arrive, if this one is its heir.
+    pub(super) dropped: Option<Request>,
+}
+
+impl Transfer {
+    /// Returns whether data packets from `peer` for this request belong to the transfer.
+    pub(super) fn is_of(&self, peer: Peer) -> bool {
+        self.peer == peer && self.dropped.is_none()
+    }
 }
 
 /// The table's entry for a request.
@@ -224,8 +233,10 @@ pub(super) struct Record {
     pub(super) result: Result<(), Failure>,
     /// True if the outcome will not be taken.
     pub(super) orphan: bool,
-    /// True if the message that it receives returns to the queue.
+    /// True if the receive was dropped while its message's bytes were arriving: the message has returned to the queue.
     pub(super) undo: bool,
+    /// The receive that gets the message of this dropped one.
+    pub(super) heir: Option<Request>,
     /// The processes whose messages a receive from any source can match; `None` for all.
     pub(super) group: Option<Arc<Group>>,
     /// Bytes of the attached buffer that the request occupies until it is done.

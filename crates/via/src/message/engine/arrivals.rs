@@ -148,7 +148,7 @@ impl Core {
             Some(receive) => {
                 self.counters.expected += 1;
                 let (sender, length) = (envelope.from, envelope.length);
-                let arrived = Arrived { sender, length, charge, bytes: None, hinted: false };
+                let arrived = Arrived { sender, length, charge, ..Arrived::default() };
                 self.meet(receive, UnexpectedMessage { key, arrival, message: arrived });
             }
             None => self.keep(key, arrival, envelope, charge, payload),
@@ -172,7 +172,7 @@ impl Core {
             bytes
         });
         let (sender, length) = (envelope.from, envelope.length);
-        let arrived = Arrived { sender, length, charge, bytes, hinted: false };
+        let arrived = Arrived { sender, length, charge, bytes, ..Arrived::default() };
         self.matching.hold(key, arrival, arrived);
         self.requests.note_move();
     }
@@ -252,6 +252,9 @@ impl Core {
             self.received(receive, key, length, room);
             return self.acknowledge(key.source, message.sender);
         }
+        if let Some(dropped) = message.arriving {
+            return self.inherit(receive, dropped, key);
+        }
         let wanted = length.min(room);
         let handles = (message.sender, receive.to_handle());
         self.answer(key.source, Kind::Cts, Marks::NONE, handles, wanted as u32);
@@ -262,7 +265,8 @@ impl Core {
         }
         record.state = State::Active;
         record.status = Self::blank(key);
-        record.transfer = Some(Transfer { peer: key.source, filled: 0, wanted, length });
+        let (peer, filled, dropped) = (key.source, 0, None);
+        record.transfer = Some(Transfer { peer, filled, wanted, length, dropped });
     }
 
     #[inline]
@@ -303,7 +307,7 @@ impl Core {
     ) -> Result<(), Breach> {
         let receive = Request::from_handle(envelope.to);
         let record = self.requests.get_mut(receive).ok_or(Breach)?;
-        let transfer = record.transfer.as_mut().filter(|t| t.peer == from).ok_or(Breach)?;
+        let transfer = record.transfer.as_mut().filter(|t| t.is_of(from)).ok_or(Breach)?;
         let end = transfer.filled + payload.len();
         if payload.is_empty() || end > transfer.wanted || payload.len() != envelope.length as usize
         {
@@ -329,7 +333,7 @@ impl Core {
         let receive = Request::from_handle(envelope.to);
         let record = self.requests.get_mut(receive).filter(|record| record.memory.is_some());
         let transfer = record.and_then(|record| record.transfer.as_mut());
-        let done = match transfer.filter(|transfer| transfer.peer == from) {
+        let done = match transfer.filter(|transfer| transfer.is_of(from)) {
             Some(transfer)
                 if (transfer.filled, transfer.wanted) == (0, envelope.length as usize) =>
             {

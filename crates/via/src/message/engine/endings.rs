@@ -1,12 +1,12 @@
-//! Early ends of requests: cancelled, abandoned, or their process lost.
+//! Early ends of requests: cancelled, or their process or communicator lost.
 
 use super::flows::{Flows, UnreportedCredit};
 use super::seeks::Seeks;
-use super::{Arrived, Core, ENTRY, Link};
+use super::{Core, ENTRY, Link};
 use crate::message::envelope::{Context, Peer};
 use crate::message::explain::{Explanation, Missing, Unmatched};
 use crate::message::group::Group;
-use crate::message::matching::{Key, Pattern, UnexpectedMessage};
+use crate::message::matching::{Key, Pattern};
 use crate::message::request::{Failure, Operation, Record, Request, State, Status};
 
 impl Core {
@@ -17,7 +17,7 @@ impl Core {
     }
 
     /// Cancels a request that has not matched; one that has matched continues.
-    fn cancel(&mut self, request: Request) {
+    pub(super) fn cancel(&mut self, request: Request) {
         let Some(record) = self.requests.get(request) else { return };
         match (record.operation, record.state) {
             (Operation::Receive(_), State::Active) => {
@@ -40,63 +40,6 @@ impl Core {
                 }
             }
             _ => {}
-        }
-    }
-
-    /// Abandons a request whose outcome will not be taken: a request in progress, or a done one that is to be undone.
-    pub(super) fn abandon(&mut self, request: Request, undo: bool) {
-        let Some(record) = self.requests.get_mut(request) else { return };
-        record.orphan = true;
-        match (record.operation, record.state) {
-            (Operation::Send { .. } | Operation::Nothing, State::Done) => {
-                self.requests.remove(request);
-            }
-            (Operation::Send { .. }, _) => {}
-            (Operation::Receive(_), State::Active) if record.posted.is_some() && undo => {
-                self.cancel(request);
-            }
-            (Operation::Receive(_) | Operation::Claimed(_), State::Done) => {
-                let key = Self::key_of(record.operation, record.status);
-                if record.result.is_ok() {
-                    let length = record.status.length;
-                    self.return_message(request, key, length);
-                } else {
-                    self.requests.remove(request);
-                }
-            }
-            _ => record.undo = undo,
-        }
-    }
-
-    const fn key_of(operation: Operation, status: Status) -> Key {
-        let context = match operation {
-            Operation::Receive(pattern) => pattern.context,
-            Operation::Claimed(key) => key.context,
-            Operation::Send { context, .. } => context,
-            Operation::Nothing => Context(0),
-        };
-        Key { context, source: status.source, tag: status.tag }
-    }
-
-    /// Puts the message of a receive back into the queue, and removes the receive.
-    pub(super) fn return_message(&mut self, receive: Request, key: Key, length: usize) {
-        let Some(record) = self.requests.get_mut(receive) else { return };
-        let bytes = match record.memory.take().and_then(|memory| memory.part(0..length)) {
-            Some(memory) => memory.to_vec(),
-            None => std::mem::take(&mut record.storage),
-        };
-        let arrival = record.arrival;
-        self.requests.remove(receive);
-        let length = u32::try_from(bytes.len()).expect("at most MAX_LENGTH");
-        // The message's room in the window was returned when it was received.
-        let message = Arrived { sender: 0, length, charge: 0, bytes: Some(bytes), hinted: false };
-        self.put_back(UnexpectedMessage { key, arrival, message });
-    }
-
-    pub(super) fn put_back(&mut self, held: UnexpectedMessage<Arrived>) {
-        match self.matching.put_back(held) {
-            Ok(_) => self.requests.note_move(),
-            Err((receive, held)) => self.meet(receive, held),
         }
     }
 

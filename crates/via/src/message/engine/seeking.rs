@@ -364,6 +364,6 @@ impl Core {
 impl Offer {
     fn arrived(&self) -> Arrived {
         let Self { sender, length, .. } = *self;
-        Arrived { sender, length, charge: 0, bytes: None, hinted: true }
+        Arrived { sender, length, hinted: true, ..Arrived::default() }
     }
 }

@@ -49,6 +49,7 @@ impl Requests {
         record.result = Ok(());
         record.orphan = false;
         record.undo = false;
+        record.heir = None;
         Request { slot, generation: *generation }
     }
 
@@ -70,6 +71,7 @@ impl Requests {
             result: Ok(()),
             orphan: false,
             undo: false,
+            heir: None,
             group: None,
             attached: 0,
             waker: None,
