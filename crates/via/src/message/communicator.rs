@@ -25,13 +25,13 @@ use bytes::Bytes;
 
 use super::bell::Deferred;
 use super::collective::Nics;
-use super::engine::{Engine, Target};
+use super::engine::Engine;
 use super::envelope::Tag;
 use super::explain::Explanation;
 use super::group::{CommHandle, Rank};
 use super::process::{MessageError, Parker, Process};
 use super::request::{Failure, Load, Mode, Outcome, Request};
-use super::transport::{InitError, StartError, Wait};
+use super::transport::{InitError, StartError};
 use waiters::Waiters;
 
 pub(super) use pending::ReceiveInto;
@@ -50,11 +50,6 @@ pub struct Received {
     pub bytes: Vec<u8>,
 }
 
-/// Requests that may complete in a row within their own poll before the task yields: a task that never waits would
-/// starve the others on its thread. Each turn of another task may busy-poll for as long as its carrier does: with 4,
-/// eight streams over shared memory have half the rate; with 32, their tail latency is 1.5 times as long.
-const TURNS: u32 = 16;
-
 /// The state that all communicators of a process share.
 #[derive(Debug)]
 struct Shared {
@@ -64,58 +59,6 @@ struct Shared {
     turns: u32,
     /// The NICs' collective operations, if a communicator uses them.
     nics: Weak<Nics>,
-}
-
-impl Shared {
-    /// Advances requests until the target is done or no progress is possible; the carrier then wakes `waker`. Stops
-    /// early once the target is done: when its task leaves the waiters, another one is woken and arms the carrier.
-    fn drive(&mut self, waker: &Waker, place: &mut Option<usize>, target: &mut Target<'_>) {
-        let place = self.waiters.enter(place, waker);
-        let Self { process, waiters, .. } = self;
-        advance(process.engine_mut(), waiters.lead(place), target);
-        self.wake_probes();
-    }
-
-    /// Does the same as `drive`, for a waiter that may be kept without being polled: the carrier wakes all waiters.
-    fn drive_kept(&mut self, waker: &Waker, place: &mut Option<usize>, target: &mut Target<'_>) {
-        let place = self.waiters.enter(place, waker);
-        let Self { process, waiters, .. } = self;
-        advance(process.engine_mut(), waiters.lead_kept(place), target);
-        self.wake_probes();
-    }
-
-    /// Advances requests as far as possible without waiting.
-    fn poll_once(&mut self, target: &mut Target<'_>) {
-        self.process.engine_mut().advance_for(Wait::Not, target);
-        self.wake_probes();
-    }
-
-    /// Returns whether the task must yield first: `TURNS` requests in a row have completed within their own poll.
-    const fn must_yield(&mut self) -> bool {
-        let must_yield = self.turns >= TURNS;
-        if must_yield {
-            self.turns = 0;
-        }
-        must_yield
-    }
-
-    fn moves(&mut self) -> u32 {
-        self.process.engine_mut().requests().moves()
-    }
-
-    /// Wakes the probes, if the count of moves has changed since they were last woken.
-    fn wake_probes(&mut self) {
-        let moves = self.moves();
-        self.waiters.wake_probes(moves);
-    }
-}
-
-fn advance(engine: &mut Engine, waker: &Waker, target: &mut Target<'_>) {
-    while engine.advance_for(Wait::Wake(waker), target) > 0 {
-        if target.request.is_some_and(|request| engine.requests().peek(request).is_some()) {
-            break;
-        }
-    }
 }
 
 /// The locked shared state. Wakes and drops of wakers are deferred until after the unlock.

@@ -226,9 +226,8 @@ impl Carrier for MemoryCarrier {
     fn arm_wakeup(&mut self, waker: &Waker) -> bool {
         let own = self.own.0 as usize;
         let mut shared = Self::lock(&self.shared);
-        if std::mem::take(&mut shared.has_event[own]) {
+        if shared.has_event[own] {
             // The event may be an arrival, or room again; the next poll checks.
-            shared.has_event[own] = true;
             return false;
         }
         let former = shared.wakers[own].replace(waker.clone());

@@ -159,7 +159,7 @@ impl Pending {
         let waits = self.seen == Some(shared.moves());
         let mut target = Target::new(request, memory.as_deref_mut());
         if waits {
-            self.drive(&mut shared, context.waker(), &mut target);
+            shared.drive(context.waker(), &mut self.place, self.kept, &mut target);
         } else {
             shared.poll_once(&mut target);
         }
@@ -174,14 +174,6 @@ impl Pending {
             *again = true;
         }
         Poll::Pending
-    }
-
-    fn drive(&mut self, shared: &mut Shared, waker: &Waker, target: &mut Target<'_>) {
-        if self.kept {
-            shared.drive_kept(waker, &mut self.place, target);
-        } else {
-            shared.drive(waker, &mut self.place, target);
-        }
     }
 
     fn result(&self, outcome: Outcome) -> Result<Received, MessageError> {

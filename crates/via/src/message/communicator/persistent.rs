@@ -88,8 +88,8 @@ impl Persistent {
             let place = &mut registration.place;
             let owner = Arc::clone(&self.communicator.shared);
             let mut shared = lock(&owner);
-            let requests = shared.process.engine_mut().requests();
-            if matches!(requests.state(self.request), None | Some(State::Built)) {
+            let state = shared.process.engine_mut().requests().state(self.request);
+            if matches!(state, None | Some(State::Built)) {
                 return Poll::Ready(None);
             }
             if shared.must_yield() {
@@ -97,11 +97,10 @@ impl Persistent {
                 context.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            let requests = shared.process.engine_mut().requests();
-            requests.wake_when_done(self.request, context.waker());
-            if requests.state(self.request) != Some(State::Done) {
+            shared.process.engine_mut().requests().wake_when_done(self.request, context.waker());
+            if state != Some(State::Done) {
                 let target = &mut Target::new(self.request, None);
-                shared.drive(context.waker(), place, target);
+                shared.drive(context.waker(), place, false, target);
             }
             let Some(outcome) = shared.process.engine_mut().requests().take(self.request) else {
                 shared.turns = 0;

@@ -165,7 +165,7 @@ impl Communicator {
             shared.process.engine_mut().advance(Wait::Not);
             let mut answer = ask(&mut shared.process);
             if answer.is_none() {
-                shared.drive(context.waker(), &mut place.place, &mut Target::default());
+                shared.drive(context.waker(), &mut place.place, false, &mut Target::default());
                 shared.waiters.probes(place.place.expect("drive registers a waiter"));
                 answer = ask(&mut shared.process);
             }
@@ -185,7 +185,7 @@ impl Communicator {
         poll_fn(|context| {
             let answer = poll(context);
             if answer.is_pending() {
-                self.lock().drive(context.waker(), &mut place.place, &mut Target::default());
+                self.lock().drive(context.waker(), &mut place.place, false, &mut Target::default());
             }
             answer
         })
