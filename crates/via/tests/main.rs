@@ -28,6 +28,7 @@ mod message_recovery;
 mod message_scenarios;
 mod message_scenarios_live;
 mod message_scenarios_vis;
+mod message_wakes;
 mod message_windows;
 mod nic_futures;
 mod on_nics;

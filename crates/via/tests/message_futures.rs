@@ -304,7 +304,7 @@ fn dropping_the_leading_future_wakes_another_task() {
 }
 
 #[derive(Default)]
-struct Count(AtomicU32);
+pub(crate) struct Count(pub(crate) AtomicU32);
 
 impl std::task::Wake for Count {
     fn wake(self: Arc<Self>) {

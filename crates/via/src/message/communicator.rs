@@ -61,7 +61,8 @@ struct Shared {
     nics: Weak<Nics>,
 }
 
-/// The locked shared state. Wakes and drops of wakers are deferred until after the unlock.
+/// The locked shared state. Wakes and drops of wakers are deferred until after the unlock. If packets wait of which the
+/// carrier wakes no task, the unlock wakes the leader.
 struct Locked<'a> {
     /// `Some` until this is dropped.
     shared: Option<MutexGuard<'a, Shared>>,
@@ -87,6 +88,9 @@ impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
         let Some(mut shared) = self.shared.take() else { return };
+        if shared.process.engine_mut().take_unattended() {
+            shared.waiters.wake_leader();
+        }
         let rung = shared.waiters.bell().release().then(|| Arc::clone(shared.waiters.bell()));
         let of_waiters = shared.waiters.deferred.take();
         let of_requests = shared.process.engine_mut().requests().deferred.take();

@@ -114,6 +114,9 @@ struct Core {
     scratch: Vec<u8>,
     /// Processes for which packets wait to be sent.
     busy: Vec<Peer>,
+    /// True if a process was listed in `busy` since the carrier was last armed: if the carrier has refused its packets,
+    /// it does not know that a task waits for room.
+    listed_since_armed: bool,
     /// Messages of this process to itself.
     to_self: VecDeque<(Envelope, Bytes)>,
     pool: Pool,
@@ -169,6 +172,7 @@ impl Engine {
             unshared: config.total,
             scratch: Vec::with_capacity(flows::PACKET_BYTES),
             busy: Vec::new(),
+            listed_since_armed: false,
             to_self: VecDeque::new(),
             pool: Pool::default(),
             counters: Counters::default(),
@@ -288,6 +292,7 @@ impl Core {
         let Some(link) = self.link_mut(peer) else { return };
         if !std::mem::replace(&mut link.listed, true) {
             self.busy.push(peer);
+            self.listed_since_armed = true;
         }
     }
 

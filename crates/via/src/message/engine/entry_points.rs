@@ -291,6 +291,7 @@ impl Engine {
             }
             let core = &self.core;
             if !more && self.carrier.arm_wakeup_for(waker, &|| core.missing()) {
+                self.core.listed_since_armed = false;
                 return 0;
             }
             if more {
@@ -299,6 +300,14 @@ impl Engine {
                 return 0;
             }
         }
+    }
+
+    /// Returns whether packets wait of which the carrier wakes no task: messages of this process to itself, or packets
+    /// that were refused since the carrier was last armed. Those are reported once.
+    #[inline]
+    pub(in crate::message) fn take_unattended(&mut self) -> bool {
+        let Core { listed_since_armed, busy, to_self, .. } = &mut self.core;
+        std::mem::take(listed_since_armed) && !busy.is_empty() || !to_self.is_empty()
     }
 
     /// Registers memory for messages from and to `peer`; `None` if the carrier has none.
