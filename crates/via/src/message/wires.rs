@@ -85,8 +85,9 @@ impl Wires {
         &*self.carriers[wires.and_then(PeerWires::open).unwrap_or(0)]
     }
 
-    /// Connects local carriers to processes found on this host, and posts control packets and repeated packets.
-    fn pump(&mut self) {
+    /// Connects local carriers to processes found on this host, and posts control packets and repeated packets. Returns
+    /// whether the last repeated packet of a process was posted: further packets to it are no longer refused.
+    fn pump(&mut self) -> bool {
         let Self { carriers, state, .. } = self;
         for peer in std::mem::take(&mut state.found) {
             for (number, carrier) in carriers.iter_mut().enumerate() {
@@ -95,11 +96,15 @@ impl Wires {
                 }
             }
         }
+        let mut takes_more = false;
         state.busy.retain(|to| {
             let Some(Some(peer)) = state.peers.get_mut(to.0 as usize) else { return false };
+            let was_repeating = peer.is_repeating();
             peer.pump(&mut |wire, envelope, payload| carriers[wire].post(*to, envelope, payload));
+            takes_more |= was_repeating && !peer.is_repeating();
             peer.has_work()
         });
+        takes_more
     }
 }
 
@@ -252,7 +257,10 @@ impl Carrier for Wires {
     }
 
     fn arm_wakeup(&mut self, waker: &Waker) -> bool {
-        self.pump();
+        if self.pump() {
+            // The engine posts the refused packets now: no carrier wakes a task for them.
+            return false;
+        }
         let is_idle = self.state.news.is_empty() && self.state.found.is_empty();
         is_idle && self.carriers.iter_mut().all(|carrier| carrier.arm_wakeup(waker))
     }

@@ -406,7 +406,7 @@ impl PeerWires {
         };
         let is_kept = self.keeps_on(wire);
         let size = payload.len() + OVERHEAD;
-        if self.carried < self.kept.len() || is_kept && self.kept_bytes + size > KEPT {
+        if self.is_repeating() || is_kept && self.kept_bytes + size > KEPT {
             return Err(Refusal::Full);
         }
         match post(wire, envelope, payload) {

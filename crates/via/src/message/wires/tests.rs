@@ -1,5 +1,7 @@
 //! Tests in which wires and processes fail and return at any step.
 
+mod cut;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
@@ -9,121 +11,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::message::envelope::{Context, Marks, Tag};
+use cut::{Cut, DEPTH, Item, Net};
 
-/// Packets that a queue of the test's carrier holds.
-const DEPTH: usize = 5;
 const HOST: u64 = 7;
-
-#[derive(Clone, Debug)]
-enum Item {
-    Packet(Envelope, Vec<u8>),
-    Lost,
-    Broken,
-    Returned,
-}
-
-/// The queues of one carrier: the queue from sender `s` to receiver `r` is at `s * processes + r`.
-#[derive(Debug)]
-struct Net {
-    processes: usize,
-    queues: Vec<VecDeque<Item>>,
-    /// For each queue, false while the carrier carries nothing over it.
-    works: Vec<bool>,
-}
-
-impl Net {
-    fn at(&self, from: usize, to: usize) -> usize {
-        from * self.processes + to
-    }
-
-    /// Drops the packets in flight between two processes, and reports `item` to both.
-    fn cut(&mut self, one: usize, other: usize, item: &Item) {
-        for (from, to) in [(one, other), (other, one)] {
-            let at = self.at(from, to);
-            self.works[at] = false;
-            self.queues[at].clear();
-            self.queues[at].push_back(item.clone());
-        }
-    }
-
-    fn repair(&mut self, one: usize, other: usize) {
-        for (from, to) in [(one, other), (other, one)] {
-            let at = self.at(from, to);
-            if !std::mem::replace(&mut self.works[at], true) {
-                self.queues[at].push_back(Item::Returned);
-            }
-        }
-    }
-}
-
-/// A carrier whose connections a test cuts.
-#[derive(Debug)]
-struct Cut {
-    own: usize,
-    net: Arc<Mutex<Net>>,
-    is_local: bool,
-    turn: usize,
-    current: Vec<u8>,
-}
-
-impl Carrier for Cut {
-    fn own(&self) -> Peer {
-        Peer(self.own as u32)
-    }
-
-    fn connect(&mut self, _: &[Peer]) -> Result<(), InitError> {
-        Ok(())
-    }
-
-    fn is_local(&self) -> bool {
-        self.is_local
-    }
-
-    fn room(&self) -> usize {
-        64
-    }
-
-    fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
-        let mut net = self.net.lock().unwrap();
-        let at = net.at(self.own, to.0 as usize);
-        let is_loss = |item: &Item| matches!(item, Item::Lost | Item::Broken);
-        let inbox = net.at(to.0 as usize, self.own);
-        if !net.works[at] || net.queues[inbox].iter().any(is_loss) {
-            return Err(Refusal::Lost);
-        }
-        if net.queues[at].len() >= DEPTH {
-            return Err(Refusal::Full);
-        }
-        net.queues[at].push_back(Item::Packet(*envelope, payload.to_vec()));
-        Ok(())
-    }
-
-    fn poll(&mut self) -> Option<Event<'_>> {
-        let mut net = self.net.lock().unwrap();
-        for _ in 0..net.processes {
-            self.turn = (self.turn + 1) % net.processes;
-            let (at, peer) = (net.at(self.turn, self.own), Peer(self.turn as u32));
-            match net.queues[at].pop_front() {
-                None => {}
-                Some(Item::Packet(envelope, payload)) => {
-                    self.current = payload;
-                    let payload = Payload::from(&self.current[..]);
-                    return Some(Event::Packet { from: peer, envelope, payload });
-                }
-                Some(Item::Lost) => return Some(Event::Lost(peer)),
-                Some(Item::Broken) => return Some(Event::Broken(peer)),
-                Some(Item::Returned) => return Some(Event::Returned(peer)),
-            }
-        }
-        None
-    }
-
-    fn arm_wakeup(&mut self, _: &Waker) -> bool {
-        unreachable!("the test polls")
-    }
-
-    fn close(&mut self) {}
-}
 
 /// One process of a test, and counts of its packets to and from each other process.
 struct Process {
@@ -166,8 +56,7 @@ impl World {
 
     fn start(&mut self, own: usize, incarnation: u8, processes: usize) -> Process {
         let carrier = |(number, net): (usize, &Arc<Mutex<Net>>)| -> Box<dyn Carrier> {
-            let (net, is_local) = (Arc::clone(net), number < self.locals);
-            Box::new(Cut { own, net, is_local, turn: 0, current: Vec::new() })
+            Box::new(Cut::new(own, Arc::clone(net), number < self.locals))
         };
         let carriers = self.nets.iter().enumerate().map(carrier).collect();
         // The clock may have been set back.
@@ -417,6 +306,35 @@ fn check(
 #[test]
 fn a_late_loss_on_an_old_wire_does_not_lose_a_process_reached_by_a_local_one() {
     check((11_948_165_992_052_476_140, 3, 1, 1, 239), Trouble::Ends).unwrap();
+}
+
+#[test]
+fn wires_are_not_armed_once_they_have_posted_the_last_repeated_packet() {
+    let mut world = World::new(1, 2, 0, 1);
+    world.settle().unwrap();
+    assert!(world.send(0, 1) && world.send(0, 1));
+    let net = Arc::clone(&world.nets[0]);
+    net.lock().unwrap().cut(0, 1, &Item::Broken);
+    net.lock().unwrap().repair(0, 1);
+    let is_open = |world: &World| {
+        let wires = world.processes[0].wires.state.peers[1].as_ref().unwrap();
+        wires.open().is_some()
+    };
+    while is_open(&world) {
+        world.poll(0).unwrap();
+    }
+    while !is_open(&world) {
+        world.poll(1).unwrap();
+        world.poll(0).unwrap();
+    }
+    // The next poll would repeat both packets: the wire is full.
+    net.lock().unwrap().queues[1].resize(DEPTH, Item::Returned);
+    world.poll(0).unwrap();
+    assert!(!world.send(0, 1), "the lost packets come first");
+    assert!(world.processes[0].wires.arm_wakeup(Waker::noop()));
+    net.lock().unwrap().queues[1].clear();
+    assert!(!world.processes[0].wires.arm_wakeup(Waker::noop()));
+    assert!(world.send(0, 1));
 }
 
 #[test]

@@ -9,6 +9,11 @@ impl PeerWires {
         self.leaves = true;
     }
 
+    /// Returns whether stored packets wait to be posted again; further packets are refused meanwhile.
+    pub(in crate::message::wires) fn is_repeating(&self) -> bool {
+        self.carried < self.kept.len()
+    }
+
     /// Returns whether [`pump`](Self::pump) has packets to post.
     pub(in crate::message::wires) fn has_work(&self) -> bool {
         let is_asking = matches!(self.out, Out::Asked { is_posted: false, .. });
@@ -16,7 +21,7 @@ impl PeerWires {
             || self.owes_go
             || self.owes_taken
             || self.leaves
-            || self.carried < self.kept.len() && matches!(self.out, Out::Open(_))
+            || self.is_repeating() && matches!(self.out, Out::Open(_))
             || self.lines.iter().any(Line::has_work)
     }
 
@@ -46,7 +51,7 @@ impl PeerWires {
         self.repeat(post);
         self.leaves = match self.out {
             Out::Open(wire) if self.leaves => {
-                self.carried < self.kept.len() || !self.send_control(Operation::Leave, wire, post)
+                self.is_repeating() || !self.send_control(Operation::Leave, wire, post)
             }
             _ => false,
         };
@@ -89,7 +94,7 @@ impl PeerWires {
 
     /// Returns whether all packets have been carried to the process, or can't be.
     pub(in crate::message::wires) fn is_flushed(&self) -> bool {
-        let is_carried = self.carried >= self.kept.len() && matches!(self.out, Out::Open(_));
+        let is_carried = !self.is_repeating() && matches!(self.out, Out::Open(_));
         self.is_lost || !self.leaves && (is_carried || self.sent == self.acknowledged)
     }
 }
