@@ -8,11 +8,11 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use midplane_via::message::collective::Operation;
 use midplane_via::message::communicator::{Communicator, block_on};
 use midplane_via::message::engine::{Config, WhenFull};
-use midplane_via::message::envelope::{Peer, Tag};
+use midplane_via::message::envelope::{self, Peer, Tag};
 use midplane_via::message::group::Rank;
 use midplane_via::message::memory::MemoryConfig;
 use midplane_via::message::process::MessageError;
-use midplane_via::message::request::{Failure, Mode};
+use midplane_via::message::request::{self, Failure, Load, Mode};
 use midplane_via::message::window::{Lock, Window, WindowError};
 
 use crate::scenarios::{self, harness};
@@ -158,6 +158,48 @@ fn hostile_requests_change_nothing_and_only_their_sender_is_refused() {
         assert!(matches!(window.get(Rank(0), 4, 1).await, Err(WindowError::OutOfRange { .. })));
         world.send(Rank(0), Tag(2), vec![]).await.unwrap();
         world.send(Rank(1), Tag(1), vec![]).await.unwrap();
+    });
+}
+
+/// Sends a put and a get to rank 0, in the contexts of the first 20 communicators.
+fn send_requests_in_all_contexts(world: &Communicator) {
+    for (kind, reply, values) in [(0, 0, 9_u64.to_le_bytes().to_vec()), (1, 7_u32, vec![])] {
+        let mut bytes = vec![kind, 0, 8, 0];
+        bytes.extend(reply.to_le_bytes());
+        bytes.extend(0_u64.to_le_bytes());
+        bytes.extend(1_u64.to_le_bytes());
+        bytes.extend(values);
+        for context in (0..20).map(|number| envelope::Context(4 * number)) {
+            let (mode, to, tag) = (Mode::Standard, Peer(0), Tag(0));
+            world.with(|process| {
+                let engine = process.engine_mut();
+                let send = engine.build(request::Operation::Send { mode, to, context, tag });
+                let send = send.unwrap();
+                engine.start(send, Load::Copy(&bytes)).unwrap();
+                engine.destroy(send, false);
+            });
+        }
+    }
+}
+
+#[test]
+fn requests_of_strangers_are_ignored() {
+    on_threads(3, |world| async move {
+        let color = (world.rank() != Rank(2)).then_some(0);
+        let Some(pair) = world.split(color, 0).await.unwrap() else {
+            send_requests_in_all_contexts(&world);
+            return world.send(Rank(0), Tag(1), vec![]).await.unwrap();
+        };
+        let window = Window::<u64>::create(&pair, 1).await.unwrap();
+        if world.rank() == Rank(0) {
+            // All requests of the stranger have arrived.
+            world.receive(Rank(2), Tag(1)).await.unwrap();
+        }
+        window.fence().await.unwrap();
+        if world.rank() == Rank(1) {
+            assert_eq!(window.get(Rank(0), 0, 1).await, Ok(vec![0]));
+        }
+        window.fence().await.unwrap();
     });
 }
 

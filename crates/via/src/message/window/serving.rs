@@ -128,8 +128,12 @@ impl<T: Number> Part<T> {
         self.grant()
     }
 
-    /// Serves a request. A process whose request does not fit the window is refused from then on.
+    /// Serves a request. A process whose request does not fit the window is refused from then on. Requests of processes
+    /// outside of the group are ignored.
     fn serve(&mut self, from: Rank, bytes: &[u8]) -> Result<(), MessageError> {
+        if from == Rank::NULL {
+            return Ok(());
+        }
         let Some((request, values)) = Request::parse(bytes) else {
             self.refused.insert(from.0);
             self.locks.forget(|rank| rank == from.0);
