@@ -155,13 +155,20 @@ fn an_unread_stream_occupies_only_its_part_of_the_window() {
 /// The tag of a notice that its sender left a collective operation.
 const LEFT: Tag = Tag(1 << 31);
 
+/// Makes a notice that its sender has left a collective operation, or has revoked a communicator.
+fn notice(kind: Kind, number: u32) -> Envelope {
+    Envelope { tag: LEFT, context: Context(4 * number + 1 + number % 2), ..packet(kind, number) }
+}
+
 #[test]
 fn notices_of_abandoned_operations_are_kept_up_to_a_bound_and_occupy_no_window() {
-    let notice = |number: u32| Envelope {
-        tag: LEFT,
-        context: Context(4 * number + 1 + number % 2),
-        from: 0,
-        ..packet(Kind::Eager, number)
-    };
-    assert!(flood(true, move |number| (notice(number), 0)), "it follows the protocol");
+    let whole = |number| (Envelope { from: 0, ..notice(Kind::Eager, number) }, 0);
+    assert!(flood(true, whole), "it follows the protocol");
+}
+
+#[test]
+fn hints_of_notices_are_answered_up_to_a_bound() {
+    let hint = |number| (notice(Kind::Hint, number), 0);
+    assert!(flood(true, hint), "it receives the answers");
+    assert!(!flood(false, hint), "it breaks the protocol");
 }

@@ -4,7 +4,7 @@ use super::arrivals::Breach;
 use super::hinted::Place;
 use super::peer::Link;
 use super::seeks::{Offer, Seeker};
-use super::{Arrived, Core, MAX_LENGTH};
+use super::{Arrived, Core, ENTRY, MAX_LENGTH};
 use crate::message::envelope::{Envelope, Kind, Marks, Peer, Tag};
 use crate::message::matching::{Key, Pattern, PostedId, UnexpectedMessage};
 use crate::message::request::{Failure, Operation, Request, Status};
@@ -13,6 +13,10 @@ use crate::message::transport::{Claim, Probe};
 /// Bits of `sequence` in [`Kind::Sought`]: more messages that match wait; any messages wait.
 const MORE_SUCH: u32 = 1;
 const MORE: u32 = 2;
+
+/// Answers to a process that may wait when it sends a hint of a notice: as many as its window holds messages, but at
+/// least this many. A process that sends more such hints without receiving the answers violates the protocol.
+const MOST_NOTICES: usize = 1024;
 
 /// Entries of a queue of questions, beyond twice the posted receives, at which receives no longer posted are removed.
 const STALE: usize = 64;
@@ -31,6 +35,10 @@ impl Core {
         self.report_all_credit(from);
         let key = Key::of(envelope);
         if key.is_notice() {
+            let most = (self.config.window / ENTRY).max(MOST_NOTICES);
+            if self.link(from).is_some_and(|link| link.answers.len() >= most) {
+                return Err(Breach);
+            }
             self.leave(key);
             self.answer(from, Kind::Cts, Marks::NONE, (envelope.from, 0), 0);
             return Ok(());
