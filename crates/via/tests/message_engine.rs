@@ -7,7 +7,7 @@ use midplane_via::message::engine::{Config, Engine, WhenFull};
 use midplane_via::message::envelope::{Context, Peer, Tag};
 use midplane_via::message::matching::Pattern;
 use midplane_via::message::memory::{MemoryConfig, network};
-use midplane_via::message::request::{Failure, Load, Mode, State};
+use midplane_via::message::request::{Failure, Load, Mode, Operation, State};
 use midplane_via::message::transport::{Claim, Wait};
 
 #[test]
@@ -249,6 +249,34 @@ fn a_message_that_waits_for_its_answer_can_be_cancelled_until_it_matches() {
     assert!(take(&mut pair[1], met).unwrap().result.is_ok());
     assert!(pair[1].explain().unmatched.is_empty());
     assert_eq!(pair[1].unexpected_bytes(), 0);
+}
+
+/// Starts a persistent send again before the answer to a withdrawal of its first message arrives. The second message
+/// waits at its sender.
+#[test]
+fn a_late_answer_to_a_withdrawal_does_not_cancel_the_next_start() {
+    let mut pair = cluster(2, MemoryConfig::default(), Config::default().window(256));
+    settle(&mut pair);
+    let (mode, to, context, tag) = (Mode::Synchronous, Peer(1), Context(0), Tag(1));
+    let sent = pair[0].build(Operation::Send { mode, to, context, tag }).unwrap();
+    pair[0].start(sent, Load::Copy(&message(0, 0, 8))).unwrap();
+    let first = receive(&mut pair[1], Some(0), Some(1), 8);
+    pair[1].advance(Wait::Not);
+    assert_eq!(take(&mut pair[1], first).unwrap().bytes, message(0, 0, 8));
+    // The withdrawal leaves after the acknowledgement has arrived.
+    pair[0].requests().cancel(sent);
+    pair[0].advance(Wait::Not);
+    assert_eq!(pair[0].requests().take(sent).expect("it was received").result, Ok(()));
+    for number in 1..5 {
+        let _ = send(&mut pair[0], Mode::Standard, 1, 9, &message(0, number, 8));
+    }
+    pair[0].start(sent, Load::Copy(&message(0, 5, 8))).unwrap();
+    settle(&mut pair);
+    assert_eq!(pair[0].requests().state(sent), Some(State::Active));
+    let second = receive(&mut pair[1], Some(0), Some(1), 8);
+    settle(&mut pair);
+    assert_eq!(take(&mut pair[1], second).unwrap().bytes, message(0, 5, 8));
+    assert_eq!(take(&mut pair[0], sent).expect("it was received").result, Ok(()));
 }
 
 #[test]

@@ -470,12 +470,17 @@ impl Core {
     }
 
     fn on_withdrawn(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+        let send = Request::from_handle(envelope.to);
         let link = self.link_mut(from).ok_or(Breach)?;
         link.withdrawing = link.withdrawing.checked_sub(1).ok_or(Breach)?;
+        let is_cancelling = link.hinted.is_cancelling(send);
         self.next_withdrawal(from);
         if !envelope.marks.contains(Marks::GRANTED) {
-            // The message matched first, and that answer arrived before this one; or the message waits here.
-            self.cancel_hinted(from, Request::from_handle(envelope.to));
+            // The message matched first, and that answer arrived before this one; or the message waits here. A message
+            // of a later start of the same request is not withdrawn.
+            if is_cancelling {
+                self.cancel_hinted(from, send);
+            }
             return Ok(());
         }
         let send = self.answered(from, envelope.to)?;

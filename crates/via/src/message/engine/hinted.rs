@@ -75,6 +75,12 @@ impl Hinted {
         }
     }
 
+    /// Returns whether the sender has asked the receiver to return a message.
+    pub(super) fn is_cancelling(&self, send: Request) -> bool {
+        let waiting = self.numbers.get(&send).and_then(|at| self.waiting.get(at));
+        waiting.is_some_and(|waiting| waiting.cancelling)
+    }
+
     /// Returns the first message of this context, and of this tag unless it is `None`, that may be offered.
     pub(super) fn first(&self, context: Context, tag: Option<Tag>) -> Option<Request> {
         match tag {
