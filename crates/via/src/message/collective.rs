@@ -14,7 +14,9 @@
 //! None: an operation that is dropped before it has ended, or that fails, leaves its communicator
 //! [abandoned](MessageError::Abandoned). An operation fails once a process that it needs is lost. The other processes
 //! are notified: their operations in progress over that communicator end with
-//! [`Failure::Abandoned`](super::request::Failure::Abandoned). Other communicators are unaffected.
+//! [`Failure::Abandoned`](super::request::Failure::Abandoned). Other communicators are unaffected. An operation that NICs
+//! carry out ends later, with [`Failure::PeerLost`](super::request::Failure::PeerLost), if it needs a process that has
+//! abandoned the communicator: once that process has dropped its last handle.
 
 mod carried;
 mod combining;

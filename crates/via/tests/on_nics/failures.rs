@@ -128,6 +128,24 @@ fn a_dropped_operation_abandons_its_communicator_and_the_nic_keeps_its_memory() 
     });
 }
 
+/// Has three processes wait for a fourth, which revokes instead of calling the barrier.
+#[test]
+fn a_revoked_communicator_ends_its_barrier_by_nics() {
+    let mut fabric = fabric(setting());
+    run_in(&mut fabric, 4, RdmaConfig::default(), |world, host| async move {
+        let nics = world.on_nics(&host).await.unwrap();
+        if world.rank() == Rank(2) {
+            pause(&host, Duration::from_millis(20)).await;
+            nics.revoke();
+        }
+        let revoked = Err(MessageError::Failed(Failure::Revoked));
+        assert_eq!(nics.barrier().await, revoked);
+        assert!(nics.barrier().await.is_err());
+        // Other communicators are not affected.
+        world.barrier().await.unwrap();
+    });
+}
+
 /// Of three operations at once, the second is dropped while it waits for its turn: the third is abandoned.
 #[test]
 fn an_operation_dropped_in_the_queue_abandons_those_behind_it() {

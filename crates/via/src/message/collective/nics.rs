@@ -202,15 +202,28 @@ impl Communicator {
         }
     }
 
-    /// Posts a command to the NIC and waits for its completion; messages progress meanwhile.
+    /// Posts a command to the NIC and waits for its completion; messages progress meanwhile. Fails if the communicator is
+    /// revoked; the NIC may still carry out the command then, as that of a dropped operation.
     pub(super) async fn carry_out(
         &self,
         nics: &Nics,
         command: Command,
     ) -> Result<Completion, MessageError> {
+        let own = self.handle().collective();
+        let revoked = || {
+            let is_revoked = self.with(|process| process.engine().is_revoked(own));
+            is_revoked.then(|| MessageError::from(self.noted(Failure::Revoked)))
+        };
+        if let Some(error) = revoked() {
+            return Err(error);
+        }
         let posted = nics.with(|access| access.port.submit(&command))?;
+        let end = |context: &mut Context<'_>| match nics.poll_end(context) {
+            Poll::Pending => revoked().map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
+            ended => ended,
+        };
         let ended = match posted {
-            Ok(()) => self.meanwhile(|context| nics.poll_end(context)).await?,
+            Ok(()) => self.meanwhile(end).await?,
             Err(_) => None,
         };
         let stopped = Completion::of(&command, Status::ExtensionDown);

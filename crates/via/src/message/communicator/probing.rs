@@ -176,7 +176,8 @@ impl Communicator {
         .await
     }
 
-    /// Calls `poll` until it is ready, and advances messages meanwhile. `poll` waits for something other than messages.
+    /// Calls `poll` until it is ready, and advances messages meanwhile: when the task is woken, and whenever a message has
+    /// arrived or a request has progressed. `poll` may take the lock.
     pub(in crate::message) async fn meanwhile<T>(
         &self,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
@@ -185,7 +186,10 @@ impl Communicator {
         poll_fn(|context| {
             let answer = poll(context);
             if answer.is_pending() {
-                self.lock().drive(context.waker(), &mut place.place, false, &mut Target::default());
+                let mut shared = self.lock();
+                let entered = shared.waiters.enter(&mut place.place, context.waker());
+                shared.waiters.probes(entered);
+                shared.drive(context.waker(), &mut place.place, false, &mut Target::default());
             }
             answer
         })

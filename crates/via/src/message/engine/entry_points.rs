@@ -350,6 +350,11 @@ impl Engine {
         self.core.has_left && self.core.links.iter().any(|link| link.left.contains(&context))
     }
 
+    /// Returns whether a process has revoked the communicator with this context.
+    pub(in crate::message) fn is_revoked(&self, context: Context) -> bool {
+        self.core.is_revoked(context)
+    }
+
     /// Fails the operations of the communicator with this context of recovery.
     pub(in crate::message) fn revoke(&mut self, context: Context) {
         self.core.leave(Key { context, source: self.core.own, tag: LEFT });
