@@ -188,6 +188,7 @@ impl Gossip {
     }
 
     /// Returns whether a message waits to be taken.
+    #[cfg(feature = "session")]
     #[must_use]
     pub(crate) fn has_message(&self) -> bool {
         !self.inbox.is_empty()

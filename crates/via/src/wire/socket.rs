@@ -125,6 +125,7 @@ impl Socket {
     }
 
     /// Returns the clock alone.
+    #[cfg(feature = "session")]
     pub(crate) const fn clock(&self) -> Clock {
         self.clock
     }
