@@ -11,6 +11,7 @@
 //! #     let world = other.world("sum", 1, 2).await.unwrap();
 //! #     world.all_gather_value(&2_u64).await.unwrap();
 //! #     world.finalize().await;
+//! #     other.shutdown().await;
 //! # });
 //! # let node = Node::builder().cluster(&cluster).start().await?;
 //! // The first of two processes; the other one is rank 1.
@@ -18,6 +19,7 @@
 //! let values = world.all_gather_value(&40_u64).await?;
 //! assert_eq!(values, [40, 2]);
 //! world.finalize().await;
+//! node.shutdown().await;
 //! # other.await?;
 //! # Ok(())
 //! # }
@@ -81,6 +83,8 @@ impl Node {
     /// Each process calls this once with its own rank, 0 to `size - 1`. Each node must find those of lower ranks: on
     /// other hosts, by a list of all ([`discover`](crate::NodeBuilder::discover)) or by gossip. A restarted process
     /// calls it again with its former rank. The communicator keeps the node running until its last handle is dropped.
+    /// Before a process exits, it must wait for [`Node::shutdown`] after [`Communicator::finalize`]: the last messages to
+    /// other hosts may still be in the node's streams.
     ///
     /// # Errors
     /// [`ErrorKind::NoService`], with the ranks that are missing, if they have not joined within the time of

@@ -206,6 +206,35 @@ async fn join_with_different_sizes(rank: u32, size: u32) {
     }
 }
 
+/// Regression: the documented ending was `finalize` alone, after which the node had not sent the last messages yet.
+#[test]
+fn a_rank_that_ends_after_its_shutdown_loses_no_message() {
+    const MESSAGES: u32 = 8;
+    let (first, second) = nodes("world-end", Over::Udp);
+    let ranks = [(first, 0), (second, 1)].map(|(builder, rank)| {
+        std::thread::spawn(move || {
+            let program = async move {
+                let node = builder.start().await.unwrap();
+                let world = node.world("end", rank, 2).await.unwrap();
+                for number in 0..MESSAGES {
+                    let bytes = vec![number as u8; 1_000];
+                    if rank == 0 {
+                        world.send(Rank(1), Tag(number), bytes).await.unwrap();
+                    } else {
+                        let message = world.receive(Rank(0), Tag(number)).await.unwrap();
+                        assert_eq!(message.bytes, bytes);
+                    }
+                }
+                world.finalize().await;
+                node.shutdown().await;
+            };
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async { timeout(SOON, program).await.expect("it ends") });
+        })
+    });
+    ranks.into_iter().for_each(|rank| rank.join().unwrap());
+}
+
 /// Regression: a process that had joined in a runtime of its own accepted no other once that had ended.
 #[test]
 fn a_rank_is_reached_after_the_runtime_in_which_it_joined_has_ended() {

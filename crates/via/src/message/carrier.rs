@@ -153,7 +153,7 @@ pub trait Carrier: Send {
     }
 
     /// Returns whether every posted packet has reached its receiver's side, so that none is lost if this process
-    /// ends now.
+    /// ends now. A carrier over streams returns whether the streams have taken the packets.
     fn is_flushed(&mut self) -> bool {
         true
     }

@@ -408,7 +408,8 @@ impl Communicator {
 
     /// Shuts the engine down once every message of this process has left. All communicators of the process
     /// are then closed. Call it when no process will send to this one any more, as after a
-    /// [`barrier`](Self::barrier).
+    /// [`barrier`](Self::barrier). A message over a stream has left once the stream has taken it: before the process exits,
+    /// wait for what moves the stream's bytes, such as a node's shutdown.
     ///
     /// # Cancel safety
     /// If dropped, the next call continues the shutdown.
