@@ -34,6 +34,8 @@ pub(super) struct Line<S> {
     /// Bytes to be written, from `written` on.
     unwritten: Vec<u8>,
     written: usize,
+    /// True if the stream may still hold written bytes in a buffer.
+    is_unflushed: bool,
     /// True if a packet was refused because there was no room.
     has_refused: bool,
     /// True once nothing can be written any more.
@@ -55,6 +57,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
             has_ended: false,
             unwritten: Vec::new(),
             written: 0,
+            is_unflushed: false,
             has_refused: false,
             is_stopped: false,
             is_listed: false,
@@ -76,7 +79,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         self.stream = None;
         (self.start, self.end, self.has_ended) = (0, 0, false);
         self.unwritten.clear();
-        (self.written, self.is_stopped) = (0, false);
+        (self.written, self.is_unflushed, self.is_stopped) = (0, false, false);
     }
 
     /// Queues a packet, and writes as much of it as the stream accepts at once.
@@ -95,15 +98,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         let size = envelope.emit(&mut bytes);
         let length = u32::try_from(size + payload.len()).expect("a packet is short").to_le_bytes();
         let parts = [&length[..], &bytes[..size], payload];
-        let was_flushed = self.is_flushed();
-        let mut done = if was_flushed { self.write_now(parts) } else { 0 };
+        let was_written = self.is_written();
+        let mut done = if was_written { self.write_now(parts) } else { 0 };
         for part in parts {
             let skipped = done.min(part.len());
             self.unwritten.extend_from_slice(&part[skipped..]);
             done -= skipped;
         }
-        if was_flushed && !self.is_flushed() {
-            // A stream wakes its waker only after a write has returned pending.
+        if was_written && !self.is_flushed() {
+            // A stream wakes its waker only after a write or a flush has returned pending.
             self.write();
         }
         Ok(())
@@ -120,7 +123,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         });
         match written {
             Poll::Pending => 0,
-            Poll::Ready(Ok(bytes)) => bytes,
+            Poll::Ready(Ok(bytes)) => {
+                self.is_unflushed = true;
+                bytes
+            }
             Poll::Ready(Err(_)) => {
                 self.stop();
                 0
@@ -128,7 +134,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         }
     }
 
-    /// Writes queued bytes, as many as the stream accepts.
+    /// Writes queued bytes, as many as the stream accepts; flushes the stream after the last one.
     fn write(&mut self) {
         let Some(stream) = &mut self.stream else { return };
         while self.written < self.unwritten.len() {
@@ -136,7 +142,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
             match poll_once(&self.waker, |context| Pin::new(&mut *stream).poll_write(context, rest))
             {
                 Poll::Pending => break,
-                Poll::Ready(Ok(bytes)) if bytes > 0 => self.written += bytes,
+                Poll::Ready(Ok(bytes)) if bytes > 0 => {
+                    self.written += bytes;
+                    self.is_unflushed = true;
+                }
                 Poll::Ready(_) => {
                     self.stop();
                     return;
@@ -148,13 +157,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
             self.unwritten.drain(..self.written);
             self.written = 0;
         }
+        if self.unwritten.is_empty() && self.is_unflushed {
+            match poll_once(&self.waker, |context| Pin::new(&mut *stream).poll_flush(context)) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) => self.is_unflushed = false,
+                Poll::Ready(Err(_)) => self.stop(),
+            }
+        }
     }
 
     /// Gives up writing, after an error. Bytes that the process sent before can still be read.
     fn stop(&mut self) {
         self.is_stopped = true;
         self.unwritten.clear();
-        self.written = 0;
+        (self.written, self.is_unflushed) = (0, false);
         self.waker.wake_by_ref();
     }
 
@@ -227,7 +243,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Line<S> {
         has_room && std::mem::take(&mut self.has_refused)
     }
 
+    /// Returns whether the stream has taken and flushed all packets.
     pub(super) fn is_flushed(&self) -> bool {
+        self.is_written() && !self.is_unflushed
+    }
+
+    fn is_written(&self) -> bool {
         self.written == self.unwritten.len()
     }
 }
