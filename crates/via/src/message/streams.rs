@@ -100,12 +100,16 @@ enum Change<S> {
 }
 
 /// Carries packets over streams of bytes.
+///
+/// Closing the carrier drops its streams. A dropped stream must still deliver the bytes that it has taken and flushed, as
+/// [`session::Stream`](crate::session::Stream) does; a TCP socket that holds unread bytes does not.
 #[derive(Debug)]
 pub struct StreamCarrier<S> {
     own: Peer,
     lines: Vec<Line<S>>,
     events: mpsc::UnboundedReceiver<PeerEvent<S>>,
-    wanted: mpsc::UnboundedSender<Peer>,
+    /// `None` once the carrier is closed.
+    wanted: Option<mpsc::UnboundedSender<Peer>>,
     changes: VecDeque<Change<S>>,
     /// A bit for each stream, set by its waker; the last bit is for events of the sources.
     ready: Arc<Ready>,
@@ -138,7 +142,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> StreamCarrier<S> {
             own,
             lines,
             events,
-            wanted,
+            wanted: Some(wanted),
             changes: VecDeque::new(),
             ready,
             numbers: Vec::new(),
@@ -152,6 +156,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> StreamCarrier<S> {
     /// Keeps a value, such as a lease of the process's number, and drops it with the carrier; replaces a former one.
     pub fn keep(&mut self, value: impl Any + Send) {
         self.kept = Some(Box::new(value));
+    }
+
+    /// Reports a process that needs a stream. The program may have dropped the feed.
+    fn want(&self, peer: Peer) {
+        let _ = self.wanted.as_ref().is_some_and(|wanted| wanted.send(peer).is_ok());
     }
 
     fn disconnect(&mut self, number: usize) {
@@ -230,8 +239,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> StreamCarrier<S> {
                 None if !line.has_ended() => {}
                 None | Some(Err(_)) => {
                     self.disconnect(number);
-                    // The program may have dropped the feed.
-                    let _ = self.wanted.send(Peer(number as u32));
+                    self.want(Peer(number as u32));
                 }
             }
         }
@@ -247,9 +255,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Carrier for StreamCarrier<S> {
         if let Some(unknown) = peers.iter().find(|peer| peer.0 as usize >= self.lines.len()) {
             return Err(InitError::Unknown(*unknown));
         }
-        for peer in peers {
-            let _ = self.wanted.send(*peer);
-        }
+        peers.iter().for_each(|peer| self.want(*peer));
         Ok(())
     }
 
@@ -301,7 +307,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Carrier for StreamCarrier<S> {
     }
 
     fn close(&mut self) {
+        self.wanted = None;
         self.events.close();
+        // Drops the streams that came last.
+        while self.events.try_recv().is_ok() {}
+        self.changes.clear();
         self.lines.iter_mut().for_each(Line::disconnect);
     }
 }

@@ -4,7 +4,7 @@ use std::task::{Context as TaskContext, Waker};
 
 use midplane_simhw::rng::Rng;
 use proptest::prelude::*;
-use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
+use tokio::io::{AsyncWriteExt, BufStream, DuplexStream, ReadBuf, duplex};
 
 use super::*;
 use crate::message::envelope::{Context, Kind, Marks, Tag};
@@ -14,6 +14,15 @@ fn write(stream: &mut DuplexStream, bytes: &[u8]) {
     let mut writing = std::pin::pin!(stream.write_all(bytes));
     let written = writing.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()));
     assert!(matches!(written, Poll::Ready(Ok(()))));
+}
+
+/// Returns whether the other end of a stream was dropped.
+fn has_ended(stream: &mut DuplexStream) -> bool {
+    let mut buffer = [0];
+    let mut into = ReadBuf::new(&mut buffer);
+    let mut context = TaskContext::from_waker(Waker::noop());
+    let read = std::pin::Pin::new(stream).poll_read(&mut context, &mut into);
+    matches!(read, Poll::Ready(Ok(()))) && into.filled().is_empty()
 }
 
 fn envelope(length: usize) -> Envelope {
@@ -86,4 +95,50 @@ proptest! {
             prop_assert!(idle < 500_000, "{} of {} received", received, lengths.len());
         }
     }
+}
+
+/// Regression: packets stayed in the buffer of a stream that sends only what is flushed.
+#[test]
+fn packets_arrive_through_streams_that_buffer_and_are_flushed_once_they_have_left_it() {
+    const HELD: usize = 1 << 10;
+    let (mut one, first) = StreamCarrier::new(Peer(0), 2);
+    let (mut other, second) = StreamCarrier::new(Peer(1), 2);
+    let (own, other_end) = duplex(HELD);
+    first.source().connect(Peer(1), BufStream::new(own));
+    second.source().connect(Peer(0), BufStream::new(other_end));
+    assert!(matches!(one.poll(), Some(Event::Returned(Peer(1)))));
+    for length in [0, 100, HELD, 5_000, ROOM] {
+        assert_eq!(one.post(Peer(1), &envelope(length), &vec![7; length]), Ok(()));
+        assert_eq!(one.is_flushed(), length < HELD, "the stream holds {HELD} bytes of {length}");
+        let has_arrived = (0..10_000).any(|_| {
+            one.is_flushed();
+            let event = other.poll();
+            matches!(event, Some(Event::Packet { payload, .. }) if payload.len() == length)
+        });
+        assert!(has_arrived, "{length} bytes");
+        assert!(one.is_flushed());
+    }
+}
+
+/// Regression: streams that came last stayed open until the carrier was dropped.
+#[test]
+fn a_closed_carrier_holds_no_stream_and_wants_none() {
+    let (mut carrier, mut feed) = StreamCarrier::new(Peer(0), 4);
+    let mut others = Vec::new();
+    let mut connect = |peer| {
+        let (own, other) = duplex(1);
+        feed.source().connect(Peer(peer), own);
+        others.push(other);
+    };
+    connect(1);
+    connect(2);
+    // Takes both events, and the first stream.
+    assert!(matches!(carrier.poll(), Some(Event::Returned(Peer(1)))));
+    connect(3);
+    assert!(!others.iter_mut().any(has_ended));
+    carrier.close();
+    assert!(others.iter_mut().all(has_ended));
+    let wanted = std::pin::pin!(feed.wanted());
+    let wanted = wanted.poll(&mut TaskContext::from_waker(Waker::noop()));
+    assert_eq!(wanted, Poll::Ready(None));
 }
