@@ -210,10 +210,11 @@ impl Meter {
             other.peer == measured.peer
                 && other.session.transport().name() == session.transport().name()
         };
-        let open = sessions.values().filter(same).map(|other| other.last.open).sum();
-        measured.set_open(&self.node, open);
-        drop(sessions);
+        let open: usize = sessions.values().filter(same).map(|other| other.last.open).sum();
         let transport = session.transport().name();
+        let labels = path(&self.node, &measured.peer, transport);
+        gauge!(name::STREAMS_OPEN, &labels).set(open as f64);
+        drop(sessions);
         let reason = match why {
             Ended::Gone => "gone",
             Ended::Violation => "violation",
@@ -343,14 +344,7 @@ impl Measured {
             }
             gauge!(name::ROUND_TRIP, &labels).set(pipe.round_trip as f64 / 1e9);
         }
-        // The connection of an ended session has no counters any more, so the reported ones are kept.
         self.last = now;
-        self.last.pipe = now.pipe.or(before.pipe);
-    }
-
-    fn set_open(&self, node: &SharedString, open: usize) {
-        let labels = path(node, &self.peer, self.session.transport().name());
-        gauge!(name::STREAMS_OPEN, &labels).set(open as f64);
     }
 }
 

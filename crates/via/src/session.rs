@@ -135,8 +135,9 @@ pub struct Session {
     transport: TransportKind,
     /// The transport that carries a dialed session, if it is not the one tried first.
     decided: OnceLock<TransportKind>,
-    /// Its connection over UDP.
+    /// Its connection over UDP, and the statistics at the end of that.
     pipe: OnceLock<PipeId>,
+    last_stats: OnceLock<pipe::Stats>,
     attempts: OnceLock<Arc<Attempts>>,
     /// The peer's own key, as proven over TCP.
     proven: OnceLock<PublicKey>,
@@ -196,6 +197,7 @@ impl Session {
             transport,
             decided: OnceLock::new(),
             pipe: OnceLock::new(),
+            last_stats: OnceLock::new(),
             attempts: OnceLock::new(),
             proven: OnceLock::new(),
         })
@@ -237,7 +239,20 @@ impl Session {
             accepted: counted.accepted,
             refused: counted.refused,
             open,
-            pipe: self.over_pipe(pipe::Pipe::stats),
+            pipe: self.pipe_stats(),
+        }
+    }
+
+    /// Returns the statistics of its connection over UDP, open or ended; `None` if another transport carries it.
+    fn pipe_stats(&self) -> Option<pipe::Stats> {
+        let stats = || self.last_stats.get().copied().or_else(|| self.over_pipe(pipe::Pipe::stats));
+        self.is_over_udp().then(stats).flatten()
+    }
+
+    /// Keeps the statistics of its connection over UDP, which is released now.
+    fn keep_stats(&self) {
+        if let Some(stats) = self.over_pipe(pipe::Pipe::stats) {
+            let _ = self.last_stats.set(stats);
         }
     }
 
@@ -353,6 +368,7 @@ impl Session {
 
     /// Handles the end of its connection over UDP.
     fn on_pipe_ended(self: &Arc<Self>, id: PipeId, why: pipe::Ended) {
+        self.keep_stats();
         if self.with(|core| core.on_pipe_ended(id)) {
             self.set_udp(match why {
                 pipe::Ended::KeyMismatch => Attempt::KeyMismatch,

@@ -129,6 +129,32 @@ fn counts_since_the_last_report_are_reported_when_a_node_ends() {
     }
 }
 
+/// Regression: the datagrams since the last report were lost with the connection.
+#[test]
+fn the_datagrams_of_a_session_that_its_peer_ends_are_counted() {
+    let kept = Kept::default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    metrics::with_local_recorder(&kept, || {
+        runtime.block_on(async {
+            let builder = Node::builder().cluster(format!("gone-{}", std::process::id()));
+            let builder = builder.transports("udp").bind(([127, 0, 0, 1], 0).into());
+            let server = builder.clone().name("server").start().await.unwrap();
+            let place = server.address().unwrap().to_string();
+            let client = builder.name("client").discover(place).start().await.unwrap();
+            let listener = server.listen("sink").await.unwrap();
+            drop((client.connect("sink").await.unwrap(), listener));
+            server.shutdown().await;
+            while !client.peers().is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+    });
+    for name in ["midplane_datagrams_sent_total", "midplane_datagrams_received_total"] {
+        let labels = "node=client peer=server transport=udp";
+        assert!(kept.value(&format!("{name} {labels}")) > 0, "{:?}", lock(&kept.0));
+    }
+}
+
 #[test]
 fn no_stream_counts_as_open_once_its_node_has_ended() {
     let kept = Kept::default();

@@ -262,6 +262,7 @@ impl Driver {
         self.take_dirty();
         for session in std::mem::take(&mut self.all).into_values() {
             self.shared.unwatch(session.number);
+            session.keep_stats();
             session.end();
         }
     }
