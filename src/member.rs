@@ -375,15 +375,8 @@ impl Members {
         if under_way >= MAX_DIALS || self.links.len() >= MOST {
             return;
         }
-        let peers = &self.peers;
-        let id = self.id;
-        let is_known = |peer: u64| peer == id || peers.contains_key(&peer);
-        let is_due = |place: &Place| {
-            let is_due = place.again_at <= now && place.again_at < seek_until;
-            place.is_free() && is_due && !place.peer.is_some_and(is_known)
-        };
-        let due = self.places.iter().filter(|(_, place)| is_due(place));
-        let mut due: Vec<_> = due.map(|(target, place)| (place.again_at, *target)).collect();
+        let due = self.wanted().filter(|(at, _)| *at <= now && *at < seek_until);
+        let mut due: Vec<_> = due.collect();
         // Those that have waited longest come first: silent places do not keep others from being dialed.
         due.sort_unstable();
         for (_, target) in due {
@@ -396,6 +389,24 @@ impl Members {
                 self.effects.push_back(Effect::Dial(target));
             }
         }
+    }
+
+    /// Iterates over the places to be dialed, each after the time of its next dial.
+    fn wanted(&self) -> impl Iterator<Item = (Instant, Target)> {
+        let is_wanted = move |(target, place): &(&Target, &Place)| {
+            place.is_free() && !place.peer.is_some_and(|peer| self.is_reached(**target, peer))
+        };
+        let wanted = self.places.iter().filter(is_wanted);
+        wanted.map(|(target, place)| (place.again_at, *target))
+    }
+
+    /// Returns whether the node at a place needs no further link: it is known, and a node of this host has one through
+    /// shared memory.
+    fn is_reached(&self, target: Target, peer: u64) -> bool {
+        let is_shared = |number: &u64| self.links[number].transport == TransportKind::Shm;
+        let needs_shared = cfg!(target_os = "linux") && matches!(target, Target::Local(_));
+        let is_enough = |peer: &Peer| !needs_shared || peer.links.iter().any(is_shared);
+        peer == self.id || self.peers.get(&peer).is_some_and(is_enough)
     }
 
     /// Iterates over the dialed links whose peer has not described itself.
@@ -470,10 +481,8 @@ impl Members {
     /// Returns when to call [`Members::handle_timeout`]; `None` if only an event can cause an action.
     #[must_use]
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        let known = |peer: u64| peer == self.id || self.peers.contains_key(&peer);
-        let is_due = |place: &&Place| place.is_free() && !place.peer.is_some_and(known);
         let is_crowded = self.undescribed().count() >= MAX_DIALS || self.links.len() >= MOST;
-        let dials = self.places.values().filter(is_due).map(|place| place.again_at);
+        let dials = self.wanted().map(|(at, _)| at);
         let dials = dials.filter(|at| *at < self.seek_until && !is_crowded).min();
         let trials = self.peers.values().flat_map(|peer| [peer.trial, peer.challenge]);
         let trials = trials.flatten().min();

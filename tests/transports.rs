@@ -72,6 +72,30 @@ async fn where_udp_answers_it_is_chosen_and_shared_memory_before_both() {
     }
 }
 
+/// Regression: a node that was dialed at its address before it was listed on this host stayed on UDP.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_node_of_this_host_that_starts_after_its_address_was_dialed_is_reached_through_memory() {
+    let address = free_address();
+    let builder = Node::builder().cluster(format!("late-{}", std::process::id()));
+    let client = builder.clone().discover(address.to_string()).start().await.unwrap();
+    let connecting = tokio::spawn({
+        let client = client.clone();
+        async move { client.connect("kv").await }
+    });
+    // The client dials the address meanwhile.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let service = builder.bind(address).start().await.unwrap();
+    let _listener = service.listen("kv").await.unwrap();
+    let _stream = connecting.await.unwrap().unwrap();
+    let is_shared = async {
+        while client.peers()[0].transport != "shm" {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), is_shared).await.expect("it is dialed again");
+}
+
 #[tokio::test]
 async fn places_without_an_answer_are_listed_with_their_last_error() {
     // Bound and never read: neither UDP nor TCP answers there.

@@ -105,6 +105,37 @@ fn a_late_timer_after_the_end_of_a_search_leaves_nothing_that_is_due() {
     assert!(members.poll_timeout().is_none_or(|at| at > late));
 }
 
+// Regression: a node that was dialed at its address before it was listed on its host was never dialed there.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_node_of_this_host_known_over_udp_is_dialed_through_shared_memory() {
+    let mut members = names::members();
+    names::effects(&mut members);
+    let (here, end) = (Target::Local(1), Instant::from_nanos(60 * SECOND));
+    members.handle_places(Instant::ZERO, &[here].into());
+    members.seek(Instant::ZERO, end);
+    let mut now = Instant::ZERO;
+    for failures in 0..10 {
+        assert_eq!(names::effects(&mut members), [Effect::Dial(here)]);
+        members.handle_refused(now, here);
+        let again = members.poll_timeout().expect("it is dialed again");
+        let pause = ((SECOND / 20) << failures).min(SECOND * 4 / 5);
+        assert_eq!(again.nanos_since(now), pause, "after {failures} failures");
+        now = again;
+        members.handle_timeout(now, |_| Load::default());
+    }
+    members.handle_dialed(now, here, 2, TransportKind::Shm);
+    members.handle_hello(now, 2, names::hello(1, 10, "kv"), None);
+    assert_eq!(members.link_to(1, |_| Load::default()), Some(2));
+    // The other node has dialed this one as well: that link is enough.
+    members.handle_accepted(now, 3, TransportKind::Shm);
+    members.handle_hello(now, 3, names::hello(1, 10, "kv"), None);
+    names::effects(&mut members);
+    members.handle_ended(now, 2);
+    members.handle_timeout(now.plus_nanos(2 * SECOND), |_| Load::default());
+    assert!(!names::effects(&mut members).contains(&Effect::Dial(here)));
+}
+
 #[test]
 fn the_link_of_new_streams_is_a_slow_one_only_if_no_other_is_left() {
     let mut members = Members::new(&names::hello(9, 50, "client"), None);

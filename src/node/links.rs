@@ -276,8 +276,13 @@ impl Node {
                 tokio::task::yield_now().await;
                 return Err(self.no_node_offers(service, !refused.is_empty()));
             }
+            let lists_host = self.0.allowed.shm() && refused.is_empty();
             refused.clear();
             let _ = tokio::time::timeout(SEARCH_PERIOD, changed).await;
+            if lists_host && !suitable(refused).is_empty() {
+                // A node that was found meanwhile may be on this host: the search lists that again.
+                self.0.search.run(service, || true).await;
+            }
         }
     }
 }

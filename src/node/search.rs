@@ -31,18 +31,18 @@ pub(super) struct Search {
 }
 
 impl Search {
-    /// Dials places whose nodes are unknown; of the places from gossip, only those whose nodes offer the service. Waits
-    /// until these nodes have described themselves, or a short time longer than until `is_found` returns `true`. Returns
-    /// whether it does, or new nodes were found.
+    /// Dials places whose nodes are unknown, and nodes of this host that are known over a network only; of the places
+    /// from gossip, only those whose nodes offer the service. Waits until these nodes have described themselves, or a
+    /// short time longer than until `is_found` returns `true`. Returns whether it does, or new nodes were found.
     pub(super) async fn run(&self, service: &str, is_found: impl Fn() -> bool) -> bool {
         let shared = &self.shared;
-        let mut places: BTreeSet<_> =
-            shared.network().local().into_iter().map(Target::Local).collect();
+        let local = || shared.network().local().into_iter().map(Target::Local);
+        let mut places: BTreeSet<_> = local().collect();
         let reached = self.places.addresses(shared, self.address).await;
         places.extend(reached.addresses.into_iter().map(Target::Address));
         places.extend(self.gossiped(service).into_iter().map(Target::Address));
         let before = shared.known();
-        shared.search(&places, reached.keys, SEEK);
+        shared.search(&places, reached.keys.clone(), SEEK);
         let mut until = Instant::now() + ANSWER_WITHIN;
         loop {
             let changed = shared.changed.notified();
@@ -51,7 +51,16 @@ impl Search {
             }
             let is_over = !shared.is_expecting();
             if is_over || timeout_at(until, changed).await.is_err() {
-                return is_found() || !shared.known().is_subset(&before);
+                let (has_new, count) = (!shared.known().is_subset(&before), places.len());
+                if has_new {
+                    // The new node may have started on this host after that was listed.
+                    places.extend(local());
+                }
+                if places.len() == count {
+                    return is_found() || has_new;
+                }
+                shared.search(&places, reached.keys.clone(), SEEK);
+                until = Instant::now() + GRACE;
             }
         }
     }
