@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use midplane::discovery::{Discovery, DiscoveryError, File, Job, Place};
@@ -215,6 +216,32 @@ async fn a_discovery_of_the_users_own_may_change_and_a_silent_one_stops_no_other
     tokio::task::yield_now().await;
     settable.0.lock().unwrap().push(address.into());
     waiting.await.unwrap().unwrap();
+}
+
+/// A discovery that returns one more of its places with each call.
+#[derive(Debug)]
+struct Growing(Vec<Place>, AtomicUsize);
+
+impl Discovery for Growing {
+    async fn places(&self) -> Result<Vec<Place>, DiscoveryError> {
+        let count = self.1.fetch_add(1, Ordering::Relaxed);
+        Ok(self.0.iter().take(count).cloned().collect())
+    }
+}
+
+/// Regression: the time of a search did not end as long as it met new nodes.
+#[tokio::test]
+async fn a_search_that_meets_a_new_node_each_time_ends_in_time() {
+    let mut services = Vec::new();
+    for _ in 0..8 {
+        services.push(service(builder("growing"), "orders").await);
+    }
+    let places = services.iter().map(|(.., address)| Place::from(*address)).collect();
+    let client = builder("growing").discover_with(Growing(places, AtomicUsize::new(0)));
+    let client = client.connect_timeout(Duration::ZERO).start().await.unwrap();
+    let error = client.connect("stock").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoService);
+    assert!(client.peers().len() <= 1, "it has searched once");
 }
 
 /// Environment variable with the port of a job's first process.

@@ -268,7 +268,8 @@ impl Node {
                 }
                 return Ok(candidates);
             }
-            if self.0.search.run(service, || !suitable(refused).is_empty()).await {
+            let found = self.0.search.run(service, || !suitable(refused).is_empty()).await;
+            if found && (Instant::now() < until || !suitable(refused).is_empty()) {
                 continue;
             }
             if Instant::now() >= until {
