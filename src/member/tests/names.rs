@@ -182,3 +182,25 @@ fn silent_places_do_not_keep_others_from_being_dialed() {
     }
     assert_eq!(dialed, found);
 }
+
+/// Of 65 nodes of this host, all but the last are stopped: the last is dialed once the dials of the others have ended.
+#[test]
+fn stopped_nodes_of_this_host_do_not_keep_others_from_being_dialed() {
+    let second = |at: u64| Instant::from_nanos(at * 1_000_000_000);
+    let found: std::collections::BTreeSet<_> = (1..=65).map(Target::Local).collect();
+    let mut members = Members::new(&hello(99, 50, "client"), None);
+    members.handle_places(second(1), &found);
+    members.seek(second(1), second(1_000));
+    let dials = effects(&mut members);
+    assert_eq!(dials.len(), 64);
+    for (effect, link) in dials.into_iter().zip(1..) {
+        assert_eq!(effect, Effect::Dial(Target::Local(link)));
+        members.handle_dialed(second(1), Target::Local(link), link, TransportKind::Shm);
+    }
+    effects(&mut members);
+    assert_eq!(members.poll_timeout(), Some(second(4)));
+    members.handle_timeout(second(4), |_| Load::default());
+    assert_eq!(effects(&mut members), (1..=64).map(Effect::End).collect::<Vec<_>>());
+    members.handle_ended(second(4), 1);
+    assert!(effects(&mut members).contains(&Effect::Dial(Target::Local(65))));
+}
