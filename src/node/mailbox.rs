@@ -93,8 +93,15 @@ impl Mailbox {
         if state.is_closed {
             return None;
         }
-        let ended: Vec<_> = gone.iter().filter_map(|other| state.outgoing.remove(other)).collect();
-        state.lost.extend(gone);
+        let mut ended = Vec::new();
+        for other in gone {
+            // Another task may have removed it meanwhile.
+            let Some(outgoing) = state.outgoing.remove(&other) else { continue };
+            if outgoing.was_opened.load(Ordering::Acquire) {
+                state.lost.insert(other);
+            }
+            ended.push(outgoing);
+        }
         while state.lost.len() > MOST_LOST
             && let Some(forgotten) = state.lost.pop_first()
         {
@@ -173,6 +180,11 @@ impl Mailbox {
 mod tests {
     use super::*;
 
+    fn open(mailbox: &Mailbox, id: u64, knows: impl Fn(u64) -> bool) {
+        let outgoing = mailbox.outgoing(id, knows).expect("the mailbox is open");
+        outgoing.was_opened.store(true, Ordering::Release);
+    }
+
     #[test]
     fn a_closed_mailbox_makes_no_stream() {
         let mailbox = Mailbox::default();
@@ -185,11 +197,27 @@ mod tests {
     fn streams_to_peers_that_have_ended_are_dropped_with_the_next_new_one() {
         let mailbox = Mailbox::default();
         for id in 0..100 {
-            let _ = mailbox.outgoing(id, |other| other + 3 > id);
+            open(&mailbox, id, |other| other + 3 > id);
         }
         assert_eq!(mailbox.state().outgoing.keys().copied().collect::<Vec<_>>(), [97, 98, 99]);
         assert!(mailbox.has_lost(96, true) && !mailbox.has_lost(97, true));
         mailbox.forget(96, None);
         assert!(!mailbox.has_lost(96, true), "it was reported");
+    }
+
+    /// Regression: each peer that was unknown counted as lost.
+    #[test]
+    fn a_peer_without_an_opened_stream_has_lost_no_message() {
+        let mailbox = Mailbox::default();
+        assert!(mailbox.outgoing(1, |_| true).is_some());
+        open(&mailbox, 2, |_| true);
+        open(&mailbox, 3, |_| true);
+        // Meanwhile another task reports the loss of peer 3.
+        open(&mailbox, 4, |_| {
+            mailbox.forget(3, None);
+            false
+        });
+        let lost: Vec<_> = (1..=4).filter(|id| mailbox.has_lost(*id, true)).collect();
+        assert_eq!(lost, [2]);
     }
 }
