@@ -429,6 +429,7 @@ fn is_busy(session: &Session) -> bool {
 /// Opens a stream; `None` if the peer refuses it or has ended.
 async fn open(shared: &Shared, candidate: &Candidate, service: &str) -> Option<Stream> {
     use midplane_via::session::OpenError;
+    let mut pause = Duration::from_millis(1);
     loop {
         match candidate.session.open(service) {
             Ok(mut stream) => {
@@ -443,7 +444,10 @@ async fn open(shared: &Shared, candidate: &Candidate, service: &str) -> Option<S
                 return Some(stream);
             }
             // The peer may be suspended.
-            Err(OpenError::Full) => tokio::time::sleep(Duration::from_millis(1)).await,
+            Err(OpenError::Full) => {
+                tokio::time::sleep(pause).await;
+                pause = (2 * pause).min(SEARCH_PERIOD);
+            }
             Err(OpenError::Ended(_)) => return None,
         }
     }
