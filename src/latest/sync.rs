@@ -199,7 +199,8 @@ impl Drop for Sending {
 async fn send(candidate: Candidate, peers: Peers, service: String, shared: Arc<Shared>) {
     let sending = Sending { shared, peer: candidate.peer };
     let observer = Observer::Peer(candidate.peer);
-    let Some(stream) = peers.open(&candidate, &service).await else { return };
+    let opened = peers.open(&candidate, &service, Instant::now()).await;
+    let Some(stream) = opened else { return };
     locked(&sending.shared.replica).join(observer, true);
     sending.shared.set_under_way(candidate.peer, false);
     if let Err(error) = send_batches(stream, candidate.peer, &sending.shared).await {

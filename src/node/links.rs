@@ -11,7 +11,6 @@ use tokio::time::Instant;
 use super::listener::{self, Listener};
 use super::mailbox::Mailbox;
 use super::search::Search;
-use super::state::Shared;
 use super::{ANSWER_WITHIN, Node, PeerInfo, SEARCH_PERIOD};
 use crate::error::{Error, ErrorKind};
 
@@ -132,9 +131,17 @@ impl Peers {
         *self.leaving.borrow() || self.search.shared.is_closed()
     }
 
-    /// Opens a stream to a service of a peer; `None` if the peer refuses it, has ended, or does not answer in time.
-    pub(crate) async fn open(&self, candidate: &Candidate, service: &str) -> Option<Stream> {
-        open(&self.search.shared, candidate, service, Instant::now()).await
+    /// Opens a stream to a service of a peer, which may answer until `until`, and for a second at least. `None` if it
+    /// refuses the stream, has ended, or does not answer in time.
+    pub(crate) async fn open(
+        &self,
+        candidate: &Candidate,
+        service: &str,
+        until: Instant,
+    ) -> Option<Stream> {
+        let until = until.max(Instant::now() + ANSWER_WITHIN);
+        let opening = super::open(&self.search.shared, candidate, service);
+        tokio::time::timeout_at(until, opening).await.ok().flatten()
     }
 
     /// Searches for unknown nodes that offer a service; returns `false` once the node has ended.
@@ -230,14 +237,14 @@ impl Node {
         Instant::now() + self.0.connect_timeout
     }
 
-    /// Opens a stream to a service of a peer; `None` if the peer refuses it, has ended, or does not answer in time.
+    /// Does what [`Peers::open`] does.
     pub(crate) async fn open(
         &self,
         candidate: &Candidate,
         service: &str,
         until: Instant,
     ) -> Option<Stream> {
-        open(&self.0.shared, candidate, service, until).await
+        self.links().open(candidate, service, until).await
     }
 
     /// Waits for peers that offer a service, for which `is_fit` returns `true`, and whose sessions are not in
@@ -286,14 +293,4 @@ impl Node {
             }
         }
     }
-}
-
-async fn open(
-    shared: &Shared,
-    candidate: &Candidate,
-    service: &str,
-    until: Instant,
-) -> Option<Stream> {
-    let until = until.max(Instant::now() + ANSWER_WITHIN);
-    tokio::time::timeout_at(until, super::open(shared, candidate, service)).await.ok().flatten()
 }
