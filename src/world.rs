@@ -33,7 +33,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane_simhw::id::NodeId;
@@ -52,6 +52,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::error::{Error, ErrorKind};
+use crate::lock::lock;
 use crate::node::host::{milliseconds, random};
 use crate::node::links::{Kind, Offer};
 use crate::node::{Listener, Node, PeerName};
@@ -241,7 +242,7 @@ impl World {
 
     /// Returns how many streams to the process were made.
     fn times_met(&self, rank: u32) -> u64 {
-        let met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        let met = lock(&self.met);
         met.get(&rank).map_or(0, |met| met.times)
     }
 
@@ -261,11 +262,11 @@ impl World {
 
     /// Passes a stream to the carrier; returns `false` if the process has left the world.
     fn connect(&self, rank: u32, stream: Stream) -> bool {
-        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut met = lock(&self.met);
         met.entry(rank).or_default().times += 1;
         drop(met);
         // It may be the process that had a rank which this world does not have. Any other one dials again.
-        let mut mismatch = self.mismatch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mismatch = lock(&self.mismatch);
         *mismatch = mismatch.take().filter(|(rank, ..)| *rank < self.size);
         drop(mismatch);
         self.changed.notify_waiters();
@@ -289,7 +290,7 @@ impl World {
 
     /// Returns the error of a world that some ranks have not joined in time.
     fn not_joined(&self, missing: &[u32]) -> Error {
-        let mismatch = self.mismatch.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mismatch = lock(&self.mismatch).clone();
         // Another process has joined with that rank since, unless it is missing, or this world has no such rank.
         let is_reason = |rank: &u32| *rank >= self.size || missing.contains(rank);
         let (kind, why) = match mismatch.filter(|(rank, ..)| is_reason(rank)) {
@@ -313,7 +314,7 @@ impl World {
     }
 
     fn note_mismatch(&self, rank: u32, process: String, size: u32) {
-        let mut mismatch = self.mismatch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mismatch = lock(&self.mismatch);
         *mismatch = Some((rank, process, size));
     }
 
@@ -368,7 +369,7 @@ impl World {
     }
 
     fn admit(&self, rank: u32, node: u64) -> bool {
-        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut met = lock(&self.met);
         met.entry(rank).or_default().admit(node, |holder| self.node.knows(holder))
     }
 

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use midplane_via::session::{Attempt, Attempts, Session};
 
+use crate::lock::lock;
 use crate::member::Target;
 
 /// Most places whose last dial is kept.
@@ -57,17 +58,13 @@ enum Last {
 }
 
 impl Dials {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<Target, Dial>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records a dial that has begun or failed.
     pub(super) fn on_dialed(&self, target: Target, dialed: Result<&Arc<Session>, &io::Error>) {
         let last = match dialed {
             Err(error) => Last::Refused(error.to_string()),
             Ok(session) => session.attempts().cloned().map_or(Last::Attached, Last::Sent),
         };
-        let mut all = self.all();
+        let mut all = lock(&self.0);
         if all.len() >= MOST && !all.contains_key(&target) {
             all.pop_first();
         }
@@ -78,12 +75,12 @@ impl Dials {
 
     /// Forgets the places that did not answer and are not among these.
     pub(super) fn forget_others(&self, places: &BTreeSet<Target>) {
-        self.all().retain(|target, dial| places.contains(target) || dial.error().is_none());
+        lock(&self.0).retain(|target, dial| places.contains(target) || dial.error().is_none());
     }
 
     /// Returns why the node with this number could not be reached through shared memory; `None` if that did not fail.
     pub(super) fn local_error(&self, id: u64) -> Option<String> {
-        match &self.all().get(&Target::Local(id))?.last {
+        match &lock(&self.0).get(&Target::Local(id))?.last {
             Last::Refused(why) => Some(why.clone()),
             _ => None,
         }
@@ -91,17 +88,17 @@ impl Dials {
 
     /// Returns how often a place was dialed.
     pub(super) fn count(&self, target: Target) -> u32 {
-        self.all().get(&target).map_or(0, |dial| dial.count)
+        lock(&self.0).get(&target).map_or(0, |dial| dial.count)
     }
 
     /// Returns whether the node at some place has another key, or one of the two nodes has none.
     pub(super) fn has_other_keys(&self) -> bool {
-        self.all().values().any(Dial::has_other_key)
+        lock(&self.0).values().any(Dial::has_other_key)
     }
 
     /// Returns the places that did not answer the last dial, with the number of dials and the last error.
     pub(super) fn unanswered(&self) -> Vec<(Target, u32, String)> {
-        let all = self.all();
+        let all = lock(&self.0);
         let unanswered =
             all.iter().filter_map(|(target, dial)| Some((*target, dial.count, dial.error()?)));
         unanswered.collect()

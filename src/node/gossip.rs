@@ -11,7 +11,7 @@ mod carrier;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use chitchat::{Chitchat, ChitchatConfig, ChitchatHandle, ChitchatId, FailureDetectorConfig};
@@ -22,6 +22,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use super::host::{milliseconds, random};
 use super::places::{Places, reachable};
 use super::state::Shared;
+use crate::lock::lock;
 use carrier::Carrier;
 
 /// Period in which a node gossips with three others: 500 ms.
@@ -50,7 +51,7 @@ struct Known {
 
 impl Gossip {
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Searches for a service for a while. Returns the addresses that a node at `own` dials for all its searches: those

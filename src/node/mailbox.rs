@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,6 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::Instant;
 
 use super::listener::PeerName;
+use crate::lock::lock;
 
 /// The stream to a peer, opened at the first message to it.
 #[derive(Debug, Default)]
@@ -57,7 +58,7 @@ const MOST_LOST: usize = 4_096;
 
 impl Mailbox {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Ends the streams to peers after the messages that were sent, and makes no new ones.

@@ -11,7 +11,7 @@ mod watched;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use metrics::{SharedString, counter, gauge};
@@ -22,6 +22,7 @@ use midplane_via::wire::endpoint::TokenCounters;
 use midplane_via::wire::gossip::Counters as Gossiped;
 
 use super::state::Shared;
+use crate::lock::lock;
 use losses::Losses;
 use named::Named;
 pub(crate) use watched::{Role, Streams};
@@ -128,10 +129,6 @@ struct Measured {
     peer: SharedString,
     /// The counters at the last report.
     last: Stats,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Meter {

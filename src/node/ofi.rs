@@ -4,7 +4,7 @@
 //! number dials; new streams then use that session. Its handshake and seals are those of TCP.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use midplane_ofi::provider::{Choice, OpenError, providers};
@@ -18,6 +18,7 @@ use super::host;
 use super::state::Shared;
 use super::transports::Transports;
 use crate::error::{Error, ErrorKind};
+use crate::lock::lock;
 
 /// The environment variable that chooses the provider.
 const VARIABLE: &str = "MIDPLANE_OFI";
@@ -28,7 +29,7 @@ const AWAIT: Duration = Duration::from_millis(300);
 /// Most peers whose endpoints are kept.
 const MOST_KNOWN: usize = 4_096;
 /// Pause before a peer is dialed again; it doubles up to the longest.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Most concurrent handshakes with peers that have connected.
 const MOST_GREETINGS: usize = 64;
@@ -116,34 +117,21 @@ impl Ofi {
         described.strip_prefix(self.streams.provider().as_bytes())?.strip_prefix(&[0])
     }
 
-    fn dialing(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        self.dialing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn known(&self) -> MutexGuard<'_, BTreeMap<u64, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records that there is a session over libfabric with a peer.
     pub(super) fn on_session(&self, peer: u64) {
-        if let Some(known) = self.known().get_mut(&peer) {
+        if let Some(known) = lock(&self.known).get_mut(&peer) {
             known.awaited_until = Instant::now();
         }
     }
 
-    /// Handles the end of a session over libfabric: this node, which has dialed, dials the peer again.
-    pub(super) fn on_ended(self: &Arc<Self>, shared: &Arc<Shared>, peer: u64) {
-        self.dial(shared, peer, PAUSE);
-    }
-
     /// Forgets a peer that has ended.
     pub(super) fn forget(&self, peer: u64) {
-        self.known().remove(&peer);
+        lock(&self.known).remove(&peer);
     }
 
     /// Returns until when new streams to a peer wait for its session over libfabric.
     pub(super) fn awaits(&self, peer: u64) -> Option<Instant> {
-        let until = self.known().get(&peer).map(|known| known.awaited_until);
+        let until = lock(&self.known).get(&peer).map(|known| known.awaited_until);
         until.filter(|until| *until > Instant::now())
     }
 
@@ -156,7 +144,7 @@ impl Ofi {
         is_dialer: bool,
     ) {
         let Some(name) = self.name_of(described).map(<[u8]>::to_vec) else { return };
-        let mut known = self.known();
+        let mut known = lock(&self.known);
         if known.len() >= MOST_KNOWN && !known.contains_key(&peer) {
             known.pop_first();
         }
@@ -168,8 +156,8 @@ impl Ofi {
     }
 
     /// Dials a peer after a pause, unless that is in progress, until it has a session over libfabric or has ended.
-    fn dial(self: &Arc<Self>, shared: &Arc<Shared>, peer: u64, pause: Duration) {
-        if !self.dialing().insert(peer) {
+    pub(super) fn dial(self: &Arc<Self>, shared: &Arc<Shared>, peer: u64, pause: Duration) {
+        if !lock(&self.dialing).insert(peer) {
             return;
         }
         let (this, shared, mut pause) = (Arc::downgrade(self), Arc::downgrade(shared), pause);
@@ -200,9 +188,9 @@ impl Ofi {
     /// has ended.
     fn next_dial(&self, shared: &Weak<Shared>, peer: u64) -> Option<Vec<u8>> {
         // Held while the sessions are read: the end of one either precedes that, or begins a new dialing.
-        let mut dialing = self.dialing();
+        let mut dialing = lock(&self.dialing);
         let is_due = shared.upgrade().is_some_and(|shared| shared.lacks_libfabric(peer));
-        let name = self.known().get(&peer).filter(|_| is_due).map(|known| known.name.clone());
+        let name = lock(&self.known).get(&peer).filter(|_| is_due).map(|known| known.name.clone());
         if name.is_none() {
             dialing.remove(&peer);
         }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane_simhw::seal::PublicKey;
@@ -13,6 +13,7 @@ use super::ANSWER_WITHIN;
 use super::state::Shared;
 use crate::discovery::{AnyDiscovery, Place};
 use crate::error::{Error, ErrorKind};
+use crate::lock::lock;
 
 /// Most places that a node takes from its discoveries.
 const MOST: usize = 4_096;
@@ -68,10 +69,6 @@ struct Name {
 pub(super) struct Reached {
     pub(super) addresses: BTreeSet<SocketAddr>,
     pub(super) keys: BTreeSet<(SocketAddr, PublicKey)>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Source {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use midplane_via::wire::socket::Socket;
@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::state::Shared;
 use super::transports::Transports;
 use crate::error::Error;
+use crate::lock::lock;
 
 /// Most ports that the system chooses until one is free for both UDP and TCP.
 const TRIES: u32 = 16;
@@ -100,7 +101,7 @@ struct Greeting(Greetings, IpAddr);
 impl Greeting {
     /// Begins a handshake; `None` if too many are in progress.
     fn begin(greetings: &Greetings, ip: IpAddr) -> Option<Self> {
-        let mut all = greetings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(greetings);
         let (in_all, of_one) = (all.values().sum::<u32>(), all.get(&ip).copied().unwrap_or(0));
         let most = if ip.is_ipv6() { MAX_HANDSHAKES.2 } else { MAX_HANDSHAKES.1 };
         if in_all >= MAX_HANDSHAKES.0 || of_one >= most {
@@ -113,7 +114,7 @@ impl Greeting {
 
 impl Drop for Greeting {
     fn drop(&mut self) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         if let Some(count) = all.get_mut(&self.1) {
             *count -= 1;
             if *count == 0 {

@@ -8,7 +8,7 @@ mod strangers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
@@ -21,6 +21,7 @@ use super::dials::Dials;
 use super::meter::{Meter, Role, Watched, stream_span};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
+use crate::lock::lock;
 use crate::member::{self, Effect, Hello, Load, Members, Target};
 
 pub(super) use offers::Accepted;
@@ -157,7 +158,7 @@ impl Shared {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Returns the time in membership's units.

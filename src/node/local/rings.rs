@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use midplane_simhw::shm::rings::{RingListener, RingPair, RingRequest, connect};
@@ -18,6 +18,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 
+use crate::lock::lock;
 use crate::node::state::Shared;
 
 /// Bytes of each ring between two nodes.
@@ -67,7 +68,7 @@ impl Local {
             u64::from_str_radix(id, 16).ok().filter(|number| self.name(*number) == name)
         });
         let ids: BTreeSet<u64> = ids.collect();
-        let mut foreign = self.foreign.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut foreign = lock(&self.foreign);
         foreign.retain(|id| ids.contains(id));
         &ids - &foreign
     }
@@ -76,7 +77,7 @@ impl Local {
     pub(in crate::node) fn dial(&self, sessions: &Sessions, id: u64) -> io::Result<Arc<Session>> {
         let pair = connect(self.name(id).as_bytes(), RING, self.id).inspect_err(|error| {
             if error.kind() == io::ErrorKind::PermissionDenied {
-                self.foreign.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+                lock(&self.foreign).insert(id);
             }
         })?;
         sessions.over_rings(pair, true)

@@ -7,7 +7,7 @@ use midplane_via::session::{Session, TransportKind};
 use tokio::time::Instant;
 
 use super::{Candidate, Shared, State};
-use crate::node::ofi::Ofi;
+use crate::node::ofi::{Ofi, PAUSE};
 
 impl State {
     /// Returns whether there is a session over libfabric to a peer.
@@ -58,7 +58,7 @@ impl Shared {
         if !is_known {
             ofi.forget(peer);
         } else if is_dialer && session.transport() == TransportKind::Ofi {
-            ofi.on_ended(self, peer);
+            ofi.dial(self, peer, PAUSE);
         }
     }
 
