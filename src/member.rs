@@ -44,9 +44,9 @@ const MAX_DIALS: usize = 64;
 pub(crate) const DESCRIBE: u64 = 1_000_000_000;
 /// Nanoseconds after which a link without a description ends.
 const SILENCE: u64 = 30_000_000_000;
-/// The same for a link that was dialed through shared memory: the dial succeeds although the node is stopped, and counts
+/// The same for a link that was dialed through shared memory: the dial succeeds although the node is suspended, and counts
 /// among the dials at once. A dial over a network ends by itself.
-const STOPPED: u64 = 3_000_000_000;
+const SUSPENDED: u64 = 3_000_000_000;
 /// Nanoseconds in which the first of two nodes with one name must show that it is alive.
 pub(crate) const TRIAL: u64 = 1_500_000_000;
 /// Nanoseconds between two attempts to end redundant links.

@@ -183,7 +183,7 @@ fn silent_places_do_not_keep_others_from_being_dialed() {
     assert_eq!(dialed, found);
 }
 
-/// Of 65 nodes of this host, all but the last are stopped: the last is dialed once the dials of the others have ended.
+/// Of 65 nodes of this host, all but the last are suspended: the last is dialed once the dials of the others have ended.
 #[test]
 fn stopped_nodes_of_this_host_do_not_keep_others_from_being_dialed() {
     let second = |at: u64| Instant::from_nanos(at * 1_000_000_000);
