@@ -105,23 +105,47 @@ impl<F: Firmware + Send + 'static> Driver<F> {
 
     /// Sends what is staged, for at most 1 s past the line's own time.
     async fn flush(&mut self) {
+        let Self { core, alarm, .. } = self;
         let mut last = Clock::now().plus_nanos(FLUSH_NANOS);
         loop {
-            let due = self.core.engine().as_mut().and_then(Engine::flush);
-            let Some(due) = due else { return };
-            let now = Clock::now();
-            if due > now {
-                last = due.plus_nanos(FLUSH_NANOS);
-            } else if now > last {
-                return;
-            }
-            poll_fn(|context| self.alarm.poll(context, due)).await;
+            let left = core.engine().as_mut().and_then(Engine::flush);
+            let again = left.and_then(|left| next_try(Clock::now(), &mut last, left));
+            let Some(again) = again else { return };
+            poll_fn(|context| alarm.poll(context, again)).await;
         }
     }
+}
+
+/// Returns when a flush sends again, if frames are left that it can send at `again` and of which the first is due on
+/// the line at `due`. Returns `None` once the time is past `last`, and 1 s past `due`: the system accepts none.
+fn next_try(now: Instant, last: &mut Instant, (again, due): (Instant, Instant)) -> Option<Instant> {
+    *last = (*last).max(due.plus_nanos(FLUSH_NANOS));
+    (now <= *last).then_some(again)
 }
 
 impl<F: Firmware> Drop for Driver<F> {
     fn drop(&mut self) {
         self.core.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::udp::batch::RETRY_NANOS;
+
+    #[test]
+    fn a_flush_that_the_system_blocks_ends_after_a_second() {
+        let begins = Instant::from_nanos(5_000_000_000);
+        let mut last = begins.plus_nanos(FLUSH_NANOS);
+        // A frame that waits for the line for longer than that still leaves.
+        let due = begins.plus_nanos(3_000_000_000);
+        assert_eq!(next_try(begins, &mut last, (due, due)), Some(due));
+        let mut now = due;
+        while let Some(at) = next_try(now, &mut last, (now.plus_nanos(RETRY_NANOS), due)) {
+            assert!(now.nanos_since(due) <= FLUSH_NANOS, "it does not give up");
+            now = at;
+        }
+        assert_eq!(now.nanos_since(due), FLUSH_NANOS + RETRY_NANOS);
     }
 }

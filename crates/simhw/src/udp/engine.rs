@@ -120,11 +120,12 @@ impl<F: Firmware> Engine<F> {
         Some(self.next_due().min(last))
     }
 
-    /// Sends what is staged; returns when the rest is due, if any is left.
-    pub(super) fn flush(&mut self) -> Option<Instant> {
+    /// Sends what is staged. If frames are left, returns when to try again, and when the first of them is due on the
+    /// line: earlier if the system accepts none.
+    pub(super) fn flush(&mut self) -> Option<(Instant, Instant)> {
         self.unit.nic.hand_over();
         let link = &self.unit.nic.link;
-        (!link.line.is_empty()).then(|| link.next_send())
+        (!link.line.is_empty()).then(|| (link.next_send(), link.line.next_due()))
     }
 
     /// Hands a batch of datagrams to the firmware.
