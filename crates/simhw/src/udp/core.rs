@@ -178,6 +178,12 @@ impl<F: Firmware> Core<F> {
             || self.ending() != Ending::Running
     }
 
+    /// Returns whether the driver must end at once. If not, `waker` is woken when it must.
+    pub(super) fn ends_now(&self, waker: &Waker) -> bool {
+        self.driver.register(waker);
+        self.ending() == Ending::Now
+    }
+
     /// Wakes the driver for the work that is left after an application has run the engine.
     fn leave(&self, engine: &Engine<F>) {
         let is_early = || engine.next_due().as_nanos() < self.wakes.load(Ordering::Relaxed);

@@ -95,15 +95,17 @@ impl<F: Firmware + Send + 'static> Driver<F> {
 
     /// Waits while the NIC ends and frames wait for keys or answers, for no longer than handshakes last.
     async fn linger(&mut self, until: Instant) {
-        let Self { io, alarm, .. } = self;
-        poll_fn(|context| match io.poll_readable(context) {
-            Poll::Ready(()) => Poll::Ready(()),
-            Poll::Pending => alarm.poll(context, until),
+        let Self { core, io, alarm, .. } = self;
+        poll_fn(|context| {
+            if core.ends_now(context.waker()) || io.poll_readable(context).is_ready() {
+                return Poll::Ready(());
+            }
+            alarm.poll(context, until)
         })
         .await;
     }
 
-    /// Sends what is staged, for at most 1 s past the line's own time.
+    /// Sends what is staged, for at most 1 s past the line's own time. Returns early if the NIC must end at once.
     async fn flush(&mut self) {
         let Self { core, alarm, .. } = self;
         let mut last = Clock::now().plus_nanos(FLUSH_NANOS);
@@ -111,7 +113,15 @@ impl<F: Firmware + Send + 'static> Driver<F> {
             let left = core.engine().as_mut().and_then(Engine::flush);
             let again = left.and_then(|left| next_try(Clock::now(), &mut last, left));
             let Some(again) = again else { return };
-            poll_fn(|context| alarm.poll(context, again)).await;
+            let ends_now = poll_fn(|context| {
+                if core.ends_now(context.waker()) {
+                    return Poll::Ready(true);
+                }
+                alarm.poll(context, again).map(|()| false)
+            });
+            if ends_now.await {
+                return;
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Tests that frames leave no faster than the line, and that alarms and sleeps are never early.
 
+use std::net::UdpSocket;
 use std::time::Duration;
 
 use midplane_simhw::frame::HEADER_BYTES;
@@ -96,6 +97,35 @@ fn a_shutdown_first_sends_the_frames_that_wait_for_the_line() {
         assert_eq!(nic.shutdown().await.frames_sent, 8);
         cluster.seen[1].wait_for(8).await;
     });
+}
+
+#[test]
+fn a_shutdown_that_is_dropped_frees_the_address() {
+    for coprocessor in [Coprocessor::Thread, Coprocessor::Task] {
+        run(async {
+            // 1,000 frames of 1 KB wait for 8 s on a line of 1 Mb/s.
+            let slow = LinkProfile::plain(LineRate::mbps(1), Duration::ZERO);
+            let mut cluster = Cluster::start("127.0.0.1", 2, |config| {
+                config.line(slow).transmit_depth(1_000).coprocessor(coprocessor)
+            });
+            let nic = cluster.nics.remove(0);
+            let mut port = nic.host().open_port().unwrap();
+            let region = port.register(1_000).unwrap();
+            for _ in 0..1_000 {
+                port.submit(&command(SEND, 1, &region)).unwrap();
+                completion(&mut port).await;
+            }
+            let ended = tokio::time::timeout(Duration::from_millis(20), nic.shutdown()).await;
+            assert!(ended.is_err(), "frames wait for the line");
+            let is_free = async {
+                while UdpSocket::bind(cluster.peers[0]).is_err() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let is_free = tokio::time::timeout(Duration::from_secs(2), is_free).await;
+            assert!(is_free.is_ok(), "the NIC still sends");
+        });
+    }
 }
 
 #[test]
