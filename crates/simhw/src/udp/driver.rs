@@ -47,7 +47,11 @@ impl<F: Firmware + Send + 'static> Driver<F> {
                     tokio::task::yield_now().await;
                 }
                 Next::Wait(until) => polls_until = self.spin_or_wait(polls_until, until).await,
-                Next::Linger(until) => self.linger(until).await,
+                Next::Linger(until) => {
+                    // Only a turn that does not poll lets the runtime report the next datagram.
+                    polls_until = None;
+                    self.linger(until).await;
+                }
                 Next::Flush => break,
                 Next::End => return,
             }

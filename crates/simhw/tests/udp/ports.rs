@@ -1,10 +1,16 @@
 //! Tests transfers from one port to another: command, frame, memory, completion.
 
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use midplane_simhw::drops::DropCause;
+use midplane_simhw::hardware::Firmware;
 use midplane_simhw::host::Host as _;
+use midplane_simhw::id::NodeId;
 use midplane_simhw::port::Status;
-use midplane_simhw::udp::Coprocessor;
+use midplane_simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 
 use crate::udp::firmware::{
     COPY, Cluster, RECEIVE, SEND, SEND_AND_ABORT, command, completion, run,
@@ -215,5 +221,37 @@ fn an_idle_nic_sleeps() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         let used = used() - before;
         assert!(used < Duration::from_millis(60), "{used:?} of 300 ms");
+    });
+}
+
+/// Counts how often its ending NIC asks whether it may stop, and never lets it.
+struct Waiting(Arc<AtomicU32>);
+
+impl Firmware for Waiting {
+    fn may_stop(&self) -> bool {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+}
+
+#[test]
+fn a_nic_that_ends_while_it_busy_polls_sleeps_between_its_turns() {
+    run(async {
+        let turns = Arc::new(AtomicU32::new(0));
+        let peers = vec!["127.0.0.1:9".parse().unwrap()];
+        let config = UdpConfig::new(NodeId(0), peers)
+            .bind("127.0.0.1:0".parse().unwrap())
+            .coprocessor(Coprocessor::Task)
+            .spin(Duration::from_secs(10));
+        let nic = UdpNic::start(config, Waiting(Arc::clone(&turns))).unwrap();
+        // The runtime reports the datagram, and a poll takes it.
+        let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+        stranger.send_to(&[0; 8], nic.address()).unwrap();
+        while nic.counters().drops.of(DropCause::Malformed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        nic.shutdown().await;
+        let turns = turns.load(Ordering::Relaxed);
+        assert!(turns < 100, "{turns} turns within the 200 ms that it waits");
     });
 }
