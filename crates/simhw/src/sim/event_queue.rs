@@ -128,7 +128,7 @@ pub(super) struct EventQueue {
     occupied: [u64; LEVELS],
     /// One bit for each level that has entries.
     levels: u32,
-    /// No pending event is earlier than this. Those at exactly this time are in `due`.
+    /// No pending event is earlier than this, and none is scheduled earlier. Those at exactly this time are in `due`.
     base: u64,
     due: BinaryHeap<Reverse<(u64, u32)>>,
     sequence: u64,
@@ -250,7 +250,7 @@ impl EventQueue {
         Instant::from_nanos(self.now)
     }
 
-    /// Advances to the first slot that has entries, and moves them to lower levels. `None` if that slot is
+    /// Advances to the first slot that has entries, and moves them to lower levels. `None` if all of them are
     /// after `limit`. An entry that is alone in its slot and due is returned at once.
     fn turn(&mut self, limit: u64) -> Option<u32> {
         if self.levels == 0 {
@@ -264,14 +264,19 @@ impl EventQueue {
         if start > limit {
             return None;
         }
-        let first = std::mem::replace(&mut self.heads[level][slot], END);
-        self.vacate(level, slot);
+        let first = self.heads[level][slot];
         let Entry { at, next, .. } = self.entries[first as usize];
-        if next == END && at <= limit {
-            self.base = at;
+        let is_returned = next == END && at <= limit;
+        let base = if is_returned || level == 0 { at } else { self.next_base(first, limit) };
+        if base < start {
+            return None;
+        }
+        self.heads[level][slot] = END;
+        self.vacate(level, slot);
+        self.base = base;
+        if is_returned {
             return Some(first);
         }
-        self.base = if level == 0 { start } else { self.earliest(first).min(limit) };
         let mut index = first;
         while index != END {
             let Entry { at, order, next, .. } = self.entries[index as usize];
@@ -281,14 +286,16 @@ impl EventQueue {
         Some(END)
     }
 
-    fn earliest(&self, mut index: u32) -> u64 {
+    /// Returns how far `base` may advance if the first slot is the list from `index` on: to its earliest event if `limit`
+    /// lets that one happen, else no further than `now`, from which on other events may still be scheduled.
+    fn next_base(&self, mut index: u32, limit: u64) -> u64 {
         let mut earliest = u64::MAX;
         while index != END {
             let entry = &self.entries[index as usize];
             earliest = earliest.min(entry.at);
             index = entry.next;
         }
-        earliest
+        if earliest <= limit { earliest } else { self.now.min(limit) }
     }
 
     fn link(&mut self, index: u32, at: u64, order: u64) {
@@ -337,9 +344,16 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Op {
-        Schedule { after: u64, output: bool },
+        Schedule {
+            after: u64,
+            output: bool,
+        },
         Cancel(usize),
-        PopUntil(u64),
+        /// If `stays` is true and no event is due, the time stays as it is.
+        PopUntil {
+            after: u64,
+            stays: bool,
+        },
     }
 
     fn any_delay() -> impl Strategy<Value = u64> {
@@ -351,7 +365,8 @@ mod tests {
             4 => (any_delay(), any::<bool>())
                 .prop_map(|(after, output)| Op::Schedule { after, output }),
             1 => (0..50_usize).prop_map(Op::Cancel),
-            3 => any_delay().prop_map(Op::PopUntil),
+            3 => (any_delay(), any::<bool>())
+                .prop_map(|(after, stays)| Op::PopUntil { after, stays }),
         ]
     }
 
@@ -384,13 +399,13 @@ mod tests {
                             model.remove(key);
                         }
                     }
-                    Op::PopUntil(after) => {
+                    Op::PopUntil { after, stays } => {
                         let limit = now.saturating_add(after);
                         let popped = queue.pop_until(Instant::from_nanos(limit));
                         let expected = model.first_key_value().filter(|(key, _)| key.0 <= limit);
                         let expected = expected.map(|(key, event)| (*key, *event));
                         prop_assert_eq!(popped, expected.map(|(key, event)| (Instant::from_nanos(key.0), event)));
-                        now = expected.map_or(limit, |(key, _)| key.0);
+                        now = expected.map_or(if stays { now } else { limit }, |(key, _)| key.0);
                         queue.set_now(Instant::from_nanos(now));
                         if let Some((key, _)) = expected {
                             model.remove(&key);
@@ -412,6 +427,28 @@ mod tests {
         queue.schedule(Instant::from_nanos(7), Event::Wake { slot: 0 });
         let (at, _) = queue.pop_until(Instant::FAR_FUTURE).unwrap();
         assert_eq!(at.as_nanos(), 50);
+    }
+
+    #[test]
+    fn an_event_before_the_limit_of_a_pop_that_found_none_is_not_late() {
+        let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
+        let mut queue = EventQueue::default();
+        for millis in [20, 21, 5] {
+            queue.schedule(at(millis), Event::Wake { slot: millis as u32 });
+        }
+        let pop = |queue: &mut EventQueue, until| {
+            let (now, _) = queue.pop_until(at(until))?;
+            queue.set_now(now);
+            Some(now)
+        };
+        assert_eq!(pop(&mut queue, 18), Some(at(5)));
+        assert_eq!(pop(&mut queue, 18), None);
+        queue.schedule(at(6), Event::Wake { slot: 6 });
+        assert_eq!(pop(&mut queue, 7), Some(at(6)));
+        queue.schedule(at(10), Event::Wake { slot: 10 });
+        for millis in [10, 20, 21] {
+            assert_eq!(pop(&mut queue, 30), Some(at(millis)));
+        }
     }
 
     #[test]
