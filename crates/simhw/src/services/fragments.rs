@@ -148,7 +148,7 @@ impl Reassembly {
         }
         let whole = self.remove(&key).expect("it is there");
         let bytes = whole.parts.into_iter().flatten().flatten().collect();
-        Some(Arrived { from: key.0, label, bytes })
+        Some(Arrived { from: key.0, label: Label { fragment: None, ..label }, bytes })
     }
 }
 

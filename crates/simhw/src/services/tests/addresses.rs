@@ -78,6 +78,22 @@ fn a_udp_socket_receives_on_after_a_report_of_an_unreachable_port() {
 }
 
 #[test]
+fn a_long_datagram_to_a_port_without_a_socket_is_reported() {
+    run(2, |node| async move {
+        if node.0 == 1 {
+            // The host reports until its end.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            return Ok(());
+        }
+        let socket = UdpSocket::bind(address(0))?;
+        socket.send_to(&[1; 10_000], address(1)).await?;
+        let arrived = std::future::poll_fn(|context| socket.poll_receive(context)).await;
+        assert_eq!(arrived, Arrival::Unreachable(address(1)));
+        Ok(())
+    });
+}
+
+#[test]
 fn a_datagram_has_no_fragments_of_its_senders_former_incarnation() {
     let starts = Arc::new(AtomicU8::new(0));
     let mut cluster = Cluster::new(1, 2, move |node| {
