@@ -84,10 +84,10 @@ pub enum ConnectError {
 impl ConnectError {
     /// Returns whether the cause may be that the daemon is not yet running, or is being restarted.
     const fn may_pass(&self) -> bool {
-        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, WouldBlock};
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, WouldBlock};
 
         let Self::System(kind) = self else { return matches!(self, Self::Nobody { .. }) };
-        matches!(kind, ConnectionReset | ConnectionAborted | BrokenPipe | WouldBlock)
+        matches!(kind, ConnectionReset | ConnectionAborted | BrokenPipe | TimedOut | WouldBlock)
     }
 }
 
@@ -110,7 +110,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the daemon, which must already serve.
+    /// Connects to the daemon, which must already serve. Blocks the thread until the daemon answers, for 2 s at most.
     ///
     /// # Errors
     /// [`ConnectError`] says how to fix it.
@@ -127,17 +127,23 @@ impl Client {
         Ok(Self { host: LiveHost::new(tasks, Arc::new(ports)) })
     }
 
-    /// Connects to the daemon as soon as it serves, within `timeout`. The daemon may be restarted meanwhile.
+    /// Connects to the daemon as soon as it serves, within `timeout`. The daemon may be restarted meanwhile. Each attempt
+    /// runs on a blocking thread of the runtime. If the daemon does not answer, an attempt takes 2 s, and the last may
+    /// end that much later than `timeout`.
     ///
     /// # Errors
     /// Those of [`Client::connect`]: the error of the last attempt.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves nothing behind.
+    /// Dropping the future leaves nothing behind once the attempt in progress has ended, after 2 s at most.
     pub async fn meet(config: ClientConfig, timeout: Duration) -> Result<Self, ConnectError> {
+        let runtime = Handle::try_current().map_err(|_| ConnectError::NoRuntime)?;
         let until = Clock::now() + timeout;
         loop {
-            match Self::connect(config.clone()) {
+            let config = config.clone();
+            let attempt = runtime.spawn_blocking(move || Self::connect(config));
+            // An attempt has no result if the runtime ends before it begins.
+            match attempt.await.unwrap_or(Err(ConnectError::NoRuntime)) {
                 Err(error) if error.may_pass() && Clock::now() < until => {
                     tokio::time::sleep(RETRY).await;
                 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
-use rustix::net::{bind, listen};
+use rustix::net::{SocketFlags, accept_with, bind, listen};
 
 use super::request::{Answer, Request, address, ask};
 use super::{Client, ClientConfig, ServerConfig};
@@ -302,6 +302,29 @@ fn a_client_meets_a_daemon_that_is_being_restarted() {
         let server = nic.serve_ports(ServerConfig::new(&name)).unwrap();
         meeting.await.unwrap().unwrap();
         drop(server);
+        nic.shutdown().await;
+    });
+}
+
+#[test]
+fn a_client_meets_a_daemon_that_follows_a_silent_one() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let name = format!("silent daemon {}", std::process::id());
+        let nic = ShmNic::start(ShmConfig::new(name.clone(), NodeId(0), 1), Done).unwrap();
+        let silent = idle_daemon(&name);
+        let meeting = tokio::spawn(Client::meet(ClientConfig::new(&name, NodeId(0)), TIMEOUT));
+        // The silent daemon accepts the client, and frees the name.
+        let accepts = tokio::task::spawn_blocking(move || {
+            let limit = Timespec::try_from(TIMEOUT).unwrap();
+            poll(&mut [PollFd::new(&silent, PollFlags::IN)], Some(&limit)).unwrap();
+            accept_with(&silent, SocketFlags::CLOEXEC).unwrap()
+        });
+        let accepted = accepts.await.unwrap();
+        assert!(!meeting.is_finished(), "the client's runtime runs while the client waits");
+        let server = nic.serve_ports(ServerConfig::new(&name)).unwrap();
+        meeting.await.unwrap().unwrap();
+        drop((accepted, server));
         nic.shutdown().await;
     });
 }
