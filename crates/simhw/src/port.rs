@@ -94,8 +94,8 @@ pub enum RegisterError {
     /// The NIC, in another process, has yet to process earlier registrations: at least 768.
     #[error("the NIC has yet to process earlier registrations; try again in a moment")]
     Busy,
-    /// The NIC has stopped.
-    #[error("the NIC behind the port has stopped")]
+    /// The NIC has stopped, or its process has not answered in time and the port closes.
+    #[error("the NIC behind the port has stopped, or its process has not answered in time")]
     Closed,
 }
 
@@ -233,10 +233,11 @@ impl Port {
     /// Registers `bytes` of zeroed memory with rights and a protection tag.
     ///
     /// If the NIC is in another process and its granted memory is used up, requests more from that process. This
-    /// blocks the thread until the answer arrives, for 2 s at most.
+    /// blocks the thread until the answer arrives, for 2 s at most. If there is no answer by then, the port closes.
     ///
     /// # Errors
-    /// [`RegisterError`] says which limit was reached.
+    /// [`RegisterError`] says which limit was reached; [`RegisterError::Closed`] also if the port closes because of a
+    /// late answer.
     pub fn register_with(
         &mut self,
         bytes: usize,

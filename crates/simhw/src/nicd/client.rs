@@ -21,7 +21,9 @@ use crate::live::Tasks;
 use crate::live::clock::Clock;
 use crate::nic::{LiveHost, PortOpener};
 use crate::passing::{Passed, Socket};
-use crate::port::{ArenaSource, Port, PortName, PortOptions, PortParts, PortShared, remote_port};
+use crate::port::{
+    ArenaSource, Port, PortClosed, PortName, PortOptions, PortParts, PortShared, remote_port,
+};
 use crate::segment::{Kind, Segment};
 
 /// Pause after a failed attempt to connect.
@@ -224,17 +226,17 @@ struct Connection {
 }
 
 impl ArenaSource for Connection {
-    fn request(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
+    fn request(&self, bytes: usize) -> Result<Option<(u32, Arc<Segment>)>, PortClosed> {
         let Ok((answer, descriptors)) = ask(&self.socket, Request::Memory { bytes }) else {
             // A late answer would be taken for that of the next request.
             self.socket.hang_up();
-            return None;
+            return Err(PortClosed);
         };
-        let Answer::Arena { arena } = answer else { return None };
+        let Answer::Arena { arena } = answer else { return Ok(None) };
         let admits = |user| self.config.trusted.admits(user);
-        let file = descriptors.into_iter().next()?.memory()?;
-        let segment = Segment::open(&file, Kind::Arena, bytes, admits).ok()?;
-        Some((arena, Arc::new(segment)))
+        let file = descriptors.into_iter().next().and_then(Passed::memory);
+        let segment = file.and_then(|file| Segment::open(&file, Kind::Arena, bytes, admits).ok());
+        Ok(segment.map(|segment| (arena, Arc::new(segment))))
     }
 
     fn hang_up(&self) {

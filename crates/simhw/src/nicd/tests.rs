@@ -20,8 +20,8 @@ use crate::id::{NodeId, PortId};
 use crate::live::clock::Clock;
 use crate::passing::{Passed, Socket, seqpacket};
 use crate::port::{
-    ArenaSource, Command, Completion, Port, PortName, PortOptions, PortParts, RegisterError,
-    Status, remote_port,
+    ArenaSource, Command, Completion, Port, PortClosed, PortName, PortOptions, PortParts,
+    RegisterError, Status, remote_port,
 };
 use crate::segment::Segment;
 use crate::shm::{ShmConfig, ShmNic};
@@ -48,8 +48,8 @@ impl Firmware for Done {
 struct Nothing(#[expect(dead_code, reason = "keeps the connection")] Arc<Socket>);
 
 impl ArenaSource for Nothing {
-    fn request(&self, _: usize) -> Option<(u32, Arc<Segment>)> {
-        None
+    fn request(&self, _: usize) -> Result<Option<(u32, Arc<Segment>)>, PortClosed> {
+        Ok(None)
     }
 
     fn hang_up(&self) {}

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use range_alloc::RangeAllocator;
 
-use super::RegisterError;
 use super::control_block::PortControlBlock;
 use super::far::{Change, Place, REGISTRATIONS};
 use super::shared::Bell;
+use super::{PortClosed, RegisterError};
 use crate::id::PortId;
 use crate::passing::Socket;
 use crate::region::{Memory, RegionOptions};
@@ -25,7 +25,10 @@ const ARENA: usize = 1 << 20;
 pub(crate) trait ArenaSource: Send {
     /// Requests a new arena of `bytes`; returns it with its number, or `None` if the NIC's process refuses. May block
     /// until that process answers.
-    fn request(&self, bytes: usize) -> Option<(u32, Arc<Segment>)>;
+    ///
+    /// # Errors
+    /// [`PortClosed`] if that process does not answer in time: the port then closes.
+    fn request(&self, bytes: usize) -> Result<Option<(u32, Arc<Segment>)>, PortClosed>;
 
     /// Notifies the NIC's process that the port is dropped.
     fn hang_up(&self);
@@ -85,7 +88,7 @@ impl RemoteAllocator {
         options: RegionOptions,
         bell: &dyn Fn(),
     ) -> Result<Memory, RegisterError> {
-        let (memory, at) = self.allocate(bytes).ok_or(RegisterError::NoMemory(bytes))?;
+        let (memory, at) = self.allocate(bytes)?;
         let mut inner = self.inner();
         inner.regions.insert(slot, (at, bytes));
         let change = Change::Register { slot, generation, options, at, bytes };
@@ -111,27 +114,30 @@ impl RemoteAllocator {
     }
 
     /// Allocates from an arena, or requests a new one.
-    fn allocate(&self, bytes: usize) -> Option<(Memory, Place)> {
+    fn allocate(&self, bytes: usize) -> Result<(Memory, Place), RegisterError> {
+        let refused = RegisterError::NoMemory(bytes);
         if bytes <= SMALL {
             let mut inner = self.inner();
             inner.reclaim(self.words.taken());
             if let Some((segment, at)) = inner.find(bytes) {
-                return clean(segment, at, bytes);
+                return clean(segment, at, bytes).ok_or(refused);
             }
         }
         let whole = if bytes > SMALL { bytes } else { ARENA };
-        let (arena, segment) = self.source().request(whole)?;
+        let granted = self.source().request(whole).map_err(|PortClosed| RegisterError::Closed)?;
+        let (arena, segment) = granted.ok_or(refused)?;
         let is_alone = bytes > SMALL;
         let mut ranges = RangeAllocator::new(0..whole.next_multiple_of(LINE));
-        let offset = ranges.allocate_range(bytes.next_multiple_of(LINE)).ok()?.start;
+        let range = ranges.allocate_range(bytes.next_multiple_of(LINE)).map_err(|_| refused)?;
+        let offset = range.start;
         let mut inner = self.inner();
         // The daemon reuses the number of an arena only after it was given up.
         if inner.arenas.contains_key(&arena) {
-            return None;
+            return Err(refused);
         }
         inner.arenas.insert(arena, (Arc::clone(&segment), ranges));
         drop(inner);
-        clean(segment, Place { arena, offset, is_alone }, bytes)
+        clean(segment, Place { arena, offset, is_alone }, bytes).ok_or(refused)
     }
 
     fn source(&self) -> MutexGuard<'_, Box<dyn ArenaSource>> {
@@ -245,11 +251,11 @@ mod tests {
     struct Here(Arc<Arenas>);
 
     impl ArenaSource for Here {
-        fn request(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
-            let (segment, _) = Segment::shared(Kind::Arena, bytes).ok()?;
+        fn request(&self, bytes: usize) -> Result<Option<(u32, Arc<Segment>)>, PortClosed> {
+            let (segment, _) = Segment::shared(Kind::Arena, bytes).unwrap();
             let segment = Arc::new(segment);
             let number = self.0.add(Arc::clone(&segment));
-            Some((u32::try_from(number).ok()?, segment))
+            Ok(Some((u32::try_from(number).unwrap(), segment)))
         }
 
         fn hang_up(&self) {}
@@ -326,14 +332,14 @@ mod tests {
         }
     }
 
-    /// Grants memory only when the test allows it.
+    /// Grants memory when the test allows it; its answer is late once the test no longer does.
     struct Slow(std::sync::mpsc::Receiver<()>, std::sync::mpsc::Sender<()>);
 
     impl ArenaSource for Slow {
-        fn request(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
+        fn request(&self, bytes: usize) -> Result<Option<(u32, Arc<Segment>)>, PortClosed> {
             self.1.send(()).unwrap();
-            self.0.recv().unwrap();
-            Some((u32::from(bytes != ARENA), Arc::new(Segment::private(bytes))))
+            self.0.recv().map_err(|_| PortClosed)?;
+            Ok(Some((u32::from(bytes != ARENA), Arc::new(Segment::private(bytes)))))
         }
 
         fn hang_up(&self) {}
@@ -358,6 +364,20 @@ mod tests {
             register(2, 8).unwrap();
             may.send(()).unwrap();
         });
+    }
+
+    #[test]
+    fn a_late_answer_is_reported_as_a_closed_port() {
+        let (_nic, grant) = far_port(PortName { id: PortId(0), epoch: 1 }, 4).unwrap();
+        let (_, _, registrations, words) = open(&grant.file, 4, |_| true).unwrap();
+        let (may, waits) = std::sync::mpsc::channel();
+        let (asks, _asked) = std::sync::mpsc::channel();
+        let remote = RemoteAllocator::new(words, registrations, Box::new(Slow(waits, asks)));
+        drop(may);
+        for bytes in [8, SMALL + 1] {
+            let registered = remote.register(0, 1, bytes, RegionOptions::default(), &|| {});
+            assert_eq!(registered.unwrap_err(), RegisterError::Closed);
+        }
     }
 
     #[test]
