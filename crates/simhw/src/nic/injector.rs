@@ -216,13 +216,14 @@ impl Path {
         (from, to): (NodeId, NodeId),
         fate: Fate,
     ) -> Fate {
-        let active = &mut self.active;
-        if active.is_none() {
+        let Self { active, last_arrival, .. } = self;
+        // As in virtual time, a lost frame meets no incident, and the copy of a damaged frame is whole.
+        if active.is_none() || fate.frame == Err(DropCause::LinkLoss) {
             return fate;
         }
         let (up, down) = (LinkId(2 * u32::from(from.0)), LinkId(2 * u32::from(to.0) + 1));
         let held_up = active.held_up(from, to);
-        let copy = fate.copy.or_else(|| active.is_doubled(from).then_some(fate.frame));
+        let copy = fate.copy.or_else(|| active.is_doubled(from).then_some(Ok(*last_arrival)));
         let mut cross = |at: Instant| {
             let late = active.late(up) + active.late(down);
             match active.on_piece(elapsed, up).or_else(|| active.on_piece(elapsed, down)) {

@@ -108,8 +108,7 @@ proptest! {
             FaultKind::Flap, FaultKind::OneWay, FaultKind::Partition,
         ];
         let counted: u64 = kinds.iter().map(|kind| fired.of(*kind)).sum();
-        // A damaged copy has the damage of its frame, and is counted with it.
-        prop_assert!(counted <= lost && lost <= counted + copies);
+        prop_assert_eq!(counted, lost);
     }
 
     #[test]
@@ -150,6 +149,23 @@ fn an_incident_has_its_time_and_its_link() {
     let is_lost = |micros, to| judge(&injector, micros, 0, to).frame.is_err();
     assert!(!is_lost(4, 1) && is_lost(5, 1) && is_lost(9, 1) && !is_lost(10, 1));
     assert!(!is_lost(7, 2));
+}
+
+#[test]
+fn a_lost_frame_is_dropped_once_although_its_sender_doubles_frames() {
+    let injector = FaultInjector::new(1);
+    let fault = Fault::Duplicate { node: NodeId(0), probability: 1.0 };
+    injector.schedule(Incident { at: Instant::ZERO, lasts: Duration::MAX, fault }).unwrap();
+    injector.set(Faults { loss: 1.0, ..Faults::NONE }).unwrap();
+    for micros in 0..100 {
+        assert_eq!(judge(&injector, micros, 0, 1), Fate::lost(DropCause::LinkLoss));
+    }
+    // The copy of a damaged frame is whole.
+    injector.set(Faults { corrupt: 1.0, ..Faults::NONE }).unwrap();
+    let Fate { frame, copy } = judge(&injector, 100, 0, 1);
+    assert_eq!(frame, Err(DropCause::Corrupt));
+    assert!(copy.is_some_and(|copy| copy.is_ok()), "{copy:?}");
+    assert_eq!(injector.fired().of(FaultKind::Duplicate), 1);
 }
 
 #[test]
