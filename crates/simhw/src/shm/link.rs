@@ -51,6 +51,8 @@ struct Counts {
     bytes: u64,
     unroutable: u64,
     unlinked: u64,
+    /// Copies of broadcasts for which their peers had no space.
+    full: u64,
 }
 
 impl ShmLink {
@@ -138,7 +140,9 @@ impl Link for ShmLink {
         let nodes = (0..link.peers.len() as u16).map(NodeId);
         for destination in nodes.filter(|other| other != node) {
             // A peer without space for its copy misses it, because copies for other peers are already staged.
-            let _ = link.stage(time, &Header { destination, ..*header }, &payload);
+            if link.stage(time, &Header { destination, ..*header }, &payload).is_err() {
+                link.staged.full += 1;
+            }
         }
         Ok(time.last())
     }
@@ -150,6 +154,7 @@ impl Link for ShmLink {
         counters.bytes_sent += staged.bytes;
         counters.drops.add_many(DropCause::NoRoute, staged.unroutable);
         counters.drops.add_many(DropCause::NicDown, staged.unlinked);
+        counters.drops.add_many(DropCause::BufferFull, staged.full);
         for node in &link.touched {
             if let Some(peer) = &mut link.peers[node.index()] {
                 peer.sender.publish();

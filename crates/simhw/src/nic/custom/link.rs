@@ -19,11 +19,13 @@ pub(super) struct StagingLink<L> {
     staged: Vec<(NodeId, Vec<u8>)>,
     /// Staged frames to nodes that do not exist.
     unroutable: u64,
+    /// Staged copies of broadcasts for which the link had no space.
+    full: u64,
 }
 
 impl<L: FrameLink> StagingLink<L> {
     pub(super) const fn new(carrier: L) -> Self {
-        Self { carrier, staged: Vec::new(), unroutable: 0 }
+        Self { carrier, staged: Vec::new(), unroutable: 0, full: 0 }
     }
 
     fn stage(
@@ -73,7 +75,9 @@ impl<L: FrameLink> Link for StagingLink<L> {
         let nodes = (0..link.carrier.nodes()).map(NodeId);
         for destination in nodes.filter(|other| other != node) {
             // A peer without space for its copy misses it, because copies for other peers are already staged.
-            let _ = link.stage(now, &Header { destination, ..*header }, &payload);
+            if link.stage(now, &Header { destination, ..*header }, &payload).is_err() {
+                link.full += 1;
+            }
         }
         Ok(now)
     }
@@ -81,6 +85,7 @@ impl<L: FrameLink> Link for StagingLink<L> {
     fn publish(nic: &mut Nic<Self>) {
         let Nic { link, counters, .. } = nic;
         counters.drops.add_many(DropCause::NoRoute, std::mem::take(&mut link.unroutable));
+        counters.drops.add_many(DropCause::BufferFull, std::mem::take(&mut link.full));
         for (to, frame) in link.staged.drain(..) {
             match link.carrier.send(to, &frame) {
                 Ok(()) => {
@@ -95,6 +100,7 @@ impl<L: FrameLink> Link for StagingLink<L> {
     fn abort(&mut self) {
         self.staged.clear();
         self.unroutable = 0;
+        self.full = 0;
     }
 
     fn current(&self) -> Option<View<'_>> {
@@ -102,4 +108,52 @@ impl<L: FrameLink> Link for StagingLink<L> {
     }
 
     fn end_frame(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll};
+
+    use super::*;
+    use crate::hardware::Hardware as _;
+    use crate::id::Incarnation;
+
+    /// A link of three nodes that has space for frames to node 1 only.
+    struct Full;
+
+    impl FrameLink for Full {
+        fn nodes(&self) -> u16 {
+            3
+        }
+
+        fn line_rate(&self) -> LineRate {
+            LineRate::mbps(1_000)
+        }
+
+        fn has_room(&mut self, to: NodeId, _: usize) -> bool {
+            to == NodeId(1)
+        }
+
+        fn send(&mut self, _: NodeId, _: &[u8]) -> Result<(), DropCause> {
+            Ok(())
+        }
+
+        fn poll_receive(&mut self, _: &mut Context<'_>) -> Poll<(NodeId, Vec<u8>)> {
+            Poll::Pending
+        }
+    }
+
+    #[test]
+    fn copies_of_a_broadcast_without_space_are_counted() {
+        let mut nic = Nic::new(NodeId(0), Incarnation::FIRST, 8, StagingLink::new(Full));
+        let header = Header { destination: NodeId::BROADCAST, ..Header::default() };
+        nic.transmit(&header, Source::Bytes(Payload::EMPTY)).unwrap();
+        nic.abort();
+        for sent in 1..=10 {
+            nic.transmit(&header, Source::Bytes(Payload::EMPTY)).unwrap();
+            nic.commit();
+            assert_eq!(nic.counters.frames_sent, sent);
+            assert_eq!(nic.counters.drops.of(DropCause::BufferFull), sent);
+        }
+    }
 }

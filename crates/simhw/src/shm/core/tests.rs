@@ -1,12 +1,14 @@
 use std::time::Duration;
 
 use super::*;
+use crate::drops::DropCause;
 use crate::fault::Faults;
 use crate::frame::{Frame, Header};
-use crate::hardware::{Hardware, STOP_TIMEOUT};
+use crate::hardware::{Hardware, STOP_TIMEOUT, Source};
 use crate::live::clock::Clock;
 use crate::nic::{FaultInjector, Nic};
 use crate::passing::Socket;
+use crate::region::Payload;
 use crate::segment::{LINE, Segment, View};
 use crate::shm::config::ShmConfig;
 use crate::shm::lane::{Receiver, Sender};
@@ -82,6 +84,25 @@ fn an_ending_nic_waits_no_longer_than_the_stop_timeout() {
     let ended = Clock::now();
     let Next::Wait(until) = drive(&core) else { panic!("a frame is owed") };
     assert!(until <= ended + STOP_TIMEOUT + Duration::from_secs(1), "it waits until {until:?}");
+}
+
+#[test]
+fn copies_of_broadcasts_for_which_a_peer_has_no_space_are_counted() {
+    let (core, _peer, _) = joined(Owed(false), None);
+    drive(&core);
+    let mut engine = core.engine();
+    let nic = &mut engine.as_mut().unwrap().unit.nic;
+    let header = Header { source: HERE, destination: NodeId::BROADCAST, ..Header::default() };
+    // The peer does not poll its 64 slots.
+    for _ in 0..100 {
+        nic.transmit(&header, Source::Bytes(Payload::EMPTY)).unwrap();
+        nic.commit();
+    }
+    nic.transmit(&header, Source::Bytes(Payload::EMPTY)).unwrap();
+    nic.abort();
+    let NicCounters { frames_sent, drops, .. } = nic.counters;
+    assert_eq!(frames_sent + drops.of(DropCause::BufferFull), 100);
+    assert!(frames_sent < 100, "{drops:?}");
 }
 
 /// Records whether a frame is for another node.
