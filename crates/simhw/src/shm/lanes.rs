@@ -240,15 +240,15 @@ impl Lanes {
     pub fn poll(&mut self) -> Option<News<'_>> {
         self.release_frame();
         self.handle_events();
+        // A process that has returned may have shared memory, and may have left again.
+        if let Some(node) = self.returned.pop_front() {
+            return Some(News::Returned(node));
+        }
         // Before frames: peers may send frames without end.
         if self.has_pending_events
             && let Some((from, name, memory)) = self.next_shown()
         {
             return Some(News::Shown { from, name, memory });
-        }
-        // A process that has returned may have left again.
-        if let Some(node) = self.returned.pop_front() {
-            return Some(News::Returned(node));
         }
         if self.has_pending_events
             && let Some((node, returns)) = self.take_leaver()
@@ -285,11 +285,12 @@ impl Lanes {
     /// Connects the next successor of a process that was disconnected. Returns whether there is one.
     fn admit_next(&mut self, at: usize, mut successors: VecDeque<Successor>) -> bool {
         let peer = &mut self.peers[at];
-        while let Some(Successor { link, has_left }) = successors.pop_front() {
+        while let Some(Successor { link, has_left, shown }) = successors.pop_front() {
             if Self::admit(self.wakes.get_ref(), peer, *link)
                 && let Peer::Connected(connection) = peer
             {
                 (connection.is_leaving, connection.successors) = (has_left, successors);
+                self.shown.extend(shown);
                 return true;
             }
         }
@@ -347,6 +348,7 @@ impl Lanes {
             unreachable!("it has sent a frame")
         };
         let node = peer.link.node;
+        self.shown.retain(|(from, ..)| *from != node);
         if self.admit_next(at, peer.successors) {
             self.returned.push_back(node);
             self.has_pending_events = true;

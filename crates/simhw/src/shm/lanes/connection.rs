@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use super::Shown;
+use super::inbox::MAX_SHOWN;
 use crate::shm::rendezvous::Link;
 
 /// The connection with one process.
@@ -23,6 +25,8 @@ pub(super) struct Successor {
     pub(super) link: Box<Link>,
     /// True if this connection has ended as well.
     pub(super) has_left: bool,
+    /// Memory that the process shares, until this connection is used.
+    pub(super) shown: VecDeque<Shown>,
 }
 
 /// Most connections that wait for one process to leave. A further one is closed, and its process tries again.
@@ -37,10 +41,26 @@ impl Connection {
     pub(super) fn on_joined(&mut self, link: Box<Link>) {
         self.on_left();
         if self.successors.len() < MAX_SUCCESSORS {
-            self.successors.push_back(Successor { link, has_left: false });
+            self.successors.push_back(Successor { link, has_left: false, shown: VecDeque::new() });
         } else {
             link.refuse();
         }
+    }
+
+    /// Handles memory that is shared over the newest connection. Returns it if this is that connection; a successor keeps
+    /// it. A successor that shares too much is disconnected.
+    pub(super) fn on_shown(&mut self, shown: Shown) -> Option<Shown> {
+        let Some(newest) = self.successors.back_mut() else { return Some(shown) };
+        // If the newest successor has left, the memory is that of a process that was refused after it.
+        if newest.has_left {
+            return None;
+        }
+        if newest.shown.len() < MAX_SHOWN {
+            newest.shown.push_back(shown);
+        } else {
+            newest.link.refuse();
+        }
+        None
     }
 
     /// Handles the end of the newest connection: this one, or that of the last successor.

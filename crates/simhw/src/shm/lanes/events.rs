@@ -37,8 +37,8 @@ impl Lanes {
                     peer.on_joined(link);
                     self.has_pending_events = true;
                 }
-                (PeerEvent::Shown(name, memory), Peer::Connected(_)) => {
-                    self.shown.push_back((node, name, memory));
+                (PeerEvent::Shown(name, memory), Peer::Connected(peer)) => {
+                    self.shown.extend(peer.on_shown((node, name, memory)));
                     self.has_pending_events = true;
                 }
                 (PeerEvent::Shown(..), _) => {}
@@ -51,14 +51,21 @@ impl Lanes {
         }
     }
 
-    /// Removes a leaving process whose frames are all handled. Returns its number, and whether its successor has
-    /// connected.
+    /// Removes a leaving process whose frames and shared memory are all handled. Returns its number, and whether its
+    /// successor has connected.
     pub(super) fn take_leaver(&mut self) -> Option<(NodeId, bool)> {
         let leaving = |peer: &Peer| matches!(peer, Peer::Connected(peer) if peer.is_leaving);
         let others = !self.shown.is_empty() || !self.returned.is_empty();
         self.has_pending_events = others || self.peers.iter().any(leaving);
-        let empty = |peer: &Peer| matches!(peer, Peer::Connected(peer) if peer.is_leaving && !peer.link.receiver.has_frame());
-        let at = self.peers.iter().position(empty)?;
+        let has_memory = |node| self.shown.iter().any(|(from, ..)| *from == node);
+        let is_over = |peer: &Peer| match peer {
+            Peer::Connected(peer) => {
+                let has_frame = || peer.link.receiver.has_frame();
+                peer.is_leaving && !has_frame() && !has_memory(peer.link.node)
+            }
+            Peer::Expected | Peer::Gone => false,
+        };
+        let at = self.peers.iter().position(is_over)?;
         let Peer::Connected(peer) = self.disconnect(at) else { return None };
         Some((peer.link.node, self.admit_next(at, peer.successors)))
     }

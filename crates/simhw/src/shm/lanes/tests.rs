@@ -171,6 +171,48 @@ fn frames_of_a_successor_that_has_left_are_handled() {
     assert!(lanes.poll().is_none());
 }
 
+/// Returns the kind of the next event, and the number of shared memory.
+fn next_event(lanes: &mut Lanes) -> (&'static str, u64) {
+    // A poll may leave memory to the next one.
+    for _ in 0..2 {
+        match lanes.poll() {
+            Some(News::Frame { .. }) => return ("frame", 0),
+            Some(News::Shown { name: [number, _], .. }) => return ("memory", number),
+            Some(News::Left(_)) => return ("left", 0),
+            Some(News::Restarted(_)) => return ("restarted", 0),
+            Some(News::Returned(_)) => return ("returned", 0),
+            None => {}
+        }
+    }
+    ("none", 0)
+}
+
+#[test]
+fn memory_of_a_process_is_shown_after_its_start_is_reported_and_before_its_end() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let (mut lanes, _peer, inbox) = polled_pair("memory");
+    let (_, file) = Segment::shared(Kind::Arena, 100).unwrap();
+    let show = |number| {
+        let memory = SharedMemory::open(&file, 100, |_| true).unwrap();
+        assert!(inbox.shown(NodeId(1), [number, 0], memory));
+    };
+    (1..=2).for_each(show);
+    inbox.left(NodeId(1));
+    inbox.joined(connection("memory-2"));
+    show(3);
+    inbox.left(NodeId(1));
+    let events = [("memory", 1), ("memory", 2), ("restarted", 0), ("memory", 3), ("frame", 0)];
+    for event in events.into_iter().chain([("left", 0), ("none", 0)]) {
+        assert_eq!(next_event(&mut lanes), event);
+    }
+    inbox.joined(connection("memory-3"));
+    show(4);
+    for event in [("returned", 0), ("memory", 4), ("frame", 0), ("none", 0)] {
+        assert_eq!(next_event(&mut lanes), event);
+    }
+}
+
 #[test]
 fn frames_of_all_successors_are_handled_and_their_number_is_bounded() {
     let runtime = runtime();
