@@ -7,15 +7,12 @@ use std::io;
 use std::net::UdpSocket;
 use std::task::{Context, Poll};
 
-#[cfg(unix)]
-type Inner = tokio::io::unix::AsyncFd<UdpSocket>;
-#[cfg(not(unix))]
-type Inner = (tokio::net::UdpSocket, UdpSocket);
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 #[derive(Debug)]
-pub(super) struct Watched(Inner);
+pub(super) struct Watched(AsyncFd<UdpSocket>);
 
-#[cfg(unix)]
 impl Watched {
     /// Registers a socket with the current runtime.
     ///
@@ -24,7 +21,7 @@ impl Watched {
     pub(super) fn new(socket: UdpSocket) -> io::Result<Self> {
         // Some supported versions of tokio deprecate it.
         #[allow(deprecated, reason = "a UdpSocket stays open; the replacement is unsafe")]
-        Inner::with_interest(socket, tokio::io::Interest::READABLE).map(Self)
+        AsyncFd::with_interest(socket, Interest::READABLE).map(Self)
     }
 
     pub(super) fn socket(&self) -> &UdpSocket {
@@ -40,30 +37,6 @@ impl Watched {
         &self,
         read: impl FnOnce(&UdpSocket) -> io::Result<()>,
     ) -> io::Result<()> {
-        self.0.try_io(tokio::io::Interest::READABLE, read)
-    }
-}
-
-#[cfg(not(unix))]
-impl Watched {
-    /// Registers a socket with the current runtime.
-    pub(super) fn new(socket: UdpSocket) -> io::Result<Self> {
-        let other = socket.try_clone()?;
-        Ok(Self((tokio::net::UdpSocket::from_std(socket)?, other)))
-    }
-
-    pub(super) const fn socket(&self) -> &UdpSocket {
-        &self.0.1
-    }
-
-    pub(super) fn poll_readable(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.0.0.poll_recv_ready(context).map(drop)
-    }
-
-    pub(super) fn try_read(
-        &self,
-        read: impl FnOnce(&UdpSocket) -> io::Result<()>,
-    ) -> io::Result<()> {
-        self.0.0.try_io(tokio::io::Interest::READABLE, || read(&self.0.1))
+        self.0.try_io(Interest::READABLE, read)
     }
 }
