@@ -11,7 +11,7 @@ use std::time::Duration;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::nic::StartError;
 use midplane_simhw::shm::ShmConfig;
-use midplane_simhw::shm::lanes::{Lanes, News, SendRefused};
+use midplane_simhw::shm::lanes::{Lanes, News, PeerRings as _, SendRefused};
 
 /// Only a test that hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(30);

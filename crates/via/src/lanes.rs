@@ -9,7 +9,7 @@ use std::task::Waker;
 
 use midplane_simhw::id::NodeId;
 use midplane_simhw::nic::StartError;
-use midplane_simhw::shm::lanes::{Lanes, News, SendRefused};
+use midplane_simhw::shm::lanes::{Lanes, News, PeerRings as _, SendRefused};
 use midplane_simhw::shm::{DEFAULT_MTU, ShmConfig};
 
 use crate::message::carrier::{Carrier, Event, Refusal};

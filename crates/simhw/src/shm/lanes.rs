@@ -68,7 +68,7 @@ pub struct Lanes {
     shown: VecDeque<Shown>,
     /// True if the last poll returned shared memory.
     has_just_shown: bool,
-    /// True if a socket had no space for shared memory since the last [`Lanes::arm_wakeup`]. No wake-up reports
+    /// True if a socket had no space for shared memory since the last [`PeerRings::arm_wakeup`]. No wake-up reports
     /// that it has space again.
     has_refused_memory: bool,
     events: Arc<EventQueue>,
@@ -83,7 +83,7 @@ impl Lanes {
     /// [`StartError`] says how to fix it.
     ///
     /// # Panics
-    /// If the current runtime's I/O is not enabled. [`Lanes::arm_wakeup`] panics if its timers are not.
+    /// If the current runtime's I/O is not enabled. [`PeerRings::arm_wakeup`] panics if its timers are not.
     pub fn open(config: &ShmConfig) -> Result<Self, StartError> {
         config.check()?;
         Self::open_checked(config)
@@ -137,12 +137,6 @@ impl Lanes {
         u16::try_from(self.peers.len()).expect("it was a u16")
     }
 
-    /// Returns the most bytes of a payload.
-    #[must_use]
-    pub const fn mtu(&self) -> usize {
-        self.mtu
-    }
-
     /// Sends a frame: copies it, and the peer can read it when this returns.
     ///
     /// # Errors
@@ -155,60 +149,6 @@ impl Lanes {
         payload: &[u8],
     ) -> Result<(), SendRefused> {
         self.send_parts(to, words, &[Payload::from(payload)])
-    }
-
-    /// Sends a frame whose payload is gathered from `parts`.
-    ///
-    /// # Errors
-    /// [`SendRefused`]; nothing is sent then.
-    #[inline]
-    pub fn send_parts(
-        &mut self,
-        to: NodeId,
-        words: [u64; WORDS],
-        parts: &[Payload<'_>],
-    ) -> Result<(), SendRefused> {
-        let bytes = parts.iter().map(Payload::len).sum();
-        let mtu = self.mtu;
-        if bytes > mtu {
-            return Err(SendRefused::TooLong { bytes, mtu });
-        }
-        let peer = self.connected(to)?;
-        let sender = &mut peer.link.sender;
-        let views = parts.iter().map(Payload::view);
-        if sender.stage_parts(header_of(words, bytes), bytes, views).is_err() {
-            peer.was_full = Some(bytes);
-            return Err(SendRefused::Full);
-        }
-        peer.was_full = None;
-        sender.publish();
-        // A parking peer has the matching fence between setting its flag and its last poll.
-        fence(Ordering::SeqCst);
-        if sender.takes_wake() {
-            peer.link.channel.wake();
-        }
-        Ok(())
-    }
-
-    /// Shares a region with another process, which may read and write it until the region is dropped. The peer
-    /// receives it as [`News::Shown`], earlier or later than frames that are sent at the same time.
-    ///
-    /// # Errors
-    /// [`SendRefused`], as of a frame; nothing is shared then.
-    ///
-    /// # Panics
-    /// If other processes cannot map the region: see [`Region::file`].
-    pub fn show(&mut self, to: NodeId, name: [u64; 2], region: &Region) -> Result<(), SendRefused> {
-        let file = region.file().expect("the region was registered to be shared");
-        let peer = self.connected(to)?;
-        match pass(&peer.link.socket, name, region.len(), file.as_fd()) {
-            Ok(()) => Ok(()),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                self.has_refused_memory = true;
-                Err(SendRefused::Full)
-            }
-            Err(_) => Err(SendRefused::Gone(to)),
-        }
     }
 
     /// Starts the timeout of a process that has not connected, as sending to it does. If it does not connect
@@ -231,35 +171,6 @@ impl Lanes {
             Some(Peer::Connected(_) | Peer::Gone) => Err(SendRefused::Gone(node)),
             Some(Peer::Expected) | None => Err(SendRefused::NoRing(node)),
         }
-    }
-
-    /// Takes the next event, if there is one. Frames of several processes take turns.
-    // Inlined so that the caller converts the event without a copy in memory. A copy right after the stores of the
-    // event's parts stalls until these complete, some 20 ns.
-    #[inline(always)]
-    pub fn poll(&mut self) -> Option<News<'_>> {
-        self.release_frame();
-        self.handle_events();
-        // A process that has returned may have shared memory, and may have left again.
-        if let Some(node) = self.returned.pop_front() {
-            return Some(News::Returned(node));
-        }
-        // Before frames: peers may send frames without end.
-        if self.has_pending_events
-            && let Some((from, name, memory)) = self.next_shown()
-        {
-            return Some(News::Shown { from, name, memory });
-        }
-        if self.has_pending_events
-            && let Some((node, returns)) = self.take_leaver()
-        {
-            return Some(if returns { News::Restarted(node) } else { News::Left(node) });
-        }
-        if let Some(node) = self.take_overdue() {
-            return Some(News::Left(node));
-        }
-        let at = self.next_sender()?;
-        self.hand_out(at)
     }
 
     /// Takes a process that did not connect in time; it counts as exited.
@@ -387,32 +298,6 @@ impl Lanes {
             })
     }
 
-    /// Busy-polls for an adaptive time, then arms `waker`, which is woken at the next event, or once there is space
-    /// where a frame was refused. Returns `false` if that may be so already; then poll again, because `waker` may
-    /// not be woken.
-    pub fn arm_wakeup(&mut self, waker: &Waker) -> bool {
-        self.release_frame();
-        let mut spin = std::mem::take(&mut self.spin_state);
-        let found = self.has_any().then_some(());
-        let found = found.or_else(|| spin.spin(self.spin, || self.has_any().then_some(())));
-        self.spin_state = spin;
-        if found.is_some() {
-            return false;
-        }
-        self.request_wakeups();
-        let mut context = Context::from_waker(waker);
-        if self.awaited.is_over(&mut context) {
-            return false;
-        }
-        if let Poll::Ready(Ok(mut ready)) = self.wakes.poll_read_ready(&mut context) {
-            // In this order: a wake-up that comes after `take` makes the descriptor ready again.
-            ready.clear_ready();
-            self.wakes.get_ref().take();
-            return false;
-        }
-        !self.has_any()
-    }
-
     /// Requests one wake-up from each peer. Polling does not withdraw the requests.
     fn request_wakeups(&self) {
         for peer in &self.peers {
@@ -443,20 +328,91 @@ impl PeerRings for Lanes {
         words: [u64; WORDS],
         parts: &[Payload<'_>],
     ) -> Result<(), SendRefused> {
-        Self::send_parts(self, to, words, parts)
+        let bytes = parts.iter().map(Payload::len).sum();
+        let mtu = self.mtu;
+        if bytes > mtu {
+            return Err(SendRefused::TooLong { bytes, mtu });
+        }
+        let peer = self.connected(to)?;
+        let sender = &mut peer.link.sender;
+        let views = parts.iter().map(Payload::view);
+        if sender.stage_parts(header_of(words, bytes), bytes, views).is_err() {
+            peer.was_full = Some(bytes);
+            return Err(SendRefused::Full);
+        }
+        peer.was_full = None;
+        sender.publish();
+        // A parking peer has the matching fence between setting its flag and its last poll.
+        fence(Ordering::SeqCst);
+        if sender.takes_wake() {
+            peer.link.channel.wake();
+        }
+        Ok(())
     }
 
     fn show(&mut self, to: NodeId, name: [u64; 2], region: &Region) -> Result<(), SendRefused> {
-        Self::show(self, to, name, region)
+        let file = region.file().expect("the region was registered to be shared");
+        let peer = self.connected(to)?;
+        match pass(&peer.link.socket, name, region.len(), file.as_fd()) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                self.has_refused_memory = true;
+                Err(SendRefused::Full)
+            }
+            Err(_) => Err(SendRefused::Gone(to)),
+        }
     }
 
-    #[inline]
+    // Inlined so that the caller converts the event without a copy in memory. A copy right after the stores of the
+    // event's parts stalls until these complete, some 20 ns.
+    #[inline(always)]
     fn poll(&mut self) -> Option<News<'_>> {
-        Self::poll(self)
+        self.release_frame();
+        self.handle_events();
+        // A process that has returned may have shared memory, and may have left again.
+        if let Some(node) = self.returned.pop_front() {
+            return Some(News::Returned(node));
+        }
+        // Before frames: peers may send frames without end.
+        if self.has_pending_events
+            && let Some((from, name, memory)) = self.next_shown()
+        {
+            return Some(News::Shown { from, name, memory });
+        }
+        if self.has_pending_events
+            && let Some((node, returns)) = self.take_leaver()
+        {
+            return Some(if returns { News::Restarted(node) } else { News::Left(node) });
+        }
+        if let Some(node) = self.take_overdue() {
+            return Some(News::Left(node));
+        }
+        let at = self.next_sender()?;
+        self.hand_out(at)
     }
 
     fn arm_wakeup(&mut self, waker: &Waker) -> bool {
-        Self::arm_wakeup(self, waker)
+        self.release_frame();
+        // Busy-polls first, for an adaptive time.
+        let mut spin = std::mem::take(&mut self.spin_state);
+        let found = self.has_any().then_some(());
+        let found = found.or_else(|| spin.spin(self.spin, || self.has_any().then_some(())));
+        self.spin_state = spin;
+        if found.is_some() {
+            return false;
+        }
+        self.request_wakeups();
+        let mut context = Context::from_waker(waker);
+        if self.awaited.is_over(&mut context) {
+            return false;
+        }
+        if let Poll::Ready(Ok(mut ready)) = self.wakes.poll_read_ready(&mut context) {
+            // In this order: a wake-up that comes after `take` makes the descriptor ready again.
+            ready.clear_ready();
+            self.wakes.get_ref().take();
+            return false;
+        }
+        !self.has_any()
     }
 }
 
