@@ -204,7 +204,7 @@ impl<F: Firmware> World<F> {
     }
 
     /// Runs while `should_continue` returns `true` and events due by `until` are left. Calls `should_continue` before
-    /// each event. Returns `true` if it stopped because no such event is left.
+    /// each event. Returns `true` if it stopped because no such event is left; the time is then that of the last event.
     pub fn run_while(&mut self, until: Instant, mut should_continue: impl FnMut() -> bool) -> bool {
         while should_continue() {
             if !self.step(until) {

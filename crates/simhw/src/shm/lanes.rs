@@ -47,7 +47,8 @@ enum Peer {
 type Shown = (NodeId, [u64; 2], SharedMemory);
 
 /// The rings between this process and all others of a fabric. Frames of one process arrive in order, each once,
-/// including those that it sent before it exited. Dropping this value disconnects from all of them.
+/// including those that it sent before it exited. The methods of [`PeerRings`] send and receive them. Dropping this value
+/// disconnects from all of them.
 #[derive(Debug)]
 pub struct Lanes {
     node: NodeId,
