@@ -95,6 +95,10 @@ pub(super) struct Core {
     pub(super) written: u64,
     /// Counts those of these parts after which more of the frame was left.
     pub(super) parts: u64,
+    /// The stream of the last data that arrived.
+    last: u32,
+    /// Counts how often data arrived for another stream than the last.
+    pub(super) changes: u64,
 }
 
 impl Core {
@@ -120,6 +124,8 @@ impl Core {
             handled: 0,
             written: 0,
             parts: 0,
+            last: 0,
+            changes: 0,
         }
     }
 

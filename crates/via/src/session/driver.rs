@@ -203,7 +203,7 @@ impl Driver {
                 // The peer may need this processor to answer.
                 let start = Instant::now();
                 rustix::thread::sched_yield();
-                self.spin.on_yield(start, start.elapsed());
+                self.spin.on_yield(start.elapsed());
             }
             if found > Found::Readers || self.polls > Polls::No {
                 if found == Found::AnswerExpected && self.lets_peer_run {
@@ -340,7 +340,7 @@ impl Driver {
         if core.is_dirty || core.is_behind() {
             core.flush();
         }
-        active.count(&core);
+        self.spin.on_turn(active.count(&core));
         let mut wakers = std::mem::take(&mut core.wakers);
         if !self.is_current_thread {
             // There, the task that is woken last runs first.

@@ -1,4 +1,5 @@
-//! Decides whether the driver polls its socket before it parks: only if its last pauses were short.
+//! Decides whether the driver polls its socket before it parks: only if its last pauses were short, no other process needs
+//! the processor, and one stream at a time is in use.
 //!
 //! A pause is a time in which the driver has nothing to do, whether it polls or is parked. On a processor that both
 //! processes share, the driver yields between two polls, so that the peer can answer.
@@ -12,10 +13,13 @@ use tokio::time::Instant;
 const SPIN: Duration = Duration::from_micros(150);
 /// The longest pause that polling would have shortened: two wake-ups, and an answer between them.
 const SHORT: Duration = Duration::from_micros(300);
-/// Time after a long yield of the processor in which the next one counts.
-const SOON: Duration = Duration::from_millis(20);
+/// The longest yield of the processor that no other process has used: a switch and the peer's answer take longer.
+const BRIEF: Duration = Duration::from_micros(5);
 /// Short pauses in a row before the driver polls: the initial number, and the largest, after unsuccessful bouts.
 const WANTED: (u32, u32) = (16, 1 << 14);
+/// The driver stops polling for the largest number of pauses once it has polled this many times more often in vain than with
+/// success.
+const VAIN: u32 = 8;
 /// Factor by which that number grows with each unsuccessful bout.
 const BACK_OFF: u32 = 4;
 
@@ -28,17 +32,20 @@ pub(super) struct AdaptiveSpin {
     short: u32,
     /// Short pauses in a row before the driver polls.
     wanted: u32,
-    /// The end of the last long yield of the processor.
-    long_yield: Option<Instant>,
+    /// True if polling gains nothing in this pause: another process needs the processor, or more data are on their way.
+    is_vain: bool,
+    /// Pauses polled in vain, less those polled with success.
+    vain: u32,
 }
 
 impl AdaptiveSpin {
     pub(super) const fn new() -> Self {
-        Self { since: None, short: 0, wanted: WANTED.0, long_yield: None }
+        Self { since: None, short: 0, wanted: WANTED.0, is_vain: false, vain: 0 }
     }
 
     /// Handles the end of the pause: the driver has work.
     pub(super) fn on_work(&mut self, now: Instant) {
+        let is_vain = std::mem::take(&mut self.is_vain);
         let Some(since) = self.since.take() else { return };
         let has_polled = self.short >= self.wanted;
         if now.duration_since(since) > SHORT {
@@ -47,22 +54,30 @@ impl AdaptiveSpin {
             return;
         }
         if has_polled {
+            self.vain = if is_vain { self.vain + 1 } else { self.vain.saturating_sub(1) };
+            if self.vain == VAIN {
+                (self.vain, self.short, self.wanted) = (0, 0, WANTED.1);
+                return;
+            }
             // A successful bout undoes a part of the back-off.
             self.wanted = (self.wanted - self.wanted.div_ceil(16)).max(WANTED.0);
         }
         self.short = self.short.saturating_add(1);
     }
 
-    /// Handles a yield of the processor within a pause. A long one does not count unless it soon follows another: any other
-    /// process may have had the processor.
-    pub(super) fn on_yield(&mut self, start: Instant, took: Duration) {
-        if took <= SHORT {
-            return;
+    /// Handles a yield of the processor within a pause. A long one does not count as a part of the pause: another process had
+    /// the processor.
+    pub(super) fn on_yield(&mut self, took: Duration) {
+        if took > BRIEF {
+            self.is_vain = true;
+            self.since = self.since.map(|since| since + took);
         }
-        let last = self.long_yield.replace(start + took);
-        if let (Some(since), false) = (&mut self.since, last.is_some_and(|at| start < at + SOON)) {
-            *since += took;
-        }
+    }
+
+    /// Handles a turn in which data arrived for another stream than before (`is_other`), or not. Several streams in use mean
+    /// that more data are on their way: a driver that parks takes them together.
+    pub(super) const fn on_turn(&mut self, is_other: bool) {
+        self.is_vain |= is_other;
     }
 
     fn on_long_pause(&mut self, has_polled: bool) {
@@ -139,21 +154,50 @@ mod tests {
         assert_eq!(bouts, 5, "after 16, 64, 256, 1,024 and 4,096 short pauses");
     }
 
+    /// Has the driver pause for 20 us, `times` times, with `shares` of every four pauses in vain; returns how many of the
+    /// pauses it has polled.
+    fn pauses(spin: &mut AdaptiveSpin, now: &mut Instant, times: u32, shares: u32) -> u32 {
+        let mut polled = 0;
+        for number in 0..times {
+            if number % 4 < shares {
+                spin.on_turn(true);
+            }
+            polled += u32::from(pause(spin, now, 20) > 0);
+        }
+        polled
+    }
+
     #[test]
-    fn a_single_long_yield_does_not_end_polling_and_a_second_one_does() {
+    fn a_driver_whose_peer_needs_the_processor_parks() {
         let (mut spin, mut now) = (AdaptiveSpin::new(), start());
-        let long = Duration::from_millis(3);
-        for _ in 0..16 {
-            pause(&mut spin, &mut now, 120);
-        }
-        for (is_second, polls) in [(false, true), (true, false)] {
-            assert!(spin.should_poll(now));
-            spin.on_yield(now, long);
-            now += long;
-            spin.on_work(now);
-            assert_eq!(spin.should_poll(now), polls, "second: {is_second}");
+        let mut polled = 0;
+        for _ in 0..10_000 {
+            if spin.should_poll(now) {
+                polled += 1;
+                now += Duration::from_micros(12);
+                spin.on_yield(Duration::from_micros(12));
+            }
+            now += Duration::from_micros(20);
             spin.on_work(now);
         }
+        assert_eq!(polled, VAIN);
+    }
+
+    #[test]
+    fn a_driver_with_several_streams_in_use_parks() {
+        let (mut spin, mut now) = (AdaptiveSpin::new(), start());
+        assert_eq!(pauses(&mut spin, &mut now, 10_000, 4), VAIN);
+    }
+
+    #[test]
+    fn a_driver_polls_although_another_process_has_the_processor_now_and_then() {
+        let (mut spin, mut now) = (AdaptiveSpin::new(), start());
+        assert_eq!(pauses(&mut spin, &mut now, 10_000, 1), 10_000 - WANTED.0);
+        spin.should_poll(now);
+        spin.on_yield(Duration::from_millis(3));
+        now += Duration::from_millis(3);
+        spin.on_work(now);
+        assert!(spin.should_poll(now));
     }
 
     proptest! {

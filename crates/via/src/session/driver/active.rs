@@ -24,6 +24,8 @@ pub(super) struct Active {
     /// Frames that were handled, and writes, by the last turn.
     handled: u64,
     written: u64,
+    /// Changes of the stream that data arrive for, up to the last turn.
+    changes: u64,
     /// Handled frames that no write has followed since the peer was last let run.
     pub(super) unanswered: u64,
     reading: Reading,
@@ -32,9 +34,9 @@ pub(super) struct Active {
 impl Active {
     pub(super) fn new(session: Arc<Session>) -> Self {
         let now = Instant::now();
-        let (handled, written) = {
+        let (handled, written, changes) = {
             let core = session.lock();
-            (core.handled, core.written)
+            (core.handled, core.written, core.changes)
         };
         Self {
             session,
@@ -43,6 +45,7 @@ impl Active {
             patience: 0,
             handled,
             written,
+            changes,
             unanswered: 0,
             reading: Reading::new(now),
         }
@@ -61,8 +64,8 @@ impl Active {
     }
 
     /// Counts the frames and writes since the last turn. Once as many writes as frames have followed, the peer need not
-    /// wait for more.
-    pub(super) fn count(&mut self, core: &Core) {
+    /// wait for more. Returns whether data have arrived for another stream than before.
+    pub(super) fn count(&mut self, core: &Core) -> bool {
         let handled = core.handled.wrapping_sub(self.handled);
         let written = core.written.wrapping_sub(self.written);
         (self.handled, self.written) = (core.handled, core.written);
@@ -70,6 +73,7 @@ impl Active {
         if written > 0 && self.unanswered == 0 {
             self.patience = 0;
         }
+        std::mem::replace(&mut self.changes, core.changes) != core.changes
     }
 }
 
