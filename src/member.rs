@@ -406,7 +406,9 @@ impl Members {
     /// Returns whether the node at a place needs no further link: it is known, and a node of this host has one through
     /// shared memory.
     fn is_reached(&self, target: Target, peer: u64) -> bool {
-        let is_shared = |number: &u64| self.links[number].transport == TransportKind::Shm;
+        let is_shared = |number: &u64| {
+            self.links.get(number).is_some_and(|link| link.transport == TransportKind::Shm)
+        };
         let needs_shared = cfg!(target_os = "linux") && matches!(target, Target::Local(_));
         let is_enough = |peer: &Peer| !needs_shared || peer.links.iter().any(is_shared);
         peer == self.id || self.peers.get(&peer).is_some_and(is_enough)
