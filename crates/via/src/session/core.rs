@@ -97,8 +97,8 @@ pub(super) struct Core {
     pub(super) parts: u64,
     /// The stream of the last data that arrived.
     last: u32,
-    /// Counts how often data arrived for another stream than the last.
-    pub(super) changes: u64,
+    /// True if data arrived for another stream, and the former one is still open.
+    pub(super) has_changed: bool,
 }
 
 impl Core {
@@ -125,7 +125,7 @@ impl Core {
             written: 0,
             parts: 0,
             last: 0,
-            changes: 0,
+            has_changed: false,
         }
     }
 

@@ -340,7 +340,7 @@ impl Driver {
         if core.is_dirty || core.is_behind() {
             core.flush();
         }
-        self.spin.on_turn(active.count(&core));
+        self.spin.on_turn(active.count(&mut core));
         let mut wakers = std::mem::take(&mut core.wakers);
         if !self.is_current_thread {
             // There, the task that is woken last runs first.

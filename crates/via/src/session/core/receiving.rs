@@ -113,9 +113,8 @@ impl Core {
         incoming: Incoming,
         direct: Option<&mut Direct<'_, '_>>,
     ) -> Option<()> {
-        if std::mem::replace(&mut self.last, header.stream) != header.stream {
-            self.changes = self.changes.wrapping_add(1);
-        }
+        let former = std::mem::replace(&mut self.last, header.stream);
+        self.has_changed |= former != header.stream && self.flows.contains_key(&former);
         let Self { wire, flows, .. } = self;
         let Some(flow) = flows.get_mut(&header.stream) else {
             wire.skip();

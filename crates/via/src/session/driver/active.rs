@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::reading::Reading;
-use crate::session::Session;
 use crate::session::core::Core;
+use crate::session::{Session, TransportKind};
 
 /// Turns without work after a frame, before the driver lets a peer run that waits for this processor: the tasks that the
 /// frame has woken, and those that they wake, may write an answer. Once each frame has one, it lets the peer run at once.
@@ -24,8 +24,6 @@ pub(super) struct Active {
     /// Frames that were handled, and writes, by the last turn.
     handled: u64,
     written: u64,
-    /// Changes of the stream that data arrive for, up to the last turn.
-    changes: u64,
     /// Handled frames that no write has followed since the peer was last let run.
     pub(super) unanswered: u64,
     reading: Reading,
@@ -34,9 +32,9 @@ pub(super) struct Active {
 impl Active {
     pub(super) fn new(session: Arc<Session>) -> Self {
         let now = Instant::now();
-        let (handled, written, changes) = {
+        let (handled, written) = {
             let core = session.lock();
-            (core.handled, core.written, core.changes)
+            (core.handled, core.written)
         };
         Self {
             session,
@@ -45,7 +43,6 @@ impl Active {
             patience: 0,
             handled,
             written,
-            changes,
             unanswered: 0,
             reading: Reading::new(now),
         }
@@ -64,8 +61,9 @@ impl Active {
     }
 
     /// Counts the frames and writes since the last turn. Once as many writes as frames have followed, the peer need not
-    /// wait for more. Returns whether data have arrived for another stream than before.
-    pub(super) fn count(&mut self, core: &Core) -> bool {
+    /// wait for more. Returns whether data have arrived over the network for another stream
+    /// than before.
+    pub(super) fn count(&mut self, core: &mut Core) -> bool {
         let handled = core.handled.wrapping_sub(self.handled);
         let written = core.written.wrapping_sub(self.written);
         (self.handled, self.written) = (core.handled, core.written);
@@ -73,7 +71,8 @@ impl Active {
         if written > 0 && self.unanswered == 0 {
             self.patience = 0;
         }
-        std::mem::replace(&mut self.changes, core.changes) != core.changes
+        let has_changed = std::mem::take(&mut core.has_changed);
+        has_changed && self.session.transport() != TransportKind::Shm
     }
 }
 

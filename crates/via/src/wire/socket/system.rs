@@ -273,8 +273,12 @@ impl System {
                     if context.is_none() {
                         return Ok(false);
                     }
-                    let room = self.io.as_fd().try_clone_to_owned()?;
-                    self.room = Some(watch(room, Interest::WRITABLE)?);
+                    let room = self.io.as_fd().try_clone_to_owned();
+                    self.room = room.and_then(|room| watch(room, Interest::WRITABLE)).ok();
+                    if self.room.is_none() {
+                        // Without a descriptor, the next timeout tries again.
+                        return Ok(false);
+                    }
                 }
                 Err(_) => self.retry(outgoing, clock, endpoint),
                 Ok(()) => {}
