@@ -23,7 +23,7 @@ pub(super) struct Connection {
 #[derive(Debug)]
 pub(super) struct Successor {
     pub(super) link: Box<Link>,
-    /// True if this connection has ended as well.
+    /// True if this connection has ended as well, or was refused.
     pub(super) has_left: bool,
     /// Memory that the process shares, until this connection is used.
     pub(super) shown: VecDeque<Shown>,
@@ -48,17 +48,19 @@ impl Connection {
     }
 
     /// Handles memory that is shared over the newest connection. Returns it if this is that connection; a successor keeps
-    /// it. A successor that shares too much is disconnected.
+    /// it. If the successors together share too much, the newest is disconnected.
     pub(super) fn on_shown(&mut self, shown: Shown) -> Option<Shown> {
+        let kept: usize = self.successors.iter().map(|successor| successor.shown.len()).sum();
         let Some(newest) = self.successors.back_mut() else { return Some(shown) };
-        // If the newest successor has left, the memory is that of a process that was refused after it.
+        // If the newest successor has left, the memory is that of a process that was refused: this one, or one after it.
         if newest.has_left {
             return None;
         }
-        if newest.shown.len() < MAX_SHOWN {
+        if kept < MAX_SHOWN {
             newest.shown.push_back(shown);
         } else {
             newest.link.refuse();
+            newest.has_left = true;
         }
         None
     }

@@ -229,3 +229,23 @@ fn frames_of_all_successors_are_handled_and_their_number_is_bounded() {
     assert!(matches!(lanes.poll(), Some(News::Left(NodeId(1)))));
     assert!(lanes.poll().is_none());
 }
+
+/// Regression: each successor had a bound of its own, so that one peer could have 16 times as much memory mapped.
+#[test]
+fn memory_of_all_successors_together_is_bounded() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let mut peer = Connection::new(connection("hoard"));
+    let (_, file) = Segment::shared(Kind::Arena, 100).unwrap();
+    let half = inbox::MAX_SHOWN / 2;
+    for number in 0..4 {
+        peer.on_joined(Box::new(connection(&format!("hoard-{number}"))));
+        for _ in 0..half {
+            let memory = SharedMemory::open(&file, 100, |_| true).unwrap();
+            assert!(peer.on_shown((NodeId(1), [0, 0], memory)).is_none());
+        }
+    }
+    let kept: Vec<usize> = peer.successors.iter().map(|it| it.shown.len()).collect();
+    assert_eq!(kept, [half, half, 0, 0]);
+    assert!(peer.successors.iter().all(|it| it.has_left), "the newest was not refused");
+}
