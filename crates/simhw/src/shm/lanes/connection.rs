@@ -51,8 +51,10 @@ impl Connection {
     /// it. If the successors together share too much, the newest is disconnected.
     pub(super) fn on_shown(&mut self, shown: Shown) -> Option<Shown> {
         let kept: usize = self.successors.iter().map(|successor| successor.shown.len()).sum();
-        let Some(newest) = self.successors.back_mut() else { return Some(shown) };
-        // If the newest successor has left, the memory is that of a process that was refused: this one, or one after it.
+        // If the newest connection has ended, the memory is that of a process that was refused: this one, or a later one.
+        let Some(newest) = self.successors.back_mut() else {
+            return (!self.is_leaving).then_some(shown);
+        };
         if newest.has_left {
             return None;
         }

@@ -10,7 +10,8 @@ use crate::shm::rendezvous::{Link, PeerListener};
 use crate::sync::Ordering;
 use crate::wakes::Wakes;
 
-/// Most pieces of memory of one peer that wait in this inbox. A peer that shares more is disconnected.
+/// Most pieces of memory of one peer that wait in this inbox, and as many that wait with all its successors together. A
+/// peer that shares more is disconnected.
 pub(super) const MAX_SHOWN: usize = 1024;
 
 /// The events that no poll has handled yet.

@@ -249,3 +249,23 @@ fn memory_of_all_successors_together_is_bounded() {
     assert_eq!(kept, [half, half, 0, 0]);
     assert!(peer.successors.iter().all(|it| it.has_left), "the newest was not refused");
 }
+
+/// Regression: once all successors had left, it was reported as memory of the last of them.
+#[test]
+fn memory_of_a_refused_process_is_given_to_no_other() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let (mut lanes, _peer, inbox) = polled_pair("refused");
+    for number in 0..=MAX_SUCCESSORS {
+        inbox.joined(connection(&format!("refused-{number}")));
+    }
+    for _ in 0..MAX_SUCCESSORS {
+        assert_eq!(next_event(&mut lanes), ("restarted", 0));
+        assert_eq!(next_event(&mut lanes), ("frame", 0));
+    }
+    let (_, file) = Segment::shared(Kind::Arena, 100).unwrap();
+    let memory = SharedMemory::open(&file, 100, |_| true).unwrap();
+    assert!(inbox.shown(NodeId(1), [1, 0], memory));
+    assert_eq!(next_event(&mut lanes), ("left", 0));
+    assert_eq!(next_event(&mut lanes), ("none", 0));
+}
