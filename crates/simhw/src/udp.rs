@@ -217,7 +217,7 @@ impl UdpNic {
     }
 
     /// Stops the NIC, and returns its last counters. Frames that wait for its line leave first; if the system
-    /// accepts none, the NIC waits for 1 s at most. When this returns, its ports are closed and its address is
+    /// accepts none of them for 1 s, they are lost. When this returns, its ports are closed and its address is
     /// free.
     ///
     /// # Cancel safety

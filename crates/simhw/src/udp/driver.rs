@@ -15,7 +15,7 @@ use super::watched::Watched;
 use crate::hardware::Firmware;
 use crate::time::Instant;
 
-/// Longest time in nanoseconds that an ending NIC waits for the system to accept its last frames.
+/// Longest time in nanoseconds that an ending NIC waits for the system to accept its next frame.
 const FLUSH_NANOS: u64 = 1_000_000_000;
 
 /// The task of a NIC.
@@ -109,13 +109,14 @@ impl<F: Firmware + Send + 'static> Driver<F> {
         .await;
     }
 
-    /// Sends what is staged, for at most 1 s past the line's own time. Returns early if the NIC must end at once.
+    /// Sends what is staged, until the system has not accepted the next frame for 1 s. Returns early if the NIC must end
+    /// at once.
     async fn flush(&mut self) {
         let Self { core, alarm, .. } = self;
-        let mut last = Clock::now().plus_nanos(FLUSH_NANOS);
+        let mut limit = None;
         loop {
             let left = core.engine().as_mut().and_then(Engine::flush);
-            let again = left.and_then(|left| next_try(Clock::now(), &mut last, left));
+            let again = left.and_then(|left| next_try(Clock::now(), &mut limit, left));
             let Some(again) = again else { return };
             let ends_now = poll_fn(|context| {
                 if core.ends_now(context.waker()) {
@@ -131,10 +132,19 @@ impl<F: Firmware + Send + 'static> Driver<F> {
 }
 
 /// Returns when a flush sends again, if frames are left that it can send at `again` and of which the first is due on
-/// the line at `due`. Returns `None` once the time is past `last`, and 1 s past `due`: the system accepts none.
-fn next_try(now: Instant, last: &mut Instant, (again, due): (Instant, Instant)) -> Option<Instant> {
-    *last = (*last).max(due.plus_nanos(FLUSH_NANOS));
-    (now <= *last).then_some(again)
+/// the line at `due`. Returns `None` if that frame has been the first for more than 1 s since it was due: the system
+/// accepts none. `limit` keeps when the first frame is due, and until when the flush tries to send it.
+fn next_try(
+    now: Instant,
+    limit: &mut Option<(Instant, Instant)>,
+    (again, due): (Instant, Instant),
+) -> Option<Instant> {
+    let until = match *limit {
+        Some((first_due, until)) if first_due == due => until,
+        _ => now.max(due).plus_nanos(FLUSH_NANOS),
+    };
+    *limit = Some((due, until));
+    (now <= until).then_some(again)
 }
 
 impl<F: Firmware> Drop for Driver<F> {
@@ -151,15 +161,32 @@ mod tests {
     #[test]
     fn a_flush_that_the_system_blocks_ends_after_a_second() {
         let begins = Instant::from_nanos(5_000_000_000);
-        let mut last = begins.plus_nanos(FLUSH_NANOS);
+        let mut limit = None;
         // A frame that waits for the line for longer than that still leaves.
         let due = begins.plus_nanos(3_000_000_000);
-        assert_eq!(next_try(begins, &mut last, (due, due)), Some(due));
+        assert_eq!(next_try(begins, &mut limit, (due, due)), Some(due));
         let mut now = due;
-        while let Some(at) = next_try(now, &mut last, (now.plus_nanos(RETRY_NANOS), due)) {
+        while let Some(at) = next_try(now, &mut limit, (now.plus_nanos(RETRY_NANOS), due)) {
             assert!(now.nanos_since(due) <= FLUSH_NANOS, "it does not give up");
             now = at;
         }
         assert_eq!(now.nanos_since(due), FLUSH_NANOS + RETRY_NANOS);
+    }
+
+    /// Regression: the second counted from the beginning, so that frames were lost while the system accepted others.
+    #[test]
+    fn a_flush_continues_while_the_system_accepts_frames() {
+        let begins = Instant::from_nanos(5_000_000_000);
+        let mut limit = None;
+        // All ten frames are due at the beginning. The system accepts one each 0.9 s.
+        for frame in 0..10 {
+            let due = begins.plus_nanos(frame);
+            let first_since = begins.plus_nanos(frame * 900_000_000);
+            for waited in [0, 450_000_000, 899_000_000] {
+                let again = first_since.plus_nanos(waited + RETRY_NANOS);
+                let next = next_try(first_since.plus_nanos(waited), &mut limit, (again, due));
+                assert_eq!(next, Some(again), "it gives up at frame {frame}");
+            }
+        }
     }
 }
