@@ -120,12 +120,10 @@ impl<F: Firmware> Engine<F> {
         Some(self.next_due().min(last))
     }
 
-    /// Sends what is staged. If frames are left, returns when to try again, and when the first of them is due on the
-    /// line: earlier if the system accepts none.
+    /// Sends what is staged. If frames are left, returns what [`UdpLink::unsent`] does.
     pub(super) fn flush(&mut self) -> Option<(Instant, Instant)> {
         self.unit.nic.hand_over();
-        let link = &self.unit.nic.link;
-        (!link.line.is_empty()).then(|| (link.next_send(), link.line.next_due()))
+        self.unit.nic.link.unsent()
     }
 
     /// Hands a batch of datagrams to the firmware.

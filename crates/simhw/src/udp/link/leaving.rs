@@ -100,6 +100,12 @@ impl UdpLink {
         if self.blocked { Clock::now().plus_nanos(RETRY_NANOS) } else { self.line.next_due() }
     }
 
+    /// Returns when frames are handed to the system next, and when the first of them is due on the line: earlier if the
+    /// system accepts none. Returns `None` if the line is empty.
+    pub(in crate::udp) fn unsent(&self) -> Option<(Instant, Instant)> {
+        (!self.line.is_empty()).then(|| (self.next_send(), self.line.next_due()))
+    }
+
     /// Returns the region from which the frame is sent without a copy; `None` if it must be copied.
     pub(super) fn uncopied(&self, header: &Header, source: Source<'_>) -> Option<RegionRef> {
         let Source::Region(at) = source else { return None };
@@ -198,5 +204,30 @@ impl UdpLink {
             leaves = self.send(now, &header, copy);
         }
         leaves
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::udp::batch::{Socket, bind};
+    use crate::udp::config::UdpConfig;
+    use crate::udp::link;
+
+    #[test]
+    fn a_frame_that_the_system_does_not_accept_stays_due_when_the_line_says() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let _entered = runtime.enter();
+        let socket = Socket::new(bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        let to = "127.0.0.1:9".parse().unwrap();
+        let mut link = link::nic(&UdpConfig::new(NodeId(0), vec![to]), None, socket).link;
+        assert_eq!(link.unsent(), None);
+        let now = Clock::now();
+        link.line.put(now, 1_000, to, (vec![0; 1_000], None));
+        link.line.commit();
+        link.blocked = true;
+        let (again, due) = link.unsent().unwrap();
+        assert_eq!(due, link.line.next_due());
+        assert!(due <= now && again >= now.plus_nanos(RETRY_NANOS), "{due:?}, {again:?}");
     }
 }
