@@ -234,16 +234,21 @@ impl Firmware for Waiting {
     }
 }
 
+/// Starts a NIC on a task that busy-polls for `spin`, and that waits for its peers when it ends. Returns it with the
+/// count of the turns that it takes meanwhile.
+fn waiting_nic(spin: Duration) -> (UdpNic, Arc<AtomicU32>) {
+    let turns = Arc::new(AtomicU32::new(0));
+    let config = UdpConfig::new(NodeId(0), vec!["127.0.0.1:9".parse().unwrap()])
+        .bind("127.0.0.1:0".parse().unwrap())
+        .coprocessor(Coprocessor::Task)
+        .spin(spin);
+    (UdpNic::start(config, Waiting(Arc::clone(&turns))).unwrap(), turns)
+}
+
 #[test]
 fn a_nic_that_ends_while_it_busy_polls_sleeps_between_its_turns() {
     run(async {
-        let turns = Arc::new(AtomicU32::new(0));
-        let peers = vec!["127.0.0.1:9".parse().unwrap()];
-        let config = UdpConfig::new(NodeId(0), peers)
-            .bind("127.0.0.1:0".parse().unwrap())
-            .coprocessor(Coprocessor::Task)
-            .spin(Duration::from_secs(10));
-        let nic = UdpNic::start(config, Waiting(Arc::clone(&turns))).unwrap();
+        let (nic, turns) = waiting_nic(Duration::from_secs(10));
         // The runtime reports the datagram, and a poll takes it.
         let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
         stranger.send_to(&[0; 8], nic.address()).unwrap();
@@ -253,5 +258,23 @@ fn a_nic_that_ends_while_it_busy_polls_sleeps_between_its_turns() {
         nic.shutdown().await;
         let turns = turns.load(Ordering::Relaxed);
         assert!(turns < 100, "{turns} turns within the 200 ms that it waits");
+    });
+}
+
+#[test]
+fn a_shutdown_that_is_dropped_while_the_nic_waits_for_its_peers_ends_the_nic_at_once() {
+    run(async {
+        let (nic, turns) = waiting_nic(Duration::ZERO);
+        let mut shutdown = Box::pin(nic.shutdown());
+        while turns.load(Ordering::Relaxed) == 0 {
+            let ended = tokio::time::timeout(Duration::from_millis(1), &mut shutdown).await;
+            assert!(ended.is_err(), "it did not wait for its peers");
+        }
+        drop(shutdown);
+        // The NIC's task runs on this thread, long before the 200 ms are over.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(Arc::strong_count(&turns), 1, "the NIC still has its firmware");
     });
 }
