@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -12,11 +13,13 @@ use thiserror::Error;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 use super::request::{Answer, Request, address, ask};
 use crate::acceptor::Admitted;
 use crate::host::OpenError;
 use crate::id::NodeId;
+use crate::listener::TIMEOUT;
 use crate::live::Tasks;
 use crate::live::clock::Clock;
 use crate::nic::{LiveHost, PortOpener};
@@ -134,23 +137,42 @@ impl Client {
     /// end that much later than `timeout`.
     ///
     /// # Errors
-    /// Those of [`Client::connect`]: the error of the last attempt.
+    /// Those of [`Client::connect`]: the error of the last attempt. [`ConnectError::System`] with
+    /// [`TimedOut`](io::ErrorKind::TimedOut) also if no blocking thread became free in time.
+    ///
+    /// # Panics
+    /// As [`Client::connect`] does; and if the current runtime's time is not enabled.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves nothing behind once the attempt in progress has ended, after 2 s at most.
+    /// Dropping the future leaves nothing behind once the attempt in progress has ended, 2 s after it got a thread at
+    /// most.
     pub async fn meet(config: ClientConfig, timeout: Duration) -> Result<Self, ConnectError> {
         let runtime = Handle::try_current().map_err(|_| ConnectError::NoRuntime)?;
         let until = Clock::now() + timeout;
         loop {
             let config = config.clone();
             let attempt = runtime.spawn_blocking(move || Self::connect(config));
-            // An attempt has no result if the runtime ends before it begins.
-            match attempt.await.unwrap_or(Err(ConnectError::NoRuntime)) {
+            match Self::attempted(attempt, until.since(Clock::now()) + TIMEOUT).await {
                 Err(error) if error.may_pass() && Clock::now() < until => {
                     tokio::time::sleep(RETRY).await;
                 }
                 result => return result,
             }
+        }
+    }
+
+    /// Returns the result of an attempt to connect, for which it waits for `limit` at most: other work may keep all
+    /// blocking threads.
+    async fn attempted(
+        attempt: JoinHandle<Result<Self, ConnectError>>,
+        limit: Duration,
+    ) -> Result<Self, ConnectError> {
+        match tokio::time::timeout(limit, attempt).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
+            // The runtime has ended before the attempt began.
+            Ok(Err(_)) => Err(ConnectError::NoRuntime),
+            Err(_) => Err(ConnectError::System(io::ErrorKind::TimedOut)),
         }
     }
 

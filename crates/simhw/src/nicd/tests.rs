@@ -13,7 +13,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{SocketFlags, accept_with, bind, listen};
 
 use super::request::{Answer, Request, address, ask};
-use super::{Client, ClientConfig, ServerConfig};
+use super::{Client, ClientConfig, ConnectError, ServerConfig};
 use crate::hardware::{Firmware, Hardware};
 use crate::host::{Host, OpenError};
 use crate::id::{NodeId, PortId};
@@ -329,5 +329,25 @@ fn a_client_meets_a_daemon_that_follows_a_silent_one() {
         meeting.await.unwrap().unwrap();
         drop((accepted, server));
         nic.shutdown().await;
+    });
+}
+
+/// Regression: the attempt waited for a thread without a limit.
+#[test]
+fn a_client_gives_up_in_time_although_all_blocking_threads_are_in_use() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let blocked = tokio::task::spawn_blocking(move || released.recv());
+        let config = ClientConfig::new("no free thread", NodeId(0));
+        let met = tokio::time::timeout(TIMEOUT, Client::meet(config, Duration::ZERO)).await;
+        drop(release);
+        let error = met.expect("it gives up").unwrap_err();
+        assert_eq!(error, ConnectError::System(io::ErrorKind::TimedOut));
+        blocked.await.unwrap().unwrap_err();
     });
 }
