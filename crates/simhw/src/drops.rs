@@ -7,8 +7,8 @@ use std::fmt;
 #[non_exhaustive]
 #[repr(u8)]
 pub enum DropCause {
-    /// A switch port's buffer was full. Over shared memory and on fabrics of one's own: the queue to a peer had no space
-    /// for the peer's copy of a broadcast.
+    /// A switch port's buffer was full. On fabrics of one's own: the queue to a peer had no space for a frame. Over shared
+    /// memory: it had no space for the peer's copy of a broadcast.
     BufferFull,
     /// A switch had lost a piece of the frame and dropped the rest (partial packet discard, PPD).
     PartialDiscard,
