@@ -31,7 +31,9 @@ impl Failure {
 
     /// Creates the error of a file that can't be written: bad input if its path or its extension is wrong.
     pub fn of_write(kind: ErrorKind, what: impl Display) -> Self {
-        let is_input = matches!(kind, ErrorKind::InvalidInput | ErrorKind::NotFound);
+        use ErrorKind::{InvalidInput, IsADirectory, NotADirectory, NotFound};
+
+        let is_input = matches!(kind, InvalidInput | IsADirectory | NotADirectory | NotFound);
         Self(what.to_string(), if is_input { BAD_INPUT } else { FAILED })
     }
 }
@@ -186,6 +188,8 @@ mod tests {
             (ErrorKind::PermissionDenied, FAILED),
             (ErrorKind::InvalidInput, BAD_INPUT),
             (ErrorKind::NotFound, BAD_INPUT),
+            (ErrorKind::IsADirectory, BAD_INPUT),
+            (ErrorKind::NotADirectory, BAD_INPUT),
         ] {
             assert_eq!(Failure::of_write(kind, "a.svg").1, code, "{kind}");
         }
