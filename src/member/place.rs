@@ -3,6 +3,10 @@
 use std::net::SocketAddr;
 
 use midplane_simhw::time::Instant;
+use midplane_via::session::TransportKind;
+
+use super::peer::{Link, Peer};
+use super::{DESCRIBE, Effect, MAX_DIALS, MOST, Members};
 
 /// Nanoseconds from a failed dial to the next: at first, and at most. They double with each failure.
 const BACK_OFF: (u64, u64) = (50_000_000, 800_000_000);
@@ -68,5 +72,62 @@ impl Place {
     /// Returns whether the place may be dialed: it is listed, and has no dial and no link.
     pub(super) const fn is_free(&self) -> bool {
         self.is_listed && !self.is_dialing && self.link.is_none()
+    }
+}
+
+impl Members {
+    /// Dials the places that are due, while this node searches.
+    pub(super) fn dial_due(&mut self, now: Instant) {
+        // The timer may be late: a place that was due before the search ended is still dialed.
+        let seek_until = self.seek_until;
+        let mut under_way = self.undescribed().count();
+        if under_way >= MAX_DIALS || self.links.len() >= MOST {
+            return;
+        }
+        let due = self.wanted().filter(|(at, _)| *at <= now && *at < seek_until);
+        let mut due: Vec<_> = due.collect();
+        // Those that have waited longest come first: silent places do not keep others from being dialed.
+        due.sort_unstable();
+        for (_, target) in due {
+            if under_way >= MAX_DIALS || self.links.len() >= MOST {
+                return;
+            }
+            if let Some(place) = self.places.get_mut(&target) {
+                place.is_dialing = true;
+                under_way += 1;
+                self.effects.push_back(Effect::Dial(target));
+            }
+        }
+    }
+
+    /// Iterates over the places to be dialed, each after the time of its next dial.
+    pub(super) fn wanted(&self) -> impl Iterator<Item = (Instant, Target)> {
+        let is_wanted = move |(target, place): &(&Target, &Place)| {
+            place.is_free() && !place.peer.is_some_and(|peer| self.is_reached(**target, peer))
+        };
+        let wanted = self.places.iter().filter(is_wanted);
+        wanted.map(|(target, place)| (place.again_at, *target))
+    }
+
+    /// Returns whether the node at a place needs no further link: it is known, and a node of this host has one through
+    /// shared memory.
+    fn is_reached(&self, target: Target, peer: u64) -> bool {
+        let is_shared = |number: &u64| {
+            self.links.get(number).is_some_and(|link| link.transport == TransportKind::Shm)
+        };
+        let needs_shared = cfg!(target_os = "linux") && matches!(target, Target::Local(_));
+        let is_enough = |peer: &Peer| !needs_shared || peer.links.iter().any(is_shared);
+        peer == self.id || self.peers.get(&peer).is_some_and(is_enough)
+    }
+
+    /// Iterates over the dialed links whose peer has not described itself.
+    pub(super) fn undescribed(&self) -> impl Iterator<Item = &Link> {
+        let is_awaited = |link: &&Link| link.target.is_some() && link.peer.is_none();
+        self.links.values().filter(is_awaited).filter(|link| !link.is_refused())
+    }
+
+    /// Returns whether a recently dialed node has not described itself yet.
+    pub(crate) fn is_expecting(&self, now: Instant) -> bool {
+        self.undescribed().any(|link| now.nanos_since(link.since) < DESCRIBE)
     }
 }
