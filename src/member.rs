@@ -38,15 +38,10 @@ pub(crate) use place::Target;
 const MOST: usize = 4_096;
 /// Most places of strangers that a node reports.
 const MAX_STRANGERS: usize = 16;
-/// Most dials that may wait for a description at once.
-const MAX_DIALS: usize = 64;
 /// Nanoseconds in which a dialed node must describe itself; a search then continues without it.
 pub(crate) const DESCRIBE: u64 = 1_000_000_000;
 /// Nanoseconds after which a link without a description ends.
 const SILENCE: u64 = 30_000_000_000;
-/// The same for a link that was dialed through shared memory: the dial succeeds although the node is suspended, and counts
-/// among the dials at once. A dial over a network ends by itself.
-const SUSPENDED: u64 = 3_000_000_000;
 /// Nanoseconds in which the first of two nodes with one name must show that it is alive.
 pub(crate) const TRIAL: u64 = 1_500_000_000;
 /// Nanoseconds between two attempts to end redundant links.
@@ -431,13 +426,10 @@ impl Members {
     /// Returns when to call [`Members::handle_timeout`]; `None` if only an event can cause an action.
     #[must_use]
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        let is_crowded = self.undescribed().count() >= MAX_DIALS || self.links.len() >= MOST;
-        let dials = self.wanted().map(|(at, _)| at);
-        let dials = dials.filter(|at| *at < self.seek_until && !is_crowded).min();
         let trials = self.peers.values().flat_map(|peer| [peer.trial, peer.challenge]);
         let trials = trials.flatten().min();
         let mute = self.links.values().filter_map(Link::ends_at).min();
         let retire = (self.retire_at < Instant::FAR_FUTURE).then_some(self.retire_at);
-        [dials, trials, mute, retire].into_iter().flatten().min()
+        [self.next_dial(), trials, mute, retire].into_iter().flatten().min()
     }
 }

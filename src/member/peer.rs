@@ -7,9 +7,9 @@ use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
 use midplane_via::session::TransportKind;
 
+use super::SILENCE;
 use super::hello::Refusal;
 use super::place::Target;
-use super::{SILENCE, SUSPENDED};
 
 /// A session as membership uses it.
 #[derive(Debug)]
@@ -50,8 +50,7 @@ impl Link {
 
     /// Returns when it ends because its peer is silent or refused; `None` if neither.
     pub(super) fn ends_at(&self) -> Option<Instant> {
-        let is_dialed_here = self.target.is_some() && self.transport == TransportKind::Shm;
-        let silent = self.since.plus_nanos(if is_dialed_here { SUSPENDED } else { SILENCE });
+        let silent = self.since.plus_nanos(SILENCE);
         let refused = self.refused.map(|(_, until)| until);
         let at = refused.or_else(|| self.peer.is_none().then_some(silent));
         at.filter(|_| !self.is_ending)

@@ -6,8 +6,13 @@ use midplane_simhw::time::Instant;
 use midplane_via::session::TransportKind;
 
 use super::peer::{Link, Peer};
-use super::{DESCRIBE, Effect, MAX_DIALS, MOST, Members};
+use super::{DESCRIBE, Effect, MOST, Members};
 
+/// Most dials that may wait for a description at once.
+const MAX_DIALS: usize = 64;
+/// Nanoseconds for which a dial through shared memory counts among these: it succeeds although the node is suspended. A
+/// dial over a network ends by itself.
+const COUNTED: u64 = 3_000_000_000;
 /// Nanoseconds from a failed dial to the next: at first, and at most. They double with each failure.
 const BACK_OFF: (u64, u64) = (50_000_000, 800_000_000);
 /// Nanoseconds that a link must last for its end to count as no failure of its place.
@@ -80,7 +85,7 @@ impl Members {
     pub(super) fn dial_due(&mut self, now: Instant) {
         // The timer may be late: a place that was due before the search ended is still dialed.
         let seek_until = self.seek_until;
-        let mut under_way = self.undescribed().count();
+        let mut under_way = self.undescribed().filter(|link| counted_until(link) > now).count();
         if under_way >= MAX_DIALS || self.links.len() >= MOST {
             return;
         }
@@ -100,8 +105,25 @@ impl Members {
         }
     }
 
+    /// Returns when the next dial is due, if that is before the search ends.
+    pub(super) fn next_dial(&self) -> Option<Instant> {
+        let free_at = self.free_at();
+        let dials = self.wanted().map(|(at, _)| at.max(free_at));
+        dials.filter(|at| *at < self.seek_until).min()
+    }
+
+    /// Returns the time from which a further dial is allowed, if no link ends before.
+    fn free_at(&self) -> Instant {
+        if self.links.len() >= MOST {
+            return Instant::FAR_FUTURE;
+        }
+        let mut counted: Vec<_> = self.undescribed().map(counted_until).collect();
+        counted.sort_unstable();
+        counted.len().checked_sub(MAX_DIALS).map_or(Instant::ZERO, |at| counted[at])
+    }
+
     /// Iterates over the places to be dialed, each after the time of its next dial.
-    pub(super) fn wanted(&self) -> impl Iterator<Item = (Instant, Target)> {
+    fn wanted(&self) -> impl Iterator<Item = (Instant, Target)> {
         let is_wanted = move |(target, place): &(&Target, &Place)| {
             place.is_free() && !place.peer.is_some_and(|peer| self.is_reached(**target, peer))
         };
@@ -121,7 +143,7 @@ impl Members {
     }
 
     /// Iterates over the dialed links whose peer has not described itself.
-    pub(super) fn undescribed(&self) -> impl Iterator<Item = &Link> {
+    fn undescribed(&self) -> impl Iterator<Item = &Link> {
         let is_awaited = |link: &&Link| link.target.is_some() && link.peer.is_none();
         self.links.values().filter(is_awaited).filter(|link| !link.is_refused())
     }
@@ -129,5 +151,13 @@ impl Members {
     /// Returns whether a recently dialed node has not described itself yet.
     pub(crate) fn is_expecting(&self, now: Instant) -> bool {
         self.undescribed().any(|link| now.nanos_since(link.since) < DESCRIBE)
+    }
+}
+
+/// Returns the time until which the dial of a link counts, if its peer does not describe itself.
+const fn counted_until(link: &Link) -> Instant {
+    match link.transport {
+        TransportKind::Shm => link.since.plus_nanos(COUNTED),
+        _ => Instant::FAR_FUTURE,
     }
 }
