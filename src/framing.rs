@@ -9,8 +9,7 @@ use tokio::time::timeout;
 
 /// Most bytes for which memory is reserved before they arrive.
 pub(crate) const RESERVED: usize = 64 * 1024;
-/// Time after which a peer is slow if the next [`RESERVED`] bytes of a body have not arrived, or if it has taken no byte:
-/// 2 s.
+/// Time after which a peer is slow if it has not sent, or not taken, the next [`RESERVED`] bytes of a body: 2 s.
 const SLOW: Duration = Duration::from_secs(2);
 
 /// Returns the time in which a peer sends or takes the rest of a frame of `length` bytes: 30 s, and 16 us for each byte,
@@ -35,19 +34,18 @@ pub(crate) async fn write_parts(
     Ok(())
 }
 
-/// Writes the parts of a frame. Calls `on_slow` every 2 s in which the stream has accepted no byte.
+/// Writes the parts of a frame. Calls `on_slow` every 2 s in which the stream has not accepted the next [`RESERVED`] bytes
+/// of the body.
 pub(crate) async fn write_whole(
     stream: &mut (impl AsyncWrite + Unpin),
     head: &[u8],
     body: &[u8],
     mut on_slow: impl FnMut() -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut written = 0;
-    while written < head.len() + body.len() {
-        match timeout(SLOW, write_some(stream, head, body, written)).await {
-            Ok(count) => written += count?,
-            Err(_) => on_slow()?,
-        }
+    let (first, rest) = body.split_at(body.len().min(RESERVED));
+    complete(write_parts(stream, head, first, 0), &mut on_slow).await?;
+    for part in rest.chunks(RESERVED) {
+        complete(write_parts(stream, &[], part, 0), &mut on_slow).await?;
     }
     Ok(())
 }
@@ -91,15 +89,23 @@ pub(crate) async fn read_rest(
 ) -> io::Result<()> {
     while body.len() < length {
         let part = RESERVED.min(length - body.len());
-        let mut reading = pin!(read_more(stream, body, part));
-        loop {
-            match timeout(SLOW, &mut reading).await {
-                Ok(read) => break read?,
-                Err(_) => on_slow()?,
-            }
-        }
+        complete(read_more(stream, body, part), &mut on_slow).await?;
     }
     Ok(())
+}
+
+/// Completes `work`, unless `on_slow`, which is called every 2 s until then, fails.
+async fn complete(
+    work: impl Future<Output = io::Result<()>>,
+    on_slow: &mut impl FnMut() -> io::Result<()>,
+) -> io::Result<()> {
+    let mut work = pin!(work);
+    loop {
+        match timeout(SLOW, &mut work).await {
+            Ok(done) => return done,
+            Err(_) => on_slow()?,
+        }
+    }
 }
 
 /// Appends exactly `length` bytes to a body.
@@ -114,4 +120,31 @@ async fn read_more(
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok(())
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// Regression: one byte in 1.9 s was enough for a reader not to be slow.
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_takes_single_bytes_is_slow() {
+        let (mut writer, mut reader) = tokio::io::duplex(1);
+        let taking = async {
+            while reader.read_u8().await.is_ok() {
+                sleep(Duration::from_millis(1_900)).await;
+            }
+        };
+        let (start, on_slow) = (Instant::now(), || Err(io::ErrorKind::TimedOut.into()));
+        let body = [0; 2 * RESERVED];
+        tokio::select! {
+            written = write_whole(&mut writer, b"head", &body, on_slow) => {
+                assert_eq!(written.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            }
+            () = taking => panic!("the writer is there"),
+        }
+        assert!(start.elapsed() < 2 * SLOW, "{:?}", start.elapsed());
+    }
 }

@@ -69,7 +69,8 @@ impl Node {
     /// call or has ended.
     ///
     /// An answer of more than 64 KiB counts as a call in progress until the caller has taken it. If other calls wait, a
-    /// caller that takes none of it for 2 s loses it: its call ends with [`CallError::Reset`](super::CallError::Reset).
+    /// caller that does not take the next 64 KiB of it within 2 s loses it: its call ends with
+    /// [`CallError::Reset`](super::CallError::Reset).
     ///
     /// The types may not be recursive, nor hold sequences of values without bytes, such as `Vec<()>`: a peer could then
     /// end or stall the process by one request.
