@@ -192,6 +192,9 @@ impl Places {
 
     /// Waits for a place, which the permit returns when it is dropped.
     async fn take(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(free) = Arc::clone(&self.free).try_acquire_owned() {
+            return Some(free);
+        }
         let _waiting = Arc::clone(&self.waiting);
         Arc::clone(&self.free).acquire_owned().await.ok()
     }
@@ -380,4 +383,23 @@ async fn answer(
         false => Ok(()),
     };
     timeout(rest_within(body.len()), write_whole(pipe, &head, body, on_slow)).await?
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+
+    /// Regression: a task that had used up its budget waited for a free place, and counted as a sign that others waited.
+    #[tokio::test]
+    async fn a_free_place_is_taken_at_once() {
+        let places = Places::new(1);
+        poll_fn(|task| {
+            while pin!(tokio::task::coop::consume_budget()).poll(task).is_ready() {}
+            assert!(pin!(places.take()).poll(task).is_ready());
+            std::task::Poll::Ready(())
+        })
+        .await;
+    }
 }
