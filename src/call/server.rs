@@ -246,7 +246,7 @@ where
             let length = header.length as usize;
             if length > self.most {
                 let status = Status::RequestTooLarge;
-                return answer(&mut pipe, &self.room, status, self.most, &[]).await;
+                return answer(&mut pipe, status, self.most, &[]).await;
             }
             let since = Instant::now();
             let deadline = header.remaining.and_then(|time| since.checked_add(time));
@@ -254,10 +254,10 @@ where
             let (payload, place) = match within(deadline, read).await {
                 // The whole request may be in the caller's buffers: the end of its stream would look like a lost call.
                 Ok(Err(error)) if error.kind() == io::ErrorKind::ResourceBusy => {
-                    return answer(&mut pipe, &self.room, Status::Busy, self.most, &[]).await;
+                    return answer(&mut pipe, Status::Busy, self.most, &[]).await;
                 }
                 Ok(read) => read?,
-                Err(status) => return answer(&mut pipe, &self.room, status, self.most, &[]).await,
+                Err(status) => return answer(&mut pipe, status, self.most, &[]).await,
             };
             let call = Call { payload, place, deadline, trace: header.trace };
             let (status, limit, body, turn) = match self.handle(&mut pipe, call, peer).await? {
@@ -268,9 +268,13 @@ where
                 Err(status) => (status, self.most, Vec::new(), None),
             };
             self.served.calls.add_one();
-            // A long answer stays in memory until the caller has taken it: until then it has the call's place.
-            let _turn = turn.filter(|_| body.len() > RESERVED);
-            answer(&mut pipe, &self.room, status, limit, &body).await?;
+            if body.len() <= RESERVED {
+                drop(turn);
+                answer(&mut pipe, status, limit, &body).await?;
+            } else {
+                // It stays in memory until the caller has taken it: until then it has the call's place.
+                answer_long(&mut pipe, &self.room, status, &body).await?;
+            }
         }
     }
 
@@ -368,21 +372,30 @@ fn encode<R: Serialize, E: Serialize>(result: &Result<R, E>) -> Result<(Status, 
     }
 }
 
-/// Writes an answer. If calls wait, a caller that does not take a long one loses its stream.
-async fn answer(
+/// Writes an answer of up to 64 KiB.
+async fn answer(pipe: &mut Pipe, status: Status, limit: usize, body: &[u8]) -> io::Result<()> {
+    let head = header(status, limit, body).emit();
+    timeout(rest_within(body.len()), write_parts(pipe, &head, body, 0)).await?
+}
+
+/// Writes a longer answer. If calls wait, a caller that takes it too slowly loses its stream.
+async fn answer_long(
     pipe: &mut Pipe,
     room: &Places,
     status: Status,
-    limit: usize,
     body: &[u8],
 ) -> io::Result<()> {
-    #[expect(clippy::cast_possible_truncation, reason = "both are bounded")]
-    let head = AnswerHeader { status, length: body.len() as u32, limit: limit as u32 }.emit();
-    let on_slow = || match body.len() > RESERVED && room.is_awaited() {
+    let head = header(status, 0, body).emit();
+    let on_slow = || match room.is_awaited() {
         true => Err(io::Error::new(io::ErrorKind::TimedOut, "the caller does not take its answer")),
         false => Ok(()),
     };
     timeout(rest_within(body.len()), write_whole(pipe, &head, body, on_slow)).await?
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "both are bounded")]
+const fn header(status: Status, limit: usize, body: &[u8]) -> AnswerHeader {
+    AnswerHeader { status, length: body.len() as u32, limit: limit as u32 }
 }
 
 #[cfg(test)]
