@@ -284,13 +284,24 @@ impl Node {
                 tokio::task::yield_now().await;
                 return Err(self.no_node_offers(service, !refused.is_empty()));
             }
-            let lists_host = self.0.allowed.shm() && refused.is_empty();
+            let has_refused = !refused.is_empty();
             refused.clear();
             let _ = tokio::time::timeout(SEARCH_PERIOD, changed).await;
-            if lists_host && !suitable(refused).is_empty() {
-                // A node that was found meanwhile may be on this host: the search lists that again.
-                self.0.search.run(service, || true).await;
+            if !has_refused && self.lack_memory(&suitable(refused)) {
+                // They were found meanwhile: another search dials them through shared memory.
+                let until = until.min(Instant::now() + SEARCH_PERIOD);
+                let _ = tokio::time::timeout_at(until, self.0.search.run(service, || true)).await;
             }
         }
+    }
+
+    /// Returns whether all candidates are nodes of this host that share memory with others, and are known over a network
+    /// only.
+    fn lack_memory(&self, candidates: &[Candidate]) -> bool {
+        if candidates.is_empty() || !cfg!(target_os = "linux") || !self.0.allowed.shm() {
+            return false;
+        }
+        let here = self.0.shared.network().local();
+        candidates.iter().all(|one| one.choice.rank.1 > 0 && here.contains(&one.peer))
     }
 }
