@@ -71,6 +71,8 @@ const KEEPALIVE_NANOS: u64 = 700_000_000;
 const DIAL_NANOS: u64 = 3_000_000_000;
 /// Limit of the time in which a node must describe itself, or accept a stream, before others are tried.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_nanos(member::DESCRIBE);
+/// The longest pause between two attempts to open a stream over a session whose wire has no room.
+const FULL_PAUSE: Duration = Duration::from_millis(5);
 /// Limit of the time in which [`Node::shutdown`] waits for its sockets to be closed. Notifying peers over UDP takes at
 /// most 1 s.
 const CLOSE: Duration = Duration::from_secs(2);
@@ -446,7 +448,7 @@ async fn open(shared: &Shared, candidate: &Candidate, service: &str) -> Option<S
             // The peer may be suspended.
             Err(OpenError::Full) => {
                 tokio::time::sleep(pause).await;
-                pause = (2 * pause).min(SEARCH_PERIOD);
+                pause = (2 * pause).min(FULL_PAUSE);
             }
             Err(OpenError::Ended(_)) => return None,
         }
