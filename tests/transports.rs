@@ -89,7 +89,7 @@ async fn a_node_of_this_host_that_starts_after_its_address_was_dialed_is_reached
     let _listener = service.listen("kv").await.unwrap();
     let _stream = connecting.await.unwrap().unwrap();
     let is_shared = async {
-        while client.peers()[0].transport != "shm" {
+        while client.peers().first().is_none_or(|peer| peer.transport != "shm") {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };

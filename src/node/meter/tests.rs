@@ -144,9 +144,12 @@ fn the_datagrams_of_a_session_that_its_peer_ends_are_counted() {
             let listener = server.listen("sink").await.unwrap();
             drop((client.connect("sink").await.unwrap(), listener));
             server.shutdown().await;
-            while !client.peers().is_empty() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
+            let left = async {
+                while !client.peers().is_empty() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(10), left).await.expect("its peer has ended");
         });
     });
     for name in ["midplane_datagrams_sent_total", "midplane_datagrams_received_total"] {
