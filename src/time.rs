@@ -16,11 +16,13 @@ pub use tokio::time::Instant;
 pub struct Elapsed;
 
 /// Waits for this time from the call on: exact to the nanosecond on a simulated host, with tokio's milliseconds elsewhere.
+/// The future belongs to the host on which it was made.
 ///
 /// # Cancel safety
 /// If the future is dropped, no task is woken.
 pub fn sleep(time: Duration) -> impl Future<Output = ()> {
-    let (alarm, until) = (alarm(time), Instant::now().checked_add(time));
+    let alarm = alarm(time);
+    let until = alarm.is_none().then(|| Instant::now().checked_add(time)).flatten();
     async move {
         match (alarm, until) {
             (Some(alarm), _) => alarm.await,
@@ -30,7 +32,7 @@ pub fn sleep(time: Duration) -> impl Future<Output = ()> {
     }
 }
 
-/// Waits for a future for at most this time from the call on, as exactly as [`sleep`].
+/// Waits for a future for at most this time from the call on, as exactly as [`sleep`], and on the same host.
 ///
 /// # Errors
 /// [`Elapsed`] if the time expires before the future is ready.
@@ -41,7 +43,8 @@ pub fn timeout<F: Future>(
     time: Duration,
     future: F,
 ) -> impl Future<Output = Result<F::Output, Elapsed>> {
-    let (alarm, until) = (alarm(time), Instant::now().checked_add(time));
+    let alarm = alarm(time);
+    let until = alarm.is_none().then(|| Instant::now().checked_add(time)).flatten();
     async move {
         match (alarm, until) {
             (Some(alarm), _) => tokio::select! {
