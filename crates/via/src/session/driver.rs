@@ -26,7 +26,7 @@ use super::wire::Peer;
 use super::{Ended, Session, SharedState, Stream, TransportKind};
 use crate::wire::endpoint::PipeId;
 use crate::wire::socket::Socket;
-use active::{Active, PATIENCE};
+use active::{Active, PATIENCE, processor};
 use reading::READER_TIMEOUT;
 
 /// Limits how long the driver polls for an answer before it parks. Where this was measured, a wake-up on another
@@ -75,14 +75,6 @@ pub enum Refusal {
     NoService,
     /// Too many streams wait to be accepted.
     TooMany,
-}
-
-/// Returns the processor that this thread runs on; without rings, none needs it.
-fn processor() -> usize {
-    #[cfg(target_os = "linux")]
-    return rustix::thread::sched_getcpu();
-    #[cfg(not(target_os = "linux"))]
-    0
 }
 
 /// Moves what the sessions of a process send and receive.

@@ -1,4 +1,4 @@
-//! A session that a driver polls, and the turns that it waits for its tasks.
+//! A session that a driver polls, the turns that it waits for its tasks, and the processor on which it polls.
 
 use std::sync::Arc;
 
@@ -74,6 +74,14 @@ impl Active {
         let has_changed = std::mem::take(&mut core.has_changed);
         has_changed && self.session.transport() != TransportKind::Shm
     }
+}
+
+/// Returns the processor that this thread runs on; without rings, none needs it.
+pub(super) fn processor() -> usize {
+    #[cfg(target_os = "linux")]
+    return rustix::thread::sched_getcpu();
+    #[cfg(not(target_os = "linux"))]
+    0
 }
 
 impl std::fmt::Debug for Active {
