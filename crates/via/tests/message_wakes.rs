@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use midplane_via::message::carrier::{Carrier, Event, Refusal};
 use midplane_via::message::communicator::{Communicator, Pending, Received};
 use midplane_via::message::engine::{Config, Engine};
-use midplane_via::message::envelope::{Envelope, Peer};
+use midplane_via::message::envelope::{Envelope, Kind, Marks, Peer};
 use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
 use midplane_via::message::process::MessageError;
 use midplane_via::message::request::Mode;
@@ -37,7 +37,13 @@ impl Waiting {
 
     /// Polls until the task is not woken by its own poll.
     fn park(&mut self) {
+        self.park_after(|| ());
+    }
+
+    /// Polls until the task, which does `work` first in each poll, is not woken by its own poll.
+    fn park_after(&mut self, mut work: impl FnMut()) {
         for _ in 0..10 {
+            work();
             assert!(self.poll().is_pending());
             if !self.was_woken() {
                 return;
@@ -152,4 +158,43 @@ fn a_packet_refused_after_the_carrier_was_armed_is_sent_once_there_is_room() {
     let mut receive = there.ireceive(rank(0), tag(2)).unwrap();
     let received = (0..5).find_map(|_| receive.test()).expect("the message has arrived");
     assert_eq!(received.unwrap().bytes, [7]);
+}
+
+/// Has a process send an RTS but no credit: messages to it wait for its window, and its RTS is answered all the same.
+#[test]
+fn an_answer_refused_after_the_carrier_was_armed_is_sent_although_a_message_waits_for_the_window() {
+    let gate = Arc::new(Mutex::new(Gate::default()));
+    let mut ends = network(2, MemoryConfig::default()).into_iter();
+    let (here, mut there) = (ends.next().unwrap(), ends.next().unwrap());
+    let here = Engine::new(Gated { carrier: here, gate: Arc::clone(&gate) }, Config::default());
+    let here = Communicator::world(here, 2).unwrap();
+    let rts = Envelope {
+        length: 9,
+        tag: tag(2),
+        kind: Kind::Rts,
+        marks: Marks::NONE,
+        source: Peer(1),
+        context: here.handle().context(),
+        sequence: 0,
+        to: 0,
+        from: 1,
+    };
+    there.post(Peer(0), &rts, &[]).unwrap();
+    here.isend(Mode::Standard, rank(1), tag(3), vec![7]).unwrap().free();
+    let mut waiting = Waiting::new(here.ireceive(rank(1), tag(1)).unwrap());
+    gate.lock().unwrap().is_closed = true;
+    let mut receive = here.ireceive(rank(1), tag(2)).unwrap();
+    assert!(waiting.was_woken(), "no other task sends the CTS");
+    waiting.park_after(|| {
+        here.with(|_| ());
+        assert!(receive.test().is_none());
+    });
+    Gate::open(&gate);
+    assert!(waiting.was_woken(), "there is room");
+    waiting.park();
+    let mut packets = std::iter::from_fn(|| match there.poll()? {
+        Event::Packet { envelope, .. } => Some(envelope.kind),
+        event => panic!("{event:?}"),
+    });
+    assert!(packets.any(|kind| kind == Kind::Cts));
 }

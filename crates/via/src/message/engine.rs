@@ -114,8 +114,8 @@ struct Core {
     scratch: Vec<u8>,
     /// Processes for which packets wait to be sent.
     busy: Vec<Peer>,
-    /// True if a process was listed in `busy` since the carrier was last armed: if the carrier has refused its packets,
-    /// it does not know that a task waits for room.
+    /// True if a process was listed in `busy`, for the first time or again, since the carrier was last armed: if the
+    /// carrier has refused its packets, it does not know that a task waits for room.
     listed_since_armed: bool,
     /// Messages of this process to itself.
     to_self: VecDeque<(Envelope, Bytes)>,
@@ -292,8 +292,9 @@ impl Core {
         let Some(link) = self.link_mut(peer) else { return };
         if !std::mem::replace(&mut link.listed, true) {
             self.busy.push(peer);
-            self.listed_since_armed = true;
         }
+        // Also if it was listed before: the packets listed then may wait for credit, and this one for the carrier.
+        self.listed_since_armed = true;
     }
 
     #[inline]

@@ -302,8 +302,9 @@ impl Engine {
         }
     }
 
-    /// Returns whether packets wait of which the carrier wakes no task: messages of this process to itself, or packets
-    /// that were refused since the carrier was last armed. Those are reported once.
+    /// Returns whether packets may wait of which the carrier wakes no task: messages of this process to itself, or
+    /// packets to a process that was listed since the carrier was last armed. Those are reported once, whether the
+    /// carrier has refused them or they wait for credit.
     #[inline]
     pub(in crate::message) fn take_unattended(&mut self) -> bool {
         let Core { listed_since_armed, busy, to_self, .. } = &mut self.core;
