@@ -48,7 +48,7 @@ impl Turn {
         };
         let is_abandoned = || communicator.abandoned.load(Ordering::Relaxed);
         communicator
-            .meanwhile(|context| {
+            .meanwhile(false, |context| {
                 // Registered before the check, so that no abandonment is missed.
                 let turn = nics.poll_turn(place, context);
                 if is_abandoned() {

@@ -210,20 +210,12 @@ impl Communicator {
         command: Command,
     ) -> Result<Completion, MessageError> {
         let own = self.handle().collective();
-        let revoked = || {
-            let is_revoked = self.with(|process| process.engine().is_revoked(own));
-            is_revoked.then(|| MessageError::from(self.noted(Failure::Revoked)))
-        };
-        if let Some(error) = revoked() {
-            return Err(error);
+        if self.with(|process| process.engine().is_revoked(own)) {
+            return Err(self.noted(Failure::Revoked).into());
         }
         let posted = nics.with(|access| access.port.submit(&command))?;
-        let end = |context: &mut Context<'_>| match nics.poll_end(context) {
-            Poll::Pending => revoked().map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
-            ended => ended,
-        };
         let ended = match posted {
-            Ok(()) => self.meanwhile(end).await?,
+            Ok(()) => self.meanwhile(true, |context| nics.poll_end(context)).await?,
             Err(_) => None,
         };
         let stopped = Completion::of(&command, Status::ExtensionDown);

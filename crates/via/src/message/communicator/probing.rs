@@ -9,7 +9,7 @@ use crate::message::engine::Target;
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::{MessageError, Process};
-use crate::message::request::{Load, Request};
+use crate::message::request::{Failure, Load, Request};
 use crate::message::transport::{Claim, Probe, Wait};
 
 /// A message that a probe has found.
@@ -176,24 +176,34 @@ impl Communicator {
         .await
     }
 
-    /// Calls `poll` until it is ready, and advances messages meanwhile: when the task is woken, and whenever a message has
-    /// arrived or a request has progressed. `poll` may take the lock.
+    /// Calls `poll` until it is ready, and advances messages meanwhile. `poll` waits for something other than messages.
+    /// If `ends_if_revoked`, fails once the communicator is revoked. The task is then also woken whenever a message has
+    /// arrived or a request has progressed.
     pub(in crate::message) async fn meanwhile<T>(
         &self,
-        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
-    ) -> T {
+        ends_if_revoked: bool,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<Result<T, MessageError>>,
+    ) -> Result<T, MessageError> {
+        let own = self.scope.collective();
         let mut place = Registration::new(self);
-        poll_fn(|context| {
+        let ended = poll_fn(|context| {
             let answer = poll(context);
-            if answer.is_pending() {
-                let mut shared = self.lock();
-                let entered = shared.waiters.enter(&mut place.place, context.waker());
-                shared.waiters.probes(entered);
-                shared.drive(context.waker(), &mut place.place, false, &mut Target::default());
+            if answer.is_ready() {
+                return answer;
             }
-            answer
+            let mut shared = self.lock();
+            shared.drive(context.waker(), &mut place.place, false, &mut Target::default());
+            if ends_if_revoked {
+                shared.waiters.probes(place.place.expect("drive registers a waiter"));
+                // Under the same lock as the registration, so that no revocation is missed.
+                if shared.process.engine().is_revoked(own) {
+                    return Poll::Ready(Err(Failure::Revoked.into()));
+                }
+            }
+            Poll::Pending
         })
-        .await
+        .await;
+        self.noted_result(ended)
     }
 
     fn probed(&self, probe: Probe) -> Probed {
@@ -223,6 +233,60 @@ impl Drop for Registration {
     fn drop(&mut self) {
         if self.place.is_some() {
             lock(&self.shared).waiters.leave(&mut self.place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::{Wake, Waker};
+
+    use super::*;
+    use crate::message::engine::{Config, Engine};
+    use crate::message::memory::{MemoryConfig, network};
+
+    #[derive(Default)]
+    struct Count(AtomicU32);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn world() -> Communicator {
+        let carrier = network(1, MemoryConfig::default()).remove(0);
+        Communicator::world(Engine::new(carrier, Config::default()), 1).unwrap()
+    }
+
+    /// Handles a revocation as another thread may: after the operation was polled, before its task is registered.
+    #[test]
+    fn a_revocation_during_an_operations_first_poll_ends_it() {
+        let world = world();
+        let operation = world.meanwhile::<()>(true, |_| {
+            world.revoke();
+            Poll::Pending
+        });
+        let ended = pin!(operation).poll(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(ended, Poll::Ready(Err(MessageError::Failed(Failure::Revoked))));
+    }
+
+    #[test]
+    fn messages_wake_only_operations_that_a_revocation_ends() {
+        for ends_if_revoked in [false, true] {
+            let world = world();
+            let wakes = Arc::new(Count::default());
+            let waker = Waker::from(Arc::clone(&wakes));
+            let mut operation = pin!(world.meanwhile::<()>(ends_if_revoked, |_| Poll::Pending));
+            assert!(operation.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            // The task that the carrier wakes.
+            let mut leader = pin!(world.meanwhile::<()>(false, |_| Poll::Pending));
+            assert!(leader.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            wakes.0.store(0, Ordering::Relaxed);
+            world.with(|process| process.engine_mut().requests().note_move());
+            assert_eq!(wakes.0.load(Ordering::Relaxed) > 0, ends_if_revoked);
         }
     }
 }

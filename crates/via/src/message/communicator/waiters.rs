@@ -51,7 +51,7 @@ impl Default for Waiters {
 
 impl Waiters {
     /// Registers a waiter in `place`, or updates its waker.
-    pub(super) fn enter(&mut self, place: &mut Option<usize>, waker: &Waker) -> usize {
+    fn enter(&mut self, place: &mut Option<usize>, waker: &Waker) -> usize {
         let index = *place.get_or_insert_with(|| {
             self.list.insert(Waiter { waker: waker.clone(), probes: false, kept: false })
         });
