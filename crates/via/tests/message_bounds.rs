@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 
-use crate::engines::{cluster, message, send, settle};
+use crate::engines::{cluster, message, receive, send, settle};
 use midplane_simhw::region::Payload;
 use midplane_via::message::carrier::{Carrier, Event, Refusal};
 use midplane_via::message::engine::{Config, Engine};
@@ -171,4 +171,27 @@ fn hints_of_notices_are_answered_up_to_a_bound() {
     let hint = |number| (notice(Kind::Hint, number), 0);
     assert!(flood(true, hint), "it receives the answers");
     assert!(!flood(false, hint), "it breaks the protocol");
+}
+
+/// Has the CTSs of many messages wait for a peer, which then revokes a communicator.
+#[test]
+fn answers_to_messages_do_not_count_as_answers_to_notices() {
+    const MESSAGES: u32 = 3_000;
+    let make = |number| match number {
+        0..MESSAGES => (Envelope { context: Context(0), ..packet(Kind::Hint, number) }, 0),
+        _ => (notice(Kind::Hint, number), 0),
+    };
+    let next = Arc::new(AtomicU32::new(0));
+    let flood = Flood { make, next: Arc::clone(&next), bytes: Vec::new(), takes: false };
+    let mut engine = Engine::new(flood, Config::default().window(WINDOW));
+    engine.init().unwrap();
+    engine.add_processes(&[Peer(1)]).unwrap();
+    for _ in 0..MESSAGES {
+        let _ = receive(&mut engine, None, None, 0);
+    }
+    while next.load(Ordering::Relaxed) <= MESSAGES {
+        engine.advance(Wait::Not);
+    }
+    assert_eq!(engine.counters().expected, u64::from(MESSAGES));
+    assert!(engine.explain().lost.is_empty(), "it follows the protocol");
 }

@@ -284,6 +284,7 @@ impl Core {
     pub(super) fn push_answer(&mut self, to: Peer, envelope: Envelope) {
         if let Some(link) = self.link_mut(to).filter(|link| !link.lost) {
             link.owed += usize::from(is_owed(envelope.kind));
+            link.noticed += usize::from(is_to_notice(&envelope));
             link.answers.push_back(envelope);
             self.list(to);
         }
@@ -422,6 +423,7 @@ impl Core {
             let link = self.link_mut(peer).expect("links are never removed");
             link.answers.pop_front();
             link.owed -= usize::from(is_owed(envelope.kind));
+            link.noticed -= usize::from(is_to_notice(&envelope));
         }
         if !self.send_credit(carrier, peer) {
             return false;
@@ -465,6 +467,11 @@ impl Core {
 /// Returns whether a packet answers a question that its receiver may repeat without limit.
 const fn is_owed(kind: Kind) -> bool {
     matches!(kind, Kind::Withdrawn | Kind::Sought)
+}
+
+/// Returns whether a packet is the CTS for a notice, which no receive matches.
+const fn is_to_notice(envelope: &Envelope) -> bool {
+    matches!(envelope.kind, Kind::Cts) && envelope.from == 0
 }
 
 impl Arrived {

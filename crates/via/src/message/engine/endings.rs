@@ -55,7 +55,7 @@ impl Core {
         }
         link.lost_at = losses;
         link.answers.clear();
-        (link.owed, link.withdrawing) = (0, 0);
+        (link.owed, link.noticed, link.withdrawing) = (0, 0, 0);
         link.withdrawals.clear();
         link.unreported = UnreportedCredit::default();
         link.flows = Flows::default();

@@ -50,8 +50,9 @@ pub(super) struct Link {
     /// Number of withdrawals that wait for their answer, and the withdrawals queued behind them.
     pub(super) withdrawing: usize,
     pub(super) withdrawals: VecDeque<Request>,
-    /// Number of answers to the process's questions among `answers`.
+    /// Number of answers to the process's questions among `answers`, and to its notices.
     pub(super) owed: usize,
+    pub(super) noticed: usize,
     /// Answers are sent first, then messages in their order, then data packets of rendezvous messages.
     pub(super) answers: VecDeque<Envelope>,
     pub(super) sends: VecDeque<Request>,

@@ -14,8 +14,8 @@ use crate::message::transport::{Claim, Probe};
 const MORE_SUCH: u32 = 1;
 const MORE: u32 = 2;
 
-/// Answers to a process that may wait when it sends a hint of a notice: as many as its window holds messages, but at
-/// least this many. A process that sends more such hints without receiving the answers violates the protocol.
+/// Answers to notices of a process that may wait when it sends a hint of a notice, in addition to as many as its window
+/// holds messages. A process that sends more such hints without receiving the answers violates the protocol.
 const MOST_NOTICES: usize = 1024;
 
 /// Entries of a queue of questions, beyond twice the posted receives, at which receives no longer posted are removed.
@@ -35,8 +35,8 @@ impl Core {
         self.report_all_credit(from);
         let key = Key::of(envelope);
         if key.is_notice() {
-            let most = (self.config.window / ENTRY).max(MOST_NOTICES);
-            if self.link(from).is_some_and(|link| link.answers.len() >= most) {
+            let most = self.config.window / ENTRY + MOST_NOTICES;
+            if self.link(from).is_some_and(|link| link.noticed >= most) {
                 return Err(Breach);
             }
             self.leave(key);
