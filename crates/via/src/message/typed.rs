@@ -101,6 +101,9 @@ impl Communicator {
 
     /// Receives a value; returns it with its sender.
     ///
+    /// The type may not be recursive, nor hold sequences of values without bytes, such as `Vec<()>`: a peer could then
+    /// end or stall the process by one message.
+    ///
     /// # Errors
     /// [`MessageError::Codec`], and those of [`receive`](Self::receive).
     ///
@@ -172,7 +175,8 @@ impl Communicator {
         Ok((count_of::<T>(outcome.status.length)?, source))
     }
 
-    /// Sends the root's value to every process, and returns it at each.
+    /// Sends the root's value to every process, and returns it at each. The type must be one for
+    /// [`receive_value`](Self::receive_value).
     ///
     /// # Errors
     /// [`MessageError::Codec`], and those of [`broadcast`](Self::broadcast).
@@ -189,7 +193,8 @@ impl Communicator {
         async move { Ok(wire::decode(&spread?.await?)?) }
     }
 
-    /// Returns the values of all processes, by rank, at every process.
+    /// Returns the values of all processes, by rank, at every process. The type must be one for
+    /// [`receive_value`](Self::receive_value).
     ///
     /// # Errors
     /// [`MessageError::Codec`], and those of [`all_gather`](Self::all_gather).
