@@ -3,6 +3,7 @@
 mod active;
 mod piping;
 mod reading;
+mod yielding;
 
 use std::collections::BTreeMap;
 use std::future::{Future as _, poll_fn};
@@ -34,11 +35,6 @@ use reading::READER_TIMEOUT;
 const SPIN: Duration = Duration::from_micros(150);
 /// Turns without work after a datagram, before the driver asks the system for more.
 const SOCKET_PATIENCE: u32 = 3;
-/// If yielding the processor takes the driver longer than `LONG_YIELD` twice within `SOON`, it parks instead of yielding for
-/// `NO_YIELD_FOR`. Other tasks may keep the processor for as long as they like, and a parked process is woken sooner.
-const LONG_YIELD: Duration = Duration::from_millis(1);
-const NO_YIELD_FOR: Duration = Duration::from_millis(100);
-const SOON: Duration = Duration::from_millis(20);
 /// Unsuccessful polls in a row after which the driver polls for the full time again.
 const FULL_TIME_EACH: u32 = 16;
 /// Most halvings of the polling time.
@@ -99,6 +95,8 @@ pub struct Driver {
     polls: Polls,
     /// Turns without work before the driver asks the system for received datagrams.
     socket_patience: u32,
+    /// Turns without work since the last one with work.
+    idle_turns: u32,
     /// True if sessions had something to send since the last turn; and if the socket was not asked for datagrams therefore.
     has_written: bool,
     has_skipped: bool,
@@ -171,6 +169,7 @@ impl Driver {
             spin: AdaptiveSpin::new(),
             polls: Polls::No,
             socket_patience: 0,
+            idle_turns: 0,
             has_written: false,
             has_skipped: false,
             lets_peer_run: false,
@@ -201,7 +200,7 @@ impl Driver {
                 if found == Found::AnswerExpected && self.lets_peer_run {
                     self.let_peer_run();
                 }
-                self.yield_to_tasks().await;
+                self.yield_to_tasks(found).await;
             } else {
                 if found == Found::Readers && self.reader_timer.is_elapsed() {
                     self.reader_timer.as_mut().reset(Instant::now() + READER_TIMEOUT);
@@ -256,37 +255,6 @@ impl Driver {
             self.shared.unwatch(session.number);
             session.keep_stats();
             session.end();
-        }
-    }
-
-    /// Lets all ready tasks run.
-    async fn yield_to_tasks(&self) {
-        if !self.is_current_thread {
-            return tokio::task::yield_now().await;
-        }
-        // Queues this task last, without asking the system for events first.
-        let mut has_yielded = false;
-        poll_fn(|context| {
-            if std::mem::replace(&mut has_yielded, true) {
-                return Poll::Ready(());
-            }
-            context.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
-    }
-
-    /// Yields the processor to a peer that waits for it: then neither side needs a wake-up.
-    fn let_peer_run(&mut self) {
-        let start = Instant::now();
-        rustix::thread::sched_yield();
-        let end = Instant::now();
-        // A single one proves little: any other process may have had the processor meanwhile.
-        if end > start + LONG_YIELD {
-            let last = self.long_yield.replace(end);
-            if last.is_some_and(|last| start < last + SOON) {
-                self.no_yield_until = Some(end + NO_YIELD_FOR);
-            }
         }
     }
 

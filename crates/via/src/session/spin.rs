@@ -53,13 +53,17 @@ impl AdaptiveSpin {
             return;
         }
         if has_polled {
-            self.vain = if is_vain { self.vain + 1 } else { self.vain.saturating_sub(1) };
-            if self.vain == VAIN {
-                self.vain = 0;
-                return self.on_long_pause(true);
+            if is_vain {
+                self.vain += 1;
+                if self.vain == VAIN {
+                    self.vain = 0;
+                    return self.on_long_pause(true);
+                }
+            } else {
+                self.vain = self.vain.saturating_sub(1);
+                // A successful bout undoes a part of the back-off.
+                self.wanted = (self.wanted - self.wanted.div_ceil(16)).max(WANTED.0);
             }
-            // A successful bout undoes a part of the back-off.
-            self.wanted = (self.wanted - self.wanted.div_ceil(16)).max(WANTED.0);
         }
         self.short = self.short.saturating_add(1);
     }
