@@ -252,9 +252,12 @@ fn a_nic_that_ends_while_it_busy_polls_sleeps_between_its_turns() {
         // The runtime reports the datagram, and a poll takes it.
         let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
         stranger.send_to(&[0; 8], nic.address()).unwrap();
-        while nic.counters().drops.of(DropCause::Malformed) == 0 {
-            tokio::task::yield_now().await;
-        }
+        let counted = async {
+            while nic.counters().drops.of(DropCause::Malformed) == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), counted).await.expect("it is malformed");
         nic.shutdown().await;
         let turns = turns.load(Ordering::Relaxed);
         assert!(turns < 100, "{turns} turns within the 200 ms that it waits");
