@@ -68,7 +68,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits the concurrent calls, at least 1: further ones wait. Default: [`DEFAULT_CONCURRENCY`].
+    /// Limits the concurrent calls, at least 1: further ones wait. An answer of more than 64 KiB counts as a call until its
+    /// caller has taken it. Default: [`DEFAULT_CONCURRENCY`].
     pub const fn concurrency(mut self, calls: usize) -> Self {
         self.concurrency = if calls == 0 { 1 } else { calls };
         self
@@ -100,10 +101,12 @@ pub enum CallError<E> {
     /// The node can't reach the service, or was shut down: see [`Error::kind`].
     #[error(transparent)]
     Node(Error),
-    /// The peer was lost, and may have handled the request. Use [`Client::idempotent`] to have such calls retried.
-    #[error("the peer was lost after the request was sent: {0}")]
+    /// The peer was lost, and may have handled the request; or it has ended the stream, because this process took a long
+    /// answer too slowly while others waited. Use [`Client::idempotent`] to have such calls retried.
+    #[error("the peer was lost, or did not wait for this process to take the answer: {0}")]
     Reset(std::io::Error),
-    /// Each node that offers the service has as many streams as it accepts.
+    /// Each node that offers the service has as many streams as it accepts, or did not wait for the rest of a long request
+    /// that arrived too slowly.
     #[error("each node that offers the service is busy; try again, or start another one")]
     Busy,
     /// The request, or the response, is longer than a limit.

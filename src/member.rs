@@ -130,7 +130,8 @@ impl Members {
         self.dial_due(now);
     }
 
-    /// Searches for nodes until `until`: dials the places whose node is unknown.
+    /// Searches for nodes until `until`: dials the places whose node is unknown, or is one of this host without a link through
+    /// shared memory.
     pub(crate) fn seek(&mut self, now: Instant, until: Instant) {
         self.seek_until = self.seek_until.max(until);
         self.dial_due(now);

@@ -44,6 +44,7 @@ impl Search {
         let before = shared.known();
         shared.search(&places, reached.keys.clone(), SEEK);
         let mut until = Instant::now() + ANSWER_WITHIN;
+        let mut is_repeated = false;
         loop {
             let changed = shared.changed.notified();
             if is_found() {
@@ -52,13 +53,14 @@ impl Search {
             let is_over = !shared.is_expecting();
             if is_over || timeout_at(until, changed).await.is_err() {
                 let (has_new, count) = (!shared.known().is_subset(&before), places.len());
-                if has_new {
+                if has_new && !is_repeated {
                     // The new node may have started on this host after that was listed.
                     places.extend(local());
                 }
                 if places.len() == count {
                     return is_found() || has_new;
                 }
+                is_repeated = true;
                 shared.search(&places, reached.keys.clone(), SEEK);
                 until = Instant::now() + GRACE;
             }

@@ -262,7 +262,7 @@ impl Shared {
         }
     }
 
-    /// Dials the unknown nodes at these places, for a while from now on. The nodes at addresses in `keys` must have
+    /// Dials the nodes at these places that are unknown, or are of this host and reached over a network, for a while from now on. The nodes at addresses in `keys` must have
     /// these keys.
     pub(super) fn search(
         &self,

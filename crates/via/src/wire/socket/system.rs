@@ -10,15 +10,16 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
-use midplane_simhw::udp::{Alarm, interface_mtu};
+use midplane_simhw::udp::Alarm;
 use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
 use tokio::time::Sleep;
 
 #[cfg(target_os = "linux")]
 use super::reports::{self, Report};
-use super::{Clock, SENDS_PER_TURN, lock};
+use super::{Clock, SENDS_PER_TURN, lock, refused_bytes};
 use crate::wire::buffer::Buffer;
 use crate::wire::endpoint::{Endpoint, Outgoing};
 use crate::wire::pipe::Transmit;
@@ -49,6 +50,7 @@ pub(super) struct System {
     /// Another descriptor of the socket, for which the runtime reports room to send. There is one while the system has
     /// none.
     room: Option<AsyncFd<OwnedFd>>,
+    runtime: Handle,
     state: UdpSocketState,
     inbox: Vec<Buffer>,
     meta: [RecvMeta; BUFFERS],
@@ -100,15 +102,6 @@ fn watch<T: AsFd + std::os::fd::AsRawFd>(
     AsyncFd::with_interest(descriptor, interest)
 }
 
-/// Returns the least bytes of the datagrams that the system refuses, after it has refused one of these.
-fn refused_bytes(outgoing: &Outgoing) -> usize {
-    let headers = if outgoing.to.ip().to_canonical().is_ipv4() { 28 } else { 48 };
-    let bytes = outgoing.transmit.segment_bytes;
-    let fits = interface_mtu(outgoing.to).map(|mtu| mtu.saturating_sub(headers));
-    // If the system does not report the MTU, half of the bytes are tried next.
-    fits.unwrap_or(bytes / 2).min(bytes - 1) + 1
-}
-
 impl System {
     pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
         let socket = UdpSocket::bind(address)?;
@@ -121,6 +114,7 @@ impl System {
         Ok(Self {
             io: watch(socket, Interest::READABLE)?,
             room: None,
+            runtime: Handle::current(),
             state,
             inbox: (0..BUFFERS).map(|_| Buffer::new(BUFFER_BYTES)).collect(),
             meta: [RecvMeta::default(); BUFFERS],
@@ -273,6 +267,8 @@ impl System {
                     if context.is_none() {
                         return Ok(false);
                     }
+                    // Another executor may poll.
+                    let _entered = self.runtime.enter();
                     let room = self.io.as_fd().try_clone_to_owned();
                     self.room = room.and_then(|room| watch(room, Interest::WRITABLE)).ok();
                     if self.room.is_none() {
@@ -430,6 +426,31 @@ mod tests {
     use super::*;
     use crate::wire::pipe::Config;
     use crate::wire::pipe::packet::emit_header;
+
+    #[test]
+    fn a_train_that_the_system_has_refused_leaves_once_there_is_room() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let entered = runtime.enter();
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let mut system = System::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let room = system.io.as_fd().try_clone_to_owned().unwrap();
+        system.room = Some(watch(room, Interest::WRITABLE).unwrap());
+        drop(entered);
+        let clock = Clock::start();
+        let endpoint = Mutex::new(Endpoint::new(Config::default(), 1));
+        lock(&endpoint).dial(clock.now(), peer.local_addr().unwrap());
+        let mut sends = 0;
+        // The runtime has not reported room yet at the first send, and wakes the task for the second one.
+        runtime.block_on(std::future::poll_fn(|context| {
+            sends += 1;
+            system.transmit(Some(context), clock, clock.now(), &endpoint).unwrap();
+            if system.room.is_some() { Poll::Pending } else { Poll::Ready(()) }
+        }));
+        assert_eq!(sends, 2);
+        assert!(system.pending.is_none());
+        assert!(peer.recv(&mut [0; 1_500]).is_ok(), "the dial has arrived");
+    }
 
     /// Regression: a datagram was lost, or counted as too long, because of the 65th report about others.
     #[test]
