@@ -95,10 +95,8 @@ pub(super) struct Core {
     pub(super) written: u64,
     /// Counts those of these parts after which more of the frame was left.
     pub(super) parts: u64,
-    /// The stream of the last data that arrived.
-    last: u32,
-    /// True if data arrived for another stream, and the former one is still open.
-    pub(super) has_changed: bool,
+    /// The stream of the last data in this turn of the driver (0 if none), and whether there were data of several streams.
+    turn: (u32, bool),
 }
 
 impl Core {
@@ -124,8 +122,7 @@ impl Core {
             handled: 0,
             written: 0,
             parts: 0,
-            last: 0,
-            has_changed: false,
+            turn: (0, false),
         }
     }
 

@@ -1,5 +1,5 @@
 //! Decides whether the driver polls its socket before it parks: only if its last pauses were short, no other process needs
-//! the processor, and no session has several streams in use.
+//! the processor, and no session has several streams in use at once.
 //!
 //! A pause is a time in which the driver has nothing to do, whether it polls or is parked. On a processor that both
 //! processes share, the driver yields between two polls, so that the peer can answer.
@@ -77,10 +77,10 @@ impl AdaptiveSpin {
         }
     }
 
-    /// Handles a turn, in which data may have arrived for another stream than before: then more are on their way, and a driver
-    /// that parks takes them together.
-    pub(super) const fn on_turn(&mut self, has_changed: bool) {
-        self.is_vain |= has_changed;
+    /// Handles a turn, in which data of several streams may have arrived: then more are on their way, and a driver that parks
+    /// takes them together.
+    pub(super) const fn on_turn(&mut self, has_several: bool) {
+        self.is_vain |= has_several;
     }
 
     fn on_long_pause(&mut self, has_polled: bool) {

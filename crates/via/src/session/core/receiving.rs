@@ -95,6 +95,11 @@ impl Core {
         Some(())
     }
 
+    /// Ends a turn of the driver; returns whether data of several streams have arrived in it.
+    pub(in crate::session) fn end_turn(&mut self) -> bool {
+        std::mem::take(&mut self.turn).1
+    }
+
     /// Doubles a stream's window: the peer waits for credit although the application reads as fast as it can.
     fn widen(&mut self, stream: u32) {
         let Some(flow) = self.flows.get_mut(&stream) else { return };
@@ -113,8 +118,8 @@ impl Core {
         incoming: Incoming,
         direct: Option<&mut Direct<'_, '_>>,
     ) -> Option<()> {
-        let former = std::mem::replace(&mut self.last, header.stream);
-        self.has_changed |= former != header.stream && self.flows.contains_key(&former);
+        let (former, has_several) = self.turn;
+        self.turn = (header.stream, has_several || former != 0 && former != header.stream);
         let Self { wire, flows, .. } = self;
         let Some(flow) = flows.get_mut(&header.stream) else {
             wire.skip();

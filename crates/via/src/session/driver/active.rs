@@ -61,8 +61,7 @@ impl Active {
     }
 
     /// Counts the frames and writes since the last turn. Once as many writes as frames have followed, the peer need not
-    /// wait for more. Returns whether data have arrived over the network for another stream
-    /// than before.
+    /// wait for more. Returns whether data of several streams have arrived over the network in this turn.
     pub(super) fn count(&mut self, core: &mut Core) -> bool {
         let handled = core.handled.wrapping_sub(self.handled);
         let written = core.written.wrapping_sub(self.written);
@@ -71,8 +70,7 @@ impl Active {
         if written > 0 && self.unanswered == 0 {
             self.patience = 0;
         }
-        let has_changed = std::mem::take(&mut core.has_changed);
-        has_changed && self.session.transport() != TransportKind::Shm
+        core.end_turn() && self.session.transport() != TransportKind::Shm
     }
 }
 

@@ -41,6 +41,31 @@ fn a_service_with_a_name_beyond_the_bound_ends_the_session() {
     }
 }
 
+#[test]
+fn data_of_several_streams_count_if_they_arrive_in_one_turn() {
+    let [mut from, mut to] = pair();
+    let streams: Vec<u32> = (0..2).map(|_| from.open("service").unwrap()).collect();
+    from.flush();
+    to.pump(None);
+    streams.iter().for_each(|stream| to.accept(*stream));
+    to.flush();
+    from.pump(None);
+    let mut arrive = |numbers: &[u32]| {
+        for number in numbers {
+            assert_eq!(from.write(*number, &[IoSlice::new(b"x")], Waker::noop()), 1);
+        }
+        from.flush();
+        to.pump(None);
+        to.end_turn()
+    };
+    // One after the other, and several parts of one.
+    for number in [0, 1, 0] {
+        assert!(!arrive(&[streams[number]; 2]));
+    }
+    assert!(arrive(&streams));
+    assert!(!arrive(&streams[..1]));
+}
+
 /// A waker that records its number.
 struct Numbered(u32, Arc<Mutex<Vec<u32>>>);
 
