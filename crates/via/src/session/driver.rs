@@ -166,7 +166,7 @@ impl Driver {
             failed_polls: 0,
             is_current_thread,
             is_simulated,
-            spin: AdaptiveSpin::new(),
+            spin: AdaptiveSpin::new(is_current_thread),
             polls: Polls::No,
             socket_patience: 0,
             idle_turns: 0,

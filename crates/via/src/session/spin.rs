@@ -31,6 +31,9 @@ pub(super) struct AdaptiveSpin {
     short: u32,
     /// Short pauses in a row before the driver polls.
     wanted: u32,
+    /// True if the runtime has one thread. Otherwise, the driver yields to other threads of its own process, and one that
+    /// parks leaves more to do to the thread that wakes it.
+    is_current_thread: bool,
     /// True if polling gains nothing in the current pause, or in the next one.
     is_vain: bool,
     /// Pauses in which polling gained nothing, less those in which it gained something, since the last unsuccessful bout.
@@ -38,8 +41,8 @@ pub(super) struct AdaptiveSpin {
 }
 
 impl AdaptiveSpin {
-    pub(super) const fn new() -> Self {
-        Self { since: None, short: 0, wanted: WANTED.0, is_vain: false, vain: 0 }
+    pub(super) const fn new(is_current_thread: bool) -> Self {
+        Self { since: None, short: 0, wanted: WANTED.0, is_current_thread, is_vain: false, vain: 0 }
     }
 
     /// Handles the end of the pause: the driver has work.
@@ -71,7 +74,7 @@ impl AdaptiveSpin {
     /// Handles a yield of the processor within a pause. After a long one, which does not count as a part of the pause, the
     /// driver polls no more in this pause: another process needs the processor, maybe the peer.
     pub(super) fn on_yield(&mut self, took: Duration) {
-        if took > BRIEF {
+        if took > if self.is_current_thread { BRIEF } else { SHORT } {
             self.is_vain = true;
             self.since = self.since.map(|since| since + took);
         }
@@ -80,7 +83,7 @@ impl AdaptiveSpin {
     /// Handles a turn, in which data of several streams may have arrived: then more are on their way, and a driver that parks
     /// takes them together.
     pub(super) const fn on_turn(&mut self, has_several: bool) {
-        self.is_vain |= has_several;
+        self.is_vain |= has_several && self.is_current_thread;
     }
 
     fn on_long_pause(&mut self, has_polled: bool) {
@@ -129,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_busy_driver_polls_and_one_of_rare_requests_does_not() {
-        let (mut spin, mut now) = (AdaptiveSpin::new(), start());
+        let (mut spin, mut now) = (AdaptiveSpin::new(true), start());
         let parked = (0..16).map(|_| pause(&mut spin, &mut now, 120)).sum::<u64>();
         assert_eq!(parked, 0);
         assert_eq!(pause(&mut spin, &mut now, 20), 20);
@@ -143,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_driver_whose_processor_is_taken_while_it_polls_backs_off() {
-        let (mut spin, mut now) = (AdaptiveSpin::new(), start());
+        let (mut spin, mut now) = (AdaptiveSpin::new(true), start());
         let mut bouts = 0;
         for _ in 0..10_000 {
             if spin.should_poll(now) {
@@ -172,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_driver_whose_peer_needs_the_processor_parks() {
-        let (mut spin, mut now) = (AdaptiveSpin::new(), start());
+        let (mut spin, mut now) = (AdaptiveSpin::new(true), start());
         let mut polled = 0;
         for _ in 0..10_000 {
             if spin.should_poll(now) {
@@ -188,13 +191,13 @@ mod tests {
 
     #[test]
     fn a_driver_with_several_streams_in_use_parks() {
-        let (mut spin, mut now) = (AdaptiveSpin::new(), start());
+        let (mut spin, mut now) = (AdaptiveSpin::new(true), start());
         assert_eq!(pauses(&mut spin, &mut now, 10_000, 4), 0);
     }
 
     #[test]
     fn a_driver_polls_although_another_process_has_the_processor_now_and_then() {
-        let (mut spin, mut now) = (AdaptiveSpin::new(), start());
+        let (mut spin, mut now) = (AdaptiveSpin::new(true), start());
         assert_eq!(pauses(&mut spin, &mut now, 10_000, 1), (10_000 - WANTED.0) / 4 * 3);
         spin.should_poll(now);
         spin.on_yield(Duration::from_millis(3));
@@ -206,7 +209,7 @@ mod tests {
     proptest! {
         #[test]
         fn polls_in_vain_take_a_bounded_part_of_the_time(runs in proptest::collection::vec((1_u64..400, 1_usize..40), 1..40)) {
-            let (mut spin, mut now) = (AdaptiveSpin::new(), start());
+            let (mut spin, mut now) = (AdaptiveSpin::new(true), start());
             let mut vain = 0;
             let mut pauses = 0_u64;
             for (micros, times) in runs {

@@ -15,9 +15,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use midplane_simhw::time::Instant;
-use midplane_simhw::udp::interface_mtu;
 
-use super::endpoint::{Endpoint, Outgoing};
+use super::endpoint::Endpoint;
 use system::System;
 
 /// Most trains sent in one turn.
@@ -56,15 +55,6 @@ impl Clock {
 
 fn lock(endpoint: &Mutex<Endpoint>) -> MutexGuard<'_, Endpoint> {
     endpoint.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns the least bytes of the datagrams that the system refuses, after it has refused one of these.
-fn refused_bytes(outgoing: &Outgoing) -> usize {
-    let headers = if outgoing.to.ip().to_canonical().is_ipv4() { 28 } else { 48 };
-    let bytes = outgoing.transmit.segment_bytes;
-    let fits = interface_mtu(outgoing.to).map(|mtu| mtu.saturating_sub(headers));
-    // If the system does not report the MTU, half of the bytes are tried next.
-    fits.unwrap_or(bytes / 2).min(bytes - 1) + 1
 }
 
 impl Socket {

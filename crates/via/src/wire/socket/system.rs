@@ -2,24 +2,23 @@
 
 use std::future::Future as _;
 use std::io::{self, IoSliceMut};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Mutex;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
-use midplane_simhw::udp::Alarm;
+use midplane_simhw::udp::{Alarm, interface_mtu};
 use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-use tokio::runtime::Handle;
+use tokio::net::UdpSocket;
 use tokio::time::Sleep;
 
 #[cfg(target_os = "linux")]
 use super::reports::{self, Report};
-use super::{Clock, SENDS_PER_TURN, lock, refused_bytes};
+use super::{Clock, SENDS_PER_TURN, lock};
 use crate::wire::buffer::Buffer;
 use crate::wire::endpoint::{Endpoint, Outgoing};
 use crate::wire::pipe::Transmit;
@@ -44,13 +43,7 @@ const EXACT: u64 = 5_000_000;
 /// A UDP socket on a tokio runtime.
 #[derive(Debug)]
 pub(super) struct System {
-    /// The runtime reports only that datagrams have arrived. If it also reported room to send, each datagram that leaves the
-    /// host, or that a peer on this host accepts, would wake this process.
-    io: AsyncFd<UdpSocket>,
-    /// Another descriptor of the socket, for which the runtime reports room to send. There is one while the system has
-    /// none.
-    room: Option<AsyncFd<OwnedFd>>,
-    runtime: Handle,
+    io: UdpSocket,
     state: UdpSocketState,
     inbox: Vec<Buffer>,
     meta: [RecvMeta; BUFFERS],
@@ -93,18 +86,18 @@ fn receive_bare(socket: &impl AsFd) {
     let _ = options.set_recv_tclass_v6(false);
 }
 
-/// Registers a descriptor with the current runtime.
-fn watch<T: AsFd + std::os::fd::AsRawFd>(
-    descriptor: T,
-    interest: Interest,
-) -> io::Result<AsyncFd<T>> {
-    #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
-    AsyncFd::with_interest(descriptor, interest)
+/// Returns the least bytes of the datagrams that the system refuses, after it has refused one of these.
+fn refused_bytes(outgoing: &Outgoing) -> usize {
+    let headers = if outgoing.to.ip().to_canonical().is_ipv4() { 28 } else { 48 };
+    let bytes = outgoing.transmit.segment_bytes;
+    let fits = interface_mtu(outgoing.to).map(|mtu| mtu.saturating_sub(headers));
+    // If the system does not report the MTU, half of the bytes are tried next.
+    fits.unwrap_or(bytes / 2).min(bytes - 1) + 1
 }
 
 impl System {
     pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
-        let socket = UdpSocket::bind(address)?;
+        let socket = std::net::UdpSocket::bind(address)?;
         let options = socket2::SockRef::from(&socket);
         let _ = options.set_recv_buffer_size(SOCKET_BYTES);
         let _ = options.set_send_buffer_size(SOCKET_BYTES);
@@ -112,9 +105,7 @@ impl System {
         let state = configure(&socket)?;
         let has_trains = state.max_gso_segments() > 1;
         Ok(Self {
-            io: watch(socket, Interest::READABLE)?,
-            room: None,
-            runtime: Handle::current(),
+            io: UdpSocket::from_std(socket)?,
             state,
             inbox: (0..BUFFERS).map(|_| Buffer::new(BUFFER_BYTES)).collect(),
             meta: [RecvMeta::default(); BUFFERS],
@@ -129,7 +120,7 @@ impl System {
     }
 
     pub(super) fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.io.get_ref().local_addr()
+        self.io.local_addr()
     }
 
     pub(super) fn receive_bytes(&self) -> u64 {
@@ -145,8 +136,8 @@ impl System {
     ) -> io::Result<bool> {
         let mut has_received = false;
         for _ in 0..RECEIVES_PER_TURN {
-            let Poll::Ready(ready) = self.io.poll_read_ready(context) else { break };
-            drop(ready?);
+            let Poll::Ready(ready) = self.io.poll_recv_ready(context) else { break };
+            ready?;
             let filled = self.fill(true);
             self.feed(filled, clock, endpoint);
             has_received |= filled > 0;
@@ -222,13 +213,12 @@ impl System {
             if is_all { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
         };
         // Errors here concern datagrams sent before, or are transient.
-        let _ =
-            if is_ready { self.io.try_io(Interest::READABLE, |_| receive()) } else { receive() };
+        let _ = if is_ready { self.io.try_io(Interest::READABLE, receive) } else { receive() };
         filled
     }
 
-    /// Sends trains, the first one at `now`; returns whether more can be sent. With a context, waits for room once the system
-    /// has none.
+    /// Sends trains, the first one at `now`; returns whether more can be sent. Without a context, does not ask the
+    /// runtime whether the system accepts any.
     pub(super) fn transmit(
         &mut self,
         mut context: Option<&mut Context<'_>>,
@@ -236,6 +226,7 @@ impl System {
         mut now: Instant,
         endpoint: &Mutex<Endpoint>,
     ) -> io::Result<bool> {
+        let is_direct = context.is_none();
         for _ in 0..SENDS_PER_TURN {
             let outgoing = match self.pending.take() {
                 Some(pending) => pending,
@@ -247,7 +238,7 @@ impl System {
                     let Some(outgoing) = polled else { return Ok(false) };
                     let parts = held.parts(&outgoing);
                     if !parts[0].is_empty() {
-                        if self.send_apart(&outgoing, parts).is_ok() {
+                        if self.send_apart(&outgoing, parts, is_direct).is_ok() {
                             drop(held);
                             now = clock.now();
                             continue;
@@ -257,26 +248,23 @@ impl System {
                     outgoing
                 }
             };
-            if self.poll_room(context.as_deref_mut())?.is_pending() {
-                self.pending = Some(outgoing);
-                return Ok(false);
+            let ready = context.as_deref_mut().map(|context| self.io.poll_send_ready(context));
+            match ready {
+                None => {}
+                Some(Poll::Ready(ready)) => ready?,
+                Some(Poll::Pending) => {
+                    self.pending = Some(outgoing);
+                    return Ok(false);
+                }
             }
-            match self.send(outgoing) {
+            match self.send(outgoing, is_direct) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.pending = Some(outgoing);
-                    if context.is_none() {
-                        return Ok(false);
-                    }
-                    // Another executor may poll.
-                    let _entered = self.runtime.enter();
-                    let room = self.io.as_fd().try_clone_to_owned();
-                    self.room = room.and_then(|room| watch(room, Interest::WRITABLE)).ok();
-                    if self.room.is_none() {
-                        // Without a descriptor, the next timeout tries again.
+                    if is_direct {
                         return Ok(false);
                     }
                 }
-                Err(_) => self.retry(outgoing, clock, endpoint),
+                Err(_) => self.retry(outgoing, is_direct, clock, endpoint),
                 Ok(()) => {}
             }
             now = clock.now();
@@ -284,27 +272,22 @@ impl System {
         Ok(true)
     }
 
-    /// Waits for room to send, if the system had none; without a context, does not wait.
-    fn poll_room(&mut self, context: Option<&mut Context<'_>>) -> io::Result<Poll<()>> {
-        let (Some(room), Some(context)) = (&self.room, context) else {
-            return Ok(Poll::Ready(()));
-        };
-        let Poll::Ready(ready) = room.poll_write_ready(context) else { return Ok(Poll::Pending) };
-        drop(ready?);
-        self.room = None;
-        Ok(Poll::Ready(()))
-    }
-
     /// Sends a train again after an error. The error may concern another train, or trains as such: a router's report that a
     /// datagram was too long is the error of whichever is sent next. What fails again counts as lost.
-    fn retry(&mut self, mut outgoing: Outgoing, clock: Clock, endpoint: &Mutex<Endpoint>) {
-        let mut sent = self.send_again(outgoing);
+    fn retry(
+        &mut self,
+        mut outgoing: Outgoing,
+        is_direct: bool,
+        clock: Clock,
+        endpoint: &Mutex<Endpoint>,
+    ) {
+        let mut sent = self.send_again(outgoing, is_direct);
         let is_invalid =
             sent.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput);
         // A single datagram fails, too: the source may be no address of this host, which says nothing about trains.
         if is_invalid && outgoing.from.take().is_some() {
             self.renew_state();
-            sent = self.send_again(outgoing);
+            sent = self.send_again(outgoing, is_direct);
         }
         // Only now: if more reports wait than are read, the first of the rest is the error of the next send.
         self.receive_errors(clock, endpoint);
@@ -339,7 +322,12 @@ impl System {
     /// Sends a long datagram without copying its bytes into the outbox, which saves one copy. The lock is held
     /// meanwhile.
     #[cfg(target_os = "linux")]
-    fn send_apart(&self, outgoing: &Outgoing, [first, second]: [&[u8]; 2]) -> io::Result<()> {
+    fn send_apart(
+        &self,
+        outgoing: &Outgoing,
+        [first, second]: [&[u8]; 2],
+        is_direct: bool,
+    ) -> io::Result<()> {
         use std::io::IoSlice;
         use std::os::fd::AsRawFd as _;
 
@@ -362,31 +350,38 @@ impl System {
             }
         };
         let to = SockaddrStorage::from(outgoing.to);
-        let (socket, flags) = (self.io.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
-        sendmsg(socket, &parts, from.as_slice(), flags, Some(&to))?;
-        Ok(())
+        self.try_send(is_direct, || {
+            let (socket, flags) = (self.io.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
+            sendmsg(socket, &parts, from.as_slice(), flags, Some(&to))?;
+            Ok(())
+        })
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn send_apart(&self, _: &Outgoing, _: [&[u8]; 2]) -> io::Result<()> {
+    fn send_apart(&self, _: &Outgoing, _: [&[u8]; 2], _: bool) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn send(&self, outgoing: Outgoing) -> io::Result<()> {
+    /// Calls the system: if `is_direct`, in any case; otherwise, if the runtime expects room to send.
+    fn try_send(&self, is_direct: bool, send: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        if is_direct { send() } else { self.io.try_io(Interest::WRITABLE, send) }
+    }
+
+    fn send(&self, outgoing: Outgoing, is_direct: bool) -> io::Result<()> {
         let transmit = outgoing.transmit;
         let segments = transmit.bytes > transmit.segment_bytes;
         let segment_size = segments.then_some(transmit.segment_bytes);
-        self.send_bytes(&outgoing, &self.outbox[..transmit.bytes], segment_size)
+        self.send_bytes(&outgoing, &self.outbox[..transmit.bytes], segment_size, is_direct)
     }
 
     /// Sends datagrams again; each of a train on its own, if trains fail.
-    fn send_again(&self, outgoing: Outgoing) -> io::Result<()> {
+    fn send_again(&self, outgoing: Outgoing, is_direct: bool) -> io::Result<()> {
         if self.state.max_gso_segments() > 1 {
-            return self.send(outgoing);
+            return self.send(outgoing, is_direct);
         }
         let Transmit { bytes, segment_bytes } = outgoing.transmit;
         let mut datagrams = self.outbox[..bytes].chunks(segment_bytes);
-        datagrams.try_for_each(|datagram| self.send_bytes(&outgoing, datagram, None))
+        datagrams.try_for_each(|datagram| self.send_bytes(&outgoing, datagram, None, is_direct))
     }
 
     fn send_bytes(
@@ -394,10 +389,11 @@ impl System {
         &Outgoing { to: destination, from: src_ip, .. }: &Outgoing,
         contents: &[u8],
         segment_size: Option<usize>,
+        is_direct: bool,
     ) -> io::Result<()> {
         let transmit =
             quinn_udp::Transmit { destination, ecn: None, contents, segment_size, src_ip };
-        self.state.try_send(UdpSockRef::from(&self.io), &transmit)
+        self.try_send(is_direct, || self.state.try_send(UdpSockRef::from(&self.io), &transmit))
     }
 
     /// Waits until `at` of the socket's clock.
@@ -427,39 +423,14 @@ mod tests {
     use crate::wire::pipe::Config;
     use crate::wire::pipe::packet::emit_header;
 
-    #[test]
-    fn a_train_that_the_system_has_refused_leaves_once_there_is_room() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let entered = runtime.enter();
-        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
-        peer.set_nonblocking(true).unwrap();
-        let mut system = System::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let room = system.io.as_fd().try_clone_to_owned().unwrap();
-        system.room = Some(watch(room, Interest::WRITABLE).unwrap());
-        drop(entered);
-        let clock = Clock::start();
-        let endpoint = Mutex::new(Endpoint::new(Config::default(), 1));
-        lock(&endpoint).dial(clock.now(), peer.local_addr().unwrap());
-        let mut sends = 0;
-        // The runtime has not reported room yet at the first send, and wakes the task for the second one.
-        runtime.block_on(std::future::poll_fn(|context| {
-            sends += 1;
-            system.transmit(Some(context), clock, clock.now(), &endpoint).unwrap();
-            if system.room.is_some() { Poll::Pending } else { Poll::Ready(()) }
-        }));
-        assert_eq!(sends, 2);
-        assert!(system.pending.is_none());
-        assert!(peer.recv(&mut [0; 1_500]).is_ok(), "the dial has arrived");
-    }
-
     /// Regression: a datagram was lost, or counted as too long, because of the 65th report about others.
     #[test]
     fn a_datagram_leaves_although_more_reports_about_others_wait_than_are_read_at_once() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let _entered = runtime.enter();
         let own: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        let closed = UdpSocket::bind(own).unwrap().local_addr().unwrap();
-        let peer = UdpSocket::bind(own).unwrap();
+        let closed = std::net::UdpSocket::bind(own).unwrap().local_addr().unwrap();
+        let peer = std::net::UdpSocket::bind(own).unwrap();
         peer.set_nonblocking(true).unwrap();
         let mut system = System::bind(own).unwrap();
         let mut reports = 0;
@@ -480,7 +451,7 @@ mod tests {
     fn a_source_that_is_no_address_of_this_host_ends_no_trains() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let _entered = runtime.enter();
-        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let peer = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         peer.set_nonblocking(true).unwrap();
         let mut system = System::bind("0.0.0.0:0".parse().unwrap()).unwrap();
         let trains = system.state.max_gso_segments();
