@@ -44,7 +44,6 @@ pub(super) struct Change {
     pub(super) ready: Option<Box<dyn Extension>>,
     pub(super) command: Option<Command>,
     pub(super) any_committed: bool,
-    pub(super) any_aborted: bool,
 }
 
 impl Change {
@@ -64,7 +63,6 @@ impl Change {
             ready: None,
             command: None,
             any_committed: false,
-            any_aborted: false,
         };
         let takes_part = change.takes_part(members);
         let root = takes_part.iter().position(|member| *member == offer.id.coordinator);

@@ -161,7 +161,6 @@ impl Installer {
             let change = self.change.as_mut().expect("it is under way");
             change.phase = Phase::Recovering;
             change.any_committed = false;
-            change.any_aborted = change.ready.is_none();
             change.waiting = others.iter().copied().collect();
             change.children = others.clone();
             for member in others {
@@ -200,7 +199,6 @@ impl Installer {
         }
         change.waiting.remove(&from);
         change.any_committed |= knows == wire::COMMITTED;
-        change.any_aborted |= knows == wire::ABORTED;
         self.decide(nic);
     }
 
