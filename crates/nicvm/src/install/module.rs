@@ -55,7 +55,7 @@ impl Installer {
         frame: &Frame<'_>,
     ) -> Option<()> {
         let [first, at] = frame.header.words;
-        let id = ChangeId { coordinator: NodeId(first as u16), serial: (first >> 32) as u32 };
+        let id = ChangeId { coordinator: NodeId(first as u16), serial: first >> 16 };
         let at = usize::try_from(at).ok()?;
         let here = self.of(id).map(|change| change.offer.hash);
         if here.is_none_or(|hash| self.modules.contains_key(&hash)) {
@@ -101,7 +101,7 @@ impl Installer {
 }
 
 fn send_part(nic: &mut Context<'_>, to: NodeId, id: ChangeId, at: usize, part: Payload<'_>) {
-    let words = [u64::from(id.coordinator.0) | u64::from(id.serial) << 32, at as u64];
+    let words = [u64::from(id.coordinator.0) | id.serial << 16, at as u64];
     // A part that does not leave is requested again.
     let _ = nic.send_packet(&Packet { words, source: Source::Bytes(part), ..Packet::to(to) });
 }

@@ -38,19 +38,19 @@ impl fmt::Debug for Hash {
 pub(crate) struct ChangeId {
     /// The coordinating node.
     pub coordinator: NodeId,
-    /// The lower half of the coordinator's incarnation, and the change's number in it.
-    pub serial: u32,
+    /// The coordinator's incarnation, and the change's number in it in the low 16 bits: 48 bits.
+    pub serial: u64,
 }
 
 impl ChangeId {
     /// Returns the name of change `number` of a coordinator's incarnation.
     pub(super) const fn new(coordinator: NodeId, incarnation: Incarnation, number: u16) -> Self {
-        Self { coordinator, serial: incarnation.0 << 16 | number as u32 }
+        Self { coordinator, serial: (incarnation.0 as u64) << 16 | number as u64 }
     }
 
     /// Returns whether the coordinator began this change before this incarnation.
     pub(super) const fn is_before(self, incarnation: Incarnation) -> bool {
-        (incarnation.0 as u16).wrapping_sub((self.serial >> 16) as u16).cast_signed() > 0
+        incarnation.is_newer_than(Incarnation((self.serial >> 16) as u32))
     }
 }
 
@@ -157,7 +157,10 @@ impl<'a> Reader<'a> {
     }
 
     fn id(&mut self) -> Option<ChangeId> {
-        Some(ChangeId { coordinator: NodeId(self.short()?), serial: self.word()? })
+        let coordinator = NodeId(self.short()?);
+        let low = self.word()?;
+        let high = self.short()?;
+        Some(ChangeId { coordinator, serial: u64::from(low) | u64::from(high) << 32 })
     }
 
     fn hash(&mut self) -> Option<Hash> {
@@ -209,7 +212,7 @@ impl Writer {
 
 /// Encodes the front of a message about one change.
 fn head(kind: u8, id: ChangeId) -> Writer {
-    Writer::of(kind).short(id.coordinator.0).word(id.serial)
+    Writer::of(kind).short(id.coordinator.0).bytes(&id.serial.to_le_bytes()[..6])
 }
 
 impl<'a> Message<'a> {
@@ -306,7 +309,7 @@ mod tests {
 
     #[test]
     fn the_largest_messages_fit_a_control_message() {
-        let id = ChangeId { coordinator: NodeId(1), serial: 2 };
+        let id = ChangeId::new(NodeId(1), Incarnation(u32::MAX), u16::MAX);
         let (hash, members) = (Hash([7; 32]), [0xFF; 32]);
         let (number, epoch) = (ExtensionId(16), Epoch(3));
         let policy = Policy::Restart;
@@ -319,5 +322,17 @@ mod tests {
             assert!(message.emit().len() <= MAX_MESSAGE);
             assert_eq!(Message::parse(&message.emit()), Some(message));
         }
+    }
+    /// The incarnations of a NIC that outlives its process count 64 ms: half the range of 16 bits is 35 minutes.
+    #[test]
+    fn a_change_of_a_long_lived_coordinator_is_of_its_former_incarnation() {
+        let former = Incarnation(7);
+        let id = ChangeId::new(NodeId(1), former, u16::MAX);
+        for later in [1, 32_767, 32_768, 40_000, 65_535, 65_536, 1 << 30] {
+            assert!(id.is_before(Incarnation(former.0 + later)), "{later} later");
+            let next = ChangeId::new(NodeId(1), Incarnation(former.0 + later), 1);
+            assert!(!next.is_before(former) && !next.is_before(Incarnation(former.0 + later)));
+        }
+        assert!(!id.is_before(former));
     }
 }
