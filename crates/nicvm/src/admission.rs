@@ -64,6 +64,8 @@ pub trait Admission: Send {
 struct GateState {
     /// Bytes of frames, headers included, that may still leave.
     allowance: u64,
+    /// Messages and packets that may still begin to leave.
+    messages: u32,
     /// Instant at which the allowance ends.
     until: Instant,
     /// True if the gate's controller was notified that a frame is held.
@@ -80,10 +82,15 @@ pub(crate) struct Gate {
 
 impl Gate {
     /// Sets the allowance for `destination` to `bytes` of frames, headers included, until `until`, replacing the former
-    /// allowance; 0 closes the gate.
-    pub(crate) fn allow(&mut self, destination: NodeId, bytes: u64, until: Instant) {
+    /// allowance; 0 closes the gate. At most `messages` messages and packets may begin to leave.
+    pub(crate) fn allow(
+        &mut self,
+        destination: NodeId,
+        (bytes, messages): (u64, u32),
+        until: Instant,
+    ) {
         let state = self.destinations.entry(destination).or_default();
-        (state.allowance, state.until) = (bytes, until);
+        (state.allowance, state.messages, state.until) = (bytes, messages, until);
     }
 
     /// Closes the gate to `destination` if its allowance has ended; returns whether bytes of it were left.
@@ -101,18 +108,31 @@ impl Gate {
         self.destinations.get(&destination).map_or(0, |state| state.allowance)
     }
 
-    /// Returns whether a frame may leave.
-    pub(crate) fn admits(&self, header: &Header) -> bool {
-        header.flags & CONTROLLED == 0 || self.allowance(header.destination) >= frame_cost(header)
+    /// Returns whether a frame may leave. `is_first`: it is the first of its message, or a packet.
+    pub(crate) fn admits(&self, header: &Header, is_first: bool) -> bool {
+        let cost = frame_cost(header);
+        header.flags & CONTROLLED == 0 || self.has_room(header.destination, cost, is_first)
+    }
+
+    /// Returns whether the allowance for `destination` has room for a frame of `bytes`, header included.
+    pub(crate) fn has_room(&self, destination: NodeId, bytes: u64, is_first: bool) -> bool {
+        let state = self.destinations.get(&destination);
+        state.is_some_and(|it| it.allowance >= bytes && (!is_first || it.messages > 0))
     }
 
     /// Charges the allowance for a frame that has been handed to the line.
-    pub(crate) fn on_frame(&mut self, header: &Header, begins: Instant, leaves: Instant) {
+    pub(crate) fn on_frame(
+        &mut self,
+        header: &Header,
+        is_first: bool,
+        (begins, leaves): (Instant, Instant),
+    ) {
         if header.flags & CONTROLLED == 0 {
             return;
         }
         let state = self.destinations.entry(header.destination).or_default();
         state.allowance = state.allowance.saturating_sub(frame_cost(header));
+        state.messages = state.messages.saturating_sub(is_first.into());
         let first = state.on_line.map_or(begins, |(first, _)| first);
         state.on_line = Some((first, leaves));
     }
@@ -149,11 +169,25 @@ mod tests {
     #[test]
     fn an_allowance_ends_with_its_time_once() {
         let (mut gate, to) = (Gate::default(), NodeId(1));
-        gate.allow(to, 1_000, Instant::from_nanos(50));
+        gate.allow(to, (1_000, 1), Instant::from_nanos(50));
         assert!(!gate.expire(Instant::from_nanos(49), to));
         assert_eq!(gate.allowance(to), 1_000);
         assert!(gate.expire(Instant::from_nanos(50), to));
         assert_eq!(gate.allowance(to), 0);
         assert!(!gate.expire(Instant::from_nanos(51), to));
+    }
+
+    #[test]
+    fn an_allowance_for_one_message_lets_no_other_begin() {
+        let (mut gate, to) = (Gate::default(), NodeId(1));
+        let header =
+            Header { destination: to, flags: CONTROLLED, length: 100, ..Header::default() };
+        gate.allow(to, (1_000, 1), Instant::FAR_FUTURE);
+        assert!(gate.admits(&header, true));
+        gate.on_frame(&header, true, (Instant::ZERO, Instant::ZERO));
+        assert!(!gate.admits(&header, true) && gate.admits(&header, false));
+        gate.on_frame(&header, false, (Instant::ZERO, Instant::ZERO));
+        gate.allow(to, (10, 1), Instant::FAR_FUTURE);
+        assert!(!gate.admits(&header, true) && !gate.admits(&header, false));
     }
 }

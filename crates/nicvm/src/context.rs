@@ -460,7 +460,19 @@ impl Context<'_> {
     /// Sets the gate's allowance for `destination` to `bytes` of frames, headers included, replacing the former
     /// allowance; 0 closes the gate. From `until` on, what is left of it counts as used up.
     pub fn allow(&mut self, destination: NodeId, bytes: u64, until: Instant) {
-        self.services.effects.push(Effect::Allow { destination, bytes, until });
+        self.allow_messages(destination, bytes, u32::MAX, until);
+    }
+
+    /// Sets the gate's allowance as [`Context::allow`] does. At most `messages` messages and packets may begin to leave;
+    /// those of which a part has left don't count.
+    pub(crate) fn allow_messages(
+        &mut self,
+        destination: NodeId,
+        bytes: u64,
+        messages: u32,
+        until: Instant,
+    ) {
+        self.services.effects.push(Effect::Allow { destination, bytes, messages, until });
     }
 
     /// Returns the bytes of frames that may still pass the gate to `destination`.

@@ -78,6 +78,18 @@ fn a_pause_of_the_receiver_longer_than_all_timeouts_loses_nothing() {
 }
 
 #[test]
+fn a_message_longer_than_a_quarter_of_a_lease_needs_one_buffer() {
+    let mut cluster = Cluster::ethernet(2);
+    // A quarter of a lease is 100,000 bytes at 100 Mb/s.
+    cluster.config = cluster.config.buffers(true).lease(Duration::from_millis(32));
+    cluster.profile.mtu = 4_096;
+    let load = Load { message_bytes: 150_000, buffers: 1, burst: 2, ..Load::default() };
+    let outcome = cluster.run(load);
+    assert_eq!((outcome.lost(), outcome.finished), (0, 2), "{outcome:?}");
+    assert!(outcome.in_time.iter().all(|messages| *messages > 3), "{outcome:?}");
+}
+
+#[test]
 fn buffers_and_bytes_ahead_exclude_each_other() {
     let mut cluster = Cluster::ethernet(2);
     cluster.config = cluster.config.buffers(true).ahead(100);

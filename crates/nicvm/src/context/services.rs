@@ -26,7 +26,7 @@ pub(crate) enum Effect {
     SendPacket(WaitingPacket),
     Install(Box<dyn Admission>),
     Admission(AdmissionUpdate),
-    Allow { destination: NodeId, bytes: u64, until: Instant },
+    Allow { destination: NodeId, bytes: u64, messages: u32, until: Instant },
     GiveUp { destination: NodeId, status: Status },
     WithdrawRegion(RegionRef),
     Steer,
@@ -144,8 +144,8 @@ impl UnitServices {
                     self.port_events.push_back(PortEvent::Admission);
                 }
                 Effect::Admission(update) => self.transmit.update(now, extension, update),
-                Effect::Allow { destination, bytes, until } => {
-                    self.transmit.allow(destination, bytes, until);
+                Effect::Allow { destination, bytes, messages, until } => {
+                    self.transmit.allow(destination, (bytes, messages), until);
                 }
                 Effect::WithdrawRegion(region) => {
                     self.transmit.withdraw(hw, Status::Region, |waiting| {

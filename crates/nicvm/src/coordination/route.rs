@@ -10,6 +10,7 @@ use midplane_simhw::time::{Instant, LineRate, nanos};
 use super::Coordination;
 use super::config::{DEFAULT_RESERVE, Hold, Uncontrolled};
 use super::lead::{Lead, LeadEstimator};
+use super::member::Party;
 use crate::context::Context;
 use crate::extension::TimeoutId;
 use crate::planted::{self, Bug};
@@ -168,6 +169,12 @@ impl Coordination {
         links.iter().find(last).copied().filter(|_| self.config.buffers)
     }
 
+    /// Returns whether a message has left in part, and takes one of the receiver's buffers.
+    fn has_begun(&self, nic: &Context<'_>, at: usize) -> bool {
+        let rest = BacklogLimit { bytes: 1, messages: 0 };
+        self.buffer_link(at).is_some() && nic.backlog(self.routes[at].destination, rest).is_some()
+    }
+
     fn agree_quantum(&mut self, link: usize, wanted: u32) -> u32 {
         let link = self.places[link].link.as_mut();
         link.map_or(wanted, |link| link.agree_quantum(wanted))
@@ -210,6 +217,10 @@ impl Coordination {
                 if is_valid {
                     // It may be a newer token, which replaced a void one.
                     state.start();
+                } else if state.next_in_line() == Some(Party::WITNESS) {
+                    // A supporter is down: the witness makes a token without it.
+                    place.user = None;
+                    state.release(now, true, now);
                 }
                 return is_valid;
             }
@@ -229,8 +240,14 @@ impl Coordination {
     }
 
     fn let_through(&mut self, nic: &mut Context<'_>, at: usize, cap: u64) {
-        let limit = self.limit(nic, at);
+        let mut limit = self.limit(nic, at);
         let destination = self.routes[at].destination;
+        let most = cap.max(nic.mtu_bytes_to(destination));
+        // Messages that don't begin in this turn need no buffer yet.
+        limit.bytes = limit.bytes.min(most);
+        if self.has_begun(nic, at) {
+            limit.messages = 0;
+        }
         let buffers = self.buffer_link(at).and_then(|link| self.places[link].link.as_mut());
         let Some(backlog) = nic.backlog(destination, limit) else {
             // The tokens are here, but the receiver has no buffer.
@@ -239,15 +256,17 @@ impl Coordination {
             }
             return;
         };
-        let bytes = backlog.bytes.min(cap.max(nic.mtu_bytes_to(destination)));
+        let bytes = backlog.bytes.min(most);
+        let mut messages = u32::MAX;
         if let Some(link) = buffers {
-            link.consume(backlog.messages);
+            messages = backlog.messages;
+            link.consume(messages);
         }
-        nic.allow(destination, bytes, self.valid_until(at));
+        nic.allow_messages(destination, bytes, messages, self.valid_until(at));
         self.next_route = at + 1;
         let route = &mut self.routes[at];
-        let most = i64::try_from(bytes).unwrap_or(i64::MAX);
-        route.overdraft = (most - route.quantum).clamp(0, route.quantum.max(0) * 4);
+        let taken = i64::try_from(bytes).unwrap_or(i64::MAX);
+        route.overdraft = (taken - route.quantum).clamp(0, route.quantum.max(0) * 4);
         route.state = State::Sending;
     }
 
@@ -325,7 +344,13 @@ impl Coordination {
         // Up to two control messages that were sent in between leave a gap, which queued frames fill.
         let passed = Duration::from_nanos(nic.frame_nanos(GRANT_BYTES) * 2);
         let due = ends + nic.line_lag().saturating_sub(passed) - early;
-        if due <= now {
+        if due <= now && self.has_begun(nic, at) {
+            // The tokens stay until the message has left: it takes the buffer that the next holder may need.
+            self.routes[at].alarm = None;
+            nic.cancel_timeout(Route::timeout(at));
+            self.routes[at].state = State::Acquiring;
+            self.advance(nic, at);
+        } else if due <= now {
             // A late timer delays the hand-over as a longer path would.
             let late = self.routes[at].alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
             self.release(nic, at, more, late, due + early);

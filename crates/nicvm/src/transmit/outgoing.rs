@@ -62,6 +62,11 @@ impl Outgoing {
         }
     }
 
+    /// Returns whether a part of it has left.
+    pub(super) const fn has_begun(&self) -> bool {
+        matches!(&self.0, Form::Message { sent: 1.., .. })
+    }
+
     /// Returns the bytes of all its remaining frames, headers included.
     pub(super) fn cost(&self, mtu: u32) -> u64 {
         let first = u64::from(self.next_length(mtu));

@@ -112,8 +112,13 @@ impl Transmit {
         self.flows.recheck();
     }
 
-    pub(crate) fn allow(&mut self, destination: NodeId, bytes: u64, until: Instant) {
-        self.gate.allow(destination, bytes, until);
+    pub(crate) fn allow(
+        &mut self,
+        destination: NodeId,
+        bytes_and_messages: (u64, u32),
+        until: Instant,
+    ) {
+        self.gate.allow(destination, bytes_and_messages, until);
         self.flows.recheck();
     }
 
@@ -278,12 +283,12 @@ impl Transmit {
             }
             return Ok(());
         }
-        let header = outgoing.next_header(hw);
+        let (header, is_first) = (outgoing.next_header(hw), !outgoing.has_begun());
         if key.controlled && self.gate.expire(hw.now(), key.node) {
             self.report_if_drained(hw, key.node);
             return Ok(());
         }
-        let answer = self.ask(hw.now(), &header);
+        let answer = self.ask(hw.now(), &header, is_first);
         match answer.verdict {
             Verdict::Now => return self.send(hw, at, &header),
             Verdict::At(until) => {
@@ -299,8 +304,8 @@ impl Transmit {
         Ok(())
     }
 
-    fn ask(&mut self, now: Instant, header: &Header) -> Answer {
-        let by_gate = !self.gate.admits(header);
+    fn ask(&mut self, now: Instant, header: &Header, is_first: bool) -> Answer {
+        let by_gate = !self.gate.admits(header, is_first);
         let mut verdict = if by_gate { Verdict::Hold } else { Verdict::Now };
         for Installed { owner, admission } in &self.admissions {
             let said = catch_unwind(AssertUnwindSafe(|| admission.admit(now, header)));
@@ -315,6 +320,7 @@ impl Transmit {
     fn send(&mut self, hw: &mut dyn Hardware, at: usize, header: &Header) -> Result<(), Instant> {
         let queue = self.flows.queue(at);
         let Some(outgoing) = queue.waiting.front_mut() else { return Ok(()) };
+        let is_first = !outgoing.has_begun();
         hw.charge(TRANSMIT_INSTRUCTIONS);
         let (status, leaves) = match hw.transmit(header, outgoing.next_source(header.length)) {
             Ok(leaves) => (Status::Done, leaves),
@@ -340,7 +346,7 @@ impl Transmit {
         }
         self.flows.rotate();
         if status == Status::Done {
-            self.on_sent(hw, header, leaves);
+            self.on_sent(hw, header, is_first, leaves);
         }
         if header.flags & crate::admission::CONTROLLED != 0 {
             self.report_if_drained(hw, header.destination);
@@ -349,12 +355,12 @@ impl Transmit {
     }
 
     /// Reports a sent frame to the gate and to all admissions.
-    fn on_sent(&mut self, hw: &dyn Hardware, header: &Header, leaves: Instant) {
+    fn on_sent(&mut self, hw: &dyn Hardware, header: &Header, is_first: bool, leaves: Instant) {
         let now = hw.now();
         self.line_free_at = self.line_free_at.max(leaves);
         let on_line = hw.line_rate().nanos_for(hw.wire_bytes(usize::from(header.length)).into());
         let begins = Instant::from_nanos(leaves.as_nanos().saturating_sub(on_line));
-        self.gate.on_frame(header, begins, leaves);
+        self.gate.on_frame(header, is_first, (begins, leaves));
         for Installed { owner, admission } in &mut self.admissions {
             let told = catch_unwind(AssertUnwindSafe(|| admission.on_sent(now, header, leaves)));
             if told.is_err() {
@@ -366,10 +372,10 @@ impl Transmit {
     /// If no further frame to `destination` fits the gate's allowance, reports that to the gate's controller.
     fn report_if_drained(&mut self, hw: &dyn Hardware, destination: NodeId) {
         let mtu = hw.mtu_to(destination) as u32;
-        let allowance = self.gate.allowance(destination);
         let passes = |outgoing: &Outgoing| {
-            !self.is_parked(outgoing)
-                && u64::from(outgoing.next_length(mtu)) + HEADER_BYTES as u64 <= allowance
+            let bytes = u64::from(outgoing.next_length(mtu)) + HEADER_BYTES as u64;
+            let has_room = self.gate.has_room(destination, bytes, !outgoing.has_begun());
+            has_room && !self.is_parked(outgoing)
         };
         if self.flows.to(destination, true).any(|queue| queue.waiting.front().is_some_and(passes)) {
             return;

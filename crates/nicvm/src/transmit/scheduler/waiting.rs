@@ -96,16 +96,20 @@ impl Transmit {
         let mut backlog = Backlog { bytes: 0, messages: 0 };
         let moving =
             |queue: &&Queue| queue.waiting.front().is_some_and(|first| !self.is_parked(first));
-        let flows = self.flows.to(destination, true).filter(moving);
-        let waiting = flows.flat_map(|queue| &queue.waiting);
-        for outgoing in waiting.take(limit.messages as usize) {
-            backlog.bytes += outgoing.cost(mtu as u32);
-            backlog.messages += 1;
-            if backlog.bytes >= limit.bytes {
-                break;
+        for queue in self.flows.to(destination, true).filter(moving) {
+            for outgoing in queue.waiting.iter().filter(|it| !self.is_parked(it)) {
+                let is_new = !outgoing.has_begun();
+                if is_new && backlog.messages == limit.messages {
+                    break;
+                }
+                backlog.bytes += outgoing.cost(mtu as u32);
+                backlog.messages += u32::from(is_new);
+                if backlog.bytes >= limit.bytes {
+                    return Some(backlog);
+                }
             }
         }
-        (backlog.messages > 0).then_some(backlog)
+        (backlog.bytes > 0).then_some(backlog)
     }
 
     /// Returns how many messages and packets wait to leave to `destination`.
