@@ -153,6 +153,20 @@ impl Messages {
         self.arrived
     }
 
+    /// Posts the buffers again that partly received messages of `senders` under flow control have taken. The rest of
+    /// these messages counts as lost.
+    pub(crate) fn release_controlled(&mut self, senders: &[NodeId]) {
+        for ((from, port, controlled), stream) in self.streams.iter_mut() {
+            let Some(open) = stream.open.take_if(|_| controlled && senders.contains(&from)) else {
+                continue;
+            };
+            self.counters.incomplete += 1;
+            if let Some(Some(buffers)) = self.buffers.get_mut(port.index()) {
+                buffers.push_front(open.target.command);
+            }
+        }
+    }
+
     /// Returns the service's counters.
     #[must_use]
     pub const fn counters(&self) -> MessageCounters {

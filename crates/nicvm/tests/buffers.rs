@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::cluster::{Cluster, Load};
 use midplane_nicvm::coordination::Coordination;
 use midplane_simhw::fault::Faults;
+use midplane_simhw::frame::MAX_PAYLOAD;
 use proptest::prelude::*;
 
 #[test]
@@ -33,30 +34,43 @@ fn a_receiver_that_keeps_up_costs_little() {
     assert!(outcome.goodput_mbps() > 0.9 * plain, "of {plain} Mb/s: {outcome:?}");
 }
 
-fn check_loss(seed: u64) {
+/// Loses frames of `mtu` bytes; at most `most` of the messages of 10,240 bytes are lost.
+fn check_loss(seed: u64, buffers: usize, mtu: usize, most: f64) {
     let mut cluster = Cluster::ethernet(3);
     cluster.config = cluster.config.buffers(true);
+    cluster.profile.mtu = mtu;
     cluster.seed = seed;
     cluster.faults = Faults { loss: 0.02, ..Faults::NONE };
-    let load = Load { buffers: 4, burst: 8, drain: Duration::from_secs(20), ..Load::default() };
+    let load = Load { buffers, burst: 8, drain: Duration::from_secs(20), ..Load::default() };
     let outcome = cluster.run(load);
-    let what = format!("seed {seed}: {outcome:?}");
+    let what = format!("seed {seed}, {buffers} buffers: {outcome:?}");
     println!("seed {seed}: {:.2} Mb/s, lost {}", outcome.goodput_mbps(), outcome.lost());
     assert!(outcome.finished == 3, "everything was sent in the end: {what}");
     assert!(outcome.in_time.iter().all(|messages| *messages > 10), "{what}");
-    assert!(outcome.loss() < 0.05, "{what}");
+    assert!(outcome.loss() < most, "{what}");
+}
+
+fn check_lost_messages(seed: u64) {
+    check_loss(seed, 4, MAX_PAYLOAD, 0.05);
 }
 
 #[test]
 fn lost_messages_return_their_buffers() {
-    (0..2).for_each(check_loss);
+    (0..2).for_each(check_lost_messages);
+}
+
+#[test]
+fn messages_that_lost_a_frame_return_their_buffers() {
+    for (seed, buffers) in [(0, 1), (1, 1), (0, 2), (1, 2)] {
+        check_loss(seed, buffers, 4_096, 0.2);
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2))]
     #[test]
     fn lost_messages_return_their_buffers_from_new_seeds(seed: u64) {
-        check_loss(seed);
+        check_lost_messages(seed);
     }
 }
 

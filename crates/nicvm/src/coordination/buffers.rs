@@ -2,6 +2,7 @@
 
 use midplane_simhw::time::{Instant, nanos};
 
+use super::link::ahead_of;
 use super::member::Party;
 use super::message::{Body, Epoch};
 use super::{BUFFERS, Coordination, send_about};
@@ -40,20 +41,31 @@ pub(super) struct Promise {
 
 impl Coordination {
     /// Grants buffers to senders that wait for them. Messages under way still need theirs; those that have not arrived
-    /// within a sixteenth of a lease count as lost.
+    /// within a sixteenth of a lease count as lost, and the buffers that they have taken are posted again.
     pub(super) fn grant_buffers(&mut self, nic: &mut Context<'_>) {
-        let (free, arrived) = (self.receiver.free_buffers(), self.receiver.arrived());
+        let arrived = self.receiver.arrived();
         let now = nic.now();
         let request_timeout_ns = nanos(self.config.lease) / 16;
         for place in &mut self.places {
-            let Some(request) = place.wants_buffers.filter(|_| free > 0) else { continue };
+            let Some(request) = place.wants_buffers else { continue };
             let BufferRequest { epoch, consumed, .. } = request;
+            let mut free = self.receiver.free_buffers();
             let last = place.promised;
             let all_here = epoch == last.epoch
                 && consumed.wrapping_sub(last.sent) == arrived.wrapping_sub(last.arrived);
             let lost_by = request.since.plus_nanos(request_timeout_ns);
-            if !all_here && now < lost_by {
+            if (!all_here || free == 0) && now < lost_by {
                 nic.set_timeout_at(BUFFERS, Service::Exact, lost_by);
+                continue;
+            }
+            let is_answered =
+                epoch < last.epoch || (epoch == last.epoch && ahead_of(consumed, last.sent) == 0);
+            if free == 0 && !is_answered {
+                // The senders send nothing until there are buffers: the rest of their messages is lost.
+                self.receiver.release_controlled(&place.config.senders);
+                free = self.receiver.free_buffers();
+            }
+            if free == 0 {
                 continue;
             }
             place.wants_buffers = None;

@@ -451,12 +451,10 @@ impl Link {
             self.request_token(now, 0);
         }
     }
-
-    // ---- leases ----
 }
 
 /// Returns by how much `count` is ahead of `other`; 0 if it is not. Counts of messages wrap around.
-const fn ahead_of(count: u32, other: u32) -> u32 {
+pub(super) const fn ahead_of(count: u32, other: u32) -> u32 {
     let ahead = count.wrapping_sub(other);
     if ahead as i32 > 0 { ahead } else { 0 }
 }
