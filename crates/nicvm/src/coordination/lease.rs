@@ -114,22 +114,21 @@ impl Lease {
         until <= now.plus_nanos(self.lease_ns / 2) && !just_asked
     }
 
-    /// Returns when a holder should check its lease again.
-    pub(crate) fn next_check(&self, now: Instant, epoch: Epoch) -> Instant {
-        let asked = self.asked.map_or(Instant::ZERO, |at| at.plus_nanos(self.lease_ns / 4));
-        let until = self.valid_until(epoch).as_nanos();
-        let ending = Instant::from_nanos(until.saturating_sub(self.lease_ns / 2));
-        asked.max(ending).max(now.plus_nanos(self.lease_ns / 16))
+    /// Returns the first instant at which [`Lease::should_ask`] is true, if no message arrives until then.
+    pub(crate) fn next_check(&self, epoch: Epoch) -> Instant {
+        let after = |at: Option<Instant>, part: u64| {
+            at.map_or(Instant::ZERO, |at| at.plus_nanos(self.lease_ns / part))
+        };
+        let until = self.valid_until(epoch);
+        let ending = Instant::from_nanos(until.as_nanos().saturating_sub(self.lease_ns / 2));
+        ending.max(after(self.asked, 4)).min(until).max(after(self.asked_here, 16))
     }
 
-    /// Begins to ask `supporters` and returns the round's number. Without supporters, this counts as evidence at once.
+    /// Begins to ask `supporters` and returns the round's number.
     pub(crate) fn ask(&mut self, now: Instant, epoch: Epoch, supporters: Parties) -> u32 {
         self.next_round = self.next_round.wrapping_add(1);
         self.asked = Some(now);
         self.asked_here = Some(now);
-        if supporters.is_empty() {
-            self.learn(epoch, now);
-        }
         let number = self.next_round;
         self.round = Some(Round { number, epoch, asked: now, missing: supporters });
         number

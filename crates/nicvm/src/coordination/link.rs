@@ -383,7 +383,7 @@ impl Link {
 
     pub(crate) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let retry = self.request.map(|request| self.retry_at(request));
-        let lease = self.needs_lease().then(|| self.lease.next_check(now, self.epoch));
+        let lease = self.needs_lease().then(|| self.lease.next_check(self.epoch));
         let due = self.line_due();
         let line = (self.wants && self.holds() && due > now).then_some(due);
         [retry, lease, line].into_iter().flatten().min()

@@ -213,6 +213,7 @@ impl Coordination {
             Some(user) if user != at => return false,
             // The token arrived while another was missing, and its lease may have ended since.
             Some(_) if state.holds() => {
+                state.want(now);
                 let is_valid = state.validity().is_some_and(|(_, end)| end >= until);
                 if is_valid {
                     // It may be a newer token, which replaced a void one.

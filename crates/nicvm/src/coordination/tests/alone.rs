@@ -153,3 +153,29 @@ fn a_sender_voids_no_token_and_excludes_no_member() {
     witness.handle(now, Party(0), Body::GrantLink(grant(2)));
     assert_eq!(witness.poll_send(), None, "it has not made this epoch");
 }
+
+#[test]
+fn a_route_that_waits_renews_its_leases_under_traffic() {
+    let (mut link, mut now) = holder(0, grant(2));
+    // The route waits for another link's token.
+    link.start();
+    let mut alarm = link.poll_timeout(now);
+    for _ in 0..4 * 32 {
+        now = now.plus_nanos(LEASE_NS / 32);
+        if alarm.is_some_and(|at| at <= now) {
+            link.handle_timeout(now);
+        }
+        let request = Body::BcastReqLink { epoch: Epoch(2), requester: Party(2) };
+        link.handle(now, Party(2), now.as_nanos(), 0, request);
+        let sent: Vec<_> = std::iter::from_fn(|| link.poll_send()).collect();
+        for (party, body) in sent {
+            if let Body::AskSupport { epoch, round } = body {
+                let support = Body::Support { epoch, round };
+                link.handle(now, party, now.as_nanos(), 0, support);
+            }
+        }
+        // After each message the timeout is set anew.
+        alarm = link.poll_timeout(now);
+        assert!(link.validity().is_some_and(|(_, end)| end > now), "the lease ended at {now:?}");
+    }
+}
