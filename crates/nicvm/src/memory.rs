@@ -468,6 +468,7 @@ impl Extension for Memory {
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event {
             self.backlog.forget(node);
+            nic.cancel_sends(node, Status::PeerLost);
             self.arriving.retain(|(from, _), _| *from != node);
             let of = self.pending.iter().filter(|(_, pending)| pending.owner == node);
             for number in of.map(|(number, _)| *number).collect::<Vec<_>>() {

@@ -318,3 +318,46 @@ fn an_access_to_a_dead_node_ends() {
         assert_eq!(status, Status::PeerLost);
     }
 }
+
+/// Bytes that take 34 ms on the line.
+const LONG: usize = 4 << 20;
+
+/// Reads [`LONG`] bytes; returns the status and the bytes.
+async fn read_long(host: SimHost, from: Capability) -> (Status, Vec<u8>) {
+    let mut port = host.open_port().unwrap();
+    let region = port.register(LONG).unwrap();
+    port.submit(&memory::access(READ, &from, region.whole(), 1)).unwrap();
+    let status = port.completion().await.unwrap().status;
+    let mut bytes = vec![0; LONG];
+    region.read(0, &mut bytes).unwrap();
+    (status, bytes)
+}
+
+/// The accesses of each incarnation have the same numbers.
+#[test]
+fn a_read_gets_no_frames_of_a_read_of_a_former_incarnation() {
+    let mut world = world(2, 1, 0.0);
+    let (owner, reader) = (world.host(OWNER), NodeId(1));
+    let granted = world.block_on(OWNER, async move {
+        let mut port = owner.open_port().unwrap();
+        let region = port.register(2 * LONG).unwrap();
+        region.write(LONG, &vec![9; LONG]).unwrap();
+        port.submit(&memory::grant(region.whole(), CapabilityRights::ALL, 0)).unwrap();
+        let capability = memory::granted(&port.completion().await.unwrap());
+        (port, region, capability)
+    });
+    let (_port, _region, whole) = granted.unwrap();
+    let [first, second] = [0, LONG as u32].map(|at| whole.part(at, LONG as u32).unwrap());
+    let host = world.host(reader);
+    world.spawn(reader, async move {
+        read_long(host, first).await;
+    });
+    world.run_until(world.now() + Duration::from_millis(5));
+    world.crash(reader);
+    world.run_until(world.now() + Duration::from_millis(1));
+    world.restart(reader);
+    let host = world.host(reader);
+    let (status, bytes) = world.block_on(reader, read_long(host, second)).unwrap();
+    assert_eq!(status, Status::Done);
+    assert_eq!(bytes.iter().position(|byte| *byte != 9), None);
+}

@@ -2,7 +2,7 @@
 
 use midplane_simhw::frame::{Frame, HEADER_BYTES};
 use midplane_simhw::hardware::Source;
-use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::id::{Incarnation, NodeId, PortId};
 use midplane_simhw::port::Status;
 use midplane_simhw::region::{RegionError, RegionRef};
 use midplane_simhw::time::Instant;
@@ -67,13 +67,16 @@ impl Outgoing {
         let (chunk, total) = (chunk(nic), self.region.length);
         let frames = total.div_ceil(chunk);
         let wanted = first.min(frames)..first.saturating_add(count).min(frames);
+        // A peer that restarts meanwhile has other accesses under the same numbers.
+        let incarnation = nic.peer_incarnation(to).unwrap_or(Incarnation::UNKNOWN);
         for index in wanted.clone() {
             let at = index * chunk;
             let part = self.region.part(at, chunk.min(total - at)).expect("within it");
             let words = [u64::from(at) | u64::from(chunk) << 32, total.into()];
             let (flags, sequence, source) = (self.flags, number, Source::Region(part));
+            let packet = Packet { incarnation, flags, sequence, words, source, ..Packet::to(to) };
             // A frame that does not leave is requested again.
-            let _ = nic.send_packet(&Packet { flags, sequence, words, source, ..Packet::to(to) });
+            let _ = nic.send_packet(&packet);
         }
         Some(wanted.len() as u64)
     }
@@ -220,6 +223,9 @@ impl Memory {
     ) -> Option<()> {
         let number = frame.header.sequence;
         if frame.header.flags & OF_READ == 0 {
+            if nic.peer_incarnation(from) != Some(frame.header.incarnation) {
+                return None;
+            }
             let incoming = self.arriving.get_mut(&(from, number))?;
             let capability = incoming.capability;
             let is_revoked = |it| self.table.check(&it, CapabilityRights::WRITE).is_err();
