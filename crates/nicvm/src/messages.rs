@@ -3,7 +3,8 @@
 //! A message goes from registered memory of one application into a posted buffer of another. A large message is cut
 //! into frames; if one frame is lost, the message is lost and its buffer takes the next one. A message that the network
 //! duplicates is delivered once, unless 64 messages of its sender lie between the copies. A message for a suspended
-//! process takes its buffer at once, and is written there when the process is resumed.
+//! process takes its buffer at once, and is written there when the process is resumed. If a message finds no buffer, it
+//! takes that of another one of which no frame has arrived for 100 ms: its sender may be down.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -12,6 +13,7 @@ use midplane_simhw::frame::{Frame, Header};
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::{Payload, RegionRef};
+use midplane_simhw::time::{Instant, nanos};
 
 use crate::admission::CONTROLLED;
 use crate::context::Context;
@@ -63,6 +65,11 @@ pub(crate) fn outgoing(command: &Command) -> Message {
 /// Default number of streams that are remembered, each of one sender and port.
 pub const DEFAULT_STREAMS: usize = 4096;
 
+/// Time without a frame after which the buffer of a partly received message may go to another message.
+const STALLED_AFTER: Duration = Duration::from_millis(100);
+/// Time between two searches for such a message.
+const SEARCH_AFTER: Duration = Duration::from_millis(10);
+
 /// Counts the service's messages and frames since it started.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct MessageCounters {
@@ -89,6 +96,8 @@ type StreamKey = (NodeId, PortId, bool);
 struct Buffer {
     /// The command that has posted it.
     command: Command,
+    /// When a frame of the message last arrived.
+    touched: Instant,
     /// Offsets and bytes that arrived while its process was suspended; at most the buffer's length.
     unwritten: Vec<(u32, Vec<u8>)>,
 }
@@ -104,6 +113,8 @@ pub struct Messages {
     unread: BTreeMap<PortId, Vec<(Buffer, Completion)>>,
     /// Messages under flow control that have begun to arrive, or found no buffer.
     arrived: u32,
+    /// When a stalled message may be searched again.
+    search_at: Instant,
     counters: MessageCounters,
 }
 
@@ -122,6 +133,7 @@ impl Messages {
             streams: Streams::new(DEFAULT_STREAMS),
             unread: BTreeMap::new(),
             arrived: 0,
+            search_at: Instant::ZERO,
             counters: MessageCounters {
                 delivered: 0,
                 without_buffer: 0,
@@ -183,7 +195,13 @@ impl Messages {
 
     /// Takes the message that a frame belongs to; `None` if the frame is void or no buffer is posted.
     #[inline]
-    fn message(&mut self, header: &Header, fragment: Fragment, length: u32) -> Option<Taken> {
+    fn message(
+        &mut self,
+        now: Instant,
+        header: &Header,
+        fragment: Fragment,
+        length: u32,
+    ) -> Option<Taken> {
         let port = header.port;
         let controlled = header.flags & CONTROLLED != 0;
         let key = (header.source, port, controlled);
@@ -214,8 +232,29 @@ impl Messages {
         // The rest of the previous message was lost: its buffer takes this one.
         self.counters.incomplete += u64::from(open.is_some());
         let buffer = open.map(|open| open.target.command).or_else(|| buffers.pop_front());
+        let buffer = buffer.or_else(|| self.take_stalled(now, port));
         self.counters.without_buffer += u64::from(buffer.is_none());
         buffer.map(Taken::New)
+    }
+
+    /// Takes the buffer of the message for `port` of which no frame has arrived for the longest time, at least
+    /// [`STALLED_AFTER`]. The rest of that message counts as lost.
+    fn take_stalled(&mut self, now: Instant, port: PortId) -> Option<Command> {
+        if now < self.search_at {
+            return None;
+        }
+        let is_stalled =
+            |open: &Assembly<Buffer>| now.nanos_since(open.target.touched) >= nanos(STALLED_AFTER);
+        let streams = self.streams.iter_mut().filter(|((_, to, _), _)| *to == port);
+        let open = streams.map(|(_, stream)| &mut stream.open);
+        let stalled = open.filter(|open| open.as_ref().is_some_and(is_stalled));
+        let longest = stalled.min_by_key(|open| open.as_ref().map(|open| open.target.touched));
+        let Some(open) = longest.and_then(Option::take) else {
+            self.search_at = now + SEARCH_AFTER;
+            return None;
+        };
+        self.counters.incomplete += 1;
+        Some(open.target.command)
     }
 
     fn keep(&mut self, header: &Header, assembly: Assembly<Buffer>) {
@@ -335,7 +374,8 @@ impl Extension for Messages {
             self.counters.malformed += 1;
             return;
         }
-        let mut assembly = match self.message(header, fragment, length) {
+        let now = nic.now();
+        let mut assembly = match self.message(now, header, fragment, length) {
             Some(Taken::New(buffer))
                 if length == fragment.total && !nic.is_suspended(header.port) =>
             {
@@ -343,7 +383,8 @@ impl Extension for Messages {
                 return self.deliver(nic, &frame.payload, buffer, &completion);
             }
             Some(Taken::New(command)) => {
-                Assembly::new(fragment, Buffer { command, unwritten: Vec::new() })
+                let buffer = Buffer { command, touched: now, unwritten: Vec::new() };
+                Assembly::new(fragment, buffer)
             }
             Some(Taken::Open(assembly)) => assembly,
             None => return,
@@ -353,6 +394,7 @@ impl Extension for Messages {
             self.keep(header, assembly);
             return;
         }
+        assembly.target.touched = now;
         let buffer = assembly.target.command;
         let completion = received(from, header.port, fragment, buffer);
         if nic.is_suspended(header.port) {

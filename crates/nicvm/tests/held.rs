@@ -93,6 +93,23 @@ fn check_buffers(number: ExtensionId, extension: impl Extension) {
 }
 
 #[test]
+fn a_message_takes_the_buffer_of_one_whose_sender_has_died() {
+    let mut harness = harness(MESSAGES, Messages::new());
+    harness.post(PORT, messages::receive(memory(PORT, 100), 5));
+    begin(&mut harness, MESSAGES, 2, (10, 30));
+    harness.pass(50_000_000);
+    begin(&mut harness, MESSAGES, 4, (10, 10));
+    assert_eq!(harness.completions(), [], "the sender may live");
+    harness.pass(150_000_000);
+    begin(&mut harness, MESSAGES, 3, (10, 10));
+    let done = harness.completions();
+    let done: Vec<_> = done.iter().map(|(_, one)| (one.node, one.cookie, one.length)).collect();
+    assert_eq!(done, [(NodeId(3), 5, 10)]);
+    let counters = harness.unit.extension::<Messages>(MESSAGES).unwrap().counters();
+    assert_eq!((counters.incomplete, counters.without_buffer), (1, 1));
+}
+
+#[test]
 fn receive_buffers_complete_when_the_message_service_is_withdrawn() {
     check_buffers(MESSAGES, Messages::new());
 }
