@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::cluster::{Cluster, RECEIVER};
+use crate::harness::{Effect, Harness, at, memory};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::coordination::{self, COORDINATION, COUNTERS, Coordination};
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION};
 use midplane_nicvm::messages::{self, MESSAGES, Messages};
 use midplane_nicvm::unit::Unit;
+use midplane_simhw::frame::Kind;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
@@ -317,4 +319,43 @@ proptest! {
     fn suspended_senders_return_their_tokens_from_new_seeds(seed: u64) {
         check_senders(seed);
     }
+}
+
+/// Returns the numbers of the messages whose frames have left since the last call, and the ports of the completions.
+fn take_left(harness: &mut Harness) -> (Vec<u32>, Vec<PortId>) {
+    let (mut numbers, mut completed) = (Vec::new(), Vec::new());
+    for effect in harness.take() {
+        match effect {
+            Effect::Sent(header) if header.kind == Kind::Data => {
+                numbers.push(header.words[0] as u32);
+            }
+            Effect::Completed(port, _) => completed.push(port),
+            _ => {}
+        }
+    }
+    (numbers, completed)
+}
+
+#[test]
+fn a_suspended_port_holds_no_messages_of_another_port() {
+    let mut unit = Unit::default();
+    unit.install(MESSAGES, Messages::new()).unwrap();
+    unit.install(SUSPENDER, Suspender).unwrap();
+    let mut harness = Harness::new(unit);
+    let (other, operator) = (PortId(1), PortId(2));
+    let suspender = |opcode| Command { extension: SUSPENDER, opcode, ..Command::default() };
+    // Two frames each, to the same port.
+    let send = |port| messages::send(NodeId(2), PortId(5), memory(port, 100_000), 1);
+    harness.hw.busy_until = at(10_000);
+    harness.post(PORT, send(PORT));
+    harness.post(other, send(other));
+    harness.post(operator, suspender(STOP));
+    assert_eq!(take_left(&mut harness), (vec![], vec![operator]));
+    harness.pass(20_000);
+    assert_eq!(take_left(&mut harness), (vec![0, 0], vec![other]));
+    harness.post(other, send(other));
+    assert_eq!(take_left(&mut harness), (vec![1, 1], vec![other]));
+    // The receiver ignores older numbers than the newest.
+    harness.post(operator, suspender(RESUME));
+    assert_eq!(take_left(&mut harness), (vec![2, 2], vec![operator, PORT]));
 }

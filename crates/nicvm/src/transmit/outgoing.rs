@@ -62,6 +62,13 @@ impl Outgoing {
         }
     }
 
+    /// Sets a message's number, unless a part of it has left.
+    pub(super) const fn set_number(&mut self, next: u32) {
+        if let Form::Message { number, sent: 0, .. } = &mut self.0 {
+            *number = next;
+        }
+    }
+
     /// Returns whether a part of it has left.
     pub(super) const fn has_begun(&self) -> bool {
         matches!(&self.0, Form::Message { sent: 1.., .. })

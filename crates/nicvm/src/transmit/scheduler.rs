@@ -19,7 +19,7 @@ use crate::extension::TransmitEvent;
 use crate::planted::{self, Bug};
 
 pub(crate) use waiting::WaitingPacket;
-use waiting::{packet_length, report_end};
+use waiting::{bring_forward, packet_length, report_end};
 
 /// Frames that one pump may hand over, so that a turn's work is bounded.
 const FRAMES_PER_PUMP: usize = 64;
@@ -140,11 +140,8 @@ impl Transmit {
     }
 
     pub(crate) fn enqueue(&mut self, message: Message) {
-        // Its number follows those of the messages that were sent directly before it.
-        self.commit();
-        let number = self.next_number;
-        self.next_number = number.wrapping_add(1);
-        self.flows.push(key_of(&message), Outgoing::message(message, number));
+        // It gets its number when it begins to leave.
+        self.push(key_of(&message), Outgoing::message(message, 0));
     }
 
     /// Returns whether nothing waits, and no event is left.
@@ -272,17 +269,18 @@ impl Transmit {
     fn attempt(&mut self, hw: &mut dyn Hardware, at: usize) -> Result<(), Instant> {
         let queue = self.flows.queue(at);
         let key = queue.key;
-        let Some(outgoing) = queue.waiting.front() else {
+        if queue.waiting.is_empty() {
             self.flows.rotate();
             return Ok(());
-        };
-        if outgoing.owner().is_some_and(|owner| self.stopped.contains(&owner)) {
+        }
+        let Some(outgoing) = bring_forward(&self.stopped, &mut queue.waiting) else {
             self.flows.hold(Instant::FAR_FUTURE);
             if key.controlled && self.gate.allowance(key.node) > 0 {
                 self.report_if_drained(hw, key.node);
             }
             return Ok(());
-        }
+        };
+        outgoing.set_number(self.next_number);
         let (header, is_first) = (outgoing.next_header(hw), !outgoing.has_begun());
         if key.controlled && self.gate.expire(hw.now(), key.node) {
             self.report_if_drained(hw, key.node);
@@ -321,6 +319,7 @@ impl Transmit {
         let queue = self.flows.queue(at);
         let Some(outgoing) = queue.waiting.front_mut() else { return Ok(()) };
         let is_first = !outgoing.has_begun();
+        let is_new_message = is_first && !outgoing.is_packet();
         hw.charge(TRANSMIT_INSTRUCTIONS);
         let (status, leaves) = match hw.transmit(header, outgoing.next_source(header.length)) {
             Ok(leaves) => (Status::Done, leaves),
@@ -346,6 +345,7 @@ impl Transmit {
         }
         self.flows.rotate();
         if status == Status::Done {
+            self.next_number = self.next_number.wrapping_add(is_new_message.into());
             self.on_sent(hw, header, is_first, leaves);
         }
         if header.flags & crate::admission::CONTROLLED != 0 {
@@ -374,10 +374,9 @@ impl Transmit {
         let mtu = hw.mtu_to(destination) as u32;
         let passes = |outgoing: &Outgoing| {
             let bytes = u64::from(outgoing.next_length(mtu)) + HEADER_BYTES as u64;
-            let has_room = self.gate.has_room(destination, bytes, !outgoing.has_begun());
-            has_room && !self.is_parked(outgoing)
+            self.gate.has_room(destination, bytes, !outgoing.has_begun())
         };
-        if self.flows.to(destination, true).any(|queue| queue.waiting.front().is_some_and(passes)) {
+        if self.flows.to(destination, true).any(|queue| self.next_in(queue).is_some_and(passes)) {
             return;
         }
         let (begins, leaves) = self.gate.drain(destination).unwrap_or_else(|| (hw.now(), hw.now()));

@@ -39,11 +39,24 @@ impl Transmit {
             self.dropped += 1;
             return;
         }
-        self.flows.push(packet.key, packet.outgoing);
+        self.push(packet.key, packet.outgoing);
+    }
+
+    /// Queues an entry. Its flow may be held because only messages of suspended ports waited.
+    pub(super) fn push(&mut self, key: Key, outgoing: Outgoing) {
+        self.flows.push(key, outgoing);
+        if !self.stopped.is_empty() {
+            self.flows.recheck();
+        }
     }
 
     pub(super) fn is_parked(&self, outgoing: &Outgoing) -> bool {
-        outgoing.owner().is_some_and(|owner| self.stopped.contains(&owner))
+        belongs_to(&self.stopped, outgoing)
+    }
+
+    /// Returns the entry of a flow that leaves next; `None` if it waits for suspended ports.
+    pub(super) fn next_in<'a>(&self, queue: &'a Queue) -> Option<&'a Outgoing> {
+        next_of(&self.stopped, &queue.waiting).map(|at| &queue.waiting[at])
     }
 
     /// Suspends a port: its messages wait, its packets are withdrawn.
@@ -64,6 +77,7 @@ impl Transmit {
                 !its || !outgoing.is_packet()
             });
         });
+        self.flows.recheck();
         // Returns the allowance that was granted for it.
         for node in parked {
             if self.gate.allowance(node) > 0 {
@@ -76,8 +90,7 @@ impl Transmit {
 
     /// Returns whether a frame under flow control waits for `node` that the gate could let through.
     fn has_moving(&self, node: NodeId) -> bool {
-        let first = |queue: &Queue| queue.waiting.front().is_some_and(|it| !self.is_parked(it));
-        self.flows.to(node, true).any(first)
+        self.flows.to(node, true).any(|queue| self.next_in(queue).is_some())
     }
 
     /// Resumes a port: its waiting messages may leave again.
@@ -94,8 +107,7 @@ impl Transmit {
         limit: BacklogLimit,
     ) -> Option<Backlog> {
         let mut backlog = Backlog { bytes: 0, messages: 0 };
-        let moving =
-            |queue: &&Queue| queue.waiting.front().is_some_and(|first| !self.is_parked(first));
+        let moving = |queue: &&Queue| self.next_in(queue).is_some();
         for queue in self.flows.to(destination, true).filter(moving) {
             for outgoing in queue.waiting.iter().filter(|it| !self.is_parked(it)) {
                 let is_new = !outgoing.has_begun();
@@ -181,6 +193,32 @@ pub(crate) struct Waiting {
 pub(crate) struct WaitingPacket {
     key: Key,
     outgoing: Outgoing,
+}
+
+/// Returns whether an entry belongs to one of these ports.
+fn belongs_to(ports: &BTreeSet<PortId>, outgoing: &Outgoing) -> bool {
+    outgoing.owner().is_some_and(|owner| ports.contains(&owner))
+}
+
+/// Returns the index of the entry that leaves next: the first that does not belong to a suspended port. A message of
+/// which a part has left stays the first, because its receiver assembles one message of a flow at a time.
+fn next_of(stopped: &BTreeSet<PortId>, waiting: &VecDeque<Outgoing>) -> Option<usize> {
+    let candidates = if waiting.front()?.has_begun() { 1 } else { waiting.len() };
+    waiting.iter().take(candidates).position(|outgoing| !belongs_to(stopped, outgoing))
+}
+
+/// Moves the entry that leaves next to the front, and returns it.
+pub(super) fn bring_forward<'a>(
+    stopped: &BTreeSet<PortId>,
+    waiting: &'a mut VecDeque<Outgoing>,
+) -> Option<&'a mut Outgoing> {
+    let next = next_of(stopped, waiting)?;
+    if next > 0
+        && let Some(outgoing) = waiting.remove(next)
+    {
+        waiting.push_front(outgoing);
+    }
+    waiting.front_mut()
 }
 
 pub(super) fn packet_length(
