@@ -16,7 +16,9 @@ const TO: Address = Address { extension: MEMORY, epoch: Epoch::FIRST };
 /// First byte of a message that begins a large write, and of one that reports all its frames as sent.
 const WRITE_MANY: u8 = 0x13;
 const SENT: u8 = 0x30;
-/// First byte of a message that carries a small write, and of one that requests frames of a large write again.
+/// First byte of a message that requests a read, of one that carries a small write, and of one that requests frames of
+/// a large write again.
+const READ: u8 = 0x11;
 const WRITE: u8 = 0x12;
 const LACKING: u8 = 0x40;
 
@@ -157,4 +159,20 @@ fn a_large_write_that_its_requester_has_ended_is_forgotten() {
         peer.send(&mut harness, TO, &sent);
     }
     assert_eq!(arriving(&harness), 0);
+}
+
+/// The requester requests the other frames later.
+#[test]
+fn a_read_of_much_memory_sends_a_bounded_number_of_frames_at_once() {
+    let mut unit = Unit::default();
+    unit.install(MEMORY, Memory::new()).unwrap();
+    let mut harness = Harness::new(unit);
+    harness.post(PortId(0), space::grant(memory(PortId(0), 1 << 30), CapabilityRights::READ, 1));
+    let given = space::granted(&harness.completions()[0].1);
+    let mut message = vec![READ];
+    message.extend(3_u32.to_le_bytes());
+    message.extend(given.to_words().iter().flat_map(|word| word.to_le_bytes()));
+    let effects = Peer::new(PEER).send(&mut harness, TO, &message);
+    let is_frame = |e: &&Effect| matches!(e, Effect::Sent(h) if h.kind == Kind::Data);
+    assert_eq!(effects.iter().filter(is_frame).count(), 65_536);
 }

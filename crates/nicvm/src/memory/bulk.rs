@@ -32,6 +32,9 @@ const MAX_RUNS: usize = 16;
 /// Frames, from the first missing one on, among which missing frames are searched at once.
 const MAX_SEARCHED: usize = 1 << 16;
 
+/// Most frames that are sent at once: 256 MiB. The receiver requests the others as it requests lost ones.
+const MAX_SENT: u32 = 1 << 16;
+
 /// Returns the bytes of the frames that this NIC sends.
 fn chunk(nic: &Context<'_>) -> u32 {
     CHUNK.min(nic.mtu_bytes() as u32 - HEADER_BYTES as u32)
@@ -49,12 +52,13 @@ impl Outgoing {
         Self { region, flags }
     }
 
+    /// Sends all frames; of more than [`MAX_SENT`], the first ones.
     pub(super) fn send_all(&self, nic: &mut Context<'_>, to: NodeId, number: u32) -> Option<u64> {
         self.send(nic, to, number, 0, u32::MAX)
     }
 
-    /// Sends up to `count` frames, from `first` on. Returns how many it sent, or `None` if the memory is not registered
-    /// any more.
+    /// Sends up to `count` frames, from `first` on, and at most [`MAX_SENT`]. Returns how many it sent, or `None` if the
+    /// memory is not registered any more.
     pub(super) fn send(
         &self,
         nic: &mut Context<'_>,
@@ -66,7 +70,8 @@ impl Outgoing {
         nic.read(self.region).ok()?;
         let (chunk, total) = (chunk(nic), self.region.length);
         let frames = total.div_ceil(chunk);
-        let wanted = first.min(frames)..first.saturating_add(count).min(frames);
+        let end = first.saturating_add(count.min(MAX_SENT)).min(frames);
+        let wanted = first.min(frames)..end;
         // A peer that restarts meanwhile has other accesses under the same numbers.
         let incarnation = nic.peer_incarnation(to).unwrap_or(Incarnation::UNKNOWN);
         for index in wanted.clone() {
