@@ -71,8 +71,8 @@ pub enum InitError {
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum UnitEvent {
-    /// A handler panicked; the extension is quarantined.
-    Trapped(ExtensionId),
+    /// A handler of this version panicked; the extension is quarantined.
+    Trapped(ExtensionId, Epoch),
     /// This version runs from now on.
     Replaced(ExtensionId, Epoch),
     /// The new version could not start; the old one still runs.

@@ -266,6 +266,11 @@ impl Installer {
         Some(())
     }
 
+    /// Returns whether this version runs under a number, or is about to.
+    fn runs(&self, number: ExtensionId, epoch: Epoch) -> bool {
+        self.versions.get(&number).is_some_and(|version| version.epoch == epoch)
+    }
+
     /// Answers a member's query about the outcome of a change.
     fn on_query(&mut self, nic: &mut Context<'_>, from: NodeId, id: ChangeId) {
         let is_here = self.of(id).is_some();
@@ -443,8 +448,11 @@ impl Extension for Installer {
 
     fn on_unit(&mut self, nic: &mut Context<'_>, event: &UnitEvent) {
         match event {
-            UnitEvent::Trapped(number) => {
-                self.on_failure(nic, *number);
+            UnitEvent::Trapped(number, epoch) => {
+                // The version that replaces it, if that is another one, has not failed.
+                if self.runs(*number, *epoch) {
+                    self.on_failure(nic, *number);
+                }
             }
             UnitEvent::NotReplaced(number, epoch, _) => self.on_not_replaced(nic, *number, *epoch),
             UnitEvent::Replaced(..) | UnitEvent::Withdrawn(_) => {}

@@ -269,7 +269,7 @@ impl Unit {
         if matches!(failure, Failure::Trapped) {
             services.counters[number.index()].traps += 1;
             self.counters.traps += 1;
-            self.events.push_back(UnitEvent::Trapped(number));
+            self.events.push_back(UnitEvent::Trapped(number, epoch));
         }
         self.take_down(hw, number);
         Err(failure)

@@ -222,7 +222,7 @@ fn a_version_that_does_not_start_changes_nothing() {
 fn a_version_that_failed_is_replaced_without_its_state() {
     let mut stage = Stage::new(|log| vec![(Epoch(1), Version::new("two", log))]);
     stage.harness.post(PORT, command(MINE, TRAP));
-    assert_eq!(stage.take(), ["Trapped(ExtensionId(16))"]);
+    assert_eq!(stage.take(), ["Trapped(ExtensionId(16), Epoch(0))"]);
     assert_eq!(stage.harness.unit.epoch(MINE), None);
     stage.change();
     assert_eq!(stage.take(), ["Replaced(ExtensionId(16), Epoch(1))"]);

@@ -140,7 +140,7 @@ impl UnitServices {
                 }
                 Effect::Arrived(port) => self.note_arrival(port),
                 Effect::Install(admission) => {
-                    self.transmit.install(extension, admission);
+                    self.transmit.install(extension, epoch, admission);
                     self.port_events.push_back(PortEvent::Admission);
                 }
                 Effect::Admission(update) => self.transmit.update(now, extension, update),

@@ -71,8 +71,7 @@ impl Installer {
         number: ExtensionId,
         epoch: Epoch,
     ) {
-        let is_current = self.versions.get(&number).is_some_and(|version| version.epoch == epoch);
-        if is_current && !self.on_failure(nic, number) {
+        if self.runs(number, epoch) && !self.on_failure(nic, number) {
             nic.withdraw(number);
         }
     }

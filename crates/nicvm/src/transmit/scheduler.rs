@@ -15,7 +15,7 @@ use super::flows::{Flows, Key};
 use super::outgoing::{Outgoing, packet_header};
 use super::{Message, Packet, Sending, Sent};
 use crate::admission::{Admission, AdmissionUpdate, Gate, Verdict};
-use crate::extension::TransmitEvent;
+use crate::extension::{Epoch, TransmitEvent};
 use crate::planted::{self, Bug};
 
 pub(crate) use waiting::WaitingPacket;
@@ -33,13 +33,14 @@ pub(crate) enum News {
     Gate(TransmitEvent),
     /// For the extension that sent the packet.
     Sent(ExtensionId, Sent),
-    /// For the unit: this extension's admission has panicked.
-    Trapped(ExtensionId),
+    /// For the unit: the admission of this version of an extension has panicked.
+    Trapped(ExtensionId, Epoch),
 }
 
 struct Installed {
-    /// The extension that updates it.
+    /// The extension that updates it, and its version.
     owner: ExtensionId,
+    epoch: Epoch,
     admission: Box<dyn Admission>,
 }
 
@@ -84,8 +85,13 @@ struct Answer {
 }
 
 impl Transmit {
-    pub(crate) fn install(&mut self, owner: ExtensionId, admission: Box<dyn Admission>) {
-        self.admissions.push(Installed { owner, admission });
+    pub(crate) fn install(
+        &mut self,
+        owner: ExtensionId,
+        epoch: Epoch,
+        admission: Box<dyn Admission>,
+    ) {
+        self.admissions.push(Installed { owner, epoch, admission });
     }
 
     /// Removes an extension's admission; the frames that it held are checked again.
@@ -106,7 +112,7 @@ impl Transmit {
         for installed in self.admissions.iter_mut().filter(|a| a.owner == owner) {
             let steer = AssertUnwindSafe(|| installed.admission.update(now, update));
             if catch_unwind(steer).is_err() {
-                self.news.push_back(News::Trapped(owner));
+                self.news.push_back(News::Trapped(owner, installed.epoch));
             }
         }
         self.flows.recheck();
@@ -305,10 +311,10 @@ impl Transmit {
     fn ask(&mut self, now: Instant, header: &Header, is_first: bool) -> Answer {
         let by_gate = !self.gate.admits(header, is_first);
         let mut verdict = if by_gate { Verdict::Hold } else { Verdict::Now };
-        for Installed { owner, admission } in &self.admissions {
+        for Installed { owner, epoch, admission } in &self.admissions {
             let said = catch_unwind(AssertUnwindSafe(|| admission.admit(now, header)));
             verdict = verdict.and(said.unwrap_or_else(|_| {
-                self.news.push_back(News::Trapped(*owner));
+                self.news.push_back(News::Trapped(*owner, *epoch));
                 Verdict::Hold
             }));
         }
@@ -361,10 +367,10 @@ impl Transmit {
         let on_line = hw.line_rate().nanos_for(hw.wire_bytes(usize::from(header.length)).into());
         let begins = Instant::from_nanos(leaves.as_nanos().saturating_sub(on_line));
         self.gate.on_frame(header, is_first, (begins, leaves));
-        for Installed { owner, admission } in &mut self.admissions {
+        for Installed { owner, epoch, admission } in &mut self.admissions {
             let told = catch_unwind(AssertUnwindSafe(|| admission.on_sent(now, header, leaves)));
             if told.is_err() {
-                self.news.push_back(News::Trapped(*owner));
+                self.news.push_back(News::Trapped(*owner, *epoch));
             }
         }
     }

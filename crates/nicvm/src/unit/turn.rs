@@ -86,10 +86,12 @@ impl Unit {
                 let _ = self
                     .run(hw, number, Handler::Other, |extension, nic| extension.on_sent(nic, sent));
             }
-            News::Trapped(number) => {
+            News::Trapped(number, epoch) => {
                 self.counters.traps += 1;
-                self.events.push_back(UnitEvent::Trapped(number));
-                self.take_down(hw, number);
+                self.events.push_back(UnitEvent::Trapped(number, epoch));
+                if self.epoch(number) == Some(epoch) {
+                    self.take_down(hw, number);
+                }
             }
         }
     }

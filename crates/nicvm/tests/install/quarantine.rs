@@ -1,15 +1,20 @@
 //! Extensions that were taken down on all members stay down until another version is installed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use midplane_nicvm::extension::Epoch;
-use midplane_nicvm::install::{self, LIST, Listed, MAX_MODULE, Policy, QUARANTINE, ROLL_BACK};
+use midplane_nicvm::extension::{Epoch, Extension};
+use midplane_nicvm::install::{
+    self, INSTALLER, Installer, LIST, Listed, MAX_MODULE, Policy, QUARANTINE, ROLL_BACK,
+};
+use midplane_nicvm::unit::Unit;
 use midplane_simhw::host::Host;
-use midplane_simhw::id::{ExtensionId, NodeId};
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Status};
 
-use super::cluster::Cluster;
-use super::tally::{FAIL, TALLY};
+use super::cluster::{Cluster, silence_panics};
+use super::tally::{FAIL, TALLY, Tally};
+use crate::harness::{Harness, command, memory};
 
 /// Returns the only entry of a node's list of extensions.
 fn listed(cluster: &mut Cluster, node: u16) -> Listed {
@@ -108,4 +113,28 @@ fn a_version_that_was_taken_down_can_be_rolled_back() {
     assert_eq!(cluster.versions(), [None; 3]);
     assert_eq!(cluster.about(2, ROLL_BACK).status, Status::Done);
     cluster.assert_all_run(3);
+}
+
+#[test]
+fn the_failure_of_a_version_is_not_that_of_its_successor() {
+    silence_panics();
+    let port = PortId(0);
+    let loader = |_: &[u8]| {
+        let (label, nodes, held, seen) = (b'A', 1, Vec::new(), Arc::default());
+        let tally = Tally { label, nodes, chatty: false, sent: 0, held, handled: 0, seen };
+        Ok(Box::new(tally) as Box<dyn Extension>)
+    };
+    let mut unit = Unit::default();
+    unit.install(INSTALLER, Installer::new(vec![NodeId(1)], loader)).unwrap();
+    let mut harness = Harness::new(unit);
+    let install = install::install(TALLY, Policy::Deactivate, memory(port, 10), 1);
+    harness.post(port, install);
+    assert_eq!(harness.unit.epoch(TALLY), Some(Epoch(1)));
+    // Both commands are handled before the unit runs the next version.
+    harness.hw.commands.push_back((port, install));
+    harness.post(port, command(TALLY, FAIL));
+    assert_eq!(harness.unit.epoch(TALLY), Some(Epoch(2)));
+    assert_eq!(harness.unit.extension_counters(TALLY).unwrap().traps, 1);
+    let counters = harness.unit.extension::<Installer>(INSTALLER).unwrap().counters();
+    assert_eq!((counters.committed, counters.reports), (2, 0));
 }
