@@ -256,7 +256,8 @@ impl Context<'_> {
             self.services.transmit.on_sent_directly(at);
             return Ok(Sending::Now(at));
         }
-        let waiting = Transmit::waiting(self.hw, self.extension, packet)?;
+        let sender = (self.extension, self.epoch);
+        let waiting = Transmit::waiting(self.hw, sender, packet)?;
         self.services.effects.push(Effect::SendPacket(waiting));
         Ok(Sending::Queued)
     }

@@ -142,7 +142,8 @@ pub trait Extension: Any + Send {
     /// Handles a timeout that has passed; never called early.
     fn on_timeout(&mut self, _nic: &mut Context<'_>, _timeout: TimeoutId) {}
 
-    /// Handles the report that a [`Context::fence`] with this token asked for: all writes before it are in memory.
+    /// Handles the report that a [`Context::fence`] of this version with this token asked for: all writes before it are
+    /// in memory.
     fn on_written(&mut self, _nic: &mut Context<'_>, _token: u64) {}
 
     /// Handles the closing of a port by its local application: memory registered through it has no owner, and its
@@ -202,7 +203,7 @@ pub trait Extension: Any + Send {
     /// controller.
     fn on_transmit(&mut self, _nic: &mut Context<'_>, _news: TransmitEvent) {}
 
-    /// Handles the end of a packet that had to wait and has a token: it has left, or never will.
+    /// Handles the end of a packet of this version that had to wait and has a token: it has left, or never will.
     fn on_sent(&mut self, _nic: &mut Context<'_>, _sent: Sent) {}
 
     /// Deactivates the extension: returns credits, grants and commands that others wait for. Called once, as the last

@@ -287,6 +287,7 @@ impl Unit {
         }
         let services = self.services.as_mut().expect("the unit has started");
         services.timeouts.cancel_all(number);
+        services.fences.retain(|(_, of, ..)| *of != number);
         if services.transmit.has_admission(number) {
             services.transmit.uninstall(number);
             services.port_events.push_back(PortEvent::Admission);

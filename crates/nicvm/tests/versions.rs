@@ -10,8 +10,10 @@ use midplane_nicvm::extension::{
     Epoch, Extension, FIRST_USER_EXTENSION, ImportError, InitError, TimeoutId, UnitEvent,
 };
 use midplane_nicvm::timeout::Service;
+use midplane_nicvm::transmit::{Packet, Sent};
 use midplane_nicvm::unit::{DRAIN, Unit};
-use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::hardware::Firmware;
+use midplane_simhw::id::{DmaId, ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 
 const MINE: ExtensionId = FIRST_USER_EXTENSION;
@@ -22,6 +24,8 @@ const HOLD: u8 = 1;
 const TO_ITSELF: u8 = 2;
 const TRAP: u8 = 3;
 const FORWARD: u8 = 4;
+/// Sends a packet with a token, and asks for the end of writes.
+const SEND: u8 = 5;
 
 type Log = Arc<Mutex<Vec<String>>>;
 
@@ -59,6 +63,10 @@ impl Extension for Version {
             HOLD => self.held.push(command),
             TO_ITSELF => nic.send_control(nic.node(), b"own").unwrap(),
             TRAP => panic!("on purpose"),
+            SEND => {
+                nic.send_packet(&Packet { token: Some(7), ..Packet::to(PEER) }).unwrap();
+                nic.fence(8);
+            }
             _ => nic.complete(command.region.port, &Completion::default()),
         }
         self.note("command");
@@ -75,6 +83,14 @@ impl Extension for Version {
 
     fn on_timeout(&mut self, _: &mut Context<'_>, timeout: TimeoutId) {
         self.note(&format!("timeout {}", timeout.0));
+    }
+
+    fn on_sent(&mut self, _: &mut Context<'_>, sent: Sent) {
+        self.note(&format!("sent {}", sent.token));
+    }
+
+    fn on_written(&mut self, _: &mut Context<'_>, token: u64) {
+        self.note(&format!("wrote {token}"));
     }
 
     fn export(&mut self) -> Option<Vec<u8>> {
@@ -187,6 +203,24 @@ fn state_passes_to_the_next_version_and_each_handles_its_own_messages() {
     assert_eq!(stage.take(), ["two timeout 0", "two timeout 1", "one deactivated"]);
     let statuses: Vec<_> = stage.harness.completions().into_iter().map(|(_, c)| c.status).collect();
     assert_eq!(statuses, [Status::Cancelled]);
+}
+
+#[test]
+fn a_version_receives_no_reports_with_the_tokens_of_the_one_before() {
+    let mut stage = Stage::new(|log| vec![(Epoch(1), Version::new("two", log))]);
+    stage.harness.hw.fence = Some(DmaId(3));
+    for replaces in [true, false] {
+        stage.harness.hw.busy_until = stage.harness.hw.now.plus_nanos(100);
+        stage.harness.post(PORT, command(MINE, SEND));
+        if replaces {
+            stage.change();
+        }
+        stage.take();
+        stage.harness.pass(200);
+        stage.harness.turn(|unit, hw| unit.on_dma_done(hw, DmaId(3)));
+        let reports = if replaces { vec![] } else { vec!["two sent 7", "two wrote 8"] };
+        assert_eq!(stage.take(), reports);
+    }
 }
 
 #[test]

@@ -75,8 +75,8 @@ pub(crate) struct UnitServices {
     pub(crate) counters: Box<[ExtensionCounters; 256]>,
     /// Suspended ports.
     pub(crate) stopped: BTreeMap<PortId, Suspension>,
-    /// Fences that have not ended, with the extensions that asked for them and their tokens, in order.
-    pub(crate) fences: VecDeque<(DmaId, ExtensionId, u64)>,
+    /// Fences that have not ended, with the versions of extensions that asked for them and their tokens, in order.
+    pub(crate) fences: VecDeque<(DmaId, ExtensionId, Epoch, u64)>,
     /// Events of ports and admissions that extensions are not yet notified of.
     pub(crate) port_events: VecDeque<PortEvent>,
 }
@@ -163,7 +163,9 @@ impl UnitServices {
                 Effect::Steer => self.gate_controller = Some(extension),
                 Effect::Local(own) => self.own.push_back((extension, own)),
                 Effect::Change(change) => self.changes.push_back(change),
-                Effect::Fence { dma, token } => self.fences.push_back((dma, extension, token)),
+                Effect::Fence { dma, token } => {
+                    self.fences.push_back((dma, extension, epoch, token));
+                }
             }
             self.needs_turn_end = true;
         }

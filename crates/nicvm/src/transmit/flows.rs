@@ -215,6 +215,7 @@ mod tests {
 
     use super::super::Packet;
     use super::*;
+    use crate::extension::Epoch;
 
     #[derive(Clone, Debug)]
     enum Op {
@@ -259,7 +260,7 @@ mod tests {
                         let bytes = vec![0; bytes];
                         let source = Source::Bytes(Payload::from(&bytes[..]));
                         let packet = Packet { source, ..Packet::to(node) };
-                        flows.push(key, Outgoing::packet(Header::default(), &packet));
+                        flows.push(key, Outgoing::packet(Header::default(), Epoch::FIRST, &packet));
                     }
                     Op::Pop => if let Some(at) = flows.first() {
                         flows.pop(at);

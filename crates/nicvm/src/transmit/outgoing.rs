@@ -8,6 +8,7 @@ use midplane_simhw::region::{Payload, RegionRef};
 
 use super::{Fragment, Message, Packet};
 use crate::admission::CONTROLLED;
+use crate::extension::Epoch;
 
 /// A packet's bytes while it waits.
 #[derive(Debug)]
@@ -18,8 +19,19 @@ enum Bytes {
 
 #[derive(Debug)]
 enum Form {
-    Message { message: Message, number: u32, sent: u32 },
-    Packet { header: Header, bytes: Bytes, token: Option<u64>, owner: Option<PortId> },
+    Message {
+        message: Message,
+        number: u32,
+        sent: u32,
+    },
+    /// `epoch`: the version of its extension.
+    Packet {
+        header: Header,
+        epoch: Epoch,
+        bytes: Bytes,
+        token: Option<u64>,
+        owner: Option<PortId>,
+    },
 }
 
 /// An entry of a flow's queue.
@@ -31,12 +43,12 @@ impl Outgoing {
         Self(Form::Message { message, number, sent: 0 })
     }
 
-    pub(super) fn packet(header: Header, packet: &Packet<'_>) -> Self {
+    pub(super) fn packet(header: Header, epoch: Epoch, packet: &Packet<'_>) -> Self {
         let bytes = match packet.source {
             Source::Region(region) => Bytes::Region(region),
             Source::Bytes(payload) => Bytes::Copied(payload.to_vec().into_boxed_slice()),
         };
-        Self(Form::Packet { header, bytes, token: packet.token, owner: packet.owner })
+        Self(Form::Packet { header, epoch, bytes, token: packet.token, owner: packet.owner })
     }
 
     /// Returns the bytes of the NIC's memory that a packet takes. Returns 0 for a message: it takes as much as its
@@ -181,11 +193,13 @@ impl Outgoing {
         }
     }
 
-    /// Returns the extension to notify of its end, and the token for it.
-    pub(super) fn token(&self) -> Option<(ExtensionId, u64)> {
+    /// Returns the version of the extension to notify of its end, and the token for it.
+    pub(super) fn token(&self) -> Option<(ExtensionId, Epoch, u64)> {
         match &self.0 {
             Form::Message { .. } => None,
-            Form::Packet { header, token, .. } => token.map(|token| (header.extension, token)),
+            Form::Packet { header, epoch, token, .. } => {
+                token.map(|token| (header.extension, *epoch, token))
+            }
         }
     }
 }

@@ -31,8 +31,8 @@ pub(crate) const TRANSMIT_INSTRUCTIONS: u64 = 40;
 pub(crate) enum News {
     /// For the gate's controller.
     Gate(TransmitEvent),
-    /// For the extension that sent the packet.
-    Sent(ExtensionId, Sent),
+    /// For the version of the extension that sent the packet.
+    Sent(ExtensionId, Epoch, Sent),
     /// For the unit: the admission of this version of an extension has panicked.
     Trapped(ExtensionId, Epoch),
 }

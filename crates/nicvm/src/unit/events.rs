@@ -101,7 +101,9 @@ impl Firmware for Unit {
     fn on_dma_done(&mut self, hw: &mut impl Hardware, dma: DmaId) {
         let services = self.services.as_mut().expect("the unit has started");
         let at = services.fences.iter().position(|(ended, ..)| *ended == dma);
-        if let Some((_, number, token)) = at.and_then(|at| services.fences.remove(at)) {
+        if let Some((_, number, epoch, token)) = at.and_then(|at| services.fences.remove(at))
+            && self.epoch(number) == Some(epoch)
+        {
             let _ = self.run(hw, number, Handler::Other, |extension, nic| {
                 extension.on_written(nic, token);
             });

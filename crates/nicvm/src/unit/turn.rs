@@ -82,7 +82,9 @@ impl Unit {
     pub(super) fn on_news(&mut self, hw: &mut dyn Hardware, news: News) {
         match news {
             News::Gate(news) => self.on_gate_news(hw, news),
-            News::Sent(number, sent) => {
+            // The version that replaces the sender does not know its tokens.
+            News::Sent(number, epoch, _) if self.epoch(number) != Some(epoch) => {}
+            News::Sent(number, _, sent) => {
                 let _ = self
                     .run(hw, number, Handler::Other, |extension, nic| extension.on_sent(nic, sent));
             }

@@ -32,6 +32,8 @@ pub(crate) struct RecordingHardware {
     pub(crate) busy_until: Instant,
     /// A node that has no room for frames.
     pub(crate) full: Option<NodeId>,
+    /// The number of each fence, if writes take time.
+    pub(crate) fence: Option<DmaId>,
     incarnation: Incarnation,
     staged: Vec<Effect>,
     staged_alarms: Vec<(TimerId, Instant)>,
@@ -112,6 +114,10 @@ impl Hardware for RecordingHardware {
         Ok(DmaId(0))
     }
 
+    fn fence(&mut self) -> Option<DmaId> {
+        self.fence
+    }
+
     fn next_command(&mut self, port: PortId) -> Option<Command> {
         let at = self.commands.iter().position(|(of, _)| *of == port)?;
         self.commands.remove(at).map(|(_, command)| command)
@@ -153,6 +159,7 @@ impl Harness {
             done: Vec::new(),
             busy_until: Instant::ZERO,
             full: None,
+            fence: None,
             incarnation,
             staged: Vec::new(),
             staged_alarms: Vec::new(),

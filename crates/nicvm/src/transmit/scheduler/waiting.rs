@@ -12,19 +12,20 @@ use super::super::flows::{Key, Queue};
 use super::super::outgoing::{Outgoing, packet_header};
 use super::super::{Backlog, BacklogLimit, Packet, Sent};
 use super::{News, Transmit, flow_of};
+use crate::extension::Epoch;
 
 impl Transmit {
     /// Prepares a packet for waiting in its flow.
     pub(crate) fn waiting(
         hw: &dyn Hardware,
-        extension: ExtensionId,
+        (extension, epoch): (ExtensionId, Epoch),
         packet: &Packet<'_>,
     ) -> Result<WaitingPacket, TransmitRefused> {
         let length = packet_length(hw, packet)?;
         let header = packet_header(hw, extension, packet, length);
         Ok(WaitingPacket {
             key: flow_of(extension, packet),
-            outgoing: Outgoing::packet(header, packet),
+            outgoing: Outgoing::packet(header, epoch, packet),
         })
     }
 
@@ -242,7 +243,7 @@ pub(super) fn report_end(
     status: Status,
     leaves: Instant,
 ) {
-    if let Some((extension, token)) = outgoing.token() {
-        news.push_back(News::Sent(extension, Sent { token, status, leaves }));
+    if let Some((extension, epoch, token)) = outgoing.token() {
+        news.push_back(News::Sent(extension, epoch, Sent { token, status, leaves }));
     }
 }
