@@ -33,8 +33,8 @@
 //! The part of the body between two awaits is one handler: its effects are carried out together when the body awaits
 //! again, and dropped if it panics. After a panic, the commands that the body holds complete with an error. Events that
 //! arrive while the body awaits something else are kept in the extension's [`Heap`](crate::heap::Heap). Data frames that
-//! the body does not await take at most half of it, and further ones are dropped. Of the events of one peer, only the
-//! newest loss and what follows it are kept.
+//! the body does not await take at most half of it, and further ones are dropped. The events of peers take none of it: of
+//! those of one peer, only the newest loss and what follows it are kept.
 //!
 //! The body may await any future, including other crates' combinators, if this [`Nic`] wakes it. A wake-up by another
 //! thread of the process takes effect at the unit's next event.
@@ -54,6 +54,7 @@ use midplane_simhw::port::{Command, Status};
 
 use crate::context::Context;
 use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
+use crate::heap::Heap;
 use crate::timeout::Service;
 use nic::{Kept, Kind};
 
@@ -85,6 +86,8 @@ pub struct Thread {
     nic: Nic,
     body: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     flag: Arc<Flag>,
+    /// The memory of the events of peers: at most two for each peer.
+    peers: Heap,
 }
 
 impl std::fmt::Debug for Thread {
@@ -101,7 +104,7 @@ impl Thread {
     {
         let nic = Nic::default();
         let flag = Arc::new(Flag(AtomicBool::new(true)));
-        Self { body: Some(Box::pin(body(nic.clone()))), nic, flag }
+        Self { body: Some(Box::pin(body(nic.clone()))), nic, flag, peers: Heap::new(usize::MAX) }
     }
 
     /// Runs one handler: resumes the body until it awaits an event that has not arrived.
@@ -145,7 +148,8 @@ impl Thread {
 
     /// Keeps an event for the body and resumes it. Returns `false` if the heap has no room.
     fn keep(&mut self, nic: &mut Context<'_>, kind: Kind, bytes: &[u8]) -> bool {
-        let Ok(bytes) = nic.heap().copy(bytes) else { return false };
+        let heap = if matches!(kind, Kind::Peer(_)) { &self.peers } else { nic.heap() };
+        let Ok(bytes) = heap.copy(bytes) else { return false };
         self.nic.shared().kept.push_back(Kept { kind, bytes });
         self.nic.wake();
         self.run(nic);
@@ -204,11 +208,7 @@ impl Extension for Thread {
         if !matches!(event, PeerEvent::Up(..)) {
             self.nic.shared().forget_older(event);
         }
-        let kept = self.keep(nic, Kind::Peer(event), &[]);
-        assert!(
-            kept,
-            "the heap is full: the body takes no events, and a peer event must not be lost"
-        );
+        self.keep(nic, Kind::Peer(event), &[]);
     }
 
     fn outstanding_commands(&mut self) -> Vec<Command> {

@@ -260,12 +260,20 @@ fn frames_that_the_body_does_not_await_leave_room_for_other_events() {
 
 #[test]
 fn of_a_peers_events_that_the_body_does_not_await_the_newest_is_kept() {
-    let mut unit = unit(|nic| async move {
-        loop {
+    let log = Log::default();
+    let noted = Arc::clone(&log);
+    let unit = unit(|nic| async move {
+        for _ in 0..20 {
             nic.control().await;
         }
+        loop {
+            let line = match nic.event().await {
+                Event::Peer(PeerEvent::Restarted(_, incarnation)) => incarnation.0.to_string(),
+                other => format!("{other:?}"),
+            };
+            noted.lock().unwrap().push(line);
+        }
     });
-    unit.set_heap(MINE, 10 * VECTOR_BYTES);
     let mut harness = Harness::new(unit);
     for incarnation in (1..=20).map(Incarnation) {
         let control = Control::new(NodeId(2), incarnation, ControlConfig::default());
@@ -273,8 +281,25 @@ fn of_a_peers_events_that_the_body_does_not_await_the_newest_is_kept() {
         peer.send(&mut harness, TO, b"ab");
     }
     assert_eq!(harness.unit.extension_counters(MINE).unwrap().controls, 20);
-    assert_eq!(harness.unit.heap(MINE).unwrap().used(), VECTOR_BYTES);
+    assert_eq!(*log.lock().unwrap(), ["20"]);
     assert_eq!(harness.unit.counters().traps, 0);
+}
+
+#[test]
+fn the_events_of_many_peers_that_the_body_does_not_await_fill_no_heap() {
+    let mut harness = Harness::new(unit(|nic| async move {
+        loop {
+            nic.control().await;
+        }
+    }));
+    let peers = 2..3 + (DEFAULT_BYTES / VECTOR_BYTES) as u16;
+    for node in peers.clone() {
+        Peer::new(NodeId(node)).send(&mut harness, TO, b"ab");
+    }
+    assert_eq!(harness.unit.counters().traps, 0);
+    let controls = harness.unit.extension_counters(MINE).unwrap().controls;
+    assert_eq!(controls, peers.len() as u64);
+    assert_eq!(harness.unit.heap(MINE).unwrap().used(), 0);
 }
 
 #[derive(Clone, Debug)]

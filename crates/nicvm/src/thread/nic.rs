@@ -33,7 +33,7 @@ pub(super) enum Kind {
     Peer(PeerEvent),
 }
 
-/// An event that arrived and was not awaited yet; its bytes, and the event itself, count in the heap.
+/// An event that arrived and was not awaited yet; its bytes, and the event itself, count in a heap.
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) kind: Kind,
