@@ -435,10 +435,10 @@ impl Context<'_> {
     }
 
     /// Installs an admission in the transmit scheduler, which consults it about every data frame of this unit from now
-    /// on. The admission is removed with this extension.
+    /// on. The admission is removed with this version of the extension.
     ///
     /// # Errors
-    /// [`GateRefused::Installed`] if this extension has installed one before.
+    /// [`GateRefused::Installed`] if this version of the extension has installed one before.
     pub fn install_admission(
         &mut self,
         admission: impl Admission + 'static,

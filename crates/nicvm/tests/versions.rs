@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::harness::{Harness, Peer, command, silence_panics};
+use crate::harness::{Effect, Harness, Peer, command, silence_panics};
+use crate::waiting::HoldAllExtension;
 use midplane_nicvm::context::Context;
 use midplane_nicvm::control::{Address, Event};
 use midplane_nicvm::extension::{
@@ -12,12 +13,14 @@ use midplane_nicvm::extension::{
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::transmit::{Packet, Sent};
 use midplane_nicvm::unit::{DRAIN, Unit};
+use midplane_simhw::frame::Kind;
 use midplane_simhw::hardware::Firmware;
 use midplane_simhw::id::{DmaId, ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 
 const MINE: ExtensionId = FIRST_USER_EXTENSION;
 const CHANGER: ExtensionId = ExtensionId(17);
+const HOLDER: ExtensionId = ExtensionId(18);
 const PORT: PortId = PortId(0);
 const PEER: NodeId = NodeId(2);
 const HOLD: u8 = 1;
@@ -221,6 +224,38 @@ fn a_version_receives_no_reports_with_the_tokens_of_the_one_before() {
         let reports = if replaces { vec![] } else { vec!["two sent 7", "two wrote 8"] };
         assert_eq!(stage.take(), reports);
     }
+}
+
+/// Replaces the extension that holds all frames.
+struct Upgrader;
+
+impl Extension for Upgrader {
+    fn on_command(&mut self, nic: &mut Context<'_>, _: Command) {
+        nic.replace(HOLDER, Epoch(1), Box::new(HoldAllExtension));
+    }
+}
+
+#[test]
+fn a_version_with_an_admission_replaces_the_one_before_and_its_admission() {
+    let mut unit = Unit::default();
+    unit.install(HOLDER, HoldAllExtension).unwrap();
+    unit.install(CHANGER, Upgrader).unwrap();
+    unit.install(MINE, Version::new("one", &Log::default())).unwrap();
+    let mut harness = Harness::new(unit);
+    let frames = |harness: &mut Harness| {
+        let is_frame = |e: &&Effect| matches!(e, Effect::Sent(header) if header.kind == Kind::Data);
+        harness.take().iter().filter(is_frame).count()
+    };
+    // This opens the first version's admission.
+    harness.post(PORT, command(HOLDER, 1));
+    harness.post(PORT, command(MINE, SEND));
+    assert_eq!(frames(&mut harness), 1);
+    harness.post(PORT, command(CHANGER, 1));
+    assert_eq!(harness.unit.epoch(HOLDER), Some(Epoch(1)));
+    harness.post(PORT, command(MINE, SEND));
+    assert_eq!(frames(&mut harness), 0);
+    harness.post(PORT, command(HOLDER, 1));
+    assert_eq!(frames(&mut harness), 1);
 }
 
 #[test]

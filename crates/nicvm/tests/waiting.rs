@@ -41,7 +41,7 @@ impl Admission for HoldAll {
     }
 }
 
-struct HoldAllExtension;
+pub(crate) struct HoldAllExtension;
 
 impl Extension for HoldAllExtension {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {

@@ -37,7 +37,8 @@ pub(crate) enum News {
     Trapped(ExtensionId, Epoch),
 }
 
-struct Installed {
+/// An admission in the scheduler.
+pub(crate) struct Installed {
     /// The extension that updates it, and its version.
     owner: ExtensionId,
     epoch: Epoch,
@@ -94,10 +95,16 @@ impl Transmit {
         self.admissions.push(Installed { owner, epoch, admission });
     }
 
-    /// Removes an extension's admission; the frames that it held are checked again.
-    pub(crate) fn uninstall(&mut self, owner: ExtensionId) {
-        self.admissions.retain(|installed| installed.owner != owner);
+    /// Removes an extension's admission, and returns it; the frames that it held are checked again.
+    pub(crate) fn uninstall(&mut self, owner: ExtensionId) -> Option<Installed> {
+        let at = self.admissions.iter().position(|installed| installed.owner == owner)?;
         self.flows.recheck();
+        Some(self.admissions.remove(at))
+    }
+
+    /// Installs an admission again that was removed.
+    pub(crate) fn reinstall(&mut self, installed: Installed) {
+        self.admissions.push(installed);
     }
 
     pub(crate) fn has_admission(&self, owner: ExtensionId) -> bool {

@@ -13,7 +13,7 @@ use midplane_simhw::time::Instant;
 
 use super::slot::{self, Former, Handler, Parked, Slot};
 use super::{Address, Body, Epoch, Extension, InitError, Unit, UnitEvent};
-use crate::context::{Change, Context, Effect, LocalEffect};
+use crate::context::{Change, Context, Effect, LocalEffect, PortEvent};
 use crate::heap::{self, Heap};
 
 /// Time for which a replaced version still handles control messages of its own version. It is longer than a peer takes
@@ -206,7 +206,7 @@ impl Unit {
     }
 
     /// Initialises a new version and imports the old one's state. If both succeed, the effects that the new version
-    /// asked for are committed, and the old version's timeouts are cancelled.
+    /// asked for are committed, and the old version's timeouts and admission are removed.
     fn begin(
         &mut self,
         hw: &mut dyn Hardware,
@@ -221,6 +221,8 @@ impl Unit {
         };
         let Ok(state) = state else { return Err(InitError::Trapped(number)) };
         let services = self.services.as_mut().expect("the unit has started");
+        // The new version may install its own.
+        let admission = services.transmit.uninstall(number);
         let mut context = Context { hw: &mut *hw, services, extension: number, epoch, heap };
         let begun = catch_unwind(AssertUnwindSafe(|| {
             extension.init(&mut context)?;
@@ -229,10 +231,14 @@ impl Unit {
         let begun = begun.unwrap_or(Err(InitError::Trapped(number)));
         if begun.is_err() {
             services.abort(hw);
+            admission.into_iter().for_each(|it| services.transmit.reinstall(it));
             return begun;
         }
         services.timeouts.cancel_all(number);
         services.commit(hw, number, epoch);
+        if admission.is_some() {
+            services.port_events.push_back(PortEvent::Admission);
+        }
         Ok(())
     }
 }
