@@ -1,4 +1,5 @@
-//! Nodes that are not this member's parent in a broadcast's tree neither make it take memory nor forge the bytes.
+//! Nodes that are not this member's parent in a broadcast's tree neither make it take memory nor forge the bytes. Parts
+//! of a reduction take little memory.
 
 use crate::harness::{Harness, Peer};
 use midplane_nicvm::collective::{COLLECTIVES, Collectives};
@@ -8,6 +9,8 @@ use midplane_simhw::id::{Incarnation, NodeId};
 
 /// The most bytes of a broadcast.
 const TOTAL: u64 = 1 << 20;
+/// The opcode of an all-reduce.
+const ALL_REDUCE: u8 = 4;
 
 /// Receives a frame of a broadcast from rank 0, which is node 0.
 fn frame(harness: &mut Harness, source: u16, number: u32) {
@@ -62,4 +65,16 @@ fn a_member_that_does_not_wait_for_the_slowest_fills_no_memory() {
         peer.send(&mut harness, COLLECTIVES.into(), &message);
     }
     assert_eq!(state(&harness), (32_768, 33_000 - 32_768));
+}
+
+#[test]
+fn parts_of_a_reduction_count_only_in_rounds_that_there_are() {
+    let (mut harness, mut peer) = (harness(), Peer::new(NodeId(0)));
+    for round in 0..=u8::MAX {
+        // An all-reduce of one word.
+        let message = [&[ALL_REDUCE, round, 0, 0, 0, 0][..], &[7; 8]].concat();
+        peer.send(&mut harness, COLLECTIVES.into(), &message);
+    }
+    // Sixteen rounds, and that of the result.
+    assert_eq!(state(&harness), (1, 256 - 17));
 }

@@ -81,6 +81,9 @@ impl Operation {
     }
 }
 
+/// Most rounds of a group.
+const MAX_ROUNDS: u8 = tree::rounds(u16::MAX);
+
 /// Round number of the messages that carry an all-reduce's result down the tree.
 const RESULT: u8 = 64;
 
@@ -131,7 +134,8 @@ impl Reduce {
     }
 
     pub(super) fn on_message(&mut self, from: u16, round: u8, body: &[u8]) -> Option<()> {
-        if body.len() > SMALL || self.parts.contains_key(&(round, from)) {
+        let is_round = round < MAX_ROUNDS || round == RESULT;
+        if !is_round || body.len() > SMALL || self.parts.contains_key(&(round, from)) {
             return None;
         }
         self.parts.insert((round, from), body.to_vec());
