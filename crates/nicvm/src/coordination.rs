@@ -225,7 +225,7 @@ impl Coordination {
         message.extension = COORDINATION;
         if let Some(at) = self.route(command.node) {
             let small = self.config.uncontrolled;
-            let bytes = command.region.length + HEADER_BYTES as u32;
+            let bytes = command.region.length.saturating_add(HEADER_BYTES as u32);
             // A buffer in the token is promised to one message, so no message may be sent without the token.
             let free = !self.config.buffers
                 && command.region.length <= small.message

@@ -2,7 +2,9 @@
 
 use crate::harness::{Harness, memory};
 use midplane_nicvm::control::ControlConfig;
-use midplane_nicvm::coordination::{COORDINATION, Coordination, CoordinationConfig, Uncontrolled};
+use midplane_nicvm::coordination::{
+    self, COORDINATION, Coordination, CoordinationConfig, Uncontrolled,
+};
 use midplane_nicvm::messages::{MESSAGES, Messages};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::frame::{Header, Kind};
@@ -110,4 +112,12 @@ proptest! {
         prop_assert_eq!(harness.unit.counters().traps, 0);
         prop_assert_eq!(harness.unit.failure(), None);
     }
+}
+
+#[test]
+fn a_message_of_the_greatest_length_traps_no_unit() {
+    let mut harness = Harness::new(unit(false));
+    let region = memory(PortId(0), u32::MAX);
+    harness.post(PortId(0), coordination::send(NodeId(0), PortId(0), region, 1));
+    assert_eq!(harness.unit.counters().traps, 0);
 }
