@@ -211,11 +211,14 @@ impl Installer {
         self.backlog.send(nic, to, &message.emit());
     }
 
+    /// Returns the other members.
+    fn others(&self, nic: &Context<'_>) -> Vec<NodeId> {
+        self.members.iter().copied().filter(|member| *member != nic.node()).collect()
+    }
+
     fn send_to_all(&mut self, nic: &mut Context<'_>, message: &Message<'_>) {
-        for member in &self.members {
-            if *member != nic.node() {
-                self.backlog.send(nic, *member, &message.emit());
-            }
+        for member in self.others(nic) {
+            self.send(nic, member, message);
         }
     }
 

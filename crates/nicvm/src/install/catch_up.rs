@@ -175,9 +175,9 @@ impl Installer {
         if self.fetching.values().all(|fetch| fetch.idle < STALLED) {
             return;
         }
-        for member in &self.members {
-            if *member != nic.node() && !self.gone.contains(member) {
-                self.backlog.send(nic, *member, &Message::What.emit());
+        for member in self.others(nic) {
+            if !self.gone.contains(&member) {
+                self.send(nic, member, &Message::What);
             }
         }
     }
@@ -250,10 +250,8 @@ impl Installer {
 
     /// Reports the versions that run here to all other members.
     fn report_to_all(&mut self, nic: &mut Context<'_>) {
-        for member in self.members.clone() {
-            if member != nic.node() {
-                self.on_what(nic, member);
-            }
+        for member in self.others(nic) {
+            self.on_what(nic, member);
         }
     }
 }
