@@ -256,8 +256,7 @@ impl Context<'_> {
             self.services.transmit.on_sent_directly(at);
             return Ok(Sending::Now(at));
         }
-        let sender = (self.extension, self.epoch);
-        let waiting = Transmit::waiting(self.hw, sender, packet)?;
+        let waiting = Transmit::waiting(self.hw, (self.extension, self.epoch), packet)?;
         self.services.effects.push(Effect::SendPacket(waiting));
         Ok(Sending::Queued)
     }

@@ -323,7 +323,8 @@ mod tests {
             assert_eq!(Message::parse(&message.emit()), Some(message));
         }
     }
-    /// The incarnations of a NIC that outlives its process count 64 ms: half the range of 16 bits is 35 minutes.
+
+    /// The incarnations of live NICs count 64 ms: half the range of 16 bits is 35 minutes.
     #[test]
     fn a_change_of_a_long_lived_coordinator_is_of_its_former_incarnation() {
         let former = Incarnation(7);
