@@ -27,7 +27,7 @@ use midplane_nicvm::messages::{self, Messages};
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::transmit::Sent;
 use midplane_simhw::frame::{Frame, Header};
-use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::nanos;
@@ -87,6 +87,8 @@ pub struct Warp {
     paths: Vec<Path>,
     sources: Sources,
     receiver: Messages,
+    /// The incarnation of each peer. Data frames cause no [`PeerEvent`].
+    incarnations: BTreeMap<NodeId, Incarnation>,
 }
 
 impl Warp {
@@ -101,8 +103,13 @@ impl Warp {
         };
         let all = config.broadcasts.then_some(NodeId::BROADCAST);
         let paths = config.destinations.iter().chain(&all).map(&mut path).collect();
-        let warp =
-            Self { paths, sources: Sources::new(&config), receiver: Messages::new(), config };
+        let warp = Self {
+            paths,
+            sources: Sources::new(&config),
+            receiver: Messages::new(),
+            incarnations: BTreeMap::new(),
+            config,
+        };
         (warp, gates)
     }
 
@@ -158,6 +165,30 @@ impl Warp {
         self.paths[at].law.handle_feedback(nic.now(), from, &feedback);
         self.paths[at].adapt_lead(nic);
         self.pump(nic, at);
+    }
+
+    /// Notes the incarnation of a peer, and forgets the path if the peer has restarted. Returns false
+    /// if a former incarnation sent the frame.
+    fn see(&mut self, nic: &mut Context<'_>, node: NodeId, incarnation: Incarnation) -> bool {
+        let last = self.incarnations.entry(node).or_insert(incarnation);
+        if last.is_newer_than(incarnation) {
+            return false;
+        }
+        if std::mem::replace(last, incarnation) != incarnation {
+            self.forget(nic, node);
+        }
+        true
+    }
+
+    /// Discards the estimates of the paths from and to a peer, whose clock and path may have changed.
+    fn forget(&mut self, nic: &mut Context<'_>, node: NodeId) {
+        self.sources.forget(node);
+        for at in 0..self.paths.len() {
+            if self.paths[at].node == node || self.paths[at].node == NodeId::BROADCAST {
+                self.paths[at].law.forget(node);
+                self.pump(nic, at);
+            }
+        }
     }
 
     /// Sets the timeout for feedback that found no message to be piggybacked on.
@@ -216,6 +247,9 @@ impl Extension for Warp {
     }
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
+        if !self.see(nic, from, frame.header.incarnation) {
+            return;
+        }
         let flags = frame.header.flags;
         if flags & FEEDBACK != 0 {
             let way = if flags & BROADCAST == 0 { from } else { NodeId::BROADCAST };
@@ -263,15 +297,13 @@ impl Extension for Warp {
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
-        let (PeerEvent::Up(node, _) | PeerEvent::Restarted(node, _) | PeerEvent::Down(node)) =
-            event;
-        if !matches!(event, PeerEvent::Up(..)) {
-            // The peer's clock and path may have changed.
-            self.sources.forget(node);
-            for at in 0..self.paths.len() {
-                if self.paths[at].node == node || self.paths[at].node == NodeId::BROADCAST {
-                    self.paths[at].law.forget(node);
-                    self.pump(nic, at);
+        match event {
+            PeerEvent::Up(..) => {}
+            PeerEvent::Down(node) => self.forget(nic, node),
+            PeerEvent::Restarted(node, incarnation) => {
+                // If a data frame has shown the restart, the new estimates stay.
+                if self.incarnations.insert(node, incarnation) != Some(incarnation) {
+                    self.forget(nic, node);
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! Tests the extension on simulated NICs: many senders to one receiver.
 
 mod hostile;
+mod restarts;
 mod star;
 mod stops;
 
