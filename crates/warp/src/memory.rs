@@ -328,15 +328,16 @@ impl<V: Clone> Memory<V> {
         self.apply_committed();
     }
 
-    /// Handles a sign of life of a node. If it was lost, or `has_restarted`, it gets this node's last
-    /// slow values anew.
+    /// Handles a sign of life of a node. If it `has_restarted`, its former incarnation is lost. If it was
+    /// lost, it gets this node's last slow values anew.
     pub(crate) fn on_peer_seen(&mut self, now: Instant, node: NodeId, has_restarted: bool) {
         if has_restarted {
+            self.on_peer_lost(now, node);
             let its = self.versions.range((node, Location::MIN)..=(node, Location::MAX));
             let newest = its.map(|(_, clock)| *clock).max();
             self.former.extend(newest.map(|newest| (node, newest)));
         }
-        if let Some(slots) = self.slow.get_mut(&node).filter(|it| it.is_lost() || has_restarted) {
+        if let Some(slots) = self.slow.get_mut(&node).filter(|slots| slots.is_lost()) {
             slots.begin_anew(now, false);
         }
     }

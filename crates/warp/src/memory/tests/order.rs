@@ -267,3 +267,33 @@ fn a_restarted_node_learns_it_from_a_sequencer_of_a_later_view() {
     memories[2].give_up_coherent();
     assert!(!memories[2].waits_for_place());
 }
+
+/// A restarted node has lost its log. A peer that knows the restart from data frames alone must not
+/// take its empty log for one that misses nothing.
+#[test]
+fn a_restarted_node_does_not_count_for_a_new_sequencer() {
+    let names: Vec<NodeId> = (0..3).map(NodeId).collect();
+    let memory = |node: u16| Memory::<Value>::new(NodeId(node), &names, Duration::from_nanos(LOOP));
+    let mut memories: Vec<_> = (0..3).map(memory).collect();
+    let now = Instant::from_nanos(1);
+    // Nodes 0 and 1 commit a write. Nothing of it reaches node 2.
+    let committed = memories[0].co_write(1, 5);
+    for (from, to) in [(0, 1), (1, 0), (0, 1)] {
+        let sent: Vec<_> = std::iter::from_fn(|| memories[usize::from(from)].poll_send()).collect();
+        for (_, update) in sent.into_iter().filter(|(node, _)| *node == NodeId(to)) {
+            memories[usize::from(to)].handle_update(now, NodeId(from), update);
+        }
+    }
+    assert!(memories[0].is_done(committed) && memories[1].read(1) == Some(&5));
+    memories[1] = memory(1);
+    memories[2].on_peer_seen(now, NodeId(1), true);
+    for memory in &mut memories[1..] {
+        memory.on_peer_lost(now, NodeId(0));
+    }
+    exchange(&mut memories);
+    for node in 1..3 {
+        let ticket = memories[node].co_write(1, 6);
+        exchange(&mut memories);
+        assert!(!memories[node].is_done(ticket), "node {node} commits over the write of node 0");
+    }
+}
