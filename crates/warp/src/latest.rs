@@ -25,6 +25,11 @@ const ACK_TIMEOUT: f64 = 1.25;
 const LOSS_GAIN: f64 = 1.0 / 16.0;
 /// The most loss that the sender compensates with more copies.
 const MAX_LOSS: f64 = 0.9;
+/// The most copies that may be under way; the oldest is dropped beyond that, neither acknowledged nor
+/// lost.
+const MAX_FLYING: usize = 65_536;
+/// The most copies counted as lost whose acknowledgement is still recognised.
+const MAX_LATE: usize = 256;
 /// Feedback delays between two copies to a receiver that is lost.
 const LOST_DELAYS: f64 = 64.0;
 
@@ -75,6 +80,9 @@ pub(crate) struct LatestSender<K, V> {
     next_number: u64,
     /// Copies that are neither acknowledged nor counted as lost, oldest first.
     flying: VecDeque<(u64, Instant)>,
+    /// The last copies counted as lost, oldest first. If an acknowledgement arrives after all, the path
+    /// is slower than measured.
+    late: VecDeque<(u64, Instant)>,
     loss: f64,
     delay_ns: f64,
     is_lost: bool,
@@ -93,6 +101,7 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
             sent: 0,
             next_number: 0,
             flying: VecDeque::new(),
+            late: VecDeque::new(),
             loss: 0.0,
             delay_ns: nanos(delay).max(1) as f64,
             is_lost: false,
@@ -130,6 +139,7 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         self.is_lost = is_lost;
         self.queue.clear();
         self.flying.clear();
+        self.late.clear();
         for (key, slot) in &mut self.slots {
             slot.acknowledged = 0;
             slot.due = now;
@@ -198,6 +208,9 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         self.sent += 1;
         if !self.is_lost {
             self.flying.push_back((number, now));
+            if self.flying.len() > MAX_FLYING {
+                self.flying.pop_front();
+            }
         }
         self.enqueue(due, key.clone());
         let (key, slot) = self.slots.get_key_value(key)?;
@@ -225,11 +238,13 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
             is_new = version > slot.acknowledged;
             slot.acknowledged = slot.acknowledged.max(version);
         }
-        if let Ok(at) = self.flying.binary_search_by_key(&ack.number, |(number, _)| *number)
-            && let Some((_, sent)) = self.flying.remove(at)
-        {
+        if let Some(sent) = take(&mut self.flying, ack.number) {
             self.loss -= LOSS_GAIN * self.loss;
-            self.delay_ns += (now.nanos_since(sent) as f64 - self.delay_ns) / 8.0;
+            self.learn_delay(now, sent);
+        } else if let Some(sent) = take(&mut self.late, ack.number) {
+            // It was counted as lost.
+            self.loss = (self.loss - LOSS_GAIN).max(0.0);
+            self.learn_delay(now, sent);
         }
         is_new
     }
@@ -279,12 +294,24 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         self.queue.insert((at, self.order), key);
     }
 
+    /// Adds the round trip of a copy to the measured feedback delay.
+    fn learn_delay(&mut self, now: Instant, sent: Instant) {
+        self.delay_ns += (now.nanos_since(sent) as f64 - self.delay_ns) / 8.0;
+    }
+
     /// Counts copies as lost that were not acknowledged in time.
     fn expire(&mut self, now: Instant) {
         let timeout = (ACK_TIMEOUT * self.delay_ns) as u64;
-        while self.flying.front().is_some_and(|(_, sent)| now.nanos_since(*sent) > timeout) {
+        while let Some(copy) = self.flying.front().copied() {
+            if now.nanos_since(copy.1) <= timeout {
+                break;
+            }
             self.flying.pop_front();
             self.loss += LOSS_GAIN * (1.0 - self.loss);
+            self.late.push_back(copy);
+            if self.late.len() > MAX_LATE {
+                self.late.pop_front();
+            }
         }
     }
 
@@ -299,6 +326,12 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         let wait = (WITHIN / copies).min(ACK_TIMEOUT);
         (wait * self.delay_ns).max(1.0) as u64
     }
+}
+
+/// Removes a copy by its number. Returns when it was sent.
+fn take(copies: &mut VecDeque<(u64, Instant)>, number: u64) -> Option<Instant> {
+    let at = copies.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+    copies.remove(at).map(|(_, sent)| sent)
 }
 
 #[cfg(test)]

@@ -48,6 +48,8 @@ struct Pair {
     rng: Rng,
     loss: f64,
     rate: f64,
+    /// One-way delay, in nanoseconds.
+    way: u64,
     now: Instant,
     written: u64,
     copies: VecDeque<(Instant, u32, u64, u64, u64)>,
@@ -65,6 +67,7 @@ impl Pair {
             rng: Rng::new(seed, "slots"),
             loss,
             rate,
+            way: LOOP / 2,
             now: Instant::from_nanos(1),
             written: 0,
             copies: VecDeque::new(),
@@ -85,7 +88,7 @@ impl Pair {
             let (_, key, version, number, value) = self.copies.pop_front().unwrap();
             let ack = self.latest.handle_copy(key, version, number, value);
             if !self.rng.chance(self.loss) {
-                self.acks.push_back((now.plus_nanos(LOOP / 2), ack));
+                self.acks.push_back((now.plus_nanos(self.way), ack));
             }
         }
         while self.acks.front().is_some_and(|(at, _)| *at <= now) {
@@ -95,7 +98,7 @@ impl Pair {
         while self.gate.is_open(BYTES) {
             let Some(copy) = self.slots.poll_send(now) else { break };
             let copy =
-                (now.plus_nanos(LOOP / 2), *copy.key, copy.version, copy.number, *copy.value);
+                (now.plus_nanos(self.way), *copy.key, copy.version, copy.number, *copy.value);
             assert!(self.gate.c_send(BYTES, || ()).is_sent());
             if !self.rng.chance(self.loss) {
                 self.copies.push_back(copy);
@@ -151,6 +154,23 @@ fn without_loss_a_value_is_sent_once() {
     }
     assert_eq!((pair.slots.sent(), pair.slots.unacknowledged().count()), (100, 0));
     assert!(pair.slots.poll_timeout().is_none_or(|at| at > pair.now));
+}
+
+/// The round trip takes four times the configured feedback delay.
+#[test]
+fn a_path_slower_than_configured_needs_few_copies() {
+    let mut pair = Pair::new(4, 0.0, 1e9);
+    pair.way = 2 * LOOP;
+    for value in 0..40 {
+        if value == 20 {
+            // The first values need more copies, until the delay is measured.
+            assert!(pair.slots.sent() < 40, "{} copies of 20 values", pair.slots.sent());
+            pair.slots.sent = 0;
+        }
+        pair.write(0, value);
+        pair.run(10);
+    }
+    assert_eq!((pair.slots.sent(), pair.slots.unacknowledged().count()), (20, 0));
 }
 
 #[test]
