@@ -39,7 +39,8 @@ pub(crate) const SLOW_WRITE: u8 = 1;
 /// Makes a PRAM write, and completes at once. If too many updates wait for a node, first waits until
 /// they are fewer. Otherwise as [`SLOW_WRITE`].
 pub(crate) const PRAM_WRITE: u8 = 2;
-/// Makes a coherent write; otherwise as [`SLOW_WRITE`]. It is refused at a new location once
+/// Makes a coherent write. If too many updates wait for a node, first waits until they are fewer.
+/// Otherwise as [`SLOW_WRITE`]. It is refused at a new location once
 /// [`MAX_LOCATIONS`](super::MAX_LOCATIONS) have coherent writes.
 pub(crate) const CO_WRITE: u8 = 3;
 /// Copies the value at the location in argument 0 to `region`, and completes at once.
@@ -93,8 +94,10 @@ pub struct Mermera {
     memory: Option<Memory<Vec<u8>>>,
     /// Parts of reliable updates that found a peer's queue full.
     unsent: BTreeMap<NodeId, VecDeque<Vec<u8>>>,
-    /// PRAM writes that are made once fewer parts wait in `unsent`.
+    /// PRAM and coherent writes that are made once fewer parts wait in `unsent`.
     held: VecDeque<Command>,
+    /// At the sequencer: requests of other nodes that get a place once fewer parts wait in `unsent`.
+    requests: BTreeMap<NodeId, VecDeque<Update<Vec<u8>>>>,
     /// The received parts of an incomplete update, by sender.
     parts: BTreeMap<NodeId, Vec<u8>>,
     /// Acknowledgements of slow writes that wait for a frame, by node.
@@ -126,6 +129,7 @@ impl Mermera {
             memory: None,
             unsent: BTreeMap::new(),
             held: VecDeque::new(),
+            requests: BTreeMap::new(),
             parts: BTreeMap::new(),
             acks: BTreeMap::new(),
             blocked: BTreeSet::new(),
@@ -367,7 +371,7 @@ impl Extension for Mermera {
         let refused = self.memory.as_ref().map_or(0, Memory::refused);
         self.reported.entry(command.region.port).or_insert(refused);
         match command.opcode {
-            PRAM_WRITE if self.is_backed_up() => self.held.push_back(command),
+            PRAM_WRITE | CO_WRITE if self.is_backed_up() => self.held.push_back(command),
             SLOW_WRITE | PRAM_WRITE | CO_WRITE => self.write(nic, command),
             READ => return self.read(nic, &command),
             FLUSH => {
@@ -395,11 +399,16 @@ impl Extension for Mermera {
             return;
         }
         let whole = std::mem::take(whole);
-        let (Some(memory), Ok(update)) = (&mut self.memory, wire::decode(&whole)) else { return };
-        if Update::is_reliable(&update) && has_short_values(&update) {
-            memory.handle_update(nic.now(), from, update);
-            self.pump(nic);
+        let Ok(update) = wire::decode(&whole) else { return };
+        if !Update::is_reliable(&update) || !has_short_values(&update) {
+            return;
         }
+        if let Some(update) = self.hold_request(from, update)
+            && let Some(memory) = &mut self.memory
+        {
+            memory.handle_update(nic.now(), from, update);
+        }
+        self.pump(nic);
     }
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {

@@ -128,7 +128,8 @@ impl<V: Serialize + DeserializeOwned> MemoryHandle<V> {
     }
 
     /// Writes in total order: all nodes see all coherent writes in one order. Waits until the write
-    /// is committed and this node sees it. Nodes that were reported dead count no more.
+    /// is committed and this node sees it. If over 1.6 MB of updates wait for a slow node, first waits
+    /// until they are fewer, or that node is lost. Nodes that were reported dead count no more.
     ///
     /// A writer that waits for each write before its next read has sequential consistency.
     ///

@@ -3,6 +3,7 @@
 
 mod cluster;
 mod losses;
+mod slow_follower;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,15 +1,22 @@
-//! Reliable updates as control messages, and the PRAM writes that wait for a slow node.
+//! Reliable updates as control messages, and the writes that wait for a slow node.
+
+use std::collections::VecDeque;
 
 use midplane_nicvm::context::Context;
 use midplane_nicvm::control::MAX_MESSAGE;
 use midplane_nicvm::timeout::Service;
+use midplane_simhw::id::NodeId;
 use midplane_simhw::wire;
 
 use super::{LAST, MORE, Mermera, ROOM, SHORTEST, TRIES};
+use crate::memory::{Coherence, Update};
 
-/// The parts of updates that wait for one node while PRAM writes are made: 1.6 MB. Beyond that they
-/// wait.
+/// The parts of updates that wait for one node while PRAM and coherent writes are made: 1.6 MB. Beyond
+/// that they wait.
 const MAX_UNSENT: usize = 16 * 1024;
+/// The most requests of one node that wait. Each write of an application waits for its own commit, so
+/// only a faulty node sends more.
+const MAX_REQUESTS: usize = 16 * 1024;
 
 impl Mermera {
     /// Sends reliable updates as control messages.
@@ -50,12 +57,39 @@ impl Mermera {
         self.unsent.values().any(|parts| parts.len() >= MAX_UNSENT)
     }
 
-    /// Makes the PRAM writes that have waited, until too many parts wait again.
+    /// Keeps a request for a place if too many parts wait for a node, since each place adds some.
+    /// Returns the update if the caller is to process it.
+    pub(super) fn hold_request(
+        &mut self,
+        from: NodeId,
+        update: Update<Vec<u8>>,
+    ) -> Option<Update<Vec<u8>>> {
+        let is_request = matches!(update, Update::Coherent(Coherence::Request(_)));
+        if !is_request || !self.is_backed_up() {
+            return Some(update);
+        }
+        let requests = self.requests.entry(from).or_default();
+        if requests.len() < MAX_REQUESTS {
+            requests.push_back(update);
+        }
+        None
+    }
+
+    /// Makes the writes that have waited, and gives places to those of other nodes, until too many parts
+    /// wait again.
     pub(super) fn resume_writes(&mut self, nic: &mut Context<'_>) {
         while !self.is_backed_up()
-            && let Some(command) = self.held.pop_front()
+            && !(self.held.is_empty() && self.requests.values().all(VecDeque::is_empty))
         {
-            self.write(nic, command);
+            let Some(memory) = &mut self.memory else { return };
+            for (from, requests) in &mut self.requests {
+                if let Some(request) = requests.pop_front() {
+                    memory.handle_update(nic.now(), *from, request);
+                }
+            }
+            if let Some(command) = self.held.pop_front() {
+                self.write(nic, command);
+            }
             self.send_reliable(nic);
         }
     }
