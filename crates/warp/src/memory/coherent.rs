@@ -247,8 +247,7 @@ impl<V: Clone> Coherent<V> {
             }
             Coherence::Place { view, place, entry, committed } => {
                 let is_next = self.log.end().checked_add(1) == Some(place);
-                if view == self.view && self.of_view == view && is_next {
-                    self.log.push(entry);
+                if self.follows(from, view) && is_next && self.log.push(entry).is_some() {
                     self.log.commit(committed);
                     self.out.push_back((from, Coherence::Have { view, place }));
                 }
@@ -261,7 +260,7 @@ impl<V: Clone> Coherent<V> {
                 }
             }
             Coherence::Committed { view, place } => {
-                if view == self.view && self.of_view == view {
+                if self.follows(from, view) {
                     self.log.commit(place);
                 }
             }
@@ -421,7 +420,7 @@ impl<V: Clone> Coherent<V> {
         // A writer's requests arrive in its order, so the last ticket shows which of them have a
         // place.
         let placed = self.placed.entry(entry.writer).or_default();
-        if entry.ticket <= *placed {
+        if entry.ticket <= *placed || !self.log.has_room(entry.location) {
             return;
         }
         let Some(place) = self.log.push(entry.clone()) else { return };
@@ -478,6 +477,11 @@ impl<V: Clone> Coherent<V> {
 
     fn is_sequencer(&self) -> bool {
         self.sequencer(self.view) == self.me && self.of_view == self.view
+    }
+
+    /// Returns true if this node has the order of `view`, and `from` is its sequencer.
+    fn follows(&self, from: NodeId, view: u64) -> bool {
+        view == self.view && self.of_view == view && from == self.sequencer(view)
     }
 
     fn others(&self) -> Vec<NodeId> {

@@ -17,6 +17,11 @@ pub(super) const MOST: usize = 65_536;
 /// and does not take those of peers; their acknowledgements report that.
 pub const MAX_LOCATIONS: usize = MOST / 2;
 
+/// The writes in a log from which on the sequencer places none to a new location. Writers add none beyond
+/// [`MAX_LOCATIONS`], so only a faulty one requests such places. The rest of [`MOST`] is for writes that
+/// are not applied yet.
+const FULL: usize = MOST / 8 * 5;
+
 /// Writes with their places, in rising order.
 pub(super) type Places<V> = Vec<(u64, Entry<V>)>;
 
@@ -58,12 +63,21 @@ impl<V: Clone> Log<V> {
         self.last_at.len() < MAX_LOCATIONS || self.last_at.contains_key(&location)
     }
 
+    /// Returns true if the sequencer may place a write to `location`.
+    pub(super) fn has_room(&self, location: Location) -> bool {
+        self.writes.len() < FULL || self.last_at.contains_key(&location)
+    }
+
     pub(super) const fn committed(&self) -> u64 {
         self.committed
     }
 
-    /// Appends a write and returns its place; `None` if a peer has used up the numbers.
+    /// Appends a write and returns its place; `None` if a peer has used up the numbers, or sends more writes
+    /// than any log has.
     pub(super) fn push(&mut self, entry: Entry<V>) -> Option<u64> {
+        if self.writes.len() >= 2 * MOST {
+            return None;
+        }
         let place = self.end().checked_add(1)?;
         self.writes.insert(place, entry);
         Some(place)

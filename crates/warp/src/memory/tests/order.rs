@@ -297,3 +297,38 @@ fn a_restarted_node_does_not_count_for_a_new_sequencer() {
         assert!(!memories[node].is_done(ticket), "node {node} commits over the write of node 0");
     }
 }
+
+/// A faulty member requests places for ever new locations, and its requests are not committed.
+#[test]
+fn requests_of_a_member_keep_the_log_bounded() {
+    let names: Vec<NodeId> = (0..3).map(NodeId).collect();
+    let mut sequencer: Memory<Value> = Memory::new(NodeId(0), &names, Duration::from_nanos(LOOP));
+    let now = Instant::from_nanos(1);
+    for location in 0..MOST as Location + 1_000 {
+        let ticket = u64::from(location) + 1;
+        let entry = Entry { writer: NodeId(1), ticket, location, value: 5 };
+        sequencer.handle_update(now, NodeId(1), Update::Coherent(Coherence::Request(entry)));
+        std::iter::from_fn(|| sequencer.poll_send()).for_each(drop);
+    }
+    assert!(sequencer.coherent.log_len() < MOST, "{} writes", sequencer.coherent.log_len());
+}
+
+/// Only the sequencer of a view makes and commits its order.
+#[test]
+fn a_place_of_another_than_the_sequencer_is_ignored() {
+    let names: Vec<NodeId> = (0..3).map(NodeId).collect();
+    let mut follower: Memory<Value> = Memory::new(NodeId(1), &names, Duration::from_nanos(LOOP));
+    let now = Instant::from_nanos(1);
+    let place = |committed| {
+        let entry = Entry { writer: NodeId(2), ticket: 1, location: 7, value: 5 };
+        Update::Coherent(Coherence::Place { view: 0, place: 1, entry, committed })
+    };
+    let commit = || Update::Coherent(Coherence::Committed { view: 0, place: 1 });
+    follower.handle_update(now, NodeId(2), place(1));
+    assert_eq!((follower.coherent.end(), follower.read(7)), (0, None));
+    follower.handle_update(now, NodeId(0), place(0));
+    follower.handle_update(now, NodeId(2), commit());
+    assert_eq!((follower.coherent.end(), follower.read(7)), (1, None));
+    follower.handle_update(now, NodeId(0), commit());
+    assert_eq!(follower.read(7), Some(&5));
+}
