@@ -37,6 +37,9 @@ pub fn auto(
     refragment: Refragment,
 ) -> Result<Plan, PlanError> {
     let problem = request.problem(pipeline)?;
+    if let Some(groups) = groups {
+        hierarchical::check(pipeline, groups)?;
+    }
     let mut best = problem.plan(Family::Fixed, fixed::sizes(&problem));
     if pipeline.is_risky() {
         return Ok(best);

@@ -84,8 +84,6 @@ pub struct Approximation {
     pub mean: Micros,
 }
 
-impl Approximation {}
-
 /// Fits a simple stage to a chain seen as one compound stage (section 4.3.1).
 ///
 /// The fit covers fragment sizes from `low` to `high` bytes at `points` equal steps, at least two.

@@ -212,7 +212,8 @@ pub(crate) fn given(
     Ok(Plan { family: Family::Given, ..plan })
 }
 
-fn check(pipeline: &Pipeline, groups: &Grouping) -> Result<(), PlanError> {
+/// Checks that the groups cover the stages.
+pub(crate) fn check(pipeline: &Pipeline, groups: &Grouping) -> Result<(), PlanError> {
     let stages = pipeline.stages().len();
     let covered = groups.ranges().map(|range| range.len()).sum();
     if groups.covers(stages) {

@@ -3,7 +3,8 @@
 use midplane_pipeline::auto::Refragment;
 use midplane_pipeline::estimate::{HopPath, Monitor, Verdict, hops, instrumented};
 use midplane_pipeline::{
-    Family, Limits, Pipeline, Plan, Planner, Request, Stage, auto, fixed, stage::StageError,
+    Family, Grouping, Limits, Pipeline, Plan, PlanError, Planner, Request, Stage, auto, fixed,
+    stage::StageError,
 };
 use proptest::prelude::*;
 
@@ -187,5 +188,16 @@ fn an_invalid_error_is_refused() {
     for error in [-0.1, f64::NAN, f64::INFINITY, 1e13] {
         let refused = Stage::new(1.0, 1.0).unwrap().with_error(error);
         assert!(matches!(refused, Err(StageError::Error(_))), "{refused:?}");
+    }
+}
+
+#[test]
+fn groups_that_do_not_cover_the_stages_are_refused_whatever_the_costs() {
+    let request = Request::new(8000.0);
+    let groups = Grouping::new(3, &[[0].as_slice(), &[1, 2]]).unwrap();
+    for error in [0.0, 0.8] {
+        let chain = uncertain(&ramped(), &[error]);
+        let refused = auto(&chain, &request, Some(&groups), Refragment::Never);
+        assert!(matches!(refused, Err(PlanError::Groups(_))), "{error}: {refused:?}");
     }
 }
