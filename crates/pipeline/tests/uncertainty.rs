@@ -194,7 +194,7 @@ fn an_invalid_error_is_refused() {
 #[test]
 fn groups_that_do_not_cover_the_stages_are_refused_whatever_the_costs() {
     let request = Request::new(8000.0);
-    let groups = Grouping::new(3, &[[0].as_slice(), &[1, 2]]).unwrap();
+    let groups = Grouping::new(3, &[[0_usize].as_slice(), &[1, 2]]).unwrap();
     for error in [0.0, 0.8] {
         let chain = uncertain(&ramped(), &[error]);
         let refused = auto(&chain, &request, Some(&groups), Refragment::Never);
