@@ -4,8 +4,8 @@
 //! The paper's word is a flag. With a flag all senders stop at once and start at once. A flag that
 //! is set while nothing is sent is never cleared. So the word here is a credit of bytes: a
 //! [`GateKeeper`] on the NIC adds credit at the allowed rate, and a sender takes the credit of what
-//! it sends. Since the rate has a floor, credit always returns. A gate that the keeper shut reopens
-//! when its time has passed, or when the keeper is dropped.
+//! it sends. Since the rate has a floor, credit always returns. If the keeper is dropped, the gate stays
+//! open.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,9 +13,8 @@ use std::time::Duration;
 
 use midplane_simhw::time::{Instant, nanos};
 
-/// Low bits of the word: the credit in bytes, below 2^48. The bit above them marks a shut gate.
-const CREDIT: u64 = (1 << 48) - 1;
-const SHUT: u64 = 1 << 48;
+/// The most credit of any gate, in bytes.
+const MOST: u64 = 1 << 47;
 
 /// The reason why a message was not sent.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -23,8 +22,6 @@ const SHUT: u64 = 1 << 48;
 pub enum Reason {
     /// The rate allows no more bytes now; the caller may send a later value instead.
     Congested,
-    /// The destination cannot be reached. The gate reopens for an attempt when its time has passed.
-    Shut,
 }
 
 /// The outcome of a conditional send.
@@ -46,7 +43,8 @@ impl<T> CSend<T> {
 
 #[derive(Debug)]
 struct GateState {
-    gate: AtomicU64,
+    /// The credit in bytes.
+    credit: AtomicU64,
     /// Bytes of credit a second that the keeper adds.
     rate: AtomicU64,
     /// Queueing delay of the path, in nanoseconds.
@@ -66,7 +64,7 @@ impl Gate {
     #[must_use]
     #[inline]
     pub fn is_open(&self, bytes: u32) -> bool {
-        self.state.gate.load(Ordering::Relaxed) & CREDIT >= self.cost(bytes)
+        self.state.credit.load(Ordering::Relaxed) >= self.cost(bytes)
     }
 
     /// Calls `send`, which builds and sends a message of `bytes`, if the gate has credit for it. Never
@@ -102,17 +100,13 @@ impl Gate {
         self.take(bytes).map(|()| Permit { gate: self, bytes })
     }
 
-    /// Returns the bytes that may be sent within `horizon` at the present rate; 0 while the gate is
-    /// shut.
+    /// Returns the bytes that may be sent within `horizon` at the present rate.
     #[must_use]
     pub fn budget(&self, horizon: Duration) -> u64 {
-        let word = self.state.gate.load(Ordering::Relaxed);
-        if word & SHUT != 0 {
-            return 0;
-        }
+        let credit = self.state.credit.load(Ordering::Relaxed);
         let rate = self.state.rate.load(Ordering::Relaxed);
         let more = u128::from(rate) * u128::from(nanos(horizon)) / 1_000_000_000;
-        (word & CREDIT).saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
+        credit.saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
     }
 
     /// Returns the queueing delay of the path in the last feedback; 0 before the first.
@@ -126,21 +120,19 @@ impl Gate {
 
     #[inline]
     fn take(&self, bytes: u32) -> Result<(), Reason> {
-        let mut word = self.state.gate.load(Ordering::Relaxed);
+        let cost = self.cost(bytes);
+        let mut credit = self.state.credit.load(Ordering::Relaxed);
         loop {
-            if word & CREDIT < self.cost(bytes) {
-                return Err(if word & SHUT != 0 { Reason::Shut } else { Reason::Congested });
-            }
+            let less = credit.checked_sub(cost).ok_or(Reason::Congested)?;
             // The word publishes no other data, so relaxed ordering is enough.
-            let less = word - self.cost(bytes);
-            match self.state.gate.compare_exchange_weak(
-                word,
+            match self.state.credit.compare_exchange_weak(
+                credit,
                 less,
                 Ordering::Relaxed,
                 Ordering::Relaxed,
             ) {
                 Ok(_) => return Ok(()),
-                Err(other) => word = other,
+                Err(other) => credit = other,
             }
         }
     }
@@ -151,15 +143,8 @@ impl Gate {
     }
 
     fn give(&self, bytes: u64, most: u64) {
-        // If the gate was shut meanwhile, returned credit does not open it.
-        let add = |word: u64| {
-            if word & SHUT != 0 {
-                return None;
-            }
-            let credit = (word & CREDIT).saturating_add(bytes).min(most.max(word & CREDIT));
-            Some(credit.min(CREDIT))
-        };
-        let _ = self.state.gate.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        let add = |credit: u64| Some(credit.saturating_add(bytes).min(most.max(credit)));
+        let _ = self.state.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 }
 
@@ -181,7 +166,7 @@ impl Permit<'_> {
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.gate.give(self.gate.cost(self.bytes), CREDIT);
+            self.gate.give(self.gate.cost(self.bytes), MOST);
         }
     }
 }
@@ -193,7 +178,6 @@ pub struct GateKeeper {
     depth: u64,
     /// When credit was last added, and the fraction of a byte that remained.
     last_added: Option<(Instant, f64)>,
-    shut_until: Option<Instant>,
 }
 
 impl GateKeeper {
@@ -206,30 +190,24 @@ impl GateKeeper {
     /// If `depth` is zero or above 2^47.
     #[must_use]
     pub fn new(depth: u64) -> (Self, Gate) {
-        assert!(depth > 0 && depth <= CREDIT / 2, "the depth of a gate is from 1 to 2^47 bytes");
+        assert!(depth > 0 && depth <= MOST, "the depth of a gate is from 1 to 2^47 bytes");
         let (rate, queue) = (AtomicU64::new(0), AtomicU64::new(0));
-        let state = GateState { gate: AtomicU64::new(0), rate, queue, depth };
+        let state = GateState { credit: AtomicU64::new(0), rate, queue, depth };
         let gate = Gate { state: Arc::new(state) };
         gate.give(depth, depth);
-        let keeper = Self { gate: gate.clone(), depth, last_added: None, shut_until: None };
+        let keeper = Self { gate: gate.clone(), depth, last_added: None };
         (keeper, gate)
     }
 
-    /// Adds the credit that `rate` bytes a second have earned since the last call. Reopens a gate
-    /// whose shut time has passed.
+    /// Adds the credit that `rate` bytes a second have earned since the last call.
     pub fn add_credit(&mut self, now: Instant, rate: f64) {
-        if self.shut_until.is_some_and(|until| now >= until) {
-            self.open();
-        }
         let rate = if rate.is_finite() { rate.max(0.0) } else { 0.0 };
         self.gate.state.rate.store(rate as u64, Ordering::Relaxed);
         let (last, rest) = self.last_added.unwrap_or((now, 0.0));
         let due = rest + rate * now.nanos_since(last) as f64 / 1e9;
         let whole = due.min(self.depth as f64).floor();
         self.last_added = Some((now, if due > whole + 1.0 { 0.0 } else { due - whole }));
-        if self.shut_until.is_none() {
-            self.gate.give(whole as u64, self.depth);
-        }
+        self.gate.give(whole as u64, self.depth);
     }
 
     /// Sets the delay that [`Gate::queue_delay`] returns.
@@ -241,9 +219,6 @@ impl GateKeeper {
     /// than `rate` requires. Returns `None` while the gate is full.
     #[must_use]
     pub fn poll_timeout(&self, now: Instant, rate: f64, bytes: u32) -> Option<Instant> {
-        if let Some(until) = self.shut_until {
-            return Some(until);
-        }
         if self.credit() >= self.depth {
             return None;
         }
@@ -252,22 +227,10 @@ impl GateKeeper {
         Some(now.plus_nanos(wait as u64))
     }
 
-    /// Removes all credit until `until`. The first [`GateKeeper::add_credit`] from then on reopens the
-    /// gate, with full credit.
-    pub fn shut(&mut self, until: Instant) {
-        self.shut_until = Some(until);
-        self.gate.state.gate.store(SHUT, Ordering::Relaxed);
-    }
-
     /// Returns the credit in the gate, in bytes.
     #[must_use]
     pub fn credit(&self) -> u64 {
-        self.gate.state.gate.load(Ordering::Relaxed) & CREDIT
-    }
-
-    fn open(&mut self) {
-        self.shut_until = None;
-        self.gate.state.gate.store(self.depth, Ordering::Relaxed);
+        self.gate.state.credit.load(Ordering::Relaxed)
     }
 }
 
@@ -275,7 +238,7 @@ impl Drop for GateKeeper {
     /// Leaves the gate open, since no keeper adds credit any more. The port behind it then reports
     /// the error.
     fn drop(&mut self) {
-        self.gate.state.gate.store(CREDIT / 2, Ordering::Relaxed);
+        self.gate.state.credit.store(MOST, Ordering::Relaxed);
     }
 }
 
@@ -306,18 +269,11 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_that_is_shut_opens_when_its_time_has_passed_or_its_keeper_is_gone() {
-        let (mut keeper, gate) = GateKeeper::new(100);
-        keeper.shut(at(50));
-        keeper.add_credit(at(49), 1e9);
-        assert_eq!(gate.c_send(1, || ()), CSend::Skipped(Reason::Shut));
-        assert_eq!(gate.budget(Duration::from_secs(1)), 0);
-        assert_eq!(keeper.poll_timeout(at(49), 1e9, 1), Some(at(50)));
-        keeper.add_credit(at(50), 1e9);
-        assert!(gate.c_send(1, || ()).is_sent());
-        keeper.shut(at(1_000_000));
+    fn a_gate_whose_keeper_is_gone_stays_open() {
+        let (keeper, gate) = GateKeeper::new(100);
+        assert!(gate.c_send(100, || ()).is_sent() && !gate.is_open(1));
         drop(keeper);
-        assert!(gate.c_send(1, || ()).is_sent());
+        assert!(gate.c_send(100, || ()).is_sent() && gate.is_open(100));
     }
 
     #[test]
@@ -352,14 +308,11 @@ mod tests {
         /// No state of a gate is final while its keeper adds credit.
         #[test]
         fn every_gate_opens_again_while_its_keeper_adds_credit(
-            shut in proptest::option::of(0_u64..10_000), rate in 1e3..1e9, take in 0_u32..3_000,
+            rate in 1e3..1e9, take in 0_u32..3_000,
         ) {
             let (mut keeper, gate) = GateKeeper::new(3_000);
             keeper.add_credit(at(0), rate);
             let _ = gate.c_send(take, || ());
-            if let Some(until) = shut {
-                keeper.shut(at(until));
-            }
             let mut now = at(0);
             for _ in 0..10 {
                 if gate.is_open(1_500) {
@@ -370,7 +323,7 @@ mod tests {
                 keeper.add_credit(now, rate);
             }
             prop_assert!(gate.is_open(1_500));
-            let most = shut.unwrap_or(0) * 1_000 + (3_000.0 / rate * 1e9) as u64 + 20_000;
+            let most = (3_000.0 / rate * 1e9) as u64 + 20_000;
             prop_assert!(now.as_nanos() <= most, "{} of {}", now, most);
         }
     }
