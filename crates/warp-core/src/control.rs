@@ -255,14 +255,6 @@ impl Controller {
         self
     }
 
-    /// Sets the backlog that this sender may keep in queues, for example when senders join or
-    /// leave.
-    pub fn set_backlog(&mut self, backlog: f64) {
-        if backlog.is_finite() && backlog > 0.0 {
-            self.config.backlog = backlog;
-        }
-    }
-
     /// Sets the least rate, in bytes a second, for example when the feedback delay has changed.
     pub(crate) fn set_floor(&mut self, floor: f64) {
         if floor > 0.0 && floor <= self.config.ceiling {

@@ -103,8 +103,7 @@ fn frame_payload(config: &WarpConfig) -> u32 {
     pieces * PIECE - HEADERS
 }
 
-/// Returns about the bytes that such a frame takes on an Ethernet; `begin` replaces it by the NIC's
-/// exact value.
+/// Returns about the bytes that such a frame takes on an Ethernet.
 fn full_frame(config: &WarpConfig) -> u64 {
     u64::from(frame_payload(config)) * 21 / 20 + 64
 }

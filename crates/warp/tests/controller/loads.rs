@@ -1,9 +1,65 @@
-//! The load of a queue that is never empty, under the pure laws.
-
-use midplane_warp::law::{GradientLaw, PaperLaw};
+//! The rate laws of the paper, its additive law and a multiplicative variant, and the load of a queue
+//! that is never empty under them.
+//!
+//! Neither should control a real link. First, an empty queue has a warp of 1 at any load, so a
+//! sender never speeds up. Second, any split of the link and any standing queue is an equilibrium.
+//! Third, if the two clocks drift apart, the queue grows without bound.
 
 /// Steps in a feedback delay of 1 s.
 const STEPS: usize = 64;
+
+/// The paper's additive rate adjustment protocol: d lambda / dt = epsilon (1 - warp).
+///
+/// Stable while N epsilon tau / mu < pi / 2, for N senders, a feedback delay of tau and a service
+/// rate of mu. Does not overshoot up to 1 / e. The paper's k is thus pi mu / (2 N).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PaperLaw {
+    rate: f64,
+    epsilon: f64,
+}
+
+impl PaperLaw {
+    /// Creates a sender at `rate`. The rate changes by `epsilon` a second for each unit of warp.
+    pub(crate) const fn new(rate: f64, epsilon: f64) -> Self {
+        Self { rate, epsilon }
+    }
+
+    /// Applies the law to a `warp` that held for `seconds`.
+    pub(crate) fn adjust(&mut self, warp: f64, seconds: f64) {
+        self.rate = (self.rate + self.epsilon * (1.0 - warp) * seconds).max(0.0);
+    }
+
+    /// Returns the rate, in the unit that the caller passed to `new`.
+    pub(crate) const fn rate(&self) -> f64 {
+        self.rate
+    }
+}
+
+/// The gradient term alone, multiplicative: d lambda / dt = epsilon lambda (1 - warp).
+///
+/// Stable while epsilon tau < pi / 2, for any number of senders and any link rate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GradientLaw {
+    rate: f64,
+    epsilon: f64,
+}
+
+impl GradientLaw {
+    /// Creates a sender at `rate`, with a gain of `epsilon` a second.
+    pub(crate) const fn new(rate: f64, epsilon: f64) -> Self {
+        Self { rate, epsilon }
+    }
+
+    /// Applies the law to a `warp` that held for `seconds`.
+    pub(crate) fn adjust(&mut self, warp: f64, seconds: f64) {
+        self.rate *= (self.epsilon * (1.0 - warp) * seconds).exp();
+    }
+
+    /// Returns the rate, in the unit that the caller passed to `new`.
+    pub(crate) const fn rate(&self) -> f64 {
+        self.rate
+    }
+}
 
 /// Returns the loads by senders with `laws` over a queue that is never empty, so that warp is the
 /// load exactly. The service rate is 1.

@@ -1,9 +1,8 @@
 //! Tests of the pure laws: the limits of their stability, and their defects.
 
-use midplane_warp::law::{GradientLaw, PaperLaw};
 use midplane_warp::model::jain;
 
-use crate::controller::loads::{gradient, late_swing, paper};
+use crate::controller::loads::{GradientLaw, PaperLaw, gradient, late_swing, paper};
 
 #[test]
 fn w1_the_gradient_law_is_stable_to_half_pi_whatever_the_senders() {

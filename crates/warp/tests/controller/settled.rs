@@ -79,10 +79,12 @@ fn w4_a_loop_ten_times_as_long_gets_its_share() {
     fluid.senders()[1].delay = LOOP * 10;
     fluid.run(LOOP * 2_000, |_| ());
     assert!(jain(&fluid.rates()) >= 0.95, "{:?}", fluid.rates());
-    let weighted = Draw::even(2, 0.5 * PRODUCT, 0.0);
-    let mut fluid = weighted.fluid();
-    fluid.senders()[0].controller.set_backlog(0.1 * PRODUCT);
-    fluid.senders()[1].controller.set_backlog(0.4 * PRODUCT);
+    let mut fluid = draw.fluid();
+    for (sender, backlog) in fluid.senders().iter_mut().zip([0.1, 0.4]) {
+        // Each of two senders has half of the target.
+        let weighted = Draw::even(2, 2.0 * backlog * PRODUCT, 0.0);
+        sender.controller = weighted.controller(0.0);
+    }
     fluid.run(LOOP * 500, |_| ());
     let rates = fluid.rates();
     assert!(
@@ -121,11 +123,8 @@ const HOUR: u64 = 120;
 fn a_latecomer_gets_no_more_than_its_share_after_two_drains() {
     let draw = Draw::even(3, 0.5 * PRODUCT, 0.0);
     let mut fluid = draw.fluid();
-    let backlog = draw.target / 3.0;
     fluid.run(LOOP * 300, |_| ());
-    let mut late = FluidSender::new(draw.controller(0.0), LOOP);
-    late.controller.set_backlog(backlog);
-    fluid.add(late);
+    fluid.add(FluidSender::new(draw.controller(0.0), LOOP));
     fluid.run(LOOP * 500, |_| ());
     let unfair = jain(&fluid.rates());
     for _ in 0..3 {
