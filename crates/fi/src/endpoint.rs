@@ -271,7 +271,7 @@ impl Endpoint {
             (Some(Address { udp: Some(udp), .. }), Some(network)) => {
                 network.connect(udp, RING_BYTES).map(|rings| (rings, true))
             }
-            _ => Err(io::ErrorKind::HostUnreachable.into()),
+            _ => Err(io::Error::from_raw_os_error(EHOSTUNREACH)),
         };
         match opened {
             Ok((rings, is_remote)) => self.add_pair(rings, peer, is_remote),

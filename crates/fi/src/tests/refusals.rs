@@ -3,9 +3,10 @@
 use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 
-use super::side::{Pair, Side, close};
+use super::side::{Pair, Side, close, next};
 use crate::abi::constants::*;
 use crate::abi::{CntrAttr, Info, Provider, RxAttr, TxAttr};
+use crate::address::Address;
 use crate::objects::region::ENOKEY;
 
 #[test]
@@ -51,6 +52,17 @@ fn counters_of_events_or_with_descriptors_that_do_not_exist_are_refused() {
         }
         assert_eq!(open(side.domain, null_mut(), &raw mut out, null_mut()), 0);
     }
+}
+
+#[test]
+fn a_peer_on_an_unreachable_host_fails() {
+    let side = Side::open();
+    let own = Address::parse(&side.name()).unwrap();
+    let to = side.set_route(&Address { host: own.host ^ 1, endpoint: 1, udp: None }.bytes());
+    assert_eq!(side.send(to, 1, b"four", 0, 7), 0);
+    let (entry, error, _) = next(&side);
+    assert_eq!((entry.op_context as usize, error), (7, EHOSTUNREACH));
+    assert_eq!(side.send(to, 1, b"four", 0, 8), -(EHOSTUNREACH as isize));
 }
 
 #[test]
