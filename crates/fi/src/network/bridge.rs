@@ -3,6 +3,7 @@
 use std::future::{Future as _, poll_fn};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +19,7 @@ use slab::Slab;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Runtime;
+use tokio::time::{Sleep, sleep};
 
 use super::link::{Link, lock};
 use super::{Accept, Dial, Shared};
@@ -25,6 +27,8 @@ use crate::endpoint::RING_BYTES;
 
 /// Time without polls after which the thread takes over from the application.
 const TAKEOVER: Duration = Duration::from_millis(1);
+/// Longest time for which a close sends what waits.
+const LEAVE: Duration = Duration::from_secs(5);
 /// Turns of the application between two checks for closed rings, which take a system call.
 const CLOSED: u32 = 64;
 
@@ -41,6 +45,8 @@ pub(super) struct Bridge {
     accepts: Sender<Accept>,
     shared: Arc<Shared>,
     is_closing: bool,
+    /// Ends a close that takes too long; `None` before it begins.
+    leave: Option<Pin<Box<Sleep>>>,
     turns: u32,
 }
 
@@ -69,6 +75,7 @@ impl Bridge {
             accepts,
             shared,
             is_closing: false,
+            leave: None,
             turns: 0,
         })
     }
@@ -113,7 +120,7 @@ impl Bridge {
             is_busy |= self.pump();
             is_busy |= self.introduce();
             self.remove_ended();
-            if self.is_closing && self.links.is_empty() {
+            if self.is_closing && (self.links.is_empty() || self.is_late(context)) {
                 return Poll::Ready(true);
             }
             let endpoint = &self.endpoint;
@@ -121,6 +128,12 @@ impl Bridge {
                 return Poll::Pending;
             }
         }
+    }
+
+    /// Returns whether the close has taken too long.
+    fn is_late(&mut self, context: &mut Context<'_>) -> bool {
+        let leave = self.leave.get_or_insert_with(|| Box::pin(sleep(LEAVE)));
+        leave.as_mut().poll(context).is_ready()
     }
 
     /// Copies in both directions on all links; returns whether there was anything to copy.

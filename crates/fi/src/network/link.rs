@@ -7,6 +7,7 @@ use midplane_simhw::shm::Record;
 use midplane_simhw::shm::rings::RingPair;
 use midplane_simhw::time::Instant;
 use midplane_via::wire::endpoint::{Endpoint, PipeId};
+use midplane_via::wire::pipe::Pipe;
 
 use super::frames::{HEAD, head, parse};
 
@@ -51,7 +52,12 @@ impl Link {
         let is_busy = self.send(endpoint) | self.read(endpoint) | self.deliver();
         let is_drained =
             self.rings.as_ref().is_none_or(|rings| !matches!(rings.receiver.peek(), Ok(Some(_))));
-        if self.has_left && is_drained && !self.is_closing {
+        // The close of a pipe that dials would end it before its bytes are sent.
+        let is_dialing = || {
+            let dials = |pipe: &Pipe| !pipe.is_established() && pipe.ended().is_none();
+            lock(endpoint).peek(self.pipe).is_some_and(dials)
+        };
+        if self.has_left && is_drained && !self.is_closing && !is_dialing() {
             self.is_closing = true;
             match lock(endpoint).pipe(self.pipe) {
                 Some(pipe) => pipe.close(now),

@@ -1,6 +1,6 @@
 //! Tests two endpoints of one process that treat each other as endpoints on other hosts.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Mutex;
 
 use midplane_simhw::shm::Record;
@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Terms;
 use super::frames::head;
 use super::link::Link;
+use crate::address::Address;
 use crate::completion::{Completions, Entry, Queue, QueueBinding};
 use crate::endpoint::{Completes, Domain, Endpoint, Message, Post, Transfer};
 use crate::matching::{Kind, Pattern, Receive};
@@ -124,6 +125,40 @@ fn messages_cross_udp_and_the_last_ones_arrive_although_their_sender_closes() {
     left.receive(5, &mut got);
     assert_eq!((next(&mut left).error, sent), (0, got));
     closing.join().unwrap();
+}
+
+#[test]
+fn a_message_to_a_new_peer_arrives_although_its_sender_closes_at_once() {
+    let [mut sender, mut receiver] = sides();
+    let mut got = [0; 4];
+    receiver.receive(1, &mut got);
+    sender.send(1, b"four");
+    // The send completes when the message is in the ring, and the peer has not answered the dial.
+    assert_eq!(sender.poll().unwrap().error, 0);
+    let closing = std::thread::spawn(move || drop(sender));
+    let next = |_| {
+        std::thread::yield_now();
+        receiver.poll()
+    };
+    let entry = (0..5_000_000).find_map(next).expect("a completion in time");
+    assert_eq!((entry.error, &got), (0, b"four"));
+    closing.join().unwrap();
+}
+
+#[test]
+fn a_close_gives_up_a_peer_that_never_answers() {
+    let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut sender = Side::open(1);
+    let udp = Some(silent.local_addr().unwrap());
+    sender.endpoint.set_route(0, Some(Address { host: 2, endpoint: 3, udp }));
+    sender.send(1, b"four");
+    assert_eq!(sender.poll().unwrap().error, 0);
+    drop(sender);
+    // A dial ends after 10 s, and is sent 13 times until then; 8 times in the 5 s of a close.
+    silent.set_nonblocking(true).unwrap();
+    let dials = std::iter::repeat_with(|| silent.recv(&mut [0; 2048])).take_while(Result::is_ok);
+    let count = dials.count();
+    assert!((1..=9).contains(&count), "{count} dials");
 }
 
 #[test]
