@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use midplane::{Node, Stream};
+use nix::sys::signal::{SigSet, Signal};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf, split};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::watch;
@@ -49,14 +50,24 @@ fn lock<T>(half: &Mutex<T>) -> MutexGuard<'_, T> {
     half.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Starts the runtime. Its threads block `SIGPIPE`, which would end the program when a peer has closed a TCP connection:
+/// C programs don't ignore it, as Rust's do. The write then fails.
+fn runtime() -> io::Result<Runtime> {
+    let block = || {
+        // It fails only for an invalid signal.
+        let _ = SigSet::from(Signal::SIGPIPE).thread_block();
+    };
+    Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("midplane")
+        .on_thread_start(block)
+        .enable_all()
+        .build()
+}
+
 impl Bridge {
     fn start() -> Result<Self, Failed> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("midplane")
-            .enable_all()
-            .build()
-            .map_err(|error| format!("no thread for the node: {error}"))?;
+        let runtime = runtime().map_err(|error| format!("no thread for the node: {error}"))?;
         let mut builder = Node::builder();
         if let Ok(places) = std::env::var("MIDPLANE_DISCOVER") {
             builder = builder.discover(places);
@@ -185,6 +196,14 @@ fn failed(what: &str, error: &io::Error) -> Failed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_write_to_a_closed_connection_sends_the_threads_of_the_node_no_signal() {
+        let runtime = runtime().unwrap();
+        let mask = runtime.spawn(async { SigSet::thread_get_mask() });
+        let mask = runtime.block_on(mask).unwrap().unwrap();
+        assert!(mask.contains(Signal::SIGPIPE));
+    }
 
     #[test]
     fn the_numbers_of_streams_that_stay_open_are_skipped_after_all_were_used() {
