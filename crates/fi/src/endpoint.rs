@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 use std::io;
 
 use midplane_simhw::shm::rings::{RingListener, RingPair, RingRequest, WakeSet, connect};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::fcntl_dupfd_cloexec;
 use slab::Slab;
 
 use crate::abi::constants::{ADDR_UNSPEC, ECONNRESET, EHOSTUNREACH};
@@ -32,6 +34,10 @@ pub(crate) const RING_BYTES: usize = 128 * 1024;
 const TURN: usize = 64;
 /// Default of the bytes that a buffer for several messages must have left.
 const LEAST_MULTI: usize = 64;
+/// Most connections that are accepted at once.
+const ACCEPTS: usize = 64;
+/// Descriptors that a greeting passes. The system drops them, and the peer is lost, if the process has too few.
+const PASSED: usize = 2;
 /// Most peers of an endpoint so far: each that ever connected takes some memory.
 const MAX_PEERS: usize = 1 << 16;
 
@@ -187,14 +193,18 @@ impl Endpoint {
 
     /// Handles new and closed connections, which takes system calls.
     pub(crate) fn progress_connections(&mut self) {
-        self.requests.extend(self.listener.accept().0);
         for request in std::mem::take(&mut self.requests) {
-            match request.accept() {
-                Ok((rings, endpoint)) => self.accept(rings, endpoint, false),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.requests.push(request);
-                }
-                Err(_) => {}
+            self.greet(request);
+        }
+        for _ in 0..ACCEPTS {
+            if !self.is_called() || !self.has_descriptors(1 + PASSED) {
+                break;
+            }
+            match self.listener.accept_one() {
+                Some(request) => self.greet(request),
+                None if self.listener.is_paused() => break,
+                // The connection was refused.
+                None => {}
             }
         }
         while let Some((rings, endpoint)) = self.network.as_ref().and_then(Network::accept) {
@@ -207,6 +217,32 @@ impl Endpoint {
                 pair.has_ended |= is_gone;
             }
         });
+    }
+
+    /// Returns whether a connection waits to be accepted.
+    fn is_called(&self) -> bool {
+        let mut polled = [PollFd::new(&self.listener, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+    }
+
+    /// Returns whether this process has `count` free descriptors.
+    fn has_descriptors(&self, count: usize) -> bool {
+        let free: Result<Vec<_>, _> =
+            (0..count).map(|_| fcntl_dupfd_cloexec(&self.listener, 0)).collect();
+        free.is_ok()
+    }
+
+    /// Reads the greeting of a connection. If it has not arrived, or there are too few descriptors for it, the
+    /// connection waits.
+    fn greet(&mut self, request: RingRequest) {
+        if !self.has_descriptors(PASSED) {
+            return self.requests.push(request);
+        }
+        match request.accept() {
+            Ok((rings, endpoint)) => self.accept(rings, endpoint, false),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.requests.push(request),
+            Err(_) => {}
+        }
     }
 
     /// Adds rings that a peer has opened.

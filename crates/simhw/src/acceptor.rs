@@ -87,6 +87,16 @@ impl Acceptor {
     /// Accepts connections of admitted users, if the listener is readable or a pause has ended. Also returns whether no
     /// connection waits any more.
     pub(crate) fn accept(&mut self, is_ready: bool, now: Instant) -> (Vec<Socket>, bool) {
+        self.accept_most(BATCH, is_ready, now)
+    }
+
+    /// Accepts as [`Acceptor::accept`] does, but at most `most` connections.
+    pub(crate) fn accept_most(
+        &mut self,
+        most: usize,
+        is_ready: bool,
+        now: Instant,
+    ) -> (Vec<Socket>, bool) {
         let mut taken = Vec::new();
         let is_paused = self.paused_until.map_or(!is_ready, |until| now < until);
         if is_paused {
@@ -94,7 +104,7 @@ impl Acceptor {
         }
         self.paused_until = None;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        for _ in 0..BATCH {
+        for _ in 0..most {
             match accept_with(&self.listener, flags) {
                 Ok(socket) => {
                     let socket = Socket::new(socket);

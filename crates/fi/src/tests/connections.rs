@@ -65,6 +65,26 @@ fn a_process_that_lacks_descriptors_connects_once_it_has_some() {
 }
 
 #[test]
+fn a_process_that_lacks_descriptors_accepts_once_it_has_some() {
+    if !is_alone("tests::connections::a_process_that_lacks_descriptors_accepts_once_it_has_some") {
+        return;
+    }
+    // A connection takes three until it is accepted.
+    for free in 0..3 {
+        let pair = Pair::new();
+        let mut got = [0; 4];
+        assert_eq!(pair.one.send(pair.to_other, 1, b"four", 0, 1), 0);
+        assert_eq!(next(&pair.one).1, 0);
+        let lowest = File::open("/dev/null").unwrap().as_raw_fd();
+        limit(lowest as u64 + free);
+        (0..2000).for_each(|_| assert!(pair.other.poll().is_none()));
+        limit(u64::MAX);
+        pair.other.receive(ANY, (1, 0), &mut got, 2);
+        assert_eq!((next(&pair.other).1, &got), (0, b"four"));
+    }
+}
+
+#[test]
 fn an_application_that_polls_rarely_accepts_a_connection_within_few_polls() {
     let pair = Pair::new();
     let mut got = [0; 4];

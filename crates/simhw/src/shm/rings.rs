@@ -130,6 +130,13 @@ impl RingListener {
         (sockets.into_iter().map(RingRequest).collect(), is_drained)
     }
 
+    /// Accepts one waiting connection; `None` if none waits, the system has no free descriptor, or the connection is not
+    /// of this user.
+    pub fn accept_one(&mut self) -> Option<RingRequest> {
+        let (mut sockets, _) = self.0.accept_most(1, true, Clock::now());
+        sockets.pop().map(RingRequest)
+    }
+
     /// Returns whether the process has no free descriptor for a connection; try again later.
     #[must_use]
     pub const fn is_paused(&self) -> bool {
@@ -155,7 +162,7 @@ pub struct RingRequest(Socket);
 
 impl RingRequest {
     /// Reads the greeting, once the descriptor is readable. Returns the rings, and the word that the peer
-    /// passed.
+    /// passed. The greeting passes two descriptors: without as many free ones, the connection is lost.
     ///
     /// # Errors
     /// `WouldBlock` if the greeting has not arrived; `InvalidData` if it is malformed. Another error if its memory
