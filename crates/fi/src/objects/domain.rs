@@ -41,7 +41,7 @@ static OPS: DomainOps = DomainOps {
     srx_ctx: missing,
     query_atomic: atomic::query,
     query_collective: missing,
-    endpoint2: endpoint::open_with_flags,
+    endpoint2: missing,
 };
 
 pub(super) unsafe extern "C" fn open(
@@ -68,17 +68,6 @@ pub(super) unsafe extern "C" fn open(
         unsafe { hand_out(domain, out) };
         Ok(())
     })
-}
-
-pub(super) unsafe extern "C" fn open_with_flags(
-    fabric: *mut FidFabric,
-    info: *mut Info,
-    out: *mut *mut FidDomain,
-    _flags: u64,
-    context: *mut c_void,
-) -> c_int {
-    // SAFETY: the same promises.
-    unsafe { open(fabric, info, out, context) }
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {

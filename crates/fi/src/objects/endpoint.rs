@@ -99,17 +99,6 @@ pub(super) unsafe extern "C" fn open(
     })
 }
 
-pub(super) unsafe extern "C" fn open_with_flags(
-    domain: *mut FidDomain,
-    info: *mut Info,
-    out: *mut *mut FidEp,
-    _flags: u64,
-    context: *mut c_void,
-) -> c_int {
-    // SAFETY: the same promises.
-    unsafe { open(domain, info, out, context) }
-}
-
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     guard(-EOTHER, || {
         // SAFETY: it was handed out by `open`, and the caller does not use it any more.

@@ -17,7 +17,7 @@ static OPS: FabricOps = FabricOps {
     eq_open,
     wait_open: missing,
     trywait,
-    domain2: domain::open_with_flags,
+    domain2: missing,
 };
 static EQ_FID: FidOps = fid_ops(close_eq, no_bind, no_control);
 static EQ: EqOps = EqOps {

@@ -66,6 +66,15 @@ fn a_peer_on_an_unreachable_host_fails() {
 }
 
 #[test]
+fn endpoints_and_domains_with_flags_are_refused() {
+    let side = Side::open();
+    // SAFETY: the domain and its fabric are open.
+    let [endpoint, domain] =
+        unsafe { [(*(*side.domain).ops).endpoint2, (*(*side.fabric).ops).domain2] };
+    assert_eq!([endpoint(), domain()], [-(ENOSYS as isize); 2]);
+}
+
+#[test]
 fn hints_that_require_completions_in_order_are_refused() {
     // SAFETY: zeros are valid hints; the attributes outlive the calls.
     unsafe {

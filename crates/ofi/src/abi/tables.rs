@@ -43,8 +43,7 @@ pub struct FabricOps {
     pub eq_open: unsafe extern "C" fn(*mut FidFabric, Ptr, *mut *mut FidEq, Ptr) -> c_int,
     pub wait_open: Missing,
     pub trywait: unsafe extern "C" fn(*mut FidFabric, *mut *mut Fid, c_int) -> c_int,
-    pub domain2:
-        unsafe extern "C" fn(*mut FidFabric, *mut Info, *mut *mut FidDomain, u64, Ptr) -> c_int,
+    pub domain2: Missing,
 }
 
 #[repr(C)]
@@ -61,8 +60,7 @@ pub struct DomainOps {
     pub srx_ctx: Missing,
     pub query_atomic: unsafe extern "C" fn(*mut FidDomain, Type, Op, *mut AtomicAttr, u64) -> c_int,
     pub query_collective: Missing,
-    pub endpoint2:
-        unsafe extern "C" fn(*mut FidDomain, *mut Info, *mut *mut FidEp, u64, Ptr) -> c_int,
+    pub endpoint2: Missing,
 }
 
 #[repr(C)]
