@@ -232,8 +232,7 @@ impl State {
         let confirms = arrival.flags & CONFIRM != 0;
         let inbound = Inbound { target, length: arrival.length, done: 0, confirms };
         if arrival.length != expected {
-            // Losing the peer fails the operation.
-            self.peers[arrival.peer].inbound = Some(inbound);
+            self.abandon(inbound, domain.out);
             return Err(Corrupt);
         }
         self.begin(inbound, arrival, 0, domain)

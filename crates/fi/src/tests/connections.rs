@@ -33,6 +33,28 @@ fn a_peer_is_lost_with_the_connection_to_it_although_it_has_opened_another() {
     assert_eq!((ends, &got), ([(2, 0), (1, ECONNRESET)], b"last"));
 }
 
+#[test]
+fn wrong_data_in_the_middle_of_a_message_fails_the_receives_of_both() {
+    let side = Side::open();
+    let own = Address::parse(&side.name()).unwrap();
+    let mut got = [[0; 16]; 2];
+    for (bytes, tag) in got.iter_mut().zip([1, 2]) {
+        side.receive(ANY, (tag, 0), bytes, tag as usize);
+    }
+    let mut peer = connect(own.name().as_bytes(), 4096, own.endpoint ^ 1).unwrap();
+    let mut push = |kind: Kind, length: u64, word: u64| {
+        peer.sender.push([kind as u64 | length << 16, word], &[IoSlice::new(&[0; 8])]);
+    };
+    push(Kind::TaggedRts, 16, 2);
+    // A half of this message arrives. The first request, for the other message, has number 0.
+    push(Kind::Tagged, 16, 1);
+    push(Kind::Data, 15, 0);
+    let mut ends =
+        [next(&side), next(&side)].map(|(entry, error, _)| (entry.op_context as usize, error));
+    ends.sort_unstable();
+    assert_eq!(ends, [(1, ECONNRESET), (2, ECONNRESET)]);
+}
+
 /// Limits the descriptors of this process to numbers below `end`, or to as many as the system permits.
 fn limit(end: u64) {
     // SAFETY: the calls read and write the limit.
