@@ -247,7 +247,9 @@ impl State {
     #[inline]
     pub(super) fn deliver(&mut self, matched: &Matched, out: &mut Completions) {
         let entry = self.entry_of(matched);
-        self.bindings.complete(out, Class::Receive, matched.reports, entry);
+        // The release of a buffer for several messages is reported in any case.
+        let reports = matched.reports || entry.flags & MULTI_RECV != 0;
+        self.bindings.complete(out, Class::Receive, reports, entry);
         self.release_multis(out);
     }
 

@@ -167,6 +167,19 @@ fn a_buffer_for_several_messages_is_filled_and_released() {
 }
 
 #[test]
+fn the_release_of_a_buffer_for_several_messages_is_reported_although_they_are_not() {
+    let pair = Pair::new();
+    pair.other.bind(pair.other.cq.cast(), RECV | SELECTIVE_COMPLETION);
+    let mut buffer = vec![0; 450];
+    pair.other.receive_several(&mut buffer, 4);
+    (0..2).for_each(|_| pair.one.send_plain(pair.to_other, &[7; 200], 1));
+    let [_, receives] = pair.drive(3);
+    let ends: Vec<_> =
+        receives.iter().map(|(entry, ..)| (entry.op_context as usize, entry.flags)).collect();
+    assert_eq!(ends, [(4, RECV | MSG | MULTI_RECV)]);
+}
+
+#[test]
 fn a_cancelled_buffer_for_several_messages_is_released_after_its_last_message() {
     let pair = Pair::new();
     let (mut buffer, long) = (vec![0; 300_000], bytes(100_000));
