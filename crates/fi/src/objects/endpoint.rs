@@ -1,6 +1,7 @@
 //! Endpoints, except their transfers.
 
 use std::ffi::{c_int, c_void};
+use std::io;
 use std::mem::size_of;
 use std::ptr::null;
 use std::sync::Arc;
@@ -78,7 +79,7 @@ pub(super) unsafe extern "C" fn open(
         let endpoint = opened.map_err(|error| {
             // Standard error is the only way to inform the user.
             eprintln!("midplane: {error}");
-            error.raw_os_error().unwrap_or(EINVAL)
+            code_of(&error)
         })?;
         let key = shared.lock().add(endpoint).map_err(|_| EOTHER)?;
         let fid = FidEp {
@@ -96,6 +97,15 @@ pub(super) unsafe extern "C" fn open(
         // SAFETY: `out` is the caller's.
         unsafe { hand_out(endpoint, out) };
         Ok(())
+    })
+}
+
+/// Returns the error with which the opening of an endpoint fails. That of a key file has a kind, and no code.
+fn code_of(error: &io::Error) -> c_int {
+    error.raw_os_error().unwrap_or(match error.kind() {
+        io::ErrorKind::NotFound => ENOENT,
+        io::ErrorKind::PermissionDenied => EACCES,
+        _ => EINVAL,
     })
 }
 

@@ -3,7 +3,7 @@
 use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 
-use super::side::{Pair, Side, close, next};
+use super::side::{Pair, Side, close, is_alone, next};
 use crate::abi::constants::*;
 use crate::abi::{CntrAttr, Info, Provider, RxAttr, TxAttr};
 use crate::address::Address;
@@ -72,6 +72,22 @@ fn endpoints_and_domains_with_flags_are_refused() {
     let [endpoint, domain] =
         unsafe { [(*(*side.domain).ops).endpoint2, (*(*side.fabric).ops).domain2] };
     assert_eq!([endpoint(), domain()], [-(ENOSYS as isize); 2]);
+}
+
+#[test]
+fn an_endpoint_without_its_key_file_is_refused() {
+    if !is_alone("tests::refusals::an_endpoint_without_its_key_file_is_refused") {
+        return;
+    }
+    let side = Side::open();
+    let mut out = null_mut();
+    // SAFETY: no other thread of this process uses the environment; the domain and the description are open.
+    let code = unsafe {
+        std::env::set_var("FI_MIDPLANE_NETWORK", "127.0.0.1");
+        std::env::set_var("FI_MIDPLANE_KEY_FILE", "/no/such/file");
+        ((*(*side.domain).ops).endpoint)(side.domain, side.info, &raw mut out, null_mut())
+    };
+    assert_eq!(code, -ENOENT);
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub(super) const ANY: u64 = ADDR_UNSPEC;
 /// An endpoint of a test. Nothing is freed: the process ends with the test.
 pub(super) struct Side {
     pub(super) fabric: *mut FidFabric,
-    info: *mut Info,
+    pub(super) info: *mut Info,
     pub(super) domain: *mut FidDomain,
     pub(super) av: *mut FidAv,
     pub(super) cq: *mut FidCq,

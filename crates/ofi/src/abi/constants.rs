@@ -113,6 +113,7 @@ pub const EBUSY: c_int = libc::EBUSY;
 pub const EINVAL: c_int = libc::EINVAL;
 pub const EMSGSIZE: c_int = libc::EMSGSIZE;
 pub const ENODATA: c_int = libc::ENODATA;
+pub const ENOENT: c_int = libc::ENOENT;
 pub const ENOMSG: c_int = libc::ENOMSG;
 pub const ENOPROTOOPT: c_int = libc::ENOPROTOOPT;
 pub const ENOSYS: c_int = libc::ENOSYS;
