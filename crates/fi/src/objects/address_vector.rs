@@ -2,10 +2,11 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::size_of;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 use super::{code, domain, fid, fid_ops, guard, hand_out, no_bind, no_control, take_back};
-use crate::abi::constants::{ADDR_UNSPEC, CLASS_AV, EBUSY, EINVAL, EOTHER};
+use crate::abi::constants::{ADDR_UNSPEC, CLASS_AV, EBUSY, EINVAL, EOTHER, SYNC_ERR};
 use crate::abi::tables::{AvOps, FidOps, missing};
 use crate::abi::{AvAttr, Fid, FidAv, FidDomain};
 use crate::address::{Address, BYTES};
@@ -71,22 +72,23 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
-/// Inserts addresses; returns their number.
+/// Inserts addresses; returns their number. With `FI_SYNC_ERR`, the context is an array for their errors.
 unsafe extern "C" fn insert(
     av: *mut FidAv,
     addresses: *const c_void,
     count: usize,
     out: *mut u64,
-    _flags: u64,
-    _context: *mut c_void,
+    flags: u64,
+    context: *mut c_void,
 ) -> c_int {
     guard(-EOTHER, || {
+        let errors = if flags & SYNC_ERR != 0 { context.cast() } else { null_mut::<c_int>() };
         // SAFETY: the vector is the caller's.
         let av = unsafe { &*av.cast::<AddressVector>() };
         let mut core = av.shared.lock();
         let mut inserted = 0;
         for at in 0..count {
-            // SAFETY: the caller passes this many addresses, and space for as many numbers or null.
+            // SAFETY: the caller passes this many addresses, and space for as many numbers and errors, or null.
             let bytes = unsafe {
                 std::slice::from_raw_parts(addresses.cast::<u8>().add(at * BYTES), BYTES)
             };
@@ -103,6 +105,10 @@ unsafe extern "C" fn insert(
             if !out.is_null() {
                 // SAFETY: as above.
                 unsafe { *out.add(at) = number };
+            }
+            if !errors.is_null() {
+                // SAFETY: as above.
+                unsafe { *errors.add(at) = if number == ADDR_UNSPEC { EINVAL } else { 0 } };
             }
         }
         inserted

@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut};
 use super::side::{Pair, Side, close, is_alone, next};
 use crate::abi::constants::*;
 use crate::abi::{CntrAttr, Info, Provider, RxAttr, TxAttr};
-use crate::address::Address;
+use crate::address::{Address, BYTES};
 use crate::objects::region::ENOKEY;
 
 #[test]
@@ -88,6 +88,21 @@ fn an_endpoint_without_its_key_file_is_refused() {
         ((*(*side.domain).ops).endpoint)(side.domain, side.info, &raw mut out, null_mut())
     };
     assert_eq!(code, -ENOENT);
+}
+
+#[test]
+fn an_insertion_of_addresses_reports_the_error_of_each() {
+    let side = Side::open();
+    let addresses = [side.name(), [0; BYTES], side.name()];
+    let (mut numbers, mut errors) = ([0; 3], [9; 3]);
+    // SAFETY: the vector is open; there are three addresses, and space for three numbers and errors.
+    let count = unsafe {
+        let (from, out) = (addresses.as_ptr().cast(), errors.as_mut_ptr());
+        let insert = (*(*side.av).ops).insert;
+        insert(side.av, from, 3, numbers.as_mut_ptr(), SYNC_ERR, out.cast())
+    };
+    assert_eq!((count, errors), (2, [0, EINVAL, 0]));
+    assert_eq!(numbers, [0, ADDR_UNSPEC, 0]);
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub const RMA_EVENT: u64 = 1 << 56;
 pub const SOURCE: u64 = 1 << 57;
 /// Message flag: discard the message that a peek finds.
 pub const DISCARD: u64 = 1 << 58;
+/// Flag of an insertion of addresses: the context is an array for the error of each.
+pub const SYNC_ERR: u64 = 1 << 58;
 /// Capability: receives can name a source.
 pub const DIRECTED_RECV: u64 = 1 << 59;
 /// Message flag: reserve the message that a peek finds, or receive the reserved one.
