@@ -308,6 +308,19 @@ impl Shared {
         Locked(self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Runs one turn, and calls a function. Yields to other processes after many idle turns.
+    #[inline]
+    pub(crate) fn poll<T>(&self, call: impl FnOnce(&mut Core) -> T) -> T {
+        let mut core = self.lock();
+        let should_yield = core.progress();
+        let result = call(&mut core);
+        drop(core);
+        if should_yield {
+            std::thread::yield_now();
+        }
+        result
+    }
+
     /// Polls until `done` returns a value, and parks between polls. Returns `None` after `timeout`; without one, waits
     /// forever.
     pub(crate) fn wait<T>(

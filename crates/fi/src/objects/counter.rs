@@ -75,14 +75,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
 unsafe fn with<T>(counter: *mut FidCntr, call: impl FnOnce(&mut Counter) -> T) -> Option<T> {
     // SAFETY: promised by the caller.
     let object = unsafe { &*counter.cast::<CounterObject>() };
-    let mut core = object.shared.lock();
-    let should_yield = core.progress();
-    let result = core.completions.counters.get_mut(object.key).map(call);
-    drop(core);
-    if should_yield {
-        std::thread::yield_now();
-    }
-    result
+    object.shared.poll(|core| core.completions.counters.get_mut(object.key).map(call))
 }
 
 /// Calls a function that changes a counter.

@@ -163,15 +163,8 @@ unsafe extern "C" fn readfrom(
     guard(-(EOTHER as isize), || {
         // SAFETY: the queue and the memory for entries are the caller's.
         let queue = unsafe { &*queue.cast::<QueueObject>() };
-        let mut core = queue.shared.lock();
-        let should_yield = core.progress();
         // SAFETY: as above.
-        let taken = unsafe { take(queue, &mut core, out, count, sources) };
-        drop(core);
-        if should_yield {
-            std::thread::yield_now();
-        }
-        taken
+        queue.shared.poll(|core| unsafe { take(queue, core, out, count, sources) })
     })
 }
 

@@ -177,14 +177,15 @@ unsafe fn receive(
         let object = unsafe { &*endpoint.cast::<EndpointObject>() };
         let flags = options.flags.unwrap_or(object.receive_flags);
         let context = options.context as usize;
-        let mut core = object.shared.lock();
         if flags & PEEK != 0 {
-            core.progress();
-            let (endpoint, mut domain) = core.endpoint(object.key);
-            endpoint.peek(pattern, flags, context, &mut domain);
+            object.shared.poll(|core| {
+                let (endpoint, mut domain) = core.endpoint(object.key);
+                endpoint.peek(pattern, flags, context, &mut domain);
+            });
             return Ok(());
         }
         let buffer = buffer.ok_or(EINVAL)?;
+        let mut core = object.shared.lock();
         let (endpoint, mut domain) = core.endpoint(object.key);
         let reports = endpoint.state.bindings.reports(Class::Receive, flags & COMPLETION != 0);
         let receive = Receive { pattern, buffer, context, reports, multi: None };
