@@ -85,6 +85,9 @@ impl State {
         context: &Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
         let (connection, _) = self.connection(id)?;
         let readable = connection.readable();
         let count = readable.len().min(buffer.remaining());

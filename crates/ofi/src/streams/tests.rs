@@ -68,6 +68,11 @@ fn the_shutdown_of_a_failed_stream_is_an_error_unless_its_end_was_sent() {
 }
 
 #[test]
+fn a_read_into_no_space_returns_at_once() {
+    over_tcp(async |[mut first, _second]| assert_eq!(first.read(&mut []).await.unwrap(), 0));
+}
+
+#[test]
 fn a_pause_of_this_process_is_no_silence_of_its_peers() {
     over_tcp(async |[mut first, mut second]| {
         first.write_all(b"before").await.unwrap();
