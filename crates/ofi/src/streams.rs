@@ -156,6 +156,7 @@ impl Streams {
     ///
     /// # Errors
     /// The provider's, or [`QuotaExceeded`](io::ErrorKind::QuotaExceeded) if there are too many streams.
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) if too many frames are in flight, to the peer or in all: try again later.
     pub fn connect(&self, name: &[u8]) -> io::Result<Stream> {
         let opened = self.shared.with(|state| {
             let peer = state.endpoint.insert(name)?;
