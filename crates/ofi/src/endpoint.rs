@@ -114,6 +114,7 @@ impl Endpoint {
         let Config { frame_bytes, receives, sends, spin } = *config;
         let info = choice.offer(frame_bytes)?;
         let receives = receives.min(info.get().receive().size.max(1));
+        let sends = sends.min(info.get().transmit().size.max(1));
         let described = provider::describe(info.get());
         let mut raw = RawEndpoint::open(info, receives + sends, frame_bytes)?;
         let name = raw.name()?;

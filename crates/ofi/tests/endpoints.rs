@@ -80,6 +80,15 @@ fn a_sender_that_is_too_fast_gets_an_error_and_nothing_is_lost() {
 }
 
 #[test]
+fn no_more_frames_are_in_flight_than_the_provider_accepts() {
+    over_each(async |choice| {
+        let config = Config::new(64).sends(usize::MAX).receives(usize::MAX);
+        let endpoint = Endpoint::open(choice, &config).unwrap();
+        assert!((1..usize::MAX).contains(&endpoint.room()), "{choice}");
+    });
+}
+
+#[test]
 fn a_waiting_task_is_woken_and_an_idle_one_uses_no_processor() {
     over_each(async |choice| {
         let [(mut a, to_b), (mut b, _)] = pair(choice, &Config::new(64));

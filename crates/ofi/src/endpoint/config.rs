@@ -26,14 +26,16 @@ impl Config {
         Self { frame_bytes, receives, sends, spin: DEFAULT_SPIN }
     }
 
-    /// Sets how many frames may arrive before the caller receives them, at least 1. Each takes the memory of a frame.
+    /// Sets how many frames may arrive before the caller receives them: at least 1, and at most as many as the provider
+    /// accepts. Each takes the memory of a frame.
     #[must_use]
     pub const fn receives(mut self, frames: usize) -> Self {
         self.receives = if frames == 0 { 1 } else { frames };
         self
     }
 
-    /// Sets how many frames may be in flight to all peers together, at least 1. Each takes the memory of a frame.
+    /// Sets how many frames may be in flight to all peers together: at least 1, and at most as many as the provider
+    /// accepts. Each takes the memory of a frame.
     #[must_use]
     pub const fn sends(mut self, frames: usize) -> Self {
         self.sends = if frames == 0 { 1 } else { frames };
