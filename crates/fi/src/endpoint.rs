@@ -9,7 +9,7 @@ mod losses;
 mod receives;
 mod waiting;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use midplane_simhw::shm::rings::{RingListener, RingPair, RingRequest, WakeSet, connect};
@@ -38,8 +38,8 @@ const LEAST_MULTI: usize = 64;
 const ACCEPTS: usize = 64;
 /// Descriptors that a greeting passes. The system drops them, and the peer is lost, if the process has too few.
 const PASSED: usize = 2;
-/// Most peers of an endpoint so far: each that ever connected takes some memory.
-const MAX_PEERS: usize = 1 << 16;
+/// Peers at which an endpoint forgets those that have left, and accepts no new one if none has.
+pub(crate) const MAX_PEERS: usize = if cfg!(test) { 1 << 9 } else { 1 << 16 };
 
 /// Rings that are shared with a peer.
 #[derive(Debug)]
@@ -80,6 +80,8 @@ struct Announced {
 #[derive(Debug)]
 pub(crate) struct State {
     peers: Vec<Peer>,
+    /// Numbers of forgotten peers, for new ones.
+    unused: Vec<usize>,
     by_endpoint: BTreeMap<u64, usize>,
     /// For each entry of the address vector, its address, and its peer once there is one.
     routes: Vec<Option<(Address, Option<usize>)>>,
@@ -116,6 +118,7 @@ impl Endpoint {
         let listener = RingListener::bind(address.name().as_bytes())?;
         let state = State {
             peers: Vec::new(),
+            unused: Vec::new(),
             by_endpoint: BTreeMap::new(),
             routes: Vec::new(),
             matching: Matching::new(LEAST_MULTI, getrandom::u64()?),
@@ -248,7 +251,7 @@ impl Endpoint {
     /// Adds rings that a peer has opened.
     fn accept(&mut self, rings: RingPair, endpoint: u64, is_remote: bool) {
         let is_known = self.state.by_endpoint.contains_key(&endpoint);
-        if !is_known && self.state.peers.len() >= MAX_PEERS {
+        if !is_known && self.state.by_endpoint.len() >= MAX_PEERS && !self.state.forget_peers() {
             return;
         }
         let peer = self.state.peer_of(endpoint);
@@ -365,7 +368,7 @@ impl State {
         if let Some(peer) = self.by_endpoint.get(&endpoint) {
             return *peer;
         }
-        let peer = self.peers.len();
+        let peer = self.unused.pop().unwrap_or(self.peers.len());
         let mut source = ADDR_UNSPEC;
         for (number, route) in self.routes.iter_mut().enumerate() {
             if let Some((address, known)) = route
@@ -374,9 +377,30 @@ impl State {
                 (source, *known) = (number as u64, Some(peer));
             }
         }
-        self.peers.push(Peer::new(endpoint, source));
+        let new = Peer::new(endpoint, source);
+        match self.peers.get_mut(peer) {
+            Some(place) => *place = new,
+            None => self.peers.push(new),
+        }
         self.by_endpoint.insert(endpoint, peer);
         peer
+    }
+
+    /// Forgets the peers without a connection to which no address and no message refers. Returns whether there were any.
+    fn forget_peers(&mut self) -> bool {
+        let named = self.routes.iter().flatten().filter_map(|(_, peer)| *peer);
+        let kept = self.matching.messages.iter().map(|(_, message)| message.envelope.peer);
+        let used: BTreeSet<usize> = named.chain(kept).collect();
+        let Self { peers, unused, by_endpoint, .. } = self;
+        by_endpoint.retain(|_, number| {
+            let peer = &peers[*number];
+            let is_used = peer.pairs > 0 || peer.is_listed || used.contains(number);
+            if !is_used {
+                unused.push(*number);
+            }
+            is_used
+        });
+        !unused.is_empty()
     }
 
     /// Adds a peer to those for which records wait.

@@ -10,6 +10,7 @@ use midplane_simhw::shm::rings::{RingListener, connect};
 use super::side::{ANY, Pair, Side, is_alone, next};
 use crate::abi::constants::{ECONNRESET, INJECT};
 use crate::address::Address;
+use crate::endpoint::MAX_PEERS;
 use crate::record::Kind;
 
 #[test]
@@ -118,6 +119,21 @@ fn an_application_that_polls_rarely_accepts_a_connection_within_few_polls() {
         pair.other.poll().is_some()
     };
     assert!((0..40).any(is_received));
+}
+
+#[test]
+fn an_endpoint_accepts_peers_after_many_that_have_left() {
+    let side = Side::open();
+    let name = Address::parse(&side.name()).unwrap().name();
+    let rings = |number| connect(name.as_bytes(), 4096, number).unwrap();
+    for number in 0..MAX_PEERS as u64 {
+        drop(rings(number));
+        (0..600).for_each(|_| assert!(side.poll().is_none()));
+    }
+    let (mut last, mut got) = (rings(u64::MAX), [0; 4]);
+    last.sender.push([Kind::Tagged as u64 | 4 << 16, 1], &[IoSlice::new(b"last")]);
+    side.receive(ANY, (1, 0), &mut got, 2);
+    assert_eq!((next(&side).1, &got), (0, b"last"));
 }
 
 #[test]
