@@ -11,8 +11,11 @@ mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 
 use midplane_simhw::shm::rings::{RingListener, RingPair, RingRequest, WakeSet, connect};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::fcntl_dupfd_cloexec;
 use slab::Slab;
@@ -34,6 +37,8 @@ pub(crate) const RING_BYTES: usize = 128 * 1024;
 const TURN: usize = 64;
 /// Default of the bytes that a buffer for several messages must have left.
 const LEAST_MULTI: usize = 64;
+/// Does not wait.
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Most connections that are accepted at once.
 const ACCEPTS: usize = 64;
 /// Descriptors that a greeting passes. The system drops them, and the peer is lost, if the process has too few.
@@ -100,7 +105,12 @@ pub(crate) struct State {
 pub(crate) struct Endpoint {
     pub(crate) address: Address,
     listener: RingListener,
-    requests: Vec<RingRequest>,
+    /// Connections whose greeting was not read.
+    requests: Slab<RingRequest>,
+    /// An epoll set of these connections.
+    greetings: OwnedFd,
+    /// True if connections wait because this process has too few free descriptors.
+    is_short: bool,
     wakes: WakeSet,
     /// The connection to other hosts, if the environment names a network.
     network: Option<Network>,
@@ -131,7 +141,9 @@ impl Endpoint {
         Ok(Self {
             address,
             listener,
-            requests: Vec::new(),
+            requests: Slab::new(),
+            greetings: epoll::create(CreateFlags::CLOEXEC)?,
+            is_short: false,
             wakes: WakeSet::new()?,
             network,
             pairs: Slab::new(),
@@ -196,15 +208,14 @@ impl Endpoint {
 
     /// Handles new and closed connections, which takes system calls.
     pub(crate) fn progress_connections(&mut self) {
-        for request in std::mem::take(&mut self.requests) {
-            self.greet(request);
-        }
+        self.is_short = false;
+        self.take_greetings();
         for _ in 0..ACCEPTS {
             if !self.is_called() || !self.has_descriptors(1 + PASSED) {
                 break;
             }
             match self.listener.accept_one() {
-                Some(request) => self.greet(request),
+                Some(request) => self.add_request(request),
                 None if self.listener.is_paused() => break,
                 // The connection was refused.
                 None => {}
@@ -224,27 +235,49 @@ impl Endpoint {
 
     /// Returns whether a connection waits to be accepted.
     fn is_called(&self) -> bool {
-        let mut polled = [PollFd::new(&self.listener, PollFlags::IN)];
-        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+        poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&NOW)) == Ok(1)
     }
 
     /// Returns whether this process has `count` free descriptors.
-    fn has_descriptors(&self, count: usize) -> bool {
+    fn has_descriptors(&mut self, count: usize) -> bool {
         let free: Result<Vec<_>, _> =
             (0..count).map(|_| fcntl_dupfd_cloexec(&self.listener, 0)).collect();
+        self.is_short |= free.is_err();
         free.is_ok()
     }
 
-    /// Reads the greeting of a connection. If it has not arrived, or there are too few descriptors for it, the
-    /// connection waits.
-    fn greet(&mut self, request: RingRequest) {
-        if !self.has_descriptors(PASSED) {
-            return self.requests.push(request);
+    /// Adds a connection, and reads its greeting if it has arrived.
+    fn add_request(&mut self, request: RingRequest) {
+        let entry = self.requests.vacant_entry();
+        let data = EventData::new_u64(entry.key() as u64);
+        if epoll::add(&self.greetings, &request, data, EventFlags::IN).is_ok() {
+            entry.insert(request);
+            self.take_greetings();
         }
-        match request.accept() {
-            Ok((rings, endpoint)) => self.accept(rings, endpoint, false),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.requests.push(request),
-            Err(_) => {}
+    }
+
+    /// Reads the greetings that have arrived.
+    fn take_greetings(&mut self) {
+        if self.requests.is_empty() {
+            return;
+        }
+        let mut events = [MaybeUninit::<Event>::uninit(); ACCEPTS];
+        let Ok((events, _)) = epoll::wait(&self.greetings, &mut events, Some(&NOW)) else { return };
+        for event in &*events {
+            if !self.has_descriptors(PASSED) {
+                return;
+            }
+            let key = event.data.u64() as usize;
+            let Some(read) = self.requests.get(key).map(RingRequest::accept) else { continue };
+            if read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                continue;
+            }
+            let request = self.requests.remove(key);
+            // This fails only if the set does not have it.
+            let _ = epoll::delete(&self.greetings, &request);
+            if let Ok((rings, endpoint)) = read {
+                self.accept(rings, endpoint, false);
+            }
         }
     }
 

@@ -35,7 +35,8 @@ impl Endpoint {
             }
             is_idle &= !pair.has_ended && matches!(pair.rings.receiver.peek(), Ok(None));
         }
-        is_idle && self.requests.is_empty()
+        // The descriptors are readable while connections wait for free descriptors.
+        is_idle && !self.is_short
     }
 
     /// Withdraws the requests for wake-ups, if there are any.
@@ -57,6 +58,7 @@ impl Endpoint {
     /// Returns the descriptors that are readable when a peer has woken this process, or connects.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let network = self.network.as_ref().map(Network::descriptor);
-        [self.wakes.as_fd(), self.listener.as_fd()].into_iter().chain(network)
+        let own = [self.wakes.as_fd(), self.listener.as_fd(), self.greetings.as_fd()];
+        own.into_iter().chain(network)
     }
 }

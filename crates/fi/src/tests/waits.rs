@@ -1,7 +1,10 @@
 //! Several threads that wait in one domain.
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
 use super::side::{ANY, Pair, Side, next};
 use crate::abi::constants::{PROGRESS_AUTO, PROGRESS_MANUAL};
+use crate::address::Address;
 
 /// Returns whether the descriptor of a side's queue is readable.
 fn is_ready(side: &Side) -> bool {
@@ -85,6 +88,21 @@ fn a_thread_sleeps_while_the_ring_has_less_space_than_the_next_record_needs() {
     assert!(is_ready(&pair.one));
     pair.drive(2);
     assert!(got.iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_connection_without_a_greeting_keeps_no_thread_awake() {
+    let side = Side::open();
+    let name = Address::parse(&side.name()).unwrap().name();
+    let flags = SocketFlags::CLOEXEC;
+    let silent = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    connect(&silent, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+    (0..600).for_each(|_| assert!(side.poll().is_none()));
+    park(&side);
+    // The thread is woken by the greeting, or the end, of the connection.
+    drop(silent);
+    assert!(is_ready(&side));
+    park(&side);
 }
 
 #[test]

@@ -186,6 +186,12 @@ impl RingRequest {
     }
 }
 
+impl AsFd for RingRequest {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl AsRawFd for RingRequest {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
