@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::mem::size_of;
+use std::ptr::null_mut;
 
 use super::endpoint::EndpointObject;
 use super::size_code;
@@ -44,10 +45,10 @@ type Iov = *const libc::iovec;
 type Desc = *mut Ptr;
 
 /// A message without a tag.
-const PLAIN: Message = Message { kind: Kind::Plain, tag: 0 };
+const PLAIN: Transfer = Transfer::Message(Message { kind: Kind::Plain, tag: 0 });
 
-const fn tagged(tag: u64) -> Message {
-    Message { kind: Kind::Tagged, tag }
+const fn tagged(tag: u64) -> Transfer {
+    Transfer::Message(Message { kind: Kind::Tagged, tag })
 }
 
 const fn plain_from(source: u64) -> Pattern {
@@ -57,23 +58,6 @@ const fn plain_from(source: u64) -> Pattern {
 const fn tagged_from(source: u64, tag: u64, ignore: u64) -> Pattern {
     Pattern { kind: Kind::Tagged, source, tag, ignore }
 }
-
-/// A caller's context and flags; without flags, the endpoint's apply.
-struct Options {
-    context: Ptr,
-    flags: Option<u64>,
-}
-
-const fn context(context: Ptr) -> Options {
-    Options { context, flags: None }
-}
-
-const fn with_flags(context: Ptr, flags: u64) -> Options {
-    Options { context, flags: Some(flags) }
-}
-
-/// The options of a message whose bytes may change when the call returns, and which has no completion.
-const NO_OPTIONS: Options = Options { context: std::ptr::null_mut(), flags: INJECTED };
 
 /// Defines functions that libfabric calls as documented: the endpoint and all arguments are valid, and buffers stay
 /// valid until the operation's completion.
@@ -96,7 +80,7 @@ pub(super) unsafe fn borrowed(bytes: Bytes, length: usize) -> Option<Buffer> {
     Some(unsafe { Buffer::new(bytes as usize, length) })
 }
 
-/// Starts a send, or a transfer to or from remote memory.
+/// Starts a send, or a transfer to or from remote memory. Without flags, those of the endpoint apply.
 ///
 /// # Safety
 /// The endpoint is the caller's.
@@ -144,23 +128,6 @@ pub(super) const NO_COMPLETION: u64 = 1 << 63;
 /// The flags of calls whose bytes may change when they return, and which have no completion.
 pub(super) const INJECTED: Option<u64> = Some(INJECT | NO_COMPLETION);
 
-/// Sends a message.
-///
-/// # Safety
-/// The endpoint is the caller's.
-#[inline]
-unsafe fn send_message(
-    endpoint: *mut FidEp,
-    (to, message): (u64, Message),
-    buffer: Option<Buffer>,
-    data: Option<u64>,
-    options: Options,
-) -> isize {
-    let transfer = Transfer::Message(message);
-    // SAFETY: promised by the caller.
-    unsafe { start(endpoint, (to, transfer), buffer, data, (options.context, options.flags)) }
-}
-
 /// Posts a receive, peeks, or receives a claimed message.
 ///
 /// # Safety
@@ -170,13 +137,13 @@ unsafe fn receive(
     endpoint: *mut FidEp,
     pattern: Pattern,
     buffer: Option<Buffer>,
-    options: Options,
+    (context, flags): (Ptr, Option<u64>),
 ) -> isize {
     size_code(|| {
         // SAFETY: promised by the caller.
         let object = unsafe { &*endpoint.cast::<EndpointObject>() };
-        let flags = options.flags.unwrap_or(object.receive_flags);
-        let context = options.context as usize;
+        let flags = flags.unwrap_or(object.receive_flags);
+        let context = context as usize;
         if flags & PEEK != 0 {
             object.shared.poll(|core| {
                 let (endpoint, mut domain) = core.endpoint(object.key);
@@ -204,65 +171,65 @@ pub(super) const fn data_of(flags: u64, data: u64) -> Option<u64> {
 
 calls! {
     fn recv(ep, bytes: Ptr, length: usize, _desc: Ptr, from: u64, with: Ptr) {
-        receive(ep, plain_from(from), borrowed(bytes, length), context(with))
+        receive(ep, plain_from(from), borrowed(bytes, length), (with, None))
     }
     fn recvv(ep, iov: Iov, _desc: Desc, count: usize, from: u64, with: Ptr) {
-        receive(ep, plain_from(from), Buffer::of_vectors(iov, count), context(with))
+        receive(ep, plain_from(from), Buffer::of_vectors(iov, count), (with, None))
     }
     fn recvmsg(ep, msg: *const Msg, flags: u64) {
         let buffer = Buffer::of_vectors((*msg).msg_iov, (*msg).iov_count);
-        receive(ep, plain_from((*msg).addr), buffer, with_flags((*msg).context, flags))
+        receive(ep, plain_from((*msg).addr), buffer, ((*msg).context, Some(flags)))
     }
     fn send(ep, bytes: Bytes, length: usize, _desc: Ptr, to: u64, with: Ptr) {
-        send_message(ep, (to, PLAIN), borrowed(bytes, length), None, context(with))
+        start(ep, (to, PLAIN), borrowed(bytes, length), None, (with, None))
     }
     fn sendv(ep, iov: Iov, _desc: Desc, count: usize, to: u64, with: Ptr) {
-        send_message(ep, (to, PLAIN), Buffer::of_vectors(iov, count), None, context(with))
+        start(ep, (to, PLAIN), Buffer::of_vectors(iov, count), None, (with, None))
     }
     fn sendmsg(ep, msg: *const Msg, flags: u64) {
         let buffer = Buffer::of_vectors((*msg).msg_iov, (*msg).iov_count);
-        let (data, options) = (data_of(flags, (*msg).data), with_flags((*msg).context, flags));
-        send_message(ep, ((*msg).addr, PLAIN), buffer, data, options)
+        let (data, with) = (data_of(flags, (*msg).data), ((*msg).context, Some(flags)));
+        start(ep, ((*msg).addr, PLAIN), buffer, data, with)
     }
     fn inject(ep, bytes: Bytes, length: usize, to: u64) {
-        send_message(ep, (to, PLAIN), borrowed(bytes, length), None, NO_OPTIONS)
+        start(ep, (to, PLAIN), borrowed(bytes, length), None, (null_mut(), INJECTED))
     }
     fn senddata(ep, bytes: Bytes, length: usize, _desc: Ptr, data: u64, to: u64, with: Ptr) {
-        send_message(ep, (to, PLAIN), borrowed(bytes, length), Some(data), context(with))
+        start(ep, (to, PLAIN), borrowed(bytes, length), Some(data), (with, None))
     }
     fn injectdata(ep, bytes: Bytes, length: usize, data: u64, to: u64) {
-        send_message(ep, (to, PLAIN), borrowed(bytes, length), Some(data), NO_OPTIONS)
+        start(ep, (to, PLAIN), borrowed(bytes, length), Some(data), (null_mut(), INJECTED))
     }
     fn tagged_recv(ep, bytes: Ptr, length: usize, _desc: Ptr, from: u64, tag: u64, ignore: u64, with: Ptr) {
-        receive(ep, tagged_from(from, tag, ignore), borrowed(bytes, length), context(with))
+        receive(ep, tagged_from(from, tag, ignore), borrowed(bytes, length), (with, None))
     }
     fn tagged_recvv(ep, iov: Iov, _desc: Desc, count: usize, from: u64, tag: u64, ignore: u64, with: Ptr) {
-        receive(ep, tagged_from(from, tag, ignore), Buffer::of_vectors(iov, count), context(with))
+        receive(ep, tagged_from(from, tag, ignore), Buffer::of_vectors(iov, count), (with, None))
     }
     fn tagged_recvmsg(ep, msg: *const MsgTagged, flags: u64) {
         let msg = &*msg;
         let buffer = Buffer::of_vectors(msg.msg_iov, msg.iov_count);
-        receive(ep, tagged_from(msg.addr, msg.tag, msg.ignore), buffer, with_flags(msg.context, flags))
+        receive(ep, tagged_from(msg.addr, msg.tag, msg.ignore), buffer, (msg.context, Some(flags)))
     }
     fn tagged_send(ep, bytes: Bytes, length: usize, _desc: Ptr, to: u64, tag: u64, with: Ptr) {
-        send_message(ep, (to, tagged(tag)), borrowed(bytes, length), None, context(with))
+        start(ep, (to, tagged(tag)), borrowed(bytes, length), None, (with, None))
     }
     fn tagged_sendv(ep, iov: Iov, _desc: Desc, count: usize, to: u64, tag: u64, with: Ptr) {
-        send_message(ep, (to, tagged(tag)), Buffer::of_vectors(iov, count), None, context(with))
+        start(ep, (to, tagged(tag)), Buffer::of_vectors(iov, count), None, (with, None))
     }
     fn tagged_sendmsg(ep, msg: *const MsgTagged, flags: u64) {
         let msg = &*msg;
         let buffer = Buffer::of_vectors(msg.msg_iov, msg.iov_count);
-        let (data, options) = (data_of(flags, msg.data), with_flags(msg.context, flags));
-        send_message(ep, (msg.addr, tagged(msg.tag)), buffer, data, options)
+        let (data, with) = (data_of(flags, msg.data), (msg.context, Some(flags)));
+        start(ep, (msg.addr, tagged(msg.tag)), buffer, data, with)
     }
     fn tagged_inject(ep, bytes: Bytes, length: usize, to: u64, tag: u64) {
-        send_message(ep, (to, tagged(tag)), borrowed(bytes, length), None, NO_OPTIONS)
+        start(ep, (to, tagged(tag)), borrowed(bytes, length), None, (null_mut(), INJECTED))
     }
     fn tagged_senddata(ep, bytes: Bytes, length: usize, _desc: Ptr, data: u64, to: u64, tag: u64, with: Ptr) {
-        send_message(ep, (to, tagged(tag)), borrowed(bytes, length), Some(data), context(with))
+        start(ep, (to, tagged(tag)), borrowed(bytes, length), Some(data), (with, None))
     }
     fn tagged_injectdata(ep, bytes: Bytes, length: usize, data: u64, to: u64, tag: u64) {
-        send_message(ep, (to, tagged(tag)), borrowed(bytes, length), Some(data), NO_OPTIONS)
+        start(ep, (to, tagged(tag)), borrowed(bytes, length), Some(data), (null_mut(), INJECTED))
     }
 }
