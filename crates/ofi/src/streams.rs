@@ -278,10 +278,8 @@ impl State {
                 }
             }
             Kind::Alive => connection.on_number(frame.number, now),
-            Kind::Open => {}
-            Kind::Data | Kind::Credit | Kind::End | Kind::Reset => {
-                connection.on_ordered(frame, payload, now, &mut self.wakes);
-            }
+            // The other kinds have sequence numbers.
+            _ => connection.on_ordered(frame, payload, now, &mut self.wakes),
         }
     }
 
