@@ -83,36 +83,31 @@ unsafe extern "C" fn regv(
     access: u64,
     offset: u64,
     key: u64,
-    _flags: u64,
+    flags: u64,
     out: *mut *mut FidMr,
     context: *mut c_void,
 ) -> c_int {
-    code(|| {
-        if count != 1 {
-            return Err(EINVAL);
-        }
-        // SAFETY: the caller keeps the contract of `fi_mr_regv`.
-        unsafe { register(domain, *vectors, (access, offset, key), out, context) }
-    })
+    if count != 1 {
+        return -EINVAL;
+    }
+    // SAFETY: the caller keeps the contract of `fi_mr_regv`.
+    unsafe {
+        let libc::iovec { iov_base, iov_len } = *vectors;
+        reg(domain, iov_base, iov_len, access, offset, key, flags, out, context)
+    }
 }
 
 unsafe extern "C" fn regattr(
     domain: *mut Fid,
     attr: *const MrAttr,
-    _flags: u64,
+    flags: u64,
     out: *mut *mut FidMr,
 ) -> c_int {
-    code(|| {
-        // SAFETY: the caller keeps the contract of `fi_mr_regattr`.
-        unsafe {
-            let attr = &*attr;
-            if attr.iov_count != 1 {
-                return Err(EINVAL);
-            }
-            let terms = (attr.access, attr.offset, attr.requested_key);
-            register(domain, *attr.mr_iov, terms, out, attr.context)
-        }
-    })
+    // SAFETY: the caller keeps the contract of `fi_mr_regattr`.
+    unsafe {
+        let MrAttr { mr_iov, iov_count, access, offset, requested_key, context, .. } = *attr;
+        regv(domain, mr_iov, iov_count, access, offset, requested_key, flags, out, context)
+    }
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
