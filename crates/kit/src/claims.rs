@@ -150,9 +150,15 @@ impl Medians {
     }
 }
 
-/// Returns the median; NaN for an empty list.
-pub fn median(values: Vec<f64>) -> f64 {
-    report::quantile(values, 0.5)
+/// Returns the median, of an even number of values the mean of the two in the middle; NaN for an empty list.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let half = values.len() / 2;
+    match values.len() {
+        0 => f64::NAN,
+        count if count % 2 == 0 => f64::midpoint(values[half - 1], values[half]),
+        _ => values[half],
+    }
 }
 
 /// Processor time, in the system's ticks.

@@ -10,6 +10,7 @@ use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::Tag;
 use midplane::via::message::group::Rank;
+use midplane_kit::claims::median;
 use serde::Serialize;
 
 use crate::processes;
@@ -95,9 +96,9 @@ async fn measure(arguments: &Arguments) -> Result<Option<Vec<Run>>, Failure> {
         let quantile = report::quantile;
         runs.push(Run {
             bytes,
-            one_way_us: quantile(one_way.clone(), 0.5),
+            one_way_us: median(one_way.clone()),
             one_way_p99_us: quantile(one_way, 0.99),
-            each_way_us: quantile(each_way.clone(), 0.5),
+            each_way_us: median(each_way.clone()),
             each_way_p99_us: quantile(each_way, 0.99),
         });
     }

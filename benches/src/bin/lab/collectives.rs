@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 
 use midplane::simhw::launch::ProcessGroup;
 use midplane::simhw::time::Instant;
+use midplane_kit::claims::median;
 use serde::Serialize;
 use serde_json::json;
 
@@ -204,7 +205,7 @@ fn summary(arguments: &Arguments, plan: Plan, rounds: Rounds) -> Run {
         fabric: arguments.fabric,
         communicator: arguments.communicator,
         rounds: plan.rounds,
-        median_us: quantile(times.clone(), 0.5),
+        median_us: median(times.clone()),
         p99_us: quantile(times, 0.99),
         host_time_us: spent,
         ratio: 1.0,

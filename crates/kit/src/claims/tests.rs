@@ -1,6 +1,6 @@
 //! Tests of timing claims: passed, missed, and excused by the machine's load.
 
-use super::{Compared, Verdict, outcome};
+use super::{Compared, Verdict, median, outcome};
 
 const STEADY: [f64; 3] = [10.0, 11.0, 12.0];
 const UNSTEADY: [f64; 3] = [10.0, 11.0, 16.0];
@@ -15,6 +15,15 @@ fn the_median_counts_where_theirs_is_steady() {
     assert_eq!(judged([0.9, 1.2, 1.3], STEADY, 1.0), Verdict::Holds);
     assert_eq!(judged([0.8, 0.9, 1.3], STEADY, 1.0), Verdict::Missed);
     assert_eq!(judged([1.1, 1.2, 1.6], STEADY, 1.5), Verdict::Missed);
+}
+
+/// Regression: the median of an even number of values was the greater one of the two in the middle.
+#[test]
+fn the_median_of_two_rounds_lies_between_them() {
+    assert_eq!(Compared::of(&[(3.0, 1.0), (1.0, 1.0)]).unwrap().ratio, 2.0);
+    assert_eq!(median(vec![9.0, 1.0, 3.0, 2.0]), 2.5);
+    assert_eq!(median(vec![9.0, 1.0, 3.0]), 3.0);
+    assert!(median(Vec::new()).is_nan());
 }
 
 #[test]

@@ -49,10 +49,11 @@ fn save(path: &Path, text: &str) -> Result<(), String> {
 pub(super) fn summary(papers: &[Paper], rows: &[Row], name: impl Fn(&Paper) -> String) -> String {
     let cells = |paper: &Paper| {
         let count = Count::of(rows.iter().filter(|row| row.paper == paper.name));
-        let percent = |of: Option<&(String, f64)>| {
-            of.map_or_else(|| "-".to_owned(), |(_, off)| format!("{:.1} %", off.abs() * 100.0))
+        let percent = |off: Option<f64>| {
+            off.map_or_else(|| "-".to_owned(), |off| format!("{:.1} %", off.abs() * 100.0))
         };
-        let (median, worst) = (percent(count.median()), percent(count.predicted.last()));
+        let worst = count.predicted.last().map(|(_, off)| *off);
+        let (median, worst) = (percent(count.median()), percent(worst));
         let numbers = [count.printed(), count.inputs, count.fitted, count.predicted.len()];
         [vec![name(paper)], numbers.map(|number| number.to_string()).into(), vec![median, worst]]
             .concat()

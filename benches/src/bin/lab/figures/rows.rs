@@ -3,6 +3,7 @@
 use std::panic::Location;
 
 use midplane_benches::anchors::measure::{Anchor, Origin};
+use midplane_kit::claims::median;
 use serde::Serialize;
 
 /// A paper's number and ours, or a note why it can't be reproduced.
@@ -167,9 +168,10 @@ impl Count {
         self.inputs + self.fitted + self.predicted.len()
     }
 
-    /// Returns the prediction in the middle.
-    pub(super) fn median(&self) -> Option<&(String, f64)> {
-        self.predicted.get(self.predicted.len() / 2)
+    /// Returns the median of the predictions' deviations, without their signs.
+    pub(super) fn median(&self) -> Option<f64> {
+        let off = self.predicted.iter().map(|(_, off)| off.abs());
+        (!self.predicted.is_empty()).then(|| median(off.collect()))
     }
 
     /// Formats the counts as a sentence.
@@ -177,8 +179,8 @@ impl Count {
         let (printed, inputs, fitted) = (self.printed(), self.inputs, self.fitted);
         let predicted = self.predicted.len();
         let off = match (self.median(), self.predicted.last()) {
-            (Some((_, median)), Some((worst, most))) => {
-                let (median, most) = (median.abs() * 100.0, most * 100.0);
+            (Some(median), Some((worst, most))) => {
+                let (median, most) = (median * 100.0, most * 100.0);
                 format!(
                     ": they are off by {median:.1} % in the median, and by {most:+.0} % at worst ({worst})"
                 )
@@ -224,7 +226,7 @@ mod tests {
         ];
         let count = Count::of(&rows);
         assert_eq!((count.printed(), count.inputs, count.fitted), (5, 1, 1));
-        assert_eq!(count.median().map(|(_, off)| (off * 100.0).round()), Some(-10.0));
+        assert_eq!(count.median().map(|off| (off * 100.0).round()), Some(10.0));
         assert_eq!(count.predicted.last().map(|(_, off)| (off * 100.0).round()), Some(20.0));
     }
 }

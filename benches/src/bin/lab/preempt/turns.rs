@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use midplane::gang::live::clock::now;
+use midplane_kit::claims::median;
 use serde::Serialize;
 use serde_json::json;
 
@@ -131,11 +132,11 @@ fn row(scheduler: &str, jobs: &BTreeMap<String, Vec<Vec<Span>>>) -> Row {
         jobs: jobs.len(),
         ranks,
         switches: switches.len(),
-        median_slice_ms: quantile(slices, 0.5),
+        median_slice_ms: median(slices),
         shortest_gap_ms: quantile(gaps.clone(), 0.0),
-        median_gap_ms: quantile(gaps.clone(), 0.5),
+        median_gap_ms: median(gaps.clone()),
         overlaps: gaps.iter().filter(|gap| **gap < 0.0).count(),
-        median_start_skew_ms: quantile(skews.clone(), 0.5),
+        median_start_skew_ms: median(skews.clone()),
         p99_start_skew_ms: quantile(skews.clone(), 0.99),
         longest_start_skew_ms: quantile(skews, 1.0),
     }
