@@ -160,18 +160,43 @@ fn complaint(output: &Output) -> String {
     line.map_or_else(|| output.status.to_string(), |line| line.trim_start_matches("error: ").into())
 }
 
-/// Reads what a command has printed. A report counts even if the exit code says that a claim in it failed.
+/// Reads what a command has printed. A report counts even if the exit code says that a claim in it failed, unless its
+/// field `holds` says that results are wrong.
 fn report(output: &Output) -> Result<Report, Lack> {
     let lines = |bytes: &[u8]| {
         let text = String::from_utf8_lossy(bytes).into_owned();
         let lines = text.lines().filter_map(|line| line.strip_prefix("skipped: "));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
-    if let Ok(document) = serde_json::from_slice(&output.stdout) {
+    if let Ok(document) = serde_json::from_slice::<Value>(&output.stdout) {
+        if document["holds"] == false {
+            return Err(Lack::Failed("its report says that results are wrong".into()));
+        }
         return Ok(Report { document, skipped: lines(&output.stderr) });
     }
     match lines(&output.stdout).pop() {
         Some(reason) => Err(Lack::Missing(reason)),
         None => Err(Lack::Failed(complaint(output))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    /// Regression: the numbers of a run counted though its results were wrong.
+    #[test]
+    fn a_report_of_wrong_results_is_a_failed_command() {
+        let of = |text: &str| {
+            let (stdout, stderr) = (text.as_bytes().to_vec(), Vec::new());
+            report(&Output { status: ExitStatus::from_raw(1 << 8), stdout, stderr })
+        };
+        assert!(matches!(of(r#"{"runs": [], "holds": false}"#), Err(Lack::Failed(_))));
+        for text in [r#"{"runs": [], "holds": true}"#, r#"{"runs": []}"#] {
+            assert!(of(text).is_ok(), "{text}");
+        }
     }
 }

@@ -197,5 +197,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     bar.finish_and_clear();
     let holds = runs.iter().all(|run| run.verified != Some(false) && run.same_bits);
     let lines = lines::lines(&runs);
-    Ok(report::conclude(arguments.json, &json!({"runs": runs, "lines": lines}), holds))
+    let document = json!({"runs": runs, "lines": lines, "holds": holds});
+    Ok(report::conclude(arguments.json, &document, holds))
 }
