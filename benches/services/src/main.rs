@@ -17,6 +17,7 @@ use arguments::{Arguments, Part, Row, Threads, Transport, Unit};
 use indicatif::ProgressBar;
 use midplane_kit::claims::Medians;
 use midplane_kit::command_line::{self, name_of};
+use midplane_kit::processes::end_with_parent;
 use midplane_kit::report;
 use pair::Pair;
 use place::Host;
@@ -77,6 +78,9 @@ fn start(arguments: &Arguments) -> Result<u8, report::Failure> {
     let rows = arguments.rows();
     if let Some(what) = mistake(arguments, &rows) {
         return Err(what.to_owned().into());
+    }
+    if arguments.part == Some(Part::Service) {
+        end_with_parent();
     }
     let mut builder = match arguments.threads {
         Threads::Single => tokio::runtime::Builder::new_current_thread(),

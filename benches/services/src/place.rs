@@ -76,7 +76,7 @@ impl Host {
     }
 }
 
-/// Serves until the process is killed, at a place or where it is free; writes the place as the first line of the output.
+/// Serves until the process ends, at a place or where it is free; writes the place as the first line of the output.
 pub async fn serve(row: Row, at: &str, host: Host) -> Result<(), Failure> {
     if row.transport == Transport::Tokio {
         let listener = TcpListener::bind((host.address, 0)).await?;
