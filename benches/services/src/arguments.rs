@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
-use midplane_kit::command_line::name_of;
+use midplane_kit::command_line::{name_of, within};
 use serde::{Serialize, Serializer};
 
 const EXAMPLES: &str = "\
@@ -226,8 +226,8 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=4096))]
     connections: Vec<u16>,
 
-    /// The processors that the two processes may use, with commas between [default: all three; any with `--memory` and
-    /// `--restart`]
+    /// The processors that the two processes may use, with commas between [default: all three; any with `--memory`, with
+    /// `--threads multi`, and for joined, noticed and reached]
     #[arg(long, value_enum, value_delimiter = ',')]
     placement: Vec<Placement>,
 
@@ -240,7 +240,7 @@ pub struct Arguments {
     pub rounds: u16,
 
     /// Seconds of each measurement, from 0.05 to 60 [default: 0.5; 5 for processor time]
-    #[arg(long, value_parser = seconds)]
+    #[arg(long, value_parser = within(0.05, 60.0))]
     seconds: Option<f64>,
 
     /// The network namespaces of the service and of the client, as `ip netns` has them, and the address of each there. Needs
@@ -283,17 +283,17 @@ impl Arguments {
             [] => &What::ANSWERS,
             what => what,
         };
-        let placements: &[Placement] = match &self.placement[..] {
-            [] if self.memory || self.restart => &[Placement::Any],
-            [] => Placement::value_variants(),
-            placements => placements,
-        };
         let mut rows = Vec::new();
         for &transport in &self.transport {
             for &what in subjects {
                 let connections = match &self.connections[..] {
                     [] => what.connections(),
                     connections => connections,
+                };
+                let placements: &[Placement] = match &self.placement[..] {
+                    [] if self.memory || self.runs_anywhere(what) => &[Placement::Any],
+                    [] => Placement::value_variants(),
+                    placements => placements,
                 };
                 for &placement in placements {
                     let row = |&connections| Row { transport, what, placement, connections };
@@ -304,13 +304,13 @@ impl Arguments {
         rows
     }
 
+    /// Returns whether the processes of a row run on any processor, and no other placement can be measured.
+    pub fn runs_anywhere(&self, what: What) -> bool {
+        self.threads == Threads::Multi || what.unit() == Unit::Seconds
+    }
+
     /// Returns how long a measurement takes.
     pub fn seconds(&self, what: What) -> f64 {
         self.seconds.unwrap_or(if what.unit() == Unit::OfACore { 5.0 } else { 0.5 })
     }
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
-    if (0.05..=60.0).contains(&seconds) { Ok(seconds) } else { Err("not from 0.05 to 60".into()) }
 }

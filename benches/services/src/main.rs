@@ -13,7 +13,7 @@ mod tls;
 
 use std::process::ExitCode;
 
-use arguments::{Arguments, Part, Row, Threads, Transport, Unit};
+use arguments::{Arguments, Part, Placement, Row, Threads, Transport, Unit};
 use indicatif::ProgressBar;
 use midplane_kit::claims::Medians;
 use midplane_kit::command_line::{self, name_of};
@@ -46,13 +46,21 @@ struct Document {
 }
 
 /// Returns the mistake in the arguments, if there is one.
-fn mistake(arguments: &Arguments, rows: &[Row]) -> Option<&'static str> {
+fn mistake(arguments: &Arguments, rows: &[Row], processors: usize) -> Option<&'static str> {
     let theirs = |row: &Row| matches!(row.transport, Transport::Tokio | Transport::Tls);
+    let is_placed =
+        |row: &Row| row.placement != Placement::Any && arguments.runs_anywhere(row.what);
     match arguments.namespaces.len() {
         _ if arguments.part.is_some() => None,
         _ if rows.iter().any(theirs) => Some(
             "--transport: tokio's TCP and TLS are what ours are compared with; name shm, udp or tcp",
         ),
+        _ if rows.iter().any(is_placed) => Some(
+            "--placement: under --threads multi, and for joined, noticed and reached, processes run on any; name any",
+        ),
+        _ if processors < 2 && rows.iter().any(|row| row.placement == Placement::TwoCores) => {
+            Some("--placement: this program may use one processor; name any,one_core")
+        }
         _ if !arguments.namespaces.is_empty()
             && rows.iter().any(|row| row.what.unit() == Unit::Seconds) =>
         {
@@ -76,7 +84,8 @@ fn main() -> ExitCode {
 
 fn start(arguments: &Arguments) -> Result<u8, report::Failure> {
     let rows = arguments.rows();
-    if let Some(what) = mistake(arguments, &rows) {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    if let Some(what) = mistake(arguments, &rows, processors) {
         return Err(what.to_owned().into());
     }
     if arguments.part == Some(Part::Service) {
@@ -89,8 +98,8 @@ fn start(arguments: &Arguments) -> Result<u8, report::Failure> {
     if let Some(processor) = arguments.processor {
         let mut set = CpuSet::new();
         set.set(processor);
-        // If the system refuses, the process runs on any processor.
-        let _ = sched_setaffinity(None, &set);
+        sched_setaffinity(None, &set)
+            .map_err(|error| report::Failure::of_run(format!("processor {processor}: {error}")))?;
     }
     // A thousand connections need more descriptors than a process has by default.
     let most = getrlimit(Resource::Nofile).maximum;
@@ -191,4 +200,42 @@ fn text(document: &Document) -> String {
     let law = &document.tcp_congestion;
     let table = report::table(titles, document.runs.iter().map(cells));
     format!("{table}TCP's congestion control: {law} (sysctl net.ipv4.tcp_congestion_control)\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    fn parsed(words: &str) -> Arguments {
+        let words = std::iter::once("services").chain(words.split_whitespace());
+        Arguments::try_parse_from(words).unwrap()
+    }
+
+    /// Regression: rows that no processor was chosen for were measured and printed once for each placement.
+    #[test]
+    fn rows_without_a_processor_of_their_own_have_one_placement() {
+        for words in ["--threads multi", "--restart", "--what joined,reached", "--memory"] {
+            let rows = parsed(words).rows();
+            assert!(rows.iter().all(|row| row.placement == Placement::Any), "{words}");
+        }
+        let placements: Vec<Placement> =
+            parsed("--what idle --transport shm").rows().iter().map(|row| row.placement).collect();
+        assert_eq!(placements, [Placement::Any, Placement::OneCore, Placement::TwoCores]);
+    }
+
+    /// Regression: on one processor, a row named `two_cores` had both processes on that one.
+    #[test]
+    fn placements_that_cannot_apply_are_refused() {
+        let refuses = |words: &str, processors| {
+            let arguments = parsed(words);
+            mistake(&arguments, &arguments.rows(), processors).is_some()
+        };
+        assert!(refuses("--threads multi --placement one_core", 2));
+        assert!(refuses("--what noticed --placement any,two_cores", 2));
+        assert!(refuses("--what idle", 1) && refuses("--placement two_cores", 1));
+        assert!(!refuses("--what idle --placement any,one_core", 1) && !refuses("--what idle", 2));
+        assert!(!refuses("--threads multi --placement any", 1) && !refuses("--restart", 1));
+    }
 }

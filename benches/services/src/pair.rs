@@ -23,11 +23,10 @@ pub struct Pair {
 impl Pair {
     /// Starts the service, and a client that is ready to be measured.
     pub async fn start(arguments: &Arguments, row: Row) -> Result<Self, Failure> {
-        let processors = std::thread::available_parallelism()?.get();
         let (first, second) = match row.placement {
             Placement::Any => (None, None),
             Placement::OneCore => (Some(0), Some(0)),
-            Placement::TwoCores => (Some(0), Some(1 % processors)),
+            Placement::TwoCores => (Some(0), Some(1)),
         };
         let mut service = Process::start(arguments, row, Part::Service, "", first)?;
         let place = service.line().await?;
