@@ -18,6 +18,8 @@ const RETRY: Duration = Duration::from_millis(10);
 
 /// Longest line of a peer, in bytes.
 const LINE: u64 = 1 << 20;
+/// Numbers of all ranks in a line: with their commas, the longest ones take two thirds of it.
+const NUMBERS: usize = 1 << 15;
 
 /// Returns a number by which ranks check that they were started for the same run (FNV-1a of the text as JSON).
 pub fn fingerprint(parameters: &impl Serialize) -> u64 {
@@ -209,6 +211,26 @@ impl Meeting {
         if gone.is_empty() { Ok(all.into_iter().flatten().collect()) } else { Err(lost(&gone)) }
     }
 
+    /// Gives this rank's numbers, as many as each of the `ranks` ranks has, and returns those of all, in several steps.
+    ///
+    /// # Errors
+    /// A rank is lost.
+    pub async fn gather_numbers(
+        &mut self,
+        own: &[u64],
+        ranks: u16,
+        limit: Duration,
+    ) -> Result<Vec<Vec<u64>>, Failure> {
+        let mut all = vec![Vec::new(); ranks.into()];
+        for part in own.chunks((NUMBERS / usize::from(ranks)).max(1)) {
+            let parts = self.gather_all(&part.to_vec(), limit).await?;
+            for (numbers, more) in all.iter_mut().zip(parts) {
+                numbers.extend(more);
+            }
+        }
+        Ok(all)
+    }
+
     /// Begins a run: checks that all ranks were started with the parameters of this `fingerprint`.
     ///
     /// # Errors
@@ -290,5 +312,28 @@ mod tests {
         assert_eq!(leader.gather_all(&(), wait).await.unwrap(), [(), ()]);
         assert_eq!(leader.gather_all(&None::<u8>, wait).await.unwrap(), [None, Some(7)]);
         assert_eq!(follower.await.unwrap(), (vec![(), ()], vec![None, Some(7)]));
+    }
+
+    /// Regression: the times of a long run were one line, longer than a peer's may be.
+    #[tokio::test]
+    async fn long_values_of_many_ranks_arrive() {
+        const RANKS: u16 = 4;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (at, wait) = (listener.local_addr().unwrap(), Duration::from_secs(60));
+        let numbers = |rank: u16| vec![u64::MAX - u64::from(rank); 40_000];
+        let followers: Vec<_> = (1..RANKS)
+            .map(|rank| {
+                tokio::spawn(async move {
+                    let mut meeting = Meeting::follow(at, rank, wait).await.unwrap();
+                    meeting.gather_numbers(&numbers(rank), RANKS, wait).await.unwrap()
+                })
+            })
+            .collect();
+        let all: Vec<_> = (0..RANKS).map(numbers).collect();
+        let mut leader = Meeting::lead(&listener, RANKS.into(), wait).await.unwrap();
+        assert!(leader.gather_numbers(&all[0], RANKS, wait).await.unwrap() == all);
+        for follower in followers {
+            assert!(follower.await.unwrap() == all);
+        }
     }
 }

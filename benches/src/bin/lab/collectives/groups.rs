@@ -146,7 +146,7 @@ async fn across(host: &LiveHost, plan: Plan, meeting: &mut Meeting) -> Result<Ro
     meeting.gather_all(&(), LOST).await.map_err(text)?;
     let times = play(host, plan, host.sleep_until(host.now() + 3 * POSTED)).await?;
     let own: Vec<u64> = times.iter().map(|(begun, ended)| ended.nanos_since(*begun)).collect();
-    let all = meeting.gather_all(&own, LOST).await.map_err(text)?;
+    let all = meeting.gather_numbers(&own, plan.nodes, LOST).await.map_err(text)?;
     let longest = |round| {
         all.iter().filter_map(|times| times.get(round)).max().copied().unwrap_or(0) as f64 / 1e3
     };
