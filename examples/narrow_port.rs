@@ -96,6 +96,9 @@ async fn receive(node: Node, options: &Options) -> Result<(), Fault> {
     }
     let measured = Duration::from_secs(options.seconds.into());
     let received = counts.rates(Duration::ZERO, measured).await;
+    if counts.has_lost() {
+        return Err("a sender was lost".into());
+    }
     let (goodput, jain) = (received.iter().sum::<f64>(), jain(&received));
     let tokens = node.explain().tokens;
     if options.json {

@@ -1,6 +1,7 @@
 //! Counts bytes that arrive over the kernel's sockets or a node's streams, by sender.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ pub fn jain(shares: &[f64]) -> f64 {
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     table: Table,
+    /// True once a stream has ended.
+    has_lost: Arc<AtomicBool>,
     tasks: Arc<Mutex<JoinSet<()>>>,
 }
 
@@ -47,13 +50,15 @@ impl Counts {
 
     /// Reads a stream to its end in a task, and counts its bytes as those of `sender`.
     pub fn read(&self, sender: impl ToString, mut stream: impl AsyncRead + Send + Unpin + 'static) {
-        let (table, sender) = (self.table.clone(), sender.to_string());
+        let (table, has_lost) = (self.table.clone(), Arc::clone(&self.has_lost));
+        let sender = sender.to_string();
         table.add(sender.clone(), 0);
         self.spawn(async move {
             let mut bytes = vec![0; PART];
             while let Ok(read @ 1..) = stream.read(&mut bytes).await {
                 table.add(sender.clone(), read);
             }
+            has_lost.store(true, Ordering::Relaxed);
         });
     }
 
@@ -68,6 +73,11 @@ impl Counts {
         });
     }
 
+    /// Returns whether a sender's stream has ended, so that the rates since then are not its.
+    pub fn has_lost(&self) -> bool {
+        self.has_lost.load(Ordering::Relaxed)
+    }
+
     /// Returns the goodput of each sender in 10^6 bit/s, in the order of names, during `measured` after `warm_up`.
     pub async fn rates(&self, warm_up: Duration, measured: Duration) -> Vec<f64> {
         sleep(warm_up).await;
@@ -78,5 +88,24 @@ impl Counts {
             bytes as f64 * 8.0 / 1e6 / measured.as_secs_f64()
         };
         self.table.lock().iter().map(mbps).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: the goodput of a sender that had exited was a result.
+    #[tokio::test]
+    async fn a_sender_whose_stream_ends_is_lost() {
+        let counts = Counts::default();
+        let (sender, receiver) = tokio::io::duplex(16);
+        counts.read("one", receiver);
+        counts.rates(Duration::ZERO, Duration::from_millis(1)).await;
+        assert!(!counts.has_lost());
+        drop(sender);
+        while !counts.has_lost() {
+            tokio::task::yield_now().await;
+        }
     }
 }

@@ -126,6 +126,9 @@ async fn receive(arguments: &Arguments, at: SocketAddr) -> Result<(), Fault> {
     counts.read("tcp", theirs);
     let measured = Duration::from_secs(arguments.seconds.into());
     let rates = counts.rates(WARM_UP, measured).await;
+    if counts.has_lost() {
+        return Err("the peer was lost".into());
+    }
     let (ours_mbps, tcp_mbps) = (rates[0], rates[1]);
     report::print_tables(arguments.json, &Received { ours_mbps, tcp_mbps });
     Ok(())
