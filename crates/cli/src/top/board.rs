@@ -82,8 +82,8 @@ pub(super) struct Rates {
     pub(super) sent_bytes: f64,
     pub(super) messages: f64,
     pub(super) calls: f64,
-    /// Bytes received from and sent to each peer, by its name.
-    pub(super) peers: BTreeMap<String, (f64, f64)>,
+    /// Bytes received from and sent to each peer, by its id: two peers may have one name.
+    pub(super) peers: BTreeMap<u64, (f64, f64)>,
 }
 
 impl Board {
@@ -148,7 +148,7 @@ pub(super) fn rates(new: &Report, old: &Report) -> Option<Rates> {
         // A session that has begun since has counted from zero.
         let before = former.map_or((0, 0), |old| (old.received_bytes, old.sent_bytes));
         let received = per_second(peer.received_bytes, before.0);
-        (peer.name.clone(), (received, per_second(peer.sent_bytes, before.1)))
+        (peer.id, (received, per_second(peer.sent_bytes, before.1)))
     };
     Some(Rates {
         received_bytes: rate(&|report| sum(report.services.iter().map(|one| one.received_bytes))),

@@ -255,7 +255,7 @@ fn peers_table(row: &board::Row, report: &Report) -> Table<'static> {
     const HEADS: [&str; 9] =
         ["peer", "state  ", "by ", "streams", " in/s", "out/s", "  trip", "flight", " lost"];
     let peer = |peer: &Peer| {
-        let rates = row.rates.as_ref().and_then(|rates| rates.peers.get(&peer.name));
+        let rates = row.rates.as_ref().and_then(|rates| rates.peers.get(&peer.id));
         let rate =
             |of: fn(&(f64, f64)) -> f64| rates.map_or_else(|| "-".into(), |rates| bytes(of(rates)));
         let trip = peer.round_trip_us.map(|time| scaled(time as f64, 1_000.0, &["us", "ms", "s"]));

@@ -95,6 +95,20 @@ fn the_screen_shows_two_nodes_and_the_panels_of_the_selected_one() {
     assert!(!on_key(control_c, &board, &mut view));
 }
 
+/// Regression: of two peers with one name, both had the rates of the second.
+#[test]
+fn peers_of_one_name_have_their_own_rates() {
+    let [old, new] = [60, 62].map(|second| {
+        let mut report = report(second);
+        let mut other = report.peers[0].clone();
+        (other.id, other.sent_bytes) = (8, 100 * second);
+        report.peers.push(other);
+        report
+    });
+    let rates = rates(&new, &old).unwrap();
+    assert_eq!(rates.peers, [(7, (0.0, 5_000.0)), (8, (0.0, 100.0))].into());
+}
+
 #[test]
 fn any_size_and_any_report_can_be_drawn() {
     let mut hostile = report(u64::MAX / 2_000_000);
