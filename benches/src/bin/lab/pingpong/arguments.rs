@@ -18,7 +18,8 @@ nothing beforehand: messages lie in a buffer (kernel) or in registered memory (r
 Layers: slots is the bare ring slots, polled; raw is the unit's message service; vi bare Virtual Interfaces, which bypass the NIC while its gate
 is open; firmware vi with the gate shut; write vi with RDMA writes; message MPI's tagged point-to-point over vi; lanes the same over shared memory alone,
 bypassing the NIC; world the same between ranks on nodes (`Node::world`), with --wait await. With --wait poll both processes busy-poll and need a core each.
-Other libraries are measured by programs of their packages; a missing one is skipped.
+Other libraries are measured by programs of their packages; a missing one is skipped. libfabric's prints a mean: the median of
+five runs counts.
 
 Exit code: 0 it ran; 1 a process was lost; 2 bad input.";
 

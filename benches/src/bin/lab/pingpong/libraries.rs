@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use midplane_benches::folder::Folder;
+use midplane_kit::claims::median;
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
@@ -21,6 +22,9 @@ use crate::report::text;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Time in which a tool's first process starts listening.
 const COMES_UP: Duration = Duration::from_millis(300);
+
+/// Runs of a tool that prints a mean.
+const RUNS: usize = 5;
 
 /// The program of `benches/iceoryx2`.
 const ICEORYX2: &str = "midplane-iceoryx2-pingpong";
@@ -159,17 +163,26 @@ async fn ucx(bytes: usize, count: usize) -> Result<Figures, String> {
     Ok(Figures { median_us, p99_us: f64::NAN, gb_per_s })
 }
 
-/// Measures libfabric's provider for shared memory.
+/// Measures libfabric's provider for shared memory. Its program prints a mean: the number is the median of several runs'.
 async fn libfabric(bytes: usize, count: usize) -> Result<Figures, String> {
-    let port = processes::free_addresses(1)?[0].port();
-    let shared = format!("fi_pingpong -p shm -e rdm -S {bytes} -I {count}");
-    let both = [format!("{shared} -B {port}"), format!("{shared} -P {port} 127.0.0.1")];
-    let text = output(Kernel::Libfabric, both.map(|words| command(&words))).await?;
+    let shared = format!("fi_pingpong -p shm -e rdm -S {bytes} -I {}", (count / RUNS).max(1));
+    let mut times = Vec::new();
+    for _ in 0..RUNS {
+        let port = processes::free_addresses(1)?[0].port();
+        let both = [format!("{shared} -B {port}"), format!("{shared} -P {port} 127.0.0.1")];
+        let printed = output(Kernel::Libfabric, both.map(|words| command(&words))).await?;
+        times.push(us_per_transfer(&printed)?);
+    }
+    Ok(Figures { median_us: median(times), p99_us: f64::NAN, gb_per_s: f64::NAN })
+}
+
+/// Returns the mean time of a transfer that libfabric's program has printed, in microseconds.
+fn us_per_transfer(printed: &str) -> Result<f64, String> {
     // MB/sec, usec/xfer, Mxfers/sec, behind sizes and counts of which some have letters.
-    let mut words: Vec<&str> = text.lines().last().unwrap_or_default().split_whitespace().collect();
-    words.reverse();
-    let [median_us] = numbers(Kernel::Libfabric, &words.join(" "), "", [1])?;
-    Ok(Figures { median_us, p99_us: f64::NAN, gb_per_s: f64::NAN })
+    let line = printed.lines().last().unwrap_or_default();
+    let words: Vec<&str> = line.split_whitespace().rev().collect();
+    let [us] = numbers(Kernel::Libfabric, &words.join(" "), "", [1])?;
+    Ok(us)
 }
 
 /// Builds the command that runs a program under Open MPI over shared memory.
@@ -186,4 +199,19 @@ async fn measured_by(library: Kernel, command: Command) -> Result<Figures, Strin
     let text = output(library, [command]).await?;
     let [median_us, p99_us, gb_per_s] = numbers(library, &text, "", [0, 1, 2])?;
     Ok(Figures { median_us, p99_us, gb_per_s })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_transfer_is_read_from_the_last_line() {
+        let printed = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
+                       64      1k      =1k      125k        0.00s     85.33       0.75       1.33\n";
+        assert_eq!(us_per_transfer(printed), Ok(0.75));
+        for wrong in ["", "bytes   #sent   #ack     total       time     MB/sec\n", "1.33\n"] {
+            assert!(us_per_transfer(wrong).is_err(), "{wrong}");
+        }
+    }
 }
