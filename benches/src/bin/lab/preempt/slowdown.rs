@@ -26,8 +26,8 @@ pub(crate) struct Run {
     pub(crate) slice_ms: f64,
     pub(crate) mode: &'static str,
     pub(crate) slowdown: f64,
-    /// Bounds of the 95 % confidence interval.
-    pub(crate) slowdown_ci: [f64; 2],
+    /// Bounds of the 95 % confidence interval; `None` if there is one value only.
+    pub(crate) slowdown_ci: Option<[f64; 2]>,
     /// The slowdown of each switch.
     #[serde(skip)]
     pub(crate) lost: Vec<f64>,
@@ -74,11 +74,16 @@ pub(crate) struct Case {
 }
 
 /// 97.5 % quantiles of Student's distribution by degrees of freedom, from 1.
-const STUDENT: [f64; 10] = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
+const STUDENT: [f64; 30] = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+];
 
-/// Returns the 97.5 % quantile for `freedom` degrees of freedom, at least 1.
+/// Returns the 97.5 % quantile for `freedom` degrees of freedom, at least 1. Beyond the table it is that of its end: the
+/// interval is too wide there, by 4 % at most.
 fn student(freedom: usize) -> f64 {
-    STUDENT.get(freedom - 1).copied().unwrap_or(1.96)
+    STUDENT[freedom.min(STUDENT.len()) - 1]
 }
 
 /// Returns the mean of values and the variance of that mean; the variance of one value is infinite.
@@ -89,13 +94,14 @@ pub(crate) fn mean_and_variance(values: &[f64]) -> (f64, f64) {
     (mean, if values.len() < 2 { f64::INFINITY } else { squares / (count * (count - 1.0)) })
 }
 
-pub(crate) fn interval(values: &[f64]) -> (f64, [f64; 2]) {
+/// Returns the mean of values and the bounds of its 95 % confidence interval, if there are two values or more.
+pub(crate) fn interval(values: &[f64]) -> (f64, Option<[f64; 2]>) {
     let (mean, variance) = mean_and_variance(values);
-    if values.len() < 2 {
-        return (mean, [mean, mean]);
-    }
-    let half = student(values.len() - 1) * variance.sqrt();
-    (mean, [mean - half, mean + half])
+    let bounds = (values.len() > 1).then(|| {
+        let half = student(values.len() - 1) * variance.sqrt();
+        [mean - half, mean + half]
+    });
+    (mean, bounds)
 }
 
 fn mean_us(switches: &[Switch], of: impl Fn(&Switch) -> Duration) -> f64 {
@@ -199,4 +205,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let lines = lines::lines(&runs);
     let document = json!({"runs": runs, "lines": lines, "holds": holds});
     Ok(report::conclude(arguments.json, &document, holds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: one value had an interval without width, and of 12 values on, intervals were those of any number.
+    #[test]
+    fn few_values_have_wide_intervals_and_one_has_none() {
+        assert_eq!(interval(&[3.0]), (3.0, None));
+        let (mean, bounds) = interval(&[1.0, 3.0]);
+        let [low, high] = bounds.unwrap();
+        assert_eq!(mean, 2.0);
+        assert!((low + 10.706).abs() < 1e-9 && (high - 14.706).abs() < 1e-9);
+        assert_eq!(
+            (student(10), student(11), student(30), student(1_000)),
+            (2.228, 2.201, 2.042, 2.042)
+        );
+        assert!(STUDENT.is_sorted_by(|a, b| a > b));
+    }
 }
