@@ -30,7 +30,7 @@ pub struct Run {
     pub error: Option<f64>,
     /// True if an answer was found and checked.
     pub converged: bool,
-    /// Share of sent messages that never arrived; `None` if sent ones are not counted.
+    /// Share of sent messages that never arrived; `None` if sent ones are not counted, or none was sent.
     pub loss: Option<f64>,
     /// Ranks that were lost during the run.
     pub lost_ranks: Vec<u16>,
@@ -51,7 +51,7 @@ impl Run {
         let residual = answer.as_ref().map_or(last, |x| problem.relative_residual(x));
         let error = answer.as_ref().zip(direct).map(|(x, direct)| distance(x, direct));
         let arrived = tally.messages.min(tally.sent) as f64;
-        let is_counted = setting.memory == Memory::Private;
+        let is_counted = setting.memory == Memory::Private && tally.sent > 0;
         Self {
             seconds,
             // Rank 0 checks after each of its sweeps, so an answer may exist earlier.
@@ -64,7 +64,7 @@ impl Run {
             residual,
             error,
             converged: answer.is_some(),
-            loss: is_counted.then(|| 1.0 - arrived / tally.sent.max(1) as f64),
+            loss: is_counted.then(|| 1.0 - arrived / tally.sent as f64),
             lost_ranks: lost,
             traces,
             setting: setting.clone(),

@@ -77,6 +77,16 @@ fn synchronous_ranks_take_the_rounds_of_sequential_jacobi_to_the_same_bits() {
     }
 }
 
+/// Regression: a rank that is alone sends nothing, and reported that all of it was lost.
+#[test]
+fn a_run_that_sends_nothing_has_no_loss() {
+    let with = |ranks| run(&format!("--trefethen 200 --iteration jacobi --control static {ranks}"));
+    let (alone, together) = (with("--ranks 1"), with("--ranks 2"));
+    assert!(alone.converged && alone.messages == 0);
+    assert_eq!(alone.loss, None);
+    assert!(together.converged && together.loss.is_some());
+}
+
 /// Tests that both iterations end at the same fixed point.
 #[test]
 fn jacobi_and_the_asynchronous_iteration_find_the_direct_solution() {
