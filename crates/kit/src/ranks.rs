@@ -83,10 +83,10 @@ impl Ranks {
 ///
 /// # Errors
 /// One line that names the argument and the remedy.
-pub fn addresses(place: &ProcessGroup, wait: Duration) -> Result<Vec<SocketAddr>, String> {
-    let peers = place.addresses(wait).map_err(|error| format!("--peers: {error}"))?;
+pub fn addresses(place: &ProcessGroup, wait: Duration) -> Result<Vec<SocketAddr>, Failure> {
+    let peers = place.addresses(wait).map_err(unresolved)?;
     let own = peers[usize::from(place.rank)];
-    UdpSocket::bind(own).map(|_| peers).map_err(|error| refused(own, &error))
+    UdpSocket::bind(own).map(|_| peers).map_err(|error| refused(own, &error).into())
 }
 
 /// Returns the address of a flag's `host:port`.
@@ -106,7 +106,7 @@ pub fn resolve_all(peers: &[String]) -> Result<Vec<SocketAddr>, Failure> {
     resolve_peers(peers).map_err(unresolved)
 }
 
-/// Returns the error of a service whose peers were not resolved. A name service that is down may be up later, so that
+/// Returns the error of a program whose peers were not resolved. A name service that is down may be up later, so that
 /// is no bad input.
 pub fn unresolved(error: ResolveError) -> Failure {
     let what = format!("--peers: {error}");
@@ -130,4 +130,19 @@ pub fn listen(own: SocketAddr) -> Result<TcpListener, String> {
 
 fn refused(own: SocketAddr, error: &Error) -> String {
     format!("--peers: {}", StartError::of_address(own, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::FAILED;
+
+    /// Regression: a name service that is down was bad input, of ranks alone.
+    #[test]
+    fn a_rank_whose_name_does_not_resolve_is_no_bad_input() {
+        let peers = vec!["rank-0.invalid:1".to_owned()];
+        let place = ProcessGroup { rank: 0, peers, keys: Vec::new() };
+        assert_eq!(addresses(&place, Duration::ZERO).unwrap_err().1, FAILED);
+        assert_eq!(unresolved(ResolveError::TimedOut).1, FAILED);
+    }
 }

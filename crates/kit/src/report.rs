@@ -21,7 +21,7 @@ static HAS_FAILED_TO_WRITE: AtomicBool = AtomicBool::new(false);
 
 /// Error of a program: one line, and the exit code. A text alone is bad input.
 #[derive(Debug)]
-pub struct Failure(String, u8);
+pub struct Failure(String, pub(crate) u8);
 
 impl Failure {
     /// Creates the error of a run that failed, though its input was right.

@@ -85,15 +85,15 @@ fn check(arguments: &Arguments) -> Result<(), String> {
 }
 
 /// Returns all members' addresses, if each member is a process.
-fn peers(arguments: &Arguments, place: &ProcessGroup) -> Result<Vec<SocketAddr>, String> {
+fn peers(arguments: &Arguments, place: &ProcessGroup) -> Result<Vec<SocketAddr>, Failure> {
     if arguments.fabric != Fabric::Udp {
-        return Err("--rank: hosts are joined by --fabric udp".into());
+        return Err("--rank: hosts are joined by --fabric udp".to_owned().into());
     }
     if arguments.communicator {
-        return Err("--communicator: its members are in one process here".into());
+        return Err("--communicator: its members are in one process here".to_owned().into());
     }
     if !(2..=256).contains(&place.size()) {
-        return Err(format!("--peers: from 2 to 256 take part, not {}", place.size()));
+        return Err(format!("--peers: from 2 to 256 take part, not {}", place.size()).into());
     }
     ranks::addresses(place, groups::COME_UP)
 }
