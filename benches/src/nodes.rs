@@ -218,7 +218,7 @@ pub trait Program: Parser {
     ///
     /// # Errors
     /// One line that names the file.
-    fn draw(&self, path: &Path, runs: &[Self::Run]) -> Result<Vec<PathBuf>, String>;
+    fn draw(&self, path: &Path, runs: &[Self::Run]) -> Result<Vec<PathBuf>, Failure>;
 
     /// Checks the reports of all runs.
     ///
@@ -247,14 +247,16 @@ fn conduct<P: Program>(program: &P) -> Result<(), Failure> {
     }
     report::print_document(nodes.json, &json!({"runs": runs}), |_| program.text(&runs));
     let usual = program.picture().filter(|_| place.is_none() && !nodes.json).map(PathBuf::from);
-    if let Some(path) = nodes.plot.clone().or(usual) {
-        let drawn = program.draw(&path, &runs)?;
-        if !nodes.json {
-            let drawn: Vec<String> = drawn.iter().map(|path| path.display().to_string()).collect();
-            report::print(&format!("Pictures: {}\n", drawn.join(", ")));
-        }
+    let drawn = nodes.plot.clone().or(usual).map(|path| program.draw(&path, &runs)).transpose();
+    if let Ok(Some(drawn)) = &drawn
+        && !nodes.json
+    {
+        let drawn: Vec<String> = drawn.iter().map(|path| path.display().to_string()).collect();
+        report::print(&format!("Pictures: {}\n", drawn.join(", ")));
     }
-    program.check(&runs)
+    // A lost rank explains more than a picture that could not be written.
+    program.check(&runs)?;
+    drawn.map(drop)
 }
 
 /// Runs the switch at the first of `peers` until standard input ends, and prints its drops by cause.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use midplane_kit::report::Failure;
 use plotters::prelude::*;
 
 /// One line of a panel.
@@ -52,11 +53,13 @@ type Extent = [(f64, f64); 2];
 ///
 /// # Errors
 /// One line that names the file.
-pub fn draw(path: &Path, x: &str, y: &str, panels: &[Panel]) -> Result<(), String> {
+pub fn draw(path: &Path, x: &str, y: &str, panels: &[Panel]) -> Result<(), Failure> {
     let mut text = String::new();
     render(&mut text, [x, y], panels)
-        .map_err(|error| format!("the plot could not be drawn: {error}"))?;
-    std::fs::write(path, text).map_err(|error| format!("--plot {}: {error}", path.display()))
+        .map_err(|error| Failure::of_run(format!("the plot could not be drawn: {error}")))?;
+    std::fs::write(path, text).map_err(|error| {
+        Failure::of_write(error.kind(), format!("--plot {}: {error}", path.display()))
+    })
 }
 
 fn render<'a>(text: &'a mut String, axes: [&str; 2], panels: &[Panel]) -> Result<(), Fault<'a>> {
@@ -152,4 +155,21 @@ fn draw_legend<'a>(area: &Area<'a>, panel: &Panel) -> Result<(), Fault<'a>> {
         area.draw(&Text::new(line.label.clone(), (x + SAMPLE + 6, y), ("sans-serif", 12)))?;
     }
     Ok(())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use midplane_kit::report::{BAD_INPUT, FAILED};
+
+    use super::*;
+
+    /// Regression: a picture on a full disk was bad input.
+    #[test]
+    fn a_picture_that_cannot_be_written_is_bad_input_only_if_its_path_is_wrong() {
+        let lines = vec![Line { label: "a line".into(), points: vec![(0.0, 1.0), (1.0, 2.0)] }];
+        let panels = [Panel { title: "a panel".into(), lines }];
+        let code = |path: &str| draw(Path::new(path), "x", "y", &panels).unwrap_err().code();
+        assert_eq!(code("/dev/full"), FAILED);
+        assert_eq!(code("/nowhere/picture.svg"), BAD_INPUT);
+    }
 }

@@ -79,7 +79,7 @@ impl Program for Arguments {
         self.is_comparison().then_some("incast.svg")
     }
 
-    fn draw(&self, path: &Path, runs: &[Run]) -> Result<Vec<PathBuf>, String> {
+    fn draw(&self, path: &Path, runs: &[Run]) -> Result<Vec<PathBuf>, Failure> {
         table::plot(path, runs).map(|()| vec![path.to_owned()])
     }
 

@@ -7,7 +7,7 @@ use midplane_benches::incast::setting::Mode;
 use midplane_benches::nodes::Fabric;
 use midplane_benches::plot::{Line, Panel, draw};
 use midplane_kit::command_line::name_of;
-use midplane_kit::report::table;
+use midplane_kit::report::{Failure, table};
 
 /// Formats a table with a line for each run.
 pub(crate) fn text(runs: &[Run]) -> String {
@@ -50,7 +50,7 @@ pub(crate) fn text(runs: &[Run]) -> String {
 ///
 /// # Errors
 /// One line that names the file.
-pub(crate) fn plot(path: &Path, runs: &[Run]) -> Result<(), String> {
+pub(crate) fn plot(path: &Path, runs: &[Run]) -> Result<(), Failure> {
     let titles = [
         (Mode::None, "Without coordination"),
         (Mode::Token, "With tokens"),

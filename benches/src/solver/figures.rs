@@ -7,6 +7,7 @@ use super::run::Run;
 use super::setting::Control;
 use crate::plot::{self, Line, Panel};
 use midplane_kit::command_line::name_of;
+use midplane_kit::report::Failure;
 
 /// Largest drawn warp; larger ones are drawn at it.
 const MAX_WARP: f64 = 20.0;
@@ -15,7 +16,7 @@ const MAX_WARP: f64 = 20.0;
 ///
 /// # Errors
 /// One line that names the file.
-pub fn draw(path: &Path, runs: &[Run]) -> Result<Vec<PathBuf>, String> {
+pub fn draw(path: &Path, runs: &[Run]) -> Result<Vec<PathBuf>, Failure> {
     let next_to = |what: &str| path.with_extension(format!("{what}.svg"));
     let figures = [
         (path.to_owned(), ("updates of a message", "seconds"), times(runs)),

@@ -109,7 +109,7 @@ impl Program for Arguments {
         self.is_comparison().then_some("solver.svg")
     }
 
-    fn draw(&self, path: &Path, runs: &[Run]) -> Result<Vec<PathBuf>, String> {
+    fn draw(&self, path: &Path, runs: &[Run]) -> Result<Vec<PathBuf>, Failure> {
         figures::draw(path, runs)
     }
 

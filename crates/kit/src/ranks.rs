@@ -142,7 +142,7 @@ mod tests {
     fn a_rank_whose_name_does_not_resolve_is_no_bad_input() {
         let peers = vec!["rank-0.invalid:1".to_owned()];
         let place = ProcessGroup { rank: 0, peers, keys: Vec::new() };
-        assert_eq!(addresses(&place, Duration::ZERO).unwrap_err().1, FAILED);
-        assert_eq!(unresolved(ResolveError::TimedOut).1, FAILED);
+        assert_eq!(addresses(&place, Duration::ZERO).unwrap_err().code(), FAILED);
+        assert_eq!(unresolved(ResolveError::TimedOut).code(), FAILED);
     }
 }

@@ -21,7 +21,7 @@ static HAS_FAILED_TO_WRITE: AtomicBool = AtomicBool::new(false);
 
 /// Error of a program: one line, and the exit code. A text alone is bad input.
 #[derive(Debug)]
-pub struct Failure(String, pub(crate) u8);
+pub struct Failure(String, u8);
 
 impl Failure {
     /// Creates the error of a run that failed, though its input was right.
@@ -35,6 +35,11 @@ impl Failure {
 
         let is_input = matches!(kind, InvalidInput | IsADirectory | NotADirectory | NotFound);
         Self(what.to_string(), if is_input { BAD_INPUT } else { FAILED })
+    }
+
+    /// Returns the exit code.
+    pub const fn code(&self) -> u8 {
+        self.1
     }
 }
 
@@ -191,7 +196,7 @@ mod tests {
             (ErrorKind::IsADirectory, BAD_INPUT),
             (ErrorKind::NotADirectory, BAD_INPUT),
         ] {
-            assert_eq!(Failure::of_write(kind, "a.svg").1, code, "{kind}");
+            assert_eq!(Failure::of_write(kind, "a.svg").code(), code, "{kind}");
         }
     }
 }

@@ -109,8 +109,9 @@ struct Document {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let directory = &arguments.directory;
-    std::fs::create_dir_all(directory)
-        .map_err(|error| format!("--directory {}: {error}", directory.display()))?;
+    std::fs::create_dir_all(directory).map_err(|error| {
+        Failure::of_write(error.kind(), format!("--directory {}: {error}", directory.display()))
+    })?;
     let asked = |name: &Name| arguments.paper.is_empty() || arguments.paper.contains(name);
     let names = Name::value_variants().iter().copied().filter(asked);
     let papers: Vec<Paper> = names.map(Name::paper).collect();

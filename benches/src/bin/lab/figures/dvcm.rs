@@ -7,6 +7,7 @@ use crate::incast::fabrics::simulate;
 use crate::incast::run::Run;
 use crate::incast::setting::{Atm, Mode, Setting};
 use crate::plot::{self, Line, Panel};
+use crate::report::text;
 use midplane_benches::anchors::measure;
 use midplane_benches::nodes::Fabric;
 
@@ -135,5 +136,5 @@ fn draw(directory: &Path, number: u8, title: &str, curves: &[Curve]) -> Result<(
     };
     let panel = Panel { title: title.into(), lines: curves.iter().map(line).collect() };
     let path = directory.join(format!("dvcm-figure-{number}.svg"));
-    plot::draw(&path, "message, KB", "goodput, Mb/s", &[panel])
+    plot::draw(&path, "message, KB", "goodput, Mb/s", &[panel]).map_err(text)
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::figures::rows::Row;
 use crate::plot::{self, Line, Panel};
+use crate::report::text;
 use midplane_benches::anchors::measure::{self, Origin};
 use table::Column;
 
@@ -40,7 +41,7 @@ pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     rows.push(Row::missing(PAPER, "Figures 1 to 3", "drawings, no data"));
     let path = directory.join("lam-via-table-1.svg");
     let (x, y) = ("log2 of the message's bytes", "one way, over the paper's TCP/IP");
-    plot::draw(&path, x, y, &[remote, local])?;
+    plot::draw(&path, x, y, &[remote, local]).map_err(text)?;
     Ok(rows)
 }
 

@@ -7,7 +7,7 @@ use midplane_benches::anchors::constants::{self, Constant, Source};
 
 use super::Paper;
 use super::rows::{Count, Row};
-use crate::report;
+use crate::report::{self, Failure};
 
 /// The way from a page in `docs/figures` up to the repository's root.
 const ROOT: &str = "../../";
@@ -16,10 +16,10 @@ const ROOT: &str = "../../";
 ///
 /// # Errors
 /// One line that names the file.
-pub(super) fn write(directory: &Path, papers: &[Paper], rows: &[Row]) -> Result<(), String> {
+pub(super) fn write(directory: &Path, papers: &[Paper], rows: &[Row]) -> Result<(), Failure> {
     for paper in papers {
         let of: Vec<&Row> = rows.iter().filter(|row| row.paper == paper.name).collect();
-        let text = page(paper, &of, &pictures(directory, paper.name)?);
+        let text = page(paper, &of, &pictures(directory, paper.name).map_err(Failure::of_run)?);
         save(&directory.join(format!("{}.md", paper.name)), &text)?;
     }
     let links = |paper: &Paper| format!("[{}]({}.md)", paper.title, paper.name);
@@ -41,8 +41,9 @@ the pipelines paper's formulas from the stages that it gives. Each paper's page 
 their sources. Curves without printed numbers are drawn, not compared.
 ";
 
-fn save(path: &Path, text: &str) -> Result<(), String> {
-    std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+fn save(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text)
+        .map_err(|error| Failure::of_write(error.kind(), format!("{}: {error}", path.display())))
 }
 
 /// Formats the counts of each paper, and of all.

@@ -7,6 +7,7 @@ use crate::plot::{self, Line, Panel};
 
 use crate::preempt::paper::{self, RANKS};
 use crate::preempt::slowdown::Run;
+use crate::report::text;
 
 const PAPER: &str = "score-d";
 const KERNELS: [&str; 3] = ["ep", "ft", "cg"];
@@ -92,7 +93,7 @@ fn draw_breakdown(directory: &Path, runs: &[Run]) -> Result<(), String> {
         Panel { title: format!("{kernel}, slices of 100 ms"), lines }
     };
     let path = directory.join("score-d-figure-5.svg");
-    plot::draw(&path, "processors", "us", &KERNELS.map(panel))
+    plot::draw(&path, "processors", "us", &KERNELS.map(panel)).map_err(text)
 }
 
 fn draw_slowdown(directory: &Path, runs: &[Run]) -> Result<(), String> {
@@ -105,5 +106,5 @@ fn draw_slowdown(directory: &Path, runs: &[Run]) -> Result<(), String> {
         Panel { title: kernel.into(), lines: RANKS.map(line).into() }
     };
     let path = directory.join("score-d-figure-6.svg");
-    plot::draw(&path, "slice, ms", "slowdown, %", &KERNELS.map(panel))
+    plot::draw(&path, "slice, ms", "slowdown, %", &KERNELS.map(panel)).map_err(text)
 }

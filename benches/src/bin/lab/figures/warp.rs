@@ -9,6 +9,7 @@ use midplane::warp::iterate::FixedPoint as _;
 use midplane_benches::anchors::measure::Origin;
 
 use crate::figures::rows::Row;
+use crate::report::text;
 use crate::solver;
 
 use crate::solver::arguments::{Arguments, PAPER_BUFFER};
@@ -26,7 +27,7 @@ type Quantity = (&'static str, &'static str, [f64; 2], fn(&Run) -> f64, &'static
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
     let arguments = Arguments::try_parse_from(["solver", "--fabric=sim"]);
     let runs = simulate(&arguments.map_err(|error| error.to_string())?)?;
-    solver::figures::draw(&directory.join("warp-figure-1.svg"), &runs)?;
+    solver::figures::draw(&directory.join("warp-figure-1.svg"), &runs).map_err(text)?;
     let of = |control: Control| {
         let is_it = |run: &&Run| {
             let setting = &run.setting;

@@ -7,6 +7,7 @@ use midplane_benches::anchors::adaptation::{CHANGE_US, CHANGES, Sent, optimum_us
 use super::PAPER;
 use crate::figures::rows::Row;
 use crate::plot::{self, Line, Panel};
+use crate::report::text;
 
 /// Messages of each run.
 const MESSAGES: usize = 80;
@@ -48,7 +49,7 @@ pub(super) fn draw(directory: &Path) -> Result<Vec<Row>, String> {
         ]);
     }
     let path = directory.join("adaptation.svg");
-    plot::draw(&path, "ms of virtual time", "latency of a message, us", &panels)?;
+    plot::draw(&path, "ms of virtual time", "latency of a message, us", &panels).map_err(text)?;
     Ok(rows)
 }
 

@@ -9,6 +9,7 @@ use midplane::pipeline::{Pipeline, Request, fixed};
 use super::measured::Measured;
 use super::paper::{OVERHEADS_MS, algorithms, chain, disk_chain};
 use crate::plot::{self, Line, Panel};
+use crate::report::text;
 
 /// Draws all figures.
 pub(super) fn draw(directory: &Path, measured: &Measured) -> Result<(), String> {
@@ -39,7 +40,7 @@ pub(super) fn draw(directory: &Path, measured: &Measured) -> Result<(), String> 
         let panels = panels
             .into_iter()
             .map(|(title, lines)| Panel { title: format!("Figure {title}"), lines });
-        plot::draw(&path, x, y, &panels.collect::<Vec<_>>())?;
+        plot::draw(&path, x, y, &panels.collect::<Vec<_>>()).map_err(text)?;
     }
     Ok(())
 }
