@@ -7,8 +7,8 @@ use clap::{Parser, ValueEnum};
 use midplane::simhw::seal::Key;
 
 use midplane_benches::incast::setting::{Mode, Setting};
-use midplane_benches::nodes::{Fabric, Nodes, among, seconds};
-use midplane_kit::command_line::name_of;
+use midplane_benches::nodes::{Fabric, Nodes, among};
+use midplane_kit::command_line::{name_of, within};
 
 /// Message sizes of a comparison, in bytes: up to 10 KB, as in the paper's figures.
 const SIZES: [u32; 6] = [64, 256, 600, 1_500, 4_096, 10_240];
@@ -67,7 +67,7 @@ pub(crate) struct Arguments {
     buffer_bytes: u32,
 
     /// Seconds of the measured part of each run, from 0.01 to 3600
-    #[arg(long, default_value_t = 0.5, value_parser = seconds())]
+    #[arg(long, default_value_t = 0.5, value_parser = within(0.01, 3_600.0))]
     seconds: f64,
 
     /// File of keys, one NUMBER:SECRET a line with 64 hexadecimal digits: the first seals all frames, all

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 
 use midplane::gang::carrier::ChannelCarrier;
 use midplane::gang::live::clock;
@@ -24,8 +25,13 @@ const TAG: Tag = Tag(1);
 /// messages that both ranks send each other at once.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Sizes of the messages, in bytes
-    #[arg(long, value_delimiter = ',', default_values_t = [64, 4_096, 65_536, 1 << 20])]
+    /// Sizes of the messages, in bytes, from 1 to 2^30
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 30),
+        default_values_t = [64, 4_096, 65_536, 1 << 20]
+    )]
     sizes: Vec<usize>,
     /// Messages of each size
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]

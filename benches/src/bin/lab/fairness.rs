@@ -1,7 +1,7 @@
 //! One stream of a node over UDP compared with one TCP Cubic stream of the kernel, through the same bottleneck.
 //! `benches/netns/fairness.sh` makes the bottleneck.
 
-use std::net::SocketAddr;
+use std::net::{AddrParseError, SocketAddr};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
@@ -34,11 +34,11 @@ Exit code: 0 it ran; 1 the peer was lost; 2 bad input (one line names it).";
 #[group(required = true, multiple = true)]
 pub(crate) struct Arguments {
     /// Receive at this address, and at its next port for TCP; count and report
-    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "send")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = with_next_port, conflicts_with = "send")]
     receive: Option<SocketAddr>,
 
     /// Send to the receiver at this address until it ends
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = with_next_port)]
     send: Option<SocketAddr>,
 
     /// The stream that starts a second before the other
@@ -56,6 +56,15 @@ pub(crate) struct Arguments {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
+}
+
+/// Parses an address whose port has a next one.
+fn with_next_port(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr = text.parse().map_err(|error: AddrParseError| error.to_string())?;
+    match address.port() {
+        1..u16::MAX => Ok(address),
+        _ => Err("give a port from 1 to 65534; TCP takes the next one".into()),
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

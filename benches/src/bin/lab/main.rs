@@ -81,3 +81,23 @@ fn main() -> ExitCode {
         Question::Preempt(arguments) => preempt::run(arguments),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_those_of_the_help() {
+        let accepts = |words: &str| Lab::try_parse_from(words.split(' ')).is_ok();
+        #[cfg(target_os = "linux")]
+        for (sizes, is_right) in [("1,1073741824", true), ("0", false), ("1073741825", false)] {
+            assert_eq!(accepts(&format!("lab channel --sizes {sizes}")), is_right, "{sizes}");
+        }
+        for flag in ["--receive", "--send"] {
+            assert!(accepts(&format!("lab fairness {flag} 10.0.0.1:65534")), "{flag}");
+            for wrong in ["10.0.0.1:65535", "10.0.0.1:0", "10.0.0.1"] {
+                assert!(!accepts(&format!("lab fairness {flag} {wrong}")), "{flag} {wrong}");
+            }
+        }
+    }
+}
