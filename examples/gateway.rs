@@ -1,7 +1,5 @@
 //! A TCP gateway: programs that speak TCP reach a service of a node by its name.
 //!
-//! To copy it, a manifest:
-//!
 //! ```toml
 //! [dependencies]
 //! midplane = { path = "../midplane" } # where you have it
@@ -17,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use midplane::{Node, NodeBuilder};
+use midplane::{ErrorKind, Node, NodeBuilder};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -58,11 +56,10 @@ struct Arguments {
 type Fail = Box<dyn std::error::Error + Send + Sync>;
 
 fn builder(arguments: &Arguments) -> NodeBuilder {
-    let mut builder = Node::builder();
+    let mut builder = Node::builder().discover(&arguments.discover);
     if let Some(cluster) = &arguments.cluster {
         builder = builder.cluster(cluster);
     }
-    builder = builder.discover(&arguments.discover);
     if let Some(path) = &arguments.key {
         builder = builder.key_file(path);
     }
@@ -144,5 +141,9 @@ async fn main() -> ExitCode {
     });
     let Err(error) = run(arguments).await else { return ExitCode::SUCCESS };
     eprintln!("error: {error}");
-    ExitCode::from(2)
+    let is_input = match error.downcast_ref::<midplane::Error>() {
+        Some(error) => matches!(error.kind(), ErrorKind::Config | ErrorKind::InUse),
+        None => !error.is::<std::io::Error>(), // the refusal of --bind is a text
+    };
+    ExitCode::from(if is_input { 2 } else { 1 })
 }

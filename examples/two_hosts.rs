@@ -56,7 +56,7 @@ async fn main() -> ExitCode {
         Err(error) => {
             eprintln!("error: {error}");
             let kind = error.downcast_ref::<Error>().map(Error::kind);
-            let is_input = matches!(kind, Some(ErrorKind::Config | ErrorKind::InUse) | None);
+            let is_input = matches!(kind, Some(ErrorKind::Config | ErrorKind::InUse));
             ExitCode::from(if is_input { 2 } else { 1 })
         }
     }
