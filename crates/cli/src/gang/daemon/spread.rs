@@ -22,6 +22,12 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
+/// Returns the host of a peer's `host:port`; an IPv6 address without the brackets, which ssh takes for a part of the name.
+fn host_of(peer: &str) -> &str {
+    let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
 /// Builds the command line of another host's daemon: this daemon's options, in the same folder.
 fn command_line(host: usize, slots: u16) -> Result<String, String> {
     let text = |path: &Path| path.to_str().map(str::to_owned).ok_or("a path is not UTF-8");
@@ -65,9 +71,8 @@ impl Spread {
         };
         let mut spread = Self(Vec::new());
         for (host, peer) in peers.iter().enumerate().skip(1) {
-            let name = peer.rsplit_once(':').map_or(&peer[..], |(name, _)| name);
             let mut command = Command::new(program);
-            command.args(arguments).arg(name).arg(command_line(host, slots)?);
+            command.args(arguments).arg(host_of(peer)).arg(command_line(host, slots)?);
             let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
             spread.0.push(child.map_err(|error| format!("--rsh {program}: {error}"))?);
         }
@@ -98,4 +103,21 @@ pub(crate) fn end_with_input() {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
         let _ = kill_process(getpid(), Signal::TERM);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: ssh did not resolve `[fd00::2]`.
+    #[test]
+    fn the_host_of_an_ipv6_peer_has_no_brackets() {
+        for (peer, host) in [
+            ("[fd00::2]:24700", "fd00::2"),
+            ("10.0.0.2:24700", "10.0.0.2"),
+            ("node-2:24700", "node-2"),
+        ] {
+            assert_eq!(host_of(peer), host);
+        }
+    }
 }
