@@ -179,11 +179,15 @@ impl Cluster {
         })
     }
 
+    /// Waits until all nodes answer.
     #[expect(clippy::disallowed_methods, reason = "real processes take real time")]
-    fn wait_for_all(&self) -> Result<(), Failure> {
+    fn wait_for_all(&mut self) -> Result<(), Failure> {
         let until = Instant::now() + TIMEOUT;
-        for address in &self.addresses {
+        for (address, node) in self.addresses.iter().zip(&mut self.nodes) {
             while send(*address, &Order::List, &[]).is_err() {
+                if let Some(what) = node.complaint() {
+                    return Err(Failure::of_run(format!("node {address}: {what}")));
+                }
                 if Instant::now() > until {
                     let what = format!("node {address} did not start within {TIMEOUT:?}");
                     return Err(Failure::of_run(what));
@@ -246,6 +250,17 @@ mod tests {
     fn a_build_without_webassembly_refuses_sandboxed_modules_before_it_starts_a_node() {
         let refused = main(&Arguments { sandboxed: true, json: false }).unwrap_err();
         assert!(refused.to_string().contains("--features wasm"), "{refused}");
+    }
+
+    /// Regression: a node that could not start was waited for until the time limit, and its error was not printed.
+    #[test]
+    fn a_node_that_exits_at_its_start_is_reported_with_its_error() {
+        let addresses = processes::free_addresses(1).unwrap();
+        // The node is this test's own program, which has no such option.
+        let node = Peer::start(&["--no-such-option".to_owned()], &addresses).unwrap();
+        let mut cluster = Cluster { addresses, nodes: vec![node], sandboxed: false };
+        let failure = cluster.wait_for_all().unwrap_err().to_string();
+        assert!(!failure.contains("did not start within"), "{failure}");
     }
 
     #[test]
