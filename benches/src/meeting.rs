@@ -16,6 +16,8 @@ use tokio::time::timeout;
 /// Interval at which a process that has not started is tried again.
 const RETRY: Duration = Duration::from_millis(10);
 
+/// Time in which a process that has connected names its rank: others wait for it meanwhile.
+const HELLO: Duration = Duration::from_secs(1);
 /// Longest line of a peer, in bytes.
 const LINE: u64 = 1 << 20;
 /// Numbers of all ranks in a line: with their commas, the longest ones take two thirds of it.
@@ -115,7 +117,7 @@ impl Meeting {
                 stream.set_nodelay(true)?;
                 let mut line = Line(BufReader::new(stream));
                 // A connection that does not begin with a rank is dropped.
-                if let Ok(Ok(Hello(rank @ 1..))) = timeout(wait, line.receive()).await
+                if let Ok(Ok(Hello(rank @ 1..))) = timeout(HELLO, line.receive()).await
                     && let Some(place) = lines.get_mut(rank - 1)
                 {
                     *place = Some(line);
