@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::stage::Daemons;
 use midplane::gang::channel::geometry::Geometry;
-use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
 use midplane::gang::live::client::{self, ClientError, Output, RunOptions};
 use midplane::gang::live::daemon::{
@@ -63,7 +62,6 @@ fn daemon(socket: &str, host: &str, of: &str, peers: &str) -> Result<(), String>
     let host: u16 = number(host)?;
     let of: Daemons<'_> = serde_json::from_str(of).map_err(|error| error.to_string())?;
     let peers: Vec<String> = peers.split_terminator(',').map(str::to_owned).collect();
-    let mode = if of.mode == "copy" { Mode::Copy } else { Mode::Resident };
     let (joined, geometry) = match of.fabric {
         "shm" => (Some(Fabric::Shm), Geometry::BULK),
         "udp" => {
@@ -85,7 +83,7 @@ fn daemon(socket: &str, host: &str, of: &str, peers: &str) -> Result<(), String>
         fabric: joined.map(|fabric| FabricOptions {
             fabric,
             name: format!("stage {run}"),
-            channels: ChannelOptions { mode, geometry },
+            channels: ChannelOptions { mode: of.mode.into(), geometry },
         }),
         freezer: Freezer::Auto,
         memory: None,

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use midplane::gang::daemon::Mode;
 use midplane_kit::command_line::within;
 use midplane_nas::Class;
 
+use crate::daemons::stage::Mode;
 use crate::fabric::Fabric;
 use crate::nas_rank::Name;
 
@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', value_parser = within(1.0, 10_000.0), default_value = "100")]
     pub(crate) slice_ms: Vec<f64>,
     /// Switching of contexts: copied out and in, or kept on the NIC (resident)
-    #[arg(long, value_parser = mode, value_delimiter = ',', default_value = "resident,copy")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "resident,copy")]
     pub(crate) mode: Vec<Mode>,
     /// Runs of each, from different seeds, for the confidence interval
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100), default_value = "3")]
@@ -79,20 +79,4 @@ fn two_sockets(text: &str) -> Result<[PathBuf; 2], String> {
     let (alone, preempting) =
         text.split_once(',').ok_or("name two sockets, separated by a comma")?;
     Ok([alone, preempting].map(PathBuf::from))
-}
-
-fn mode(text: &str) -> Result<Mode, String> {
-    match text {
-        "resident" => Ok(Mode::Resident),
-        "copy" => Ok(Mode::Copy),
-        _ => Err("contexts are switched as resident or copy".to_owned()),
-    }
-}
-
-/// Returns a mode's name on the command line and in reports.
-pub(crate) const fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Resident => "resident",
-        Mode::Copy => "copy",
-    }
 }

@@ -122,7 +122,7 @@ pub(crate) fn run(case: Case, slice: Duration, seed: u64) -> Outcome {
     let config = DaemonConfig {
         nodes,
         arity: DEFAULT_ARITY,
-        mode,
+        mode: mode.into(),
         geometry: Geometry { message, ..Geometry::PM },
         channels: 1,
         costs: Costs::paper(&machine.host),
@@ -167,10 +167,10 @@ pub(crate) fn run(case: Case, slice: Duration, seed: u64) -> Outcome {
 
 #[cfg(test)]
 mod tests {
-    use midplane::gang::daemon::Mode;
     use midplane::gang::scheduler::Phases;
 
     use super::*;
+    use crate::daemons::stage::Mode;
 
     /// Runs a kernel of class S on 8 nodes.
     fn run_of(kernel: Name, computes: bool) -> Outcome {

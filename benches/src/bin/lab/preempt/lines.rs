@@ -4,6 +4,7 @@
 use serde::Serialize;
 
 use super::slowdown::{Run, mean_and_variance};
+use crate::daemons::stage::Mode;
 
 /// Least number of slices for a line.
 const LEAST: usize = 3;
@@ -28,7 +29,7 @@ pub(crate) struct Line {
 pub(crate) struct Lines {
     kernel: &'static str,
     ranks: u16,
-    mode: &'static str,
+    mode: Mode,
     slices: usize,
     switches: usize,
     slowdown: Line,

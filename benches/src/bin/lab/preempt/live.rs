@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use midplane::gang::live::message::Slice;
 
-use super::arguments::{Arguments, mode_name};
+use super::arguments::Arguments;
 use super::laps::{self, Report};
 use super::slowdown::{Case, Run, interval};
 use crate::daemons::parts::number;
@@ -66,7 +66,7 @@ fn stages(arguments: &Arguments, case: &Case) -> Result<[Stage; 2], String> {
     // few daemons.
     let hosts = if arguments.fabric == Fabric::Udp { case.ranks.min(MAX_HOSTS) } else { 1 };
     let fabric = &arguments.fabric.to_string();
-    let (slots, mode) = (case.ranks / hosts, mode_name(case.mode));
+    let (slots, mode) = (case.ranks / hosts, case.mode);
     let stretch = Some(stretch(case));
     let start = |slice_ms| Stage::start(Daemons { hosts, slots, slice_ms, stretch, fabric, mode });
     Ok([start(FOR_EVER)?, start(case.slice_ms)?])
@@ -130,7 +130,7 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String>
         class: case.class,
         ranks: case.ranks,
         slice_ms: case.slice_ms,
-        mode: mode_name(case.mode),
+        mode: case.mode,
         slowdown,
         slowdown_ci,
         lost,

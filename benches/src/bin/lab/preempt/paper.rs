@@ -3,13 +3,13 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use midplane::gang::daemon::Mode;
 use midplane::gang::scheduler::Phases;
 use midplane_benches::anchors::measure::{self, Anchor};
 use midplane_benches::anchors::pm::{self, mpi};
 use midplane_nas::Class;
 
 use super::slowdown::{self, Case, Run};
+use crate::daemons::stage::Mode;
 use crate::nas_rank::Name;
 use crate::report::progress;
 

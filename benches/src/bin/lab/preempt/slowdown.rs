@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use midplane::gang::daemon::Mode;
 use midplane::gang::scheduler::{Phases, Switch};
 use midplane::simhw::profile::Machine;
 use midplane_nas::{Class, Ft, Kernel as _};
 use serde::Serialize;
 use serde_json::json;
 
-use super::arguments::{Arguments, mode_name};
+use super::arguments::Arguments;
 use super::cluster::{self, Outcome};
 use super::lines;
 use super::live;
+use crate::daemons::stage::Mode;
 use crate::fabric::Fabric;
 use crate::nas_rank::Name;
 use crate::report::{self, Failure, progress};
@@ -24,7 +24,7 @@ pub(crate) struct Run {
     pub(crate) class: Class,
     pub(crate) ranks: u16,
     pub(crate) slice_ms: f64,
-    pub(crate) mode: &'static str,
+    pub(crate) mode: Mode,
     pub(crate) slowdown: f64,
     /// Bounds of the 95 % confidence interval; `None` if there is one value only.
     pub(crate) slowdown_ci: Option<[f64; 2]>,
@@ -137,7 +137,7 @@ pub(crate) fn measure(repeat: u32, case: &Case, alone: &Outcome) -> Run {
         class: case.class,
         ranks: case.ranks,
         slice_ms: case.slice_ms,
-        mode: mode_name(case.mode),
+        mode: case.mode,
         slowdown,
         slowdown_ci,
         lost: Vec::new(),
