@@ -17,6 +17,7 @@ use midplane::gang::live::client::ask;
 use midplane::gang::live::daemon::find_socket;
 use midplane::gang::live::message::{Reply, Request};
 use midplane::{Error, ErrorKind, Node};
+use midplane_kit::command_line::within;
 use midplane_kit::processes;
 use midplane_kit::report::{self, Failure};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -69,19 +70,14 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SOCKET", num_args = 0..=1)]
     gang: Option<Option<PathBuf>>,
     /// Seconds between two readings, 0.1 to 3600; rates are means over them
-    #[arg(long, default_value = "1", value_parser = seconds)]
-    interval: Duration,
+    #[arg(long, default_value = "1", value_parser = within(0.1, 3_600.0))]
+    interval: f64,
     /// Print the screen once, after two readings, and exit
     #[arg(long)]
     once: bool,
     /// Print one JSON document instead
     #[arg(long, requires = "once")]
     json: bool,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().filter(|seconds| (0.1..=3_600.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "name 0.1 to 3600 seconds".into())
 }
 
 /// Returns the error of a node: a configuration that is wrong is bad input.
@@ -120,7 +116,7 @@ async fn run(arguments: &Arguments) -> Result<(), Failure> {
     let reader = Reader { node: node.clone(), gang };
     let done = match arguments.once {
         true => once(&reader, arguments).await,
-        false => watch(reader, arguments.interval).await,
+        false => watch(reader, Duration::from_secs_f64(arguments.interval)).await,
     };
     node.shutdown().await;
     done
@@ -160,7 +156,7 @@ async fn once(reader: &Reader, arguments: &Arguments) -> Result<(), Failure> {
     let mut board = Board::default();
     for is_second in [false, true] {
         if is_second {
-            tokio::time::sleep(arguments.interval).await;
+            tokio::time::sleep(Duration::from_secs_f64(arguments.interval)).await;
         }
         let Reading { nodes, jobs } = reader.read().await;
         if let Some(Err(error)) = jobs {

@@ -86,6 +86,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn numbers_are_bounded() {
+        let seconds = within(0.1, 3_600.0);
+        assert_eq!((seconds("0.1"), seconds("3600")), (Ok(0.1), Ok(3_600.0)));
+        for wrong in ["0", "-1", "NaN", "inf", "3601", "soon", ""] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn paragraphs_are_joined_and_examples_are_not() {
         let text = "Examples:\n  # A comment\n  midplane top\n\nOne sentence\nof two lines.\n\nExit code: 0";
         let joined = "Examples:\n  # A comment\n  midplane top\n\nOne sentence of two lines.\n\nExit code: 0";
