@@ -6,6 +6,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use midplane_kit::clock::now;
+use midplane_kit::hash::{EMPTY, fnv1a};
 use midplane_kit::report::Failure;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -26,9 +27,7 @@ const NUMBERS: usize = 1 << 15;
 /// Returns a number by which ranks check that they were started for the same run (FNV-1a of the text as JSON).
 pub fn fingerprint(parameters: &impl Serialize) -> u64 {
     let text = serde_json::to_string(parameters).expect("plain data");
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    fnv1a(EMPTY, text.as_bytes())
 }
 
 /// Describes ranks that did not start: bad input.

@@ -8,6 +8,7 @@ use midplane::gang::live::rank::join;
 use midplane::gang::live::snapshot::Snapshots;
 use midplane::gang::names::Rank;
 use midplane_kit::clock::now;
+use midplane_kit::hash::fnv1a;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -172,9 +173,7 @@ async fn ring() -> Result<(), String> {
         }
         while let Some((_, bytes)) = channel.try_receive() {
             done.received += 1;
-            for byte in bytes {
-                done.digest = (done.digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3);
-            }
+            done.digest = fnv1a(done.digest, &bytes);
         }
         let may_send = done.sent < COUNT.min(done.received + AHEAD);
         if may_send && channel.try_send(next, &done.sent.to_le_bytes()).is_ok() {

@@ -24,6 +24,7 @@ use midplane::gang::scheduler_core::{Phases, PreemptWhenAlone, SchedulerConfig};
 use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::simhw::launch;
 use midplane::simhw::seal::Identity;
+use midplane_kit::hash::{EMPTY, fnv1a};
 use midplane_kit::ranks;
 use midplane_kit::report::{self, Failure};
 use place::Place;
@@ -217,19 +218,14 @@ fn fabric(
     // Daemons of one cluster on this host share the name. Other daemons of this user have another.
     let name = match peers.first() {
         Some(root) => format!("gangd {root}"),
-        None => format!("gangd {}", hash(socket.as_os_str().as_encoded_bytes())),
+        // The path may be too long for a name.
+        None => format!("gangd {}", fnv1a(EMPTY, socket.as_os_str().as_encoded_bytes())),
     };
     Ok(Some(FabricOptions {
         fabric,
         name,
         channels: ChannelOptions { mode: Mode::Resident, geometry },
     }))
-}
-
-/// Hashes the path of a socket, which may be too long for a name (FNV-1a).
-fn hash(bytes: &[u8]) -> u64 {
-    let mix = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3);
-    bytes.iter().fold(0xCBF2_9CE4_8422_2325, mix)
 }
 
 /// Reads this host's secret key, if there is one, for the list's public keys.
