@@ -80,7 +80,9 @@ fn synchronous_ranks_take_the_rounds_of_sequential_jacobi_to_the_same_bits() {
 /// Regression: a rank that is alone sends nothing, and reported that all of it was lost.
 #[test]
 fn a_run_that_sends_nothing_has_no_loss() {
-    let with = |ranks| run(&format!("--trefethen 200 --iteration jacobi --control static {ranks}"));
+    let with = |ranks| {
+        run(&format!("--trefethen 200 --iteration jacobi --control static --buffer 128 {ranks}"))
+    };
     let (alone, together) = (with("--ranks 1"), with("--ranks 2"));
     assert!(alone.converged && alone.messages == 0);
     assert_eq!(alone.loss, None);
