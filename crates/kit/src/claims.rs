@@ -153,11 +153,10 @@ impl Medians {
 /// Returns the median, of an even number of values the mean of the two in the middle; NaN for an empty list.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    let half = values.len() / 2;
     match values.len() {
         0 => f64::NAN,
-        count if count % 2 == 0 => f64::midpoint(values[half - 1], values[half]),
-        _ => values[half],
+        // Of an odd number of values, both are the same.
+        count => f64::midpoint(values[(count - 1) / 2], values[count / 2]),
     }
 }
 
