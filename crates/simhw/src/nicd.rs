@@ -28,7 +28,7 @@ use crate::port::{Grant, PortOptions};
 pub use crate::acceptor::Admitted;
 pub use client::{Client, ClientConfig, ConnectError};
 pub use holders::PortHolders;
-pub use server::{DEFAULT_CONNECTIONS, DEFAULT_LOAN, PortServer, ServeError, ServerConfig};
+pub use server::{PortServer, ServeError, ServerConfig};
 
 /// A NIC, as the server of its ports uses it.
 pub(crate) trait Source: std::fmt::Debug + Send + Sync {

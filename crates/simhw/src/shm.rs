@@ -42,10 +42,7 @@ use crate::nicd::{PortServer, ServeError, ServerConfig, Source};
 use crate::wakes::Wakes;
 
 pub use byte_ring::{Corrupt, Record, RingReceiver, RingSender};
-pub use config::{
-    DEFAULT_AREA_BYTES, DEFAULT_AREA_BYTES_OF_ALL, DEFAULT_JOIN_TIMEOUT, DEFAULT_MTU, DEFAULT_RATE,
-    DEFAULT_SLOTS, DEFAULT_SPIN, MIN_AREAS, ShmConfig,
-};
+pub use config::{DEFAULT_MTU, ShmConfig};
 
 use self::core::Core;
 use driver::Driver;

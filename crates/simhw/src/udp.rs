@@ -65,15 +65,9 @@ use crate::live::{adaptive_spin, alarm, clock};
 use crate::nic::{LiveHost, NicCounters, NicHandle, StartError};
 
 pub use crate::live::alarm::Alarm;
-pub use config::{
-    Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_SPIN,
-    DEFAULT_TRANSMIT_DEPTH, ResolveError, UdpConfig, resolve_peers,
-};
+pub use config::{Coprocessor, ResolveError, UdpConfig, resolve_peers};
 pub use path::{interface_mtu, path_mtus};
-pub use soft_switch::{
-    DEFAULT_INGRESS_MEMORY, DEFAULT_SWITCH_LINK, DEFAULT_SWITCH_PROFILE, SoftSwitch, SwitchConfig,
-    SwitchCounters,
-};
+pub use soft_switch::{DEFAULT_SWITCH_LINK, SoftSwitch, SwitchConfig, SwitchCounters};
 
 pub(crate) use config::resolve_within;
 
@@ -114,7 +108,7 @@ impl UdpNic {
         let bind = config.check()?;
         let runtime = Handle::try_current().map_err(|_| StartError::NoRuntime)?;
         let failed = |error: std::io::Error| StartError::of_address(bind, &error);
-        let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
+        let socket = batch::bind(bind).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
         let seals = link::seals(&config)?;
         let (is_sealed, is_identified) = (seals.is_some(), config.identity.is_some());

@@ -56,6 +56,8 @@ pub(crate) use window::FRAMES as MAX_FLIGHTS;
 const INSTRUCTIONS: u64 = 60;
 /// The timeout that checks all connections for late acknowledgements, silent peers and unanswered requests.
 const SWEEP: TimeoutId = TimeoutId(0);
+/// Nanoseconds that an acknowledgement waits for a data frame that carries it, unless traffic is requests and answers.
+const ACKNOWLEDGEMENT_DELAY_NS: u64 = 50_000;
 /// Least nanoseconds before an unacknowledged frame is sent again.
 const MIN_RESEND_NS: u64 = 1_000_000;
 /// Most doublings of the pause between two resends after reports of a gap.
@@ -168,7 +170,7 @@ impl Via {
     }
 
     fn arm_sweep(&mut self, nic: &mut Context<'_>) {
-        let at = nic.now().plus_nanos(self.config.acknowledgement_delay_ns);
+        let at = nic.now().plus_nanos(ACKNOWLEDGEMENT_DELAY_NS);
         self.arm(nic, at);
     }
 
@@ -185,7 +187,7 @@ impl Via {
         let trip = nic.round_trip(link.node);
         let usual = trip.map_or(10_000_000, |trip| nanos(trip.smoothed * 2 + trip.variation * 4));
         let lines = 2 * nic.line_rate().nanos_for(link.sending.bytes() as u64);
-        usual.max(MIN_RESEND_NS) + lines + 2 * self.config.acknowledgement_delay_ns
+        usual.max(MIN_RESEND_NS) + lines + 2 * ACKNOWLEDGEMENT_DELAY_NS
     }
 
     /// Handles one interface's timeouts that are due; returns when it is to be visited again.
@@ -195,7 +197,6 @@ impl Via {
         let Some(endpoint) = endpoint else { return Instant::FAR_FUTURE };
         let resend_after = self.resend_after(nic, endpoint);
         let Some(endpoint) = self.vis[vi.index()].as_mut() else { return Instant::FAR_FUTURE };
-        let delay = self.config.acknowledgement_delay_ns;
         let dead_after = self.config.dead_after_ns;
         let expects = !endpoint.receives.is_empty() || !endpoint.sends.is_empty();
         let Some(link) = &mut endpoint.link else { return Instant::FAR_FUTURE };
@@ -221,7 +222,7 @@ impl Via {
             next = next.min(link.heard_at.plus_nanos(dead_after / 4));
         }
         if let Some(link) = &endpoint.link {
-            let due = link.receiving.due(delay);
+            let due = link.receiving.due(ACKNOWLEDGEMENT_DELAY_NS);
             if link.receiving.is_urgent() || due.is_some_and(|due| due <= now) {
                 endpoint.acknowledge(nic, false);
             } else {
@@ -246,7 +247,7 @@ impl Via {
         if reliable && link.receiving.is_urgent() {
             return endpoint.acknowledge(nic, false);
         }
-        let owed = link.receiving.due(self.config.acknowledgement_delay_ns);
+        let owed = link.receiving.due(ACKNOWLEDGEMENT_DELAY_NS);
         let resent = (!link.sending.is_empty()).then(|| now.plus_nanos(MIN_RESEND_NS));
         let first = owed.into_iter().chain(resent).min();
         self.arm(nic, first.unwrap_or(Instant::FAR_FUTURE));

@@ -24,7 +24,7 @@ use crate::live::Tasks;
 use crate::time::LineRate;
 
 /// Default MTU: 16 KiB.
-pub const DEFAULT_MTU: usize = 16 << 10;
+const DEFAULT_MTU: usize = 16 << 10;
 
 /// Carries frames between one NIC and the NICs of the other nodes.
 ///
@@ -75,7 +75,7 @@ impl CustomConfig {
     }
 
     /// Sets the most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`](crate::frame::MAX_PAYLOAD); the same on
-    /// all nodes. Default: [`DEFAULT_MTU`].
+    /// all nodes. Default: 16 KiB.
     #[must_use]
     pub const fn mtu(mut self, bytes: usize) -> Self {
         self.nic.mtu = bytes;

@@ -24,9 +24,9 @@ use crate::time::{Instant, nanos};
 use crate::wakes::Wakes;
 
 /// Default limit of one client's memory in all its ports: 1 GiB. Pages that are never touched take no memory.
-pub const DEFAULT_LOAN: usize = 1 << 30;
+const DEFAULT_LOAN: usize = 1 << 30;
 /// Default limit of one client's connections: one for each of its ports.
-pub const DEFAULT_CONNECTIONS: usize = 256;
+const DEFAULT_CONNECTIONS: usize = 256;
 /// Least bytes of one request for memory: each is a mapping, and a process can have about 65,000.
 const MIN_ARENA: usize = 64 << 10;
 /// Default spin time: about what waking a parked process takes.
@@ -71,7 +71,7 @@ impl ServerConfig {
 
     /// Bounds the memory of one client, a process, in bytes: the rings and regions of all its ports. A port beyond the
     /// limit is refused with [`OpenError::System`](crate::host::OpenError::System), a region with
-    /// [`RegisterError::NoMemory`](crate::port::RegisterError::NoMemory). Default: [`DEFAULT_LOAN`].
+    /// [`RegisterError::NoMemory`](crate::port::RegisterError::NoMemory). Default: 1 GiB.
     #[must_use]
     pub const fn loan(mut self, bytes: usize) -> Self {
         self.loan = bytes;
@@ -80,7 +80,7 @@ impl ServerConfig {
 
     /// Bounds the connections of one client, a process: one for each of its ports, and one for each
     /// [`Client::connect`](super::Client::connect) in progress. The daemon closes further ones at once, and opening a
-    /// port then fails with [`OpenError::System`](crate::host::OpenError::System). Default: [`DEFAULT_CONNECTIONS`].
+    /// port then fails with [`OpenError::System`](crate::host::OpenError::System). Default: 256.
     #[must_use]
     pub const fn connections(mut self, most: usize) -> Self {
         self.connections = most;

@@ -15,22 +15,22 @@ const SLOTS: &str = "the number of slots or areas";
 /// small enough that the two copies of a longer message overlap.
 pub const DEFAULT_MTU: usize = 16 << 10;
 /// Default number of slots a direction: 64 frames in 8 KiB.
-pub const DEFAULT_SLOTS: usize = 64;
+const DEFAULT_SLOTS: usize = 64;
 /// Default memory for longer frames a direction: 2 MiB. It is more than a core's own cache, so that an area has left
 /// the reader's cache before it is written again. A line that is still there must be fetched from that cache: with
 /// 256 KiB, frames of 64 KiB take twice as long (Zen 4, 1 MiB a core). With 8 MiB they take longer again.
-pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
+const DEFAULT_AREA_BYTES: usize = 2 << 20;
 /// Default memory for longer frames to all peers together: 16 MiB. With more than eight peers, each has less than
 /// [`DEFAULT_AREA_BYTES`].
-pub const DEFAULT_AREA_BYTES_OF_ALL: usize = 16 << 20;
+const DEFAULT_AREA_BYTES_OF_ALL: usize = 16 << 20;
 /// Least number of longer frames a direction, unless fewer are configured.
-pub const MIN_AREAS: usize = 16;
+const MIN_AREAS: usize = 16;
 /// Default rate: 100 Gb/s, about what one core copies.
-pub const DEFAULT_RATE: LineRate = LineRate::mbps(100_000);
+const DEFAULT_RATE: LineRate = LineRate::mbps(100_000);
 /// Default spin time: 20 us, about the cost of parking and being woken.
-pub const DEFAULT_SPIN: Duration = Duration::from_micros(20);
+const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 /// Default time to connect: a minute, enough for processes that a person starts by hand one after the other.
-pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most nodes of one fabric.
 pub(crate) const MAX_NODES: u16 = 1_024;
 /// Most slots, and most areas, of a direction.
@@ -79,7 +79,7 @@ impl ShmConfig {
     }
 
     /// Sets how many frames may be in flight to one peer, from 4 to 65,536, rounded up to a power of
-    /// two; the same on all nodes. Memory: 128 bytes each. Default: [`DEFAULT_SLOTS`].
+    /// two; the same on all nodes. Memory: 128 bytes each. Default: 64.
     #[must_use]
     pub const fn slots(mut self, frames: usize) -> Self {
         self.slots = frames;
@@ -88,14 +88,14 @@ impl ShmConfig {
 
     /// Sets how many frames of more than 64 bytes may be in flight to one peer; the same on all nodes. Range: 4 to
     /// 65,536, rounded up to a power of two. Memory: the MTU each, once it is used. Default: as many as fit
-    /// [`DEFAULT_AREA_BYTES`] and the peer's share of [`DEFAULT_AREA_BYTES_OF_ALL`], but at least [`MIN_AREAS`].
+    /// 2 MiB and the peer's share of 16 MiB, but at least 16.
     #[must_use]
     pub const fn areas(mut self, frames: usize) -> Self {
         self.areas = Some(frames);
         self
     }
 
-    /// Sets the line rate that the firmware assumes; frames are not paced to it. Default: [`DEFAULT_RATE`].
+    /// Sets the line rate that the firmware assumes; frames are not paced to it. Default: 100 Gb/s.
     #[must_use]
     pub const fn rate(mut self, rate: LineRate) -> Self {
         self.rate = rate;
@@ -103,7 +103,7 @@ impl ShmConfig {
     }
 
     /// Sets how long a waiting task busy-polls for a completion before it parks, at most; it polls for less
-    /// time if recent polls found nothing. Zero parks at once. Default: [`DEFAULT_SPIN`].
+    /// time if recent polls found nothing. Zero parks at once. Default: 20 us.
     #[must_use]
     pub const fn spin(mut self, time: Duration) -> Self {
         self.nic.spin = time;
@@ -112,7 +112,7 @@ impl ShmConfig {
 
     /// Sets how long [lanes](super::lanes::Lanes) wait for a process to connect, from the first frame to it or the
     /// call of [`Lanes::await_node`](super::lanes::Lanes::await_node). The process then counts as exited. NICs have no
-    /// such limit: their extensions set their own. Default: [`DEFAULT_JOIN_TIMEOUT`].
+    /// such limit: their extensions set their own. Default: a minute.
     #[must_use]
     pub const fn join_timeout(mut self, time: Duration) -> Self {
         self.join_timeout = time;

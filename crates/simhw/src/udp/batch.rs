@@ -37,13 +37,17 @@ pub(super) const RETRY_NANOS: u64 = 100_000;
 /// all paths.
 const TOGETHER_AGAIN: u64 = 10_000_000_000;
 
+/// Bytes that are requested from the system for each of a socket's two buffers: 4 MiB, a third of a second at 100 Mb/s.
+/// Systems commonly grant less unless configured.
+const SOCKET_BUFFER: usize = 4 << 20;
+
 /// Binds a socket that is not yet registered with a runtime.
-pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<std::net::UdpSocket> {
+pub(super) fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let socket = std::net::UdpSocket::bind(address)?;
     let options = socket2::SockRef::from(&socket);
     // The system grants less if its own limit is lower; bursts may then be lost, but nothing else fails.
-    let _ = options.set_recv_buffer_size(buffer_bytes);
-    let _ = options.set_send_buffer_size(buffer_bytes);
+    let _ = options.set_recv_buffer_size(SOCKET_BUFFER);
+    let _ = options.set_send_buffer_size(SOCKET_BUFFER);
     Ok(socket)
 }
 
@@ -354,8 +358,7 @@ mod tests {
 
     /// Returns how many of four equal frames of `bytes` leave together.
     fn together(bytes: usize, to: &str) -> usize {
-        let mut socket =
-            Socket::new(bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        let mut socket = Socket::new(bind("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
         let (bytes, to) = (vec![7; bytes], to.parse().unwrap());
         let frame = Leaving::whole(to, &bytes);
         socket.join(Instant::ZERO, &frame, std::iter::repeat_n(frame, 3))
@@ -374,8 +377,7 @@ mod tests {
     fn a_shorter_datagram_ends_those_that_leave_together() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         let _entered = runtime.enter();
-        let mut socket =
-            Socket::new(bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        let mut socket = Socket::new(bind("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
         let to = "127.0.0.1:9".parse().unwrap();
         for (lengths, together) in
             [(&[9, 9, 4, 9][..], 3), (&[9, 10, 9], 1), (&[9, 4, 4], 2), (&[9, 0, 9], 1)]
@@ -392,8 +394,7 @@ mod tests {
     fn datagrams_leave_together_again_some_seconds_after_that_has_failed() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         let _entered = runtime.enter();
-        let mut socket =
-            Socket::new(bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        let mut socket = Socket::new(bind("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
         let to = "127.0.0.1:9".parse().unwrap();
         // The system sends at most 128 datagrams together.
         assert!(socket.send_datagrams(to, &[0; 200], Some(1)).is_err());
@@ -412,9 +413,9 @@ mod tests {
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         let _entered = runtime.enter();
-        let v4 = Socket::new(bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        let v4 = Socket::new(bind("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
         assert_eq!(ip_mtu_discover(v4.io.socket()), Ok(Ipv4PathMtuDiscovery::PROBE));
-        let v6 = Socket::new(bind("[::1]:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        let v6 = Socket::new(bind("[::1]:0".parse().unwrap()).unwrap()).unwrap();
         assert_eq!(ipv6_mtu_discover(v6.io.socket()), Ok(Ipv6PathMtuDiscovery::PROBE));
         assert!(!v4.state.may_fragment() && !v6.state.may_fragment());
     }

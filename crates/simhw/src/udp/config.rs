@@ -17,20 +17,6 @@ use crate::nic::{NicConfig, StartError, nic_setters};
 use crate::seal::{Identity, Key, check_identity, check_keys};
 use crate::time::LineRate;
 
-/// Setters that every configuration with a socket has.
-macro_rules! socket_setters {
-    () => {
-        /// Sets how many bytes to request from the system for each of the socket's two buffers. Default:
-        /// [`DEFAULT_SOCKET_BUFFER`].
-        #[must_use]
-        pub const fn socket_buffer(mut self, bytes: usize) -> Self {
-            self.socket_buffer = bytes;
-            self
-        }
-    };
-}
-pub(super) use socket_setters;
-
 /// The way in which the firmware runs.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
@@ -45,18 +31,16 @@ pub enum Coprocessor {
 }
 
 /// Default line: 1 Gb/s Ethernet, the least that most hosts have.
-pub const DEFAULT_LINE: LinkProfile = LinkProfile::ethernet(LineRate::mbps(1_000), Duration::ZERO);
-/// Default depth of the transmit queue: eight frames, or 32 of at most one Ethernet packet each. At 100 Mb/s, 32 of
-/// them cover a firmware delay of 3.9 ms, as on a busy host.
-pub const DEFAULT_TRANSMIT_DEPTH: usize = 8;
+const DEFAULT_LINE: LinkProfile = LinkProfile::ethernet(LineRate::mbps(1_000), Duration::ZERO);
+/// Frames that may wait for the line before the NIC is busy: eight, or 32 of at most one Ethernet packet each. At 100 Mb/s,
+/// 32 of them cover a firmware delay of 3.9 ms, as on a busy host. More would cover longer delays, but make the firmware
+/// commit to frames earlier.
+pub(super) const TRANSMIT_DEPTH: usize = 8;
 /// Default catch-up: 0.5 ms, by which a wake-up is commonly late where processes share cores.
-pub const DEFAULT_CATCH_UP: Duration = Duration::from_micros(500);
+const DEFAULT_CATCH_UP: Duration = Duration::from_micros(500);
 /// Default spin time: 200 us. It is longer than a parked peer takes to be woken by a datagram and to answer.
 /// Two nodes that wait for each other therefore do not keep parking once both have parked.
-pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
-/// Default socket buffer: 4 MiB, a third of a second at 100 Mb/s. Systems commonly grant less unless
-/// configured.
-pub const DEFAULT_SOCKET_BUFFER: usize = 4 << 20;
+const DEFAULT_SPIN: Duration = Duration::from_micros(200);
 
 /// Bytes of the longest datagram over IPv4.
 const MAX_DATAGRAM: usize = 65_507;
@@ -70,9 +54,7 @@ pub struct UdpConfig {
     pub(super) via: Option<SocketAddr>,
     pub(super) line: LinkProfile,
     pub(super) coprocessor: Coprocessor,
-    pub(super) transmit_depth: usize,
     pub(super) catch_up: Duration,
-    pub(super) socket_buffer: usize,
     pub(super) keys: Vec<Key>,
     pub(super) identity: Option<Identity>,
     pub(super) datagram_bytes: Option<usize>,
@@ -89,9 +71,7 @@ impl UdpConfig {
             via: None,
             line: DEFAULT_LINE,
             coprocessor: Coprocessor::Thread,
-            transmit_depth: DEFAULT_TRANSMIT_DEPTH,
             catch_up: DEFAULT_CATCH_UP,
-            socket_buffer: DEFAULT_SOCKET_BUFFER,
             keys: Vec::new(),
             identity: None,
             datagram_bytes: None,
@@ -120,7 +100,7 @@ impl UdpConfig {
     }
 
     /// Sets the NIC's line: frames leave no faster than its rate, framing included. Its propagation delay is
-    /// ignored; the network has its own. Default: [`DEFAULT_LINE`].
+    /// ignored; the network has its own. Default: 1 Gb/s Ethernet.
     #[must_use]
     pub const fn line(mut self, line: LinkProfile) -> Self {
         self.line = line;
@@ -153,18 +133,9 @@ impl UdpConfig {
         self
     }
 
-    /// Sets how many frames may wait for the line before the NIC is busy; at least 1. If they fit an Ethernet packet,
-    /// four times as many may wait. More frames cover longer delays of the firmware, but make it commit to frames
-    /// earlier. Default: [`DEFAULT_TRANSMIT_DEPTH`].
-    #[must_use]
-    pub const fn transmit_depth(mut self, frames: usize) -> Self {
-        self.transmit_depth = frames;
-        self
-    }
-
     /// Sets how much idle line time may be made up for, so that a late wake-up loses no bandwidth. In any window, the
     /// NIC sends at most what the line carries in the window plus this time, plus one frame. Default:
-    /// [`DEFAULT_CATCH_UP`].
+    /// 0.5 ms.
     #[must_use]
     pub const fn catch_up(mut self, time: Duration) -> Self {
         self.catch_up = time;
@@ -173,7 +144,7 @@ impl UdpConfig {
 
     /// Sets how long a NIC that is a [task](Coprocessor::Task) busy-polls for datagrams before it parks, at
     /// most; it polls for less time if recent polls found nothing. All other tasks get turns meanwhile. Zero
-    /// parks at once. Default: [`DEFAULT_SPIN`].
+    /// parks at once. Default: 200 us.
     #[must_use]
     pub const fn spin(mut self, time: Duration) -> Self {
         self.nic.spin = time;
@@ -181,7 +152,6 @@ impl UdpConfig {
     }
 
     nic_setters!();
-    socket_setters!();
 
     /// Seals every frame with session keys that `key` admits, and accepts no frame that is not sealed: see
     /// [`seal`](crate::seal). Handshakes begin with the first given key and are answered with any, so that keys

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch::{Socket, plain};
-use super::config::UdpConfig;
+use super::config::{TRANSMIT_DEPTH, UdpConfig};
 use super::line::Line;
 use super::paths::Paths;
 use super::pieces::Joiner;
@@ -76,7 +76,7 @@ pub(super) fn nic(config: &UdpConfig, seals: Option<Seals>, socket: Socket) -> N
         framing: config.line.framing,
         socket,
         blocked: false,
-        line: Line::new(config.line.rate, config.transmit_depth, config.catch_up, ahead),
+        line: Line::new(config.line.rate, TRANSMIT_DEPTH, config.catch_up, ahead),
         seals,
         paths: Paths::new(config.datagram_bytes, around, config.via.is_some()),
         joiner: Joiner::default(),

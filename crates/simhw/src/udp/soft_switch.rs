@@ -13,10 +13,10 @@ use tokio::sync::oneshot;
 
 use super::alarm::Alarm;
 use super::batch::{self, Datagram, Inbox, Leaving, RETRY_NANOS, Sent, Socket, plain};
-use super::config::{DEFAULT_SOCKET_BUFFER, check_family, check_peers, socket_setters};
+use super::config::{check_family, check_peers};
 use super::{kernel, run_on_thread};
 use crate::drops::{DropCause, Drops};
-use crate::frame::{HEADER_BYTES, Header, MAX_PAYLOAD};
+use crate::frame::Header;
 use crate::id::NodeId;
 use crate::link::{Framing, LinkProfile};
 use crate::nic::StartError;
@@ -31,9 +31,10 @@ use model::{Model, Offered};
 pub const DEFAULT_SWITCH_LINK: LinkProfile =
     LinkProfile::ethernet(LineRate::mbps(100), Duration::from_micros(1));
 /// Default profile: 32 KiB a port, too small for a few senders of 10 KB messages, as in small switches.
-pub const DEFAULT_SWITCH_PROFILE: SwitchProfile = SwitchProfile::new(Buffer::Bytes(32 << 10));
-/// Default ingress memory: 4 MiB, a third of a second at 100 Mb/s, far more than paced senders ever queue.
-pub const DEFAULT_INGRESS_MEMORY: usize = 4 << 20;
+const DEFAULT_SWITCH_PROFILE: SwitchProfile = SwitchProfile::new(Buffer::Bytes(32 << 10));
+/// Bytes of frames that may wait for one host's line to the switch, including the frame on it: 4 MiB, a third of a second
+/// at 100 Mb/s, far more than paced senders ever queue. Further frames are dropped, as [`System`](DropCause::System).
+const INGRESS_MEMORY: usize = 4 << 20;
 
 /// The configuration of a switch in software.
 #[derive(Clone, Debug)]
@@ -44,10 +45,8 @@ pub struct SwitchConfig {
     rate_in: Option<LineRate>,
     recut: Option<Framing>,
     profile: SwitchProfile,
-    ingress_memory: usize,
     jitter: Option<Duration>,
     seed: u64,
-    socket_buffer: usize,
 }
 
 impl SwitchConfig {
@@ -61,10 +60,8 @@ impl SwitchConfig {
             rate_in: None,
             recut: None,
             profile: DEFAULT_SWITCH_PROFILE,
-            ingress_memory: DEFAULT_INGRESS_MEMORY,
             jitter: None,
             seed: 0,
-            socket_buffer: DEFAULT_SOCKET_BUFFER,
         }
     }
 
@@ -92,19 +89,10 @@ impl SwitchConfig {
         self
     }
 
-    /// Sets the switch's parameters. Default: [`DEFAULT_SWITCH_PROFILE`].
+    /// Sets the switch's parameters. Default: buffers of 32 KiB a port.
     #[must_use]
     pub const fn profile(mut self, profile: SwitchProfile) -> Self {
         self.profile = profile;
-        self
-    }
-
-    /// Sets how many bytes of frames may wait for one host's line to the switch, including the frame on it; at
-    /// least one frame always may. Further frames are dropped, as [`System`](DropCause::System). Default:
-    /// [`DEFAULT_INGRESS_MEMORY`].
-    #[must_use]
-    pub const fn ingress_memory(mut self, bytes: usize) -> Self {
-        self.ingress_memory = bytes;
         self
     }
 
@@ -127,14 +115,11 @@ impl SwitchConfig {
         self
     }
 
-    socket_setters!();
-
     fn model(&self) -> Model {
         let full = self.link.framing.piece_bytes(FULL_FRAME, 0);
         let piece = Duration::from_nanos(self.link.rate.nanos_for(u64::from(full)));
         let jitter = (self.jitter.unwrap_or(piece), Rng::new(self.seed, "switch jitter"));
-        let memory = self.ingress_memory.max(HEADER_BYTES + MAX_PAYLOAD);
-        Model::new(self.peers.len(), self.link, self.profile, memory, jitter)
+        Model::new(self.peers.len(), self.link, self.profile, INGRESS_MEMORY, jitter)
             .rate_in(self.rate_in)
             .recut(self.recut)
     }
@@ -227,7 +212,7 @@ impl SoftSwitch {
         check_family(bind, &config.peers)?;
         check_framings(&[Some(config.link.framing), config.recut])?;
         let failed = |error: std::io::Error| StartError::of_address(bind, &error);
-        let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
+        let socket = batch::bind(bind).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
         let shared = Arc::new(Shared::default());
         let for_driver = Arc::clone(&shared);

@@ -9,7 +9,6 @@ use midplane_simhw::time::nanos;
 #[derive(Clone, Copy, Debug)]
 pub struct ViaConfig {
     pub(super) max_vis: usize,
-    pub(super) acknowledgement_delay_ns: u64,
     pub(super) dead_after_ns: u64,
     pub(super) checkpointer: Option<PortId>,
     pub(super) is_gate_shut: bool,
@@ -19,7 +18,6 @@ impl Default for ViaConfig {
     fn default() -> Self {
         Self {
             max_vis: 4096,
-            acknowledgement_delay_ns: 50_000,
             dead_after_ns: 2_000_000_000,
             checkpointer: None,
             is_gate_shut: false,
@@ -32,14 +30,6 @@ impl ViaConfig {
     #[must_use]
     pub const fn max_vis(mut self, interfaces: usize) -> Self {
         self.max_vis = if interfaces < 65_536 { interfaces } else { 65_536 };
-        self
-    }
-
-    /// Sets how long an acknowledgement waits for a data frame that carries it. While traffic is requests and answers,
-    /// it waits 500 us at least. Default: 50 us.
-    #[must_use]
-    pub fn acknowledgement_delay(mut self, time: Duration) -> Self {
-        self.acknowledgement_delay_ns = nanos(time);
         self
     }
 

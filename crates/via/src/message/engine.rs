@@ -28,6 +28,7 @@ mod target;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 
 use bytes::Bytes;
 use midplane_simhw::region::Payload;
@@ -161,7 +162,9 @@ impl Engine {
             own: carrier.own(),
             config,
             requests: Requests::new(),
-            matching: Matching::new(config.hash_seed),
+            // At random, so that no sender can choose tags that make matching slow. No result depends on it: nothing
+            // iterates over the tables.
+            matching: Matching::new(RandomState::new().hash_one(0)),
             claimed: BTreeMap::new(),
             links: Vec::new(),
             hinting: BTreeSet::new(),

@@ -33,6 +33,7 @@ use midplane_simhw::time::Instant;
 use midplane_simhw::udp::discovery::Discovery;
 
 use acks::Acks;
+use config::{CLOSE_TIMEOUT, DEFAULT_WINDOW, IDLE_TIMEOUT};
 pub use config::{Config, Ended, RefuseReason, Stats};
 use congestion::{Controller, Start};
 use loss::{Loss, Outcome};
@@ -335,7 +336,7 @@ impl Pipe {
             self.ended.get_or_insert(Ended::Closed);
         }
         if self.closing.is_none() {
-            let give_up = now.plus_nanos(self.config.close_timeout);
+            let give_up = now.plus_nanos(CLOSE_TIMEOUT);
             self.closing = Some(Closing { give_up, is_due: true, is_acknowledged: false });
         }
     }
@@ -359,7 +360,7 @@ impl Pipe {
             return 0;
         }
         let wanted = 2 * self.window() as usize;
-        let limit = wanted.max(FIRST_WINDOW as usize).min(self.config.send_bytes);
+        let limit = wanted.max(FIRST_WINDOW as usize).min(DEFAULT_WINDOW as usize);
         let room = limit.saturating_sub(self.send.held_bytes());
         if self.peer_grants {
             // The peer grants tokens for the bytes of which it knows that they wait.
@@ -474,8 +475,7 @@ impl Pipe {
     }
 
     fn idle_at(&self) -> Instant {
-        let timeout = self.config.idle_timeout;
-        self.heard_at.plus_nanos(if self.accept.is_some() { timeout.min(CONFIRM) } else { timeout })
+        self.heard_at.plus_nanos(if self.accept.is_some() { CONFIRM } else { IDLE_TIMEOUT })
     }
 
     /// Returns the id under which this side receives.

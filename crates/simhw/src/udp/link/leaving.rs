@@ -218,7 +218,7 @@ mod tests {
     fn a_frame_that_the_system_does_not_accept_stays_due_when_the_line_says() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         let _entered = runtime.enter();
-        let socket = Socket::new(bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        let socket = Socket::new(bind("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
         let to = "127.0.0.1:9".parse().unwrap();
         let mut link = link::nic(&UdpConfig::new(NodeId(0), vec![to]), None, socket).link;
         assert_eq!(link.unsent(), None);

@@ -41,8 +41,8 @@ pub(super) fn planned_eager(latency: Duration) -> usize {
 pub const DEFAULT_WINDOW: usize = 1 << 20;
 /// Default bytes of unexpected messages that all senders together may have here.
 pub const DEFAULT_TOTAL: usize = 1 << 30;
-/// Divisor of the window: by default, the messages of one stream may occupy 1/8 of it, and those of one context all
-/// but 1/8.
+/// Divisor of the window: the messages of one stream may occupy 1/8 of it, those of one tag in a context where no receive
+/// has a wildcard tag; and those of one context all but 1/8. One message of the largest eager size always may.
 const STREAM_PART: usize = 8;
 /// Bytes that an unexpected message counts in addition to its own: about the size of its bookkeeping.
 pub const ENTRY: usize = 64;
@@ -58,11 +58,9 @@ pub(super) const MAX_WITHDRAWALS: usize = 64;
 pub struct Config {
     pub(super) eager: Option<usize>,
     pub(super) window: usize,
-    pub(super) stream: Option<usize>,
     pub(super) total: usize,
     pub(super) when_full: WhenFull,
     pub(super) batch: usize,
-    pub(super) hash_seed: u64,
 }
 
 impl Default for Config {
@@ -70,11 +68,9 @@ impl Default for Config {
         Self {
             eager: None,
             window: DEFAULT_WINDOW,
-            stream: None,
             total: DEFAULT_TOTAL,
             when_full: WhenFull::default(),
             batch: DEFAULT_BATCH,
-            hash_seed: 0,
         }
     }
 }
@@ -98,15 +94,6 @@ impl Config {
         self
     }
 
-    /// Sets the bytes of that window that the messages of one stream may occupy: those of one tag, in a context
-    /// where no receive has a wildcard tag. The messages of one context leave as much to other contexts. At least
-    /// one message of the largest eager size. Default: an eighth of the window.
-    #[must_use]
-    pub const fn stream_window(mut self, bytes: usize) -> Self {
-        self.stream = Some(bytes);
-        self
-    }
-
     /// Sets the bytes of unexpected messages that all processes together may have here. With many processes,
     /// each window is cut accordingly. Default: [`DEFAULT_TOTAL`].
     #[must_use]
@@ -119,7 +106,7 @@ impl Config {
     pub(super) fn limits(&self, eager: usize) -> Limits {
         let (least, window) = (ENTRY + eager, self.window);
         let word = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
-        let stream = self.stream.unwrap_or(window / STREAM_PART).max(least).min(window);
+        let stream = (window / STREAM_PART).max(least).min(window);
         Limits { context: word((window - stream).max(least)), stream: word(stream) }
     }
 
@@ -135,14 +122,6 @@ impl Config {
     #[must_use]
     pub const fn batch(mut self, packets: usize) -> Self {
         self.batch = if packets == 0 { 1 } else { packets };
-        self
-    }
-
-    /// Sets the seed of the hash of tags. If senders are not trusted, draw it at random: a sender that knows the seed
-    /// can choose tags that make matching slow. Default: 0, so that runs are reproducible.
-    #[must_use]
-    pub const fn hash_seed(mut self, seed: u64) -> Self {
-        self.hash_seed = seed;
         self
     }
 }

@@ -12,17 +12,18 @@ use super::sealing::Secrets;
 /// Default limit of a datagram's bytes. A system call sends one datagram of this size or a train of short ones
 /// at the same cost.
 const DEFAULT_MTU_LIMIT: usize = 65_000;
-/// Default bytes of the largest receive window, and of the send buffer: 10 Gb/s over 6 ms.
-const DEFAULT_WINDOW: u64 = 8 << 20;
-/// Default nanoseconds of silence after which a peer counts as lost.
-const DEFAULT_IDLE_TIMEOUT: u64 = 30_000_000_000;
+/// Most bytes that a connection stores until they are acknowledged, and default bytes of the largest receive window:
+/// 10 Gb/s over 6 ms.
+pub(super) const DEFAULT_WINDOW: u64 = 8 << 20;
+/// Nanoseconds of silence after which a peer counts as lost.
+pub(super) const IDLE_TIMEOUT: u64 = 30_000_000_000;
 /// Default nanoseconds of silence after which a peer is pinged: a connection survives the loss of two pings in
 /// a row.
-const DEFAULT_KEEPALIVE: u64 = DEFAULT_IDLE_TIMEOUT / 3;
+const DEFAULT_KEEPALIVE: u64 = IDLE_TIMEOUT / 3;
 /// Default nanoseconds that a dial waits for an answer.
 const DEFAULT_DIAL_TIMEOUT: u64 = 10_000_000_000;
-/// Default nanoseconds that a close waits for the peer to acknowledge everything.
-const DEFAULT_CLOSE_TIMEOUT: u64 = 5_000_000_000;
+/// Nanoseconds that a close waits for the peer to acknowledge everything.
+pub(super) const CLOSE_TIMEOUT: u64 = 5_000_000_000;
 
 /// Configures the connections of an endpoint.
 #[derive(Clone)]
@@ -31,11 +32,8 @@ pub struct Config {
     pub(crate) own: Option<SecretKey>,
     pub(crate) mtu_limit: usize,
     pub(crate) most_window: u64,
-    pub(crate) send_bytes: usize,
-    pub(crate) idle_timeout: u64,
     pub(crate) keepalive: u64,
     pub(crate) dial_timeout: u64,
-    pub(crate) close_timeout: u64,
     pub(crate) socket_bytes: u64,
     pub(crate) port_buffer: Option<u64>,
     pub(crate) congestion: ControllerFactory,
@@ -48,11 +46,8 @@ impl Default for Config {
             own: None,
             mtu_limit: DEFAULT_MTU_LIMIT,
             most_window: DEFAULT_WINDOW,
-            send_bytes: DEFAULT_WINDOW as usize,
-            idle_timeout: DEFAULT_IDLE_TIMEOUT,
             keepalive: DEFAULT_KEEPALIVE,
             dial_timeout: DEFAULT_DIAL_TIMEOUT,
-            close_timeout: DEFAULT_CLOSE_TIMEOUT,
             socket_bytes: u64::MAX,
             port_buffer: None,
             congestion: Congestion::default().factory(),
@@ -91,20 +86,6 @@ impl Config {
         self
     }
 
-    /// Sets the most bytes that a connection stores until they are acknowledged; 8 MiB by default.
-    #[must_use]
-    pub fn send_buffer(mut self, bytes: usize) -> Self {
-        self.send_bytes = bytes.max(1);
-        self
-    }
-
-    /// Sets the nanoseconds of silence after which a peer counts as lost; 30 s by default.
-    #[must_use]
-    pub fn idle_timeout(mut self, nanos: u64) -> Self {
-        self.idle_timeout = nanos;
-        self
-    }
-
     /// Sets the nanoseconds of silence after which a peer is pinged; 10 s by default. The exit of a silent peer is
     /// detected that much later; each ping costs two datagrams.
     #[must_use]
@@ -117,13 +98,6 @@ impl Config {
     #[must_use]
     pub fn dial_timeout(mut self, nanos: u64) -> Self {
         self.dial_timeout = nanos;
-        self
-    }
-
-    /// Sets the nanoseconds that a close waits for the peer to acknowledge everything; 5 s by default.
-    #[must_use]
-    pub fn close_timeout(mut self, nanos: u64) -> Self {
-        self.close_timeout = nanos;
         self
     }
 
