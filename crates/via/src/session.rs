@@ -55,10 +55,8 @@ use crate::wire::endpoint::PipeId;
 use crate::wire::pipe;
 use crate::wire::tcp;
 
-/// Most bytes of a process's description of itself.
-pub const MAX_HELLO: usize = MAX_CONTROL;
 /// Most bytes of a service's name.
-pub const MAX_SERVICE: usize = 256;
+const MAX_SERVICE: usize = 256;
 
 /// Limits how long a driver that ends waits until its peers are notified.
 const CLOSE: Duration = Duration::from_secs(1);
@@ -317,9 +315,9 @@ impl Session {
     /// The first call starts the session: before it, the driver handles nothing that the peer sends.
     ///
     /// # Panics
-    /// If the description is longer than [`MAX_HELLO`].
+    /// If the description is longer than 8 KiB.
     pub fn send_hello(self: &Arc<Self>, hello: Vec<u8>) {
-        assert!(hello.len() <= MAX_HELLO, "a description has at most {MAX_HELLO} bytes");
+        assert!(hello.len() <= MAX_CONTROL, "a description has at most {MAX_CONTROL} bytes");
         self.has_begun.store(true, Ordering::Release);
         self.with(|core| core.send_hello(hello));
     }
@@ -335,7 +333,7 @@ impl Session {
     /// [`OpenError`].
     ///
     /// # Panics
-    /// If the name is longer than [`MAX_SERVICE`].
+    /// If the name is longer than 256 bytes.
     pub fn open(self: &Arc<Self>, service: &str) -> Result<Stream, OpenError> {
         assert!(service.len() <= MAX_SERVICE, "a name has at most {MAX_SERVICE} bytes");
         let number = self.with(|core| match core.ended {

@@ -44,10 +44,7 @@ use peer::Link;
 pub(super) use pool::Pool;
 pub(super) use target::Target;
 
-pub use config::{
-    Config, DEFAULT_BATCH, DEFAULT_EAGER, DEFAULT_TOTAL, DEFAULT_WINDOW, ENTRY, SOCKET_EAGER,
-    WhenFull,
-};
+pub use config::{Config, DEFAULT_EAGER, ENTRY, SOCKET_EAGER, WhenFull};
 
 /// Most bytes of one message.
 pub(crate) const MAX_LENGTH: usize = 1 << 30;

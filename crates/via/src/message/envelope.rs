@@ -81,7 +81,7 @@ pub enum Kind {
     Credit = 6,
     /// Asks the receiver to return a message that has not matched.
     Withdraw = 7,
-    /// Answers a [`Kind::Withdraw`]; marked [`Marks::GRANTED`] if the message was returned.
+    /// Answers a [`Kind::Withdraw`]; marked as granted if the message was returned.
     Withdrawn = 8,
     /// A message waits at its sender, because the receiver has no room for its RTS. The receiver stores only its key,
     /// unless a receive waits for it.
@@ -89,10 +89,10 @@ pub enum Kind {
     /// Asks for the first message that waits at its sender, with this context and tag; with any tag if
     /// `length` is 1. `from` is the receive, or 0 for a probe.
     Seek = 10,
-    /// Answers a [`Kind::Seek`]. If marked [`Marks::GRANTED`], `from` and the key identify the message. Bit 0 of
+    /// Answers a [`Kind::Seek`]. If marked as granted, `from` and the key identify the message. Bit 0 of
     /// `sequence`: more such messages wait; bit 1: any messages wait.
     Sought = 11,
-    /// Ends a search. If marked [`Marks::GRANTED`], the receiver holds the message for a matched probe; otherwise the
+    /// Ends a search. If marked as granted, the receiver holds the message for a matched probe; otherwise the
     /// message waits at its sender as before.
     Settle = 12,
     /// A control packet of [`Wires`](super::wires::Wires), which choose the carrier of a process's packets. Engines
@@ -142,7 +142,7 @@ impl Marks {
     /// The sender has copied the message; its send is already complete.
     pub(crate) const BUFFERED: Self = Self(4);
     /// The request that this packet answers was granted.
-    pub const GRANTED: Self = Self(8);
+    pub(crate) const GRANTED: Self = Self(8);
 
     /// Returns the union of both sets of marks.
     #[must_use]

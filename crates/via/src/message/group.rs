@@ -153,10 +153,10 @@ pub struct CommHandle {
 
 impl CommHandle {
     /// Highest number of a communicator.
-    pub const MAX_NUMBER: u32 = u32::MAX / 4;
+    const MAX_NUMBER: u32 = u32::MAX / 4;
 
     /// Makes the handle of communicator `number`. Returns `None` unless `own` is a member and the number is at
-    /// most [`CommHandle::MAX_NUMBER`].
+    /// most 2^30 - 1.
     #[must_use]
     pub fn new(group: Arc<Group>, own: Peer, number: u32) -> Option<Self> {
         let rank = group.rank(own).filter(|_| number <= Self::MAX_NUMBER)?;

@@ -16,9 +16,9 @@ use super::envelope::{Envelope, LONGEST, Peer};
 use super::transport::InitError;
 
 /// Default number of packets that a queue holds.
-pub const DEFAULT_DEPTH: usize = 64;
+const DEFAULT_DEPTH: usize = 64;
 /// Default limit of a packet's payload in bytes.
-pub const DEFAULT_ROOM: usize = 8192;
+const DEFAULT_ROOM: usize = 8192;
 
 /// Configures a network in memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -35,14 +35,14 @@ impl Default for MemoryConfig {
 }
 
 impl MemoryConfig {
-    /// Sets how many packets a queue holds, at least 1. Default: [`DEFAULT_DEPTH`].
+    /// Sets how many packets a queue holds, at least 1. Default: 64.
     #[must_use]
     pub const fn depth(mut self, packets: usize) -> Self {
         self.depth = if packets == 0 { 1 } else { packets };
         self
     }
 
-    /// Sets the largest payload of a packet in bytes, at least 1. Default: [`DEFAULT_ROOM`].
+    /// Sets the largest payload of a packet in bytes, at least 1. Default: 8 KiB.
     #[must_use]
     pub const fn room(mut self, bytes: usize) -> Self {
         self.room = if bytes == 0 { 1 } else { bytes };

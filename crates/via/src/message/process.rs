@@ -20,7 +20,7 @@ use super::matching::{Key, Pattern};
 use super::request::{Failure, Load, Mode, NULL_PEER, Operation, Outcome, Request, State};
 use super::transport::{BuildError, Claim, InitError, Probe, StartError, Wait};
 
-pub use blocking::{DEFAULT_SPINS, Parker};
+pub use blocking::Parker;
 
 /// Why an operation on messages failed.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]

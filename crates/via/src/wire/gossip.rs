@@ -13,7 +13,7 @@
 //! name is associated data.
 //!
 //! A receiver accepts a datagram once. It has a sliding window of numbers for each run, as IPsec has (RFC 4303,
-//! section 3.4.3). The seal covers the sender's clock, which must be within [`MAX_SKEW`] of the receiver's. A
+//! section 3.4.3). The seal covers the sender's clock, which must be within 60 s of the receiver's. A
 //! window is kept that long; after that, a recorded datagram is too old.
 //!
 //! # Bounds
@@ -40,7 +40,7 @@ use senders::Senders;
 /// Most bytes of a message: 65,536.
 pub const MAX_MESSAGE: usize = 64 << 10;
 /// Milliseconds by which the clocks of two hosts may differ, with a key: 60,000.
-pub const MAX_SKEW: u64 = 60_000;
+const MAX_SKEW: u64 = 60_000;
 /// Most messages that wait to be taken, and most that wait to be sent.
 const MAX_WAITING: usize = 64;
 
@@ -57,7 +57,7 @@ pub struct Counters {
     pub dropped: u64,
     /// Datagrams that were malformed, repeated, or of another key or cluster.
     pub refused: u64,
-    /// Datagrams of this key whose sender's clock differs by more than [`MAX_SKEW`].
+    /// Datagrams of this key whose sender's clock differs by more than 60 s.
     pub skewed: u64,
 }
 

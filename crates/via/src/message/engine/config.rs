@@ -38,16 +38,16 @@ pub(super) fn planned_eager(latency: Duration) -> usize {
 }
 /// Default bytes of unexpected messages that each sender may have here: 4,096 messages of up to 192 bytes, or
 /// some 128 of the largest eager ones.
-pub const DEFAULT_WINDOW: usize = 1 << 20;
+const DEFAULT_WINDOW: usize = 1 << 20;
 /// Default bytes of unexpected messages that all senders together may have here.
-pub const DEFAULT_TOTAL: usize = 1 << 30;
+const DEFAULT_TOTAL: usize = 1 << 30;
 /// Divisor of the window: the messages of one stream may occupy 1/8 of it, those of one tag in a context where no receive
 /// has a wildcard tag; and those of one context all but 1/8. One message of the largest eager size always may.
 const STREAM_PART: usize = 8;
 /// Bytes that an unexpected message counts in addition to its own: about the size of its bookkeeping.
 pub const ENTRY: usize = 64;
 /// Default number of packets that one call of `advance` receives before it sends.
-pub const DEFAULT_BATCH: usize = 64;
+const DEFAULT_BATCH: usize = 64;
 
 /// Most unanswered withdrawals of one process to another: further ones wait at their sender. A process that sends
 /// more violates the protocol.
@@ -87,7 +87,7 @@ impl Config {
 
     /// Sets the bytes of unexpected messages that each process may have here, at least 4 [`ENTRY`]. Each
     /// message counts [`ENTRY`], and an eager one also its bytes. Messages beyond this limit wait at their senders.
-    /// Default: [`DEFAULT_WINDOW`].
+    /// Default: 1 MiB.
     #[must_use]
     pub const fn window(mut self, bytes: usize) -> Self {
         self.window = if bytes < 4 * ENTRY { 4 * ENTRY } else { bytes };
@@ -95,7 +95,7 @@ impl Config {
     }
 
     /// Sets the bytes of unexpected messages that all processes together may have here. With many processes,
-    /// each window is cut accordingly. Default: [`DEFAULT_TOTAL`].
+    /// each window is cut accordingly. Default: 1 GiB.
     #[must_use]
     pub const fn total(mut self, bytes: usize) -> Self {
         self.total = bytes;
@@ -117,8 +117,7 @@ impl Config {
         self
     }
 
-    /// Sets how many packets a call of `advance` receives before it sends, at least 1. Default:
-    /// [`DEFAULT_BATCH`].
+    /// Sets how many packets a call of `advance` receives before it sends, at least 1. Default: 64.
     #[must_use]
     pub const fn batch(mut self, packets: usize) -> Self {
         self.batch = if packets == 0 { 1 } else { packets };

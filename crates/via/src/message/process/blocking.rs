@@ -12,7 +12,7 @@ use crate::message::request::{Load, Mode, Operation, Outcome};
 use crate::message::transport::{TryReceive, Wait};
 
 /// Polls before a waiting thread parks: some 20 us, about the cost of waking it.
-pub const DEFAULT_SPINS: u32 = 400;
+const DEFAULT_SPINS: u32 = 400;
 
 /// Wakes a thread that is parked.
 #[derive(Debug)]
