@@ -186,8 +186,7 @@ impl Topology {
     }
 
     /// Returns the name of a host in traces: `node` and its number, unless it was [named](Self::name_host).
-    #[must_use]
-    pub fn host_name(&self, node: NodeId) -> String {
+    pub(crate) fn host_name(&self, node: NodeId) -> String {
         self.names.get(&node).cloned().unwrap_or_else(|| format!("node {node}"))
     }
 

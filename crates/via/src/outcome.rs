@@ -126,8 +126,7 @@ impl AsyncError {
     }
 
     /// Returns whether this error ends the connection.
-    #[must_use]
-    pub const fn ends_connection(self) -> bool {
+    pub(crate) const fn ends_connection(self) -> bool {
         matches!(self, Self::ConnectionLost | Self::PeerRestarted)
     }
 

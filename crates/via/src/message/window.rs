@@ -163,12 +163,6 @@ impl<T: Number> Window<T> {
         access(&mut self.part().values)
     }
 
-    /// Returns how many values a process offers; 0 if there is no such rank.
-    #[must_use]
-    pub fn length_of(&self, rank: Rank) -> usize {
-        self.shared.lengths.get(rank.0 as usize).copied().unwrap_or(0)
-    }
-
     /// Writes values, from `offset` on. They are certainly written once [`Window::flush`] has ended.
     ///
     /// # Errors

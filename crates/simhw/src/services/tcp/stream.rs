@@ -97,14 +97,6 @@ impl TcpStream {
         Ok(())
     }
 
-    /// Returns whether short segments are sent at once.
-    ///
-    /// # Errors
-    /// None.
-    pub fn nodelay(&self) -> io::Result<bool> {
-        Ok(self.with(|connection| (!connection.socket().nagle_enabled(), None)))
-    }
-
     /// Calls `act` with the connection under the host's lock, and drops a replaced waker after releasing the lock.
     fn with<T>(&self, act: impl FnOnce(&mut Connection) -> (T, Option<Waker>)) -> T {
         let (result, replaced) = {

@@ -347,7 +347,7 @@ impl Engine {
     }
 
     /// Returns whether another process left a collective operation of this context before its end.
-    pub fn was_left(&self, context: Context) -> bool {
+    pub(in crate::message) fn was_left(&self, context: Context) -> bool {
         self.core.has_left && self.core.links.iter().any(|link| link.left.contains(&context))
     }
 
@@ -363,7 +363,7 @@ impl Engine {
     }
 
     /// Returns whether a process was lost after the first `losses` losses, and has been replaced since.
-    pub fn has_returned(&self, peer: Peer, losses: u32) -> bool {
+    pub(in crate::message) fn has_returned(&self, peer: Peer, losses: u32) -> bool {
         self.core.link(peer).is_some_and(|link| !link.lost && link.lost_at > losses)
     }
 
