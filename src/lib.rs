@@ -16,8 +16,6 @@ pub mod guide;
 #[cfg(unix)]
 pub mod latest;
 #[cfg(unix)]
-mod lock;
-#[cfg(unix)]
 mod member;
 #[cfg(unix)]
 pub mod message;

@@ -37,6 +37,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane_simhw::id::NodeId;
+use midplane_simhw::lock::lock;
 use midplane_simhw::nic::StartError;
 use midplane_simhw::shm::ShmConfig;
 use midplane_via::lanes::LaneCarrier;
@@ -52,7 +53,6 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::error::{Error, ErrorKind};
-use crate::lock::lock;
 use crate::node::host::{milliseconds, random};
 use crate::node::links::{Kind, Offer};
 use crate::node::{Listener, Node, PeerName};

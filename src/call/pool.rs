@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use midplane_simhw::lock::lock;
 use midplane_via::session::Stream;
 use tokio::io::{AsyncBufRead, BufReader};
 use tokio::sync::watch;
@@ -53,7 +54,7 @@ pub(super) struct Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut sessions = self.pool.sessions();
+        let mut sessions = lock(&self.pool.sessions);
         if let Some(streams) = sessions.get_mut(&self.session) {
             streams.busy -= 1;
             if streams.busy == 0 && streams.idle.is_empty() {
@@ -67,7 +68,7 @@ impl Lease {
     /// Keeps a stream for the next call, unless this node or the peer leaves. All bytes of the answer were read, so the
     /// stream is empty.
     pub(super) fn keep(&self, pipe: Pipe) {
-        let mut sessions = self.pool.sessions();
+        let mut sessions = lock(&self.pool.sessions);
         let streams = sessions.entry(self.session).or_default();
         let is_kept = !(streams.is_ended || self.pool.is_closed.load(Ordering::Relaxed));
         if is_kept && streams.idle.len() < MAX_IDLE {
@@ -81,7 +82,7 @@ impl Lease {
     /// Takes the idle stream that was used last.
     pub(super) fn take(&self) -> Option<Pipe> {
         loop {
-            let (mut pipe, since) = self.pool.sessions().get_mut(&self.session)?.idle.pop()?;
+            let (mut pipe, since) = lock(&self.pool.sessions).get_mut(&self.session)?.idle.pop()?;
             if since.elapsed() < IDLE && is_quiet(&mut pipe) {
                 return Some(pipe);
             }
@@ -101,10 +102,6 @@ pub(super) fn pipe(stream: Stream) -> Pipe {
 }
 
 impl Pool {
-    fn sessions(&self) -> MutexGuard<'_, BTreeMap<u64, SessionStreams>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes a share of the session which, of two chosen by `random`, has fewer calls.
     pub(super) fn lease<'a>(
         self: &Arc<Self>,
@@ -113,7 +110,7 @@ impl Pool {
     ) -> Option<(&'a Candidate, Lease)> {
         let pick = |number: u64| candidates.get(number as usize % candidates.len().max(1));
         let (one, other) = (pick(random & 0xFFFF_FFFF)?, pick(random >> 32)?);
-        let mut sessions = self.sessions();
+        let mut sessions = lock(&self.sessions);
         let busy =
             |of: &Candidate| sessions.get(&of.session.number()).map_or(0, |streams| streams.busy);
         let chosen = if busy(other) < busy(one) { other } else { one };
@@ -126,7 +123,7 @@ impl Pool {
     /// Drops idle streams of sessions for which `is_kept` returns `false`, and those that were idle for too long.
     fn prune(&self, is_kept: impl Fn(u64) -> bool) {
         let mut ended = Vec::new();
-        let mut sessions = self.sessions();
+        let mut sessions = lock(&self.sessions);
         for (session, streams) in sessions.iter_mut() {
             let is_kept = is_kept(*session);
             streams.is_ended = !is_kept;

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use midplane_simhw::lock::lock;
 use midplane_simhw::wire::{decode, encode};
 use midplane_via::session::Stream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
@@ -47,10 +48,6 @@ pub(super) struct Shared {
     sending: Mutex<BTreeMap<u64, bool>>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shared {
     pub(super) fn new(id: u64, is_typed: fn(&Update) -> bool) -> Arc<Self> {
         Arc::new(Self {
@@ -72,12 +69,12 @@ impl Shared {
 
     /// Calls `read` on the replica.
     pub(super) fn read<R>(&self, read: impl FnOnce(&Replica) -> R) -> R {
-        read(&locked(&self.replica))
+        read(&lock(&self.replica))
     }
 
     /// Changes the replica, and wakes the tasks that wait for changes.
     pub(super) fn with<R>(&self, change: impl FnOnce(&mut Replica, i64) -> R) -> R {
-        let mut replica = locked(&self.replica);
+        let mut replica = lock(&self.replica);
         // Read under the lock, so that the replica's time never goes back.
         let now = self.now();
         let result = change(&mut replica, now);
@@ -88,7 +85,7 @@ impl Shared {
 
     /// Takes the entries that an observer has yet to receive, without waking other tasks.
     pub(super) fn take(&self, observer: Observer, room: usize) -> Vec<Update> {
-        let mut replica = locked(&self.replica);
+        let mut replica = lock(&self.replica);
         let now = self.now();
         replica.take(now, observer, room)
     }
@@ -100,7 +97,7 @@ impl Shared {
             // Both under one lock: a sender marks its batch as under way before it takes the entries, and joins the
             // replica while it is marked.
             let is_flushed = {
-                let sending = locked(&self.sending);
+                let sending = lock(&self.sending);
                 let is_under_way = sending.values().any(|is_under_way| *is_under_way);
                 !is_under_way && !self.read(Replica::is_behind)
             };
@@ -113,7 +110,7 @@ impl Shared {
 
     /// Sets whether a batch is in flight to a peer.
     fn set_under_way(&self, peer: u64, is_under_way: bool) {
-        locked(&self.sending).insert(peer, is_under_way);
+        lock(&self.sending).insert(peer, is_under_way);
         self.changed.notify_waiters();
     }
 
@@ -121,7 +118,7 @@ impl Shared {
     async fn due(&self, observer: Observer) {
         loop {
             let changed = self.changed.notified();
-            if locked(&self.replica).has_due(observer) != Some(false) {
+            if lock(&self.replica).has_due(observer) != Some(false) {
                 return;
             }
             changed.await;
@@ -170,9 +167,9 @@ async fn connect(peers: &Peers, service: &str, shared: &Arc<Shared>) {
     loop {
         let changed = peers.changed();
         for candidate in peers.offering(service) {
-            let is_new = !locked(&shared.sending).contains_key(&candidate.peer);
+            let is_new = !lock(&shared.sending).contains_key(&candidate.peer);
             if is_new {
-                locked(&shared.sending).insert(candidate.peer, true);
+                lock(&shared.sending).insert(candidate.peer, true);
                 tasks.spawn(send(candidate, peers.clone(), service.to_owned(), Arc::clone(shared)));
             }
         }
@@ -190,8 +187,8 @@ struct Sending {
 impl Drop for Sending {
     fn drop(&mut self) {
         // In this order: the next task of this peer starts once the peer is removed, and joins it anew.
-        locked(&self.shared.replica).leave(Observer::Peer(self.peer));
-        locked(&self.shared.sending).remove(&self.peer);
+        lock(&self.shared.replica).leave(Observer::Peer(self.peer));
+        lock(&self.shared.sending).remove(&self.peer);
         self.shared.changed.notify_waiters();
     }
 }
@@ -201,7 +198,7 @@ async fn send(candidate: Candidate, peers: Peers, service: String, shared: Arc<S
     let observer = Observer::Peer(candidate.peer);
     let opened = peers.open(&candidate, &service, Instant::now()).await;
     let Some(stream) = opened else { return };
-    locked(&sending.shared.replica).join(observer, true);
+    lock(&sending.shared.replica).join(observer, true);
     sending.shared.set_under_way(candidate.peer, false);
     if let Err(error) = send_batches(stream, candidate.peer, &sending.shared).await {
         tracing::debug!(service, peer = candidate.peer, %error, "a member of a map is gone");

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex};
 
+use midplane_simhw::lock::lock;
 use midplane_via::session::{Attempt, Attempts, Session};
 
-use crate::lock::lock;
 use crate::member::Target;
 
 /// Most places whose last dial is kept.

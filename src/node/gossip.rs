@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use chitchat::{Chitchat, ChitchatConfig, ChitchatHandle, ChitchatId, FailureDetectorConfig};
+use midplane_simhw::lock::lock;
 use midplane_via::session::Gossip as Datagrams;
 use midplane_via::wire::gossip::Counters;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
@@ -22,7 +23,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use super::host::{milliseconds, random};
 use super::places::{Places, reachable};
 use super::state::Shared;
-use crate::lock::lock;
 use carrier::Carrier;
 
 /// Period in which a node gossips with three others: 500 ms.

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use midplane_simhw::lock::lock;
 use midplane_via::session::Stream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::Instant;
 
 use super::listener::PeerName;
-use crate::lock::lock;
 
 /// The stream to a peer, opened at the first message to it.
 #[derive(Debug, Default)]

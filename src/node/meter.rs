@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use metrics::{SharedString, counter, gauge};
+use midplane_simhw::lock::lock;
 use midplane_via::session::{Ended, Session, Stats};
 use midplane_via::wire::endpoint::TokenCounters;
 
@@ -22,7 +23,6 @@ use midplane_via::wire::endpoint::TokenCounters;
 use midplane_via::wire::gossip::Counters as Gossiped;
 
 use super::state::Shared;
-use crate::lock::lock;
 use losses::Losses;
 use named::Named;
 pub(crate) use watched::{Role, Streams};

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use midplane_ofi::provider::{Choice, OpenError, providers};
 use midplane_ofi::streams::{Stream, Streams};
+use midplane_simhw::lock::lock;
 use midplane_via::wire::tcp;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
@@ -18,7 +19,6 @@ use super::host;
 use super::state::Shared;
 use super::transports::Transports;
 use crate::error::{Error, ErrorKind};
-use crate::lock::lock;
 
 /// The environment variable that chooses the provider.
 const VARIABLE: &str = "MIDPLANE_OFI";

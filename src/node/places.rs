@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use midplane_simhw::lock::lock;
 use midplane_simhw::seal::PublicKey;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -13,7 +14,6 @@ use super::ANSWER_WITHIN;
 use super::state::Shared;
 use crate::discovery::{AnyDiscovery, Place};
 use crate::error::{Error, ErrorKind};
-use crate::lock::lock;
 
 /// Most places that a node takes from its discoveries.
 const MOST: usize = 4_096;

@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use midplane_simhw::lock::lock;
 use midplane_via::wire::socket::Socket;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::state::Shared;
 use super::transports::Transports;
 use crate::error::Error;
-use crate::lock::lock;
 
 /// Most ports that the system chooses until one is free for both UDP and TCP.
 const TRIES: u32 = 16;

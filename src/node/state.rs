@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use midplane_simhw::lock::lock;
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
 use midplane_via::session::{Session, Sessions, Stream};
@@ -21,7 +22,6 @@ use super::dials::Dials;
 use super::meter::{Meter, Role, Watched, stream_span};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
-use crate::lock::lock;
 use crate::member::{self, Effect, Hello, Load, Members, Target};
 
 pub(super) use offers::Accepted;

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane_simhw::host::Host as _;
 use midplane_simhw::id::NodeId;
+use midplane_simhw::lock::lock;
 use midplane_simhw::services::{self, DatagramNic, HostError, Hosts, MAX_DATAGRAM};
 use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::time::{Instant, nanos};
@@ -48,12 +49,6 @@ struct Ends {
     failed: Option<(NodeId, Instant, HostError)>,
 }
 
-impl Shared {
-    fn ends(&self) -> MutexGuard<'_, Ends> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Starts the code of a host.
 fn boot(host: &SimHost, hosts: &Arc<Hosts>, spec: &Spec, nodes: &Nodes, shared: &Arc<Shared>) {
     let (code, nodes, name) = (Arc::clone(&spec.code), nodes.clone(), spec.name.clone());
@@ -66,7 +61,7 @@ fn boot(host: &SimHost, hosts: &Arc<Hosts>, spec: &Spec, nodes: &Nodes, shared: 
     let (shared, clock, hosts) = (Arc::clone(shared), host.clone(), Arc::clone(hosts));
     let on_end = move |end| {
         let (node, now) = (clock.node(), clock.world_now());
-        let mut ends = shared.ends();
+        let mut ends = lock(&shared.0);
         match end {
             Err(error) => drop(ends.failed.get_or_insert((node, now, error))),
             Ok(()) => {
@@ -113,7 +108,7 @@ impl Cluster {
         script.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
         let shared = Arc::<Shared>::default();
         let clients = (0..).map(NodeId).zip(specs).filter(|(_, spec)| spec.is_client);
-        shared.ends().waiting = clients.map(|(node, _)| node).collect();
+        lock(&shared.0).waiting = clients.map(|(node, _)| node).collect();
         let specs: Arc<[Spec]> = specs.into();
         for (node, spec) in (0..).map(NodeId).zip(&*specs) {
             boot(&world.host(node), &hosts, spec, &config.nodes, &shared);
@@ -151,13 +146,13 @@ impl Cluster {
         let has_clients = self.specs.iter().any(|spec| spec.is_client);
         let shared = Arc::clone(&self.shared);
         let goes_on = || {
-            let ends = shared.ends();
+            let ends = lock(&shared.0);
             ends.failed.is_none() && (!ends.waiting.is_empty() || !has_clients)
         };
         loop {
             let next = self.script.last().map(|(at, _)| *at).filter(|at| *at <= until);
             let reached = self.world.run_while(next.unwrap_or(until), goes_on) && goes_on();
-            let failed = self.shared.ends().failed.take();
+            let failed = lock(&self.shared.0).failed.take();
             if let Some((node, at, error)) = failed {
                 return Err(self.failed(node, at, &error));
             }
@@ -201,7 +196,7 @@ impl Cluster {
                 self.world.crash(node);
                 let mut later = self.script.iter().map(|(_, action)| action);
                 if !later.any(|action| matches!(action, Action::Restart(of) if *of == node)) {
-                    self.shared.ends().waiting.remove(&node);
+                    lock(&self.shared.0).waiting.remove(&node);
                 }
             }
             Action::Restart(node) => {
@@ -209,7 +204,7 @@ impl Cluster {
                 self.world.restart(node);
                 let (host, spec) = (self.world.host(node), &self.specs[node.index()]);
                 if spec.is_client {
-                    self.shared.ends().waiting.insert(node);
+                    lock(&self.shared.0).waiting.insert(node);
                 }
                 boot(&host, &self.hosts, spec, &self.nodes, &self.shared);
             }
@@ -223,7 +218,7 @@ impl Cluster {
     /// Returns the error of clients that have not ended in time.
     pub(super) fn time_is_over(&mut self, limit: Duration) -> SimError {
         let trace = self.end_failed_trace();
-        let ends = self.shared.ends();
+        let ends = lock(&self.shared.0);
         let name = |node: &NodeId| self.specs[node.index()].name.clone();
         let waiting = ends.waiting.iter().map(name).collect();
         SimError::Time { limit, waiting, trace }
@@ -251,7 +246,7 @@ impl Cluster {
             delivered: traffic.delivered - of_hosts.total(),
             drops,
             faults: *self.world.faults_fired(),
-            ended: self.shared.ends().ended.iter().map(end).collect(),
+            ended: lock(&self.shared.0).ended.iter().map(end).collect(),
             trace,
         })
     }

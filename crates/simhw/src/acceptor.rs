@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, listen};
 use rustix::process::geteuid;
 
+use crate::lock::lock;
 use crate::passing::{Place, Socket, seqpacket};
 use crate::time::Instant;
 
@@ -26,22 +27,18 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct Admitted(Arc<Mutex<BTreeSet<u32>>>);
 
 impl Admitted {
-    fn users(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Admits processes of a user from now on.
     pub fn add(&self, user: u32) {
-        self.users().insert(user);
+        lock(&self.0).insert(user);
     }
 
     /// Admits no further processes of a user. Those that are connected remain.
     pub fn remove(&self, user: u32) {
-        self.users().remove(&user);
+        lock(&self.0).remove(&user);
     }
 
     pub(crate) fn admits(&self, user: u32) -> bool {
-        user == geteuid().as_raw() || self.users().contains(&user)
+        user == geteuid().as_raw() || lock(&self.0).contains(&user)
     }
 }
 

@@ -108,6 +108,8 @@ pub mod link;
 #[cfg(target_os = "linux")]
 mod listener;
 mod live;
+#[doc(hidden)]
+pub mod lock;
 pub mod medium;
 pub mod nic;
 #[cfg(target_os = "linux")]

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
+use crate::lock::lock;
 use crate::passing::Socket;
 
 /// Most events that one system call reports.
@@ -44,22 +45,18 @@ impl Wakes {
         let _ = rustix::io::write(&self.own, &1_u64.to_ne_bytes());
     }
 
-    fn channels(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Socket>>> {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a channel; it replaces an earlier one with the same number.
     pub(crate) fn add(&self, number: u64, channel: Arc<Socket>) -> io::Result<()> {
         self.remove(number);
         let (data, flags) = (EventData::new_u64(number), EventFlags::IN | EventFlags::ET);
         epoll::add(&self.ready, &*channel, data, flags)?;
-        self.channels().insert(number, channel);
+        lock(&self.channels).insert(number, channel);
         Ok(())
     }
 
     /// Removes a channel, and ignores its wake-ups.
     pub(crate) fn remove(&self, number: u64) {
-        if let Some(channel) = self.channels().remove(&number) {
+        if let Some(channel) = lock(&self.channels).remove(&number) {
             // Closing it is not enough: while the peer has a copy of this end, the system keeps it in the set.
             let _ = epoll::delete(&self.ready, &*channel);
         }
@@ -99,7 +96,7 @@ impl Wakes {
             let Ok((events, _)) = epoll::wait(&self.ready, &mut events, Some(&now)) else { return };
             for event in &*events {
                 let number = event.data.u64();
-                let channel = self.channels().get(&number).cloned();
+                let channel = lock(&self.channels).get(&number).cloned();
                 if let Some(channel) = channel {
                     let is_gone =
                         !channel.take_wakes() || { event.flags }.contains(EventFlags::HUP);
@@ -117,7 +114,7 @@ impl Wakes {
     }
 
     fn empty(&self, number: u64) {
-        let channel = self.channels().get(&number).cloned();
+        let channel = lock(&self.channels).get(&number).cloned();
         if channel.is_some_and(|channel| !channel.take_wakes()) {
             self.remove(number);
         }

@@ -27,10 +27,11 @@ mod wire;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
+use midplane_simhw::lock::lock;
 use midplane_simhw::seal::PublicKey;
 use midplane_simhw::shm::rings::WakeSet;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -103,10 +104,6 @@ impl SharedState {
             }
         };
         let _ = tokio::time::timeout(CLOSE, ended).await;
-    }
-
-    fn dirty(&self) -> MutexGuard<'_, Option<Vec<Arc<Session>>>> {
-        self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -418,7 +415,7 @@ impl Session {
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.core)
     }
 
     /// Changes the state, then wakes the tasks and the driver concerned, without the lock.
@@ -430,7 +427,7 @@ impl Session {
         let concerns_driver = core.is_dirty || !core.events.is_empty();
         drop(core);
         if concerns_driver && !self.is_listed.swap(true, Ordering::Relaxed) {
-            if let Some(dirty) = &mut *self.shared.dirty() {
+            if let Some(dirty) = &mut *lock(&self.shared.dirty) {
                 dirty.push(Arc::clone(self));
             }
             self.shared.driver.wake();

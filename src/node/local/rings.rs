@@ -12,13 +12,13 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use midplane_simhw::lock::lock;
 use midplane_simhw::shm::rings::{RingListener, RingPair, RingRequest, connect};
 use midplane_via::session::{Session, Sessions};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 
-use crate::lock::lock;
 use crate::node::state::Shared;
 
 /// Bytes of each ring between two nodes.

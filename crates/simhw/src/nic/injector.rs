@@ -1,12 +1,13 @@
 //! Injects faults into the links of live NICs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::drops::DropCause;
 use crate::fault::{Fault, FaultCounts, FaultError, FaultKind, Faults, Incident};
 use crate::id::NodeId;
 use crate::live::clock::Clock;
+use crate::lock::lock;
 use crate::rng::Rng;
 use crate::sim::active_faults::{ActiveFaults, Damage};
 use crate::time::{Instant, nanos};
@@ -105,18 +106,18 @@ impl FaultInjector {
     /// [`FaultError::Probability`]; the faults then stay as they were.
     pub fn set(&self, faults: Faults) -> Result<(), FaultError> {
         faults.check()?;
-        self.state().faults = faults;
+        lock(&self.0).faults = faults;
         Ok(())
     }
 
     /// Partitions two nodes: drops all frames between them.
     pub fn cut(&self, a: NodeId, b: NodeId) {
-        self.state().partitions.insert((a.min(b), a.max(b)));
+        lock(&self.0).partitions.insert((a.min(b), a.max(b)));
     }
 
     /// Ends the partition that [`FaultInjector::cut`] made between two nodes.
     pub fn heal(&self, a: NodeId, b: NodeId) {
-        self.state().partitions.remove(&(a.min(b), a.max(b)));
+        lock(&self.0).partitions.remove(&(a.min(b), a.max(b)));
     }
 
     /// Schedules an incident; its time counts from the creation of the injector. The links are those of a
@@ -126,23 +127,19 @@ impl FaultInjector {
     /// [`FaultError`]; nothing is then scheduled.
     pub fn schedule(&self, incident: Incident) -> Result<(), FaultError> {
         check(&incident.fault)?;
-        self.state().script.push(incident);
+        lock(&self.0).script.push(incident);
         Ok(())
     }
 
     /// Returns how often each kind of fault has had an effect. Jitter is not counted.
     #[must_use]
     pub fn fired(&self) -> FaultCounts {
-        self.state().fired
+        lock(&self.0).fired
     }
 
     /// Draws the fate of a frame that `to` has received from `from` at `now`.
     pub(super) fn judge(&self, now: Instant, from: NodeId, to: NodeId) -> Fate {
-        self.state().judge(now, from, to)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).judge(now, from, to)
     }
 }
 

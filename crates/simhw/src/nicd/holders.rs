@@ -1,9 +1,10 @@
 //! The processes that hold a server's ports, and the ports that may not close yet.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::id::PortId;
+use crate::lock::lock;
 use crate::wakes::Wakes;
 
 #[derive(Debug)]
@@ -85,6 +86,6 @@ impl PortHolders {
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut BTreeMap<PortId, Holder>) -> T) -> T {
-        work(&mut self.0.ports.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut lock(&self.0.ports))
     }
 }

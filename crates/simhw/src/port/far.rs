@@ -6,13 +6,14 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::control_block::PortControlBlock;
 use super::nic::NicPort;
 use super::shared::Registration;
 use super::{MAX_DEPTH, PortName};
 use crate::host::OpenError;
+use crate::lock::lock;
 use crate::passing::Socket;
 use crate::region::{Memory, ProtectionTag, RegionOptions, Rights};
 use crate::ring::{Consumer, Entry, Producer, ring, ring_bytes};
@@ -64,18 +65,14 @@ struct ArenaSlot {
 }
 
 impl Arenas {
-    fn lock(&self) -> MutexGuard<'_, Vec<ArenaSlot>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the bytes of all segments.
     pub(crate) fn bytes(&self) -> usize {
-        self.lock().iter().filter_map(|slot| slot.alive.upgrade()).map(|arena| arena.len()).sum()
+        lock(&self.0).iter().filter_map(|slot| slot.alive.upgrade()).map(|arena| arena.len()).sum()
     }
 
     /// Adds a segment and returns its number.
     pub(crate) fn add(&self, arena: Arc<Segment>) -> usize {
-        let mut slots = self.lock();
+        let mut slots = lock(&self.0);
         let is_free = |slot: &ArenaSlot| slot.alive.strong_count() == 0;
         let number = slots.iter().position(is_free).unwrap_or(slots.len());
         if number == slots.len() {
@@ -86,11 +83,11 @@ impl Arenas {
     }
 
     fn get(&self, number: usize) -> Option<Arc<Segment>> {
-        self.lock().get(number)?.arena.clone()
+        lock(&self.0).get(number)?.arena.clone()
     }
 
     fn release(&self, number: usize) {
-        if let Some(slot) = self.lock().get_mut(number) {
+        if let Some(slot) = lock(&self.0).get_mut(number) {
             slot.arena = None;
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use range_alloc::RangeAllocator;
 
@@ -11,6 +11,7 @@ use super::far::{Change, Place, REGISTRATIONS};
 use super::shared::Bell;
 use super::{PortClosed, RegisterError};
 use crate::id::PortId;
+use crate::lock::lock;
 use crate::passing::Socket;
 use crate::region::{Memory, RegionOptions};
 use crate::ring::Producer;
@@ -75,10 +76,6 @@ impl RemoteAllocator {
         &self.words
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Allocates and registers zeroed memory. The NIC applies the registration before it takes any later command.
     pub(super) fn register(
         &self,
@@ -89,7 +86,7 @@ impl RemoteAllocator {
         bell: &dyn Fn(),
     ) -> Result<Memory, RegisterError> {
         let (memory, at) = self.allocate(bytes)?;
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.regions.insert(slot, (at, bytes));
         let change = Change::Register { slot, generation, options, at, bytes };
         // If the change cannot be published now, the registration fails: later commands must not overtake it.
@@ -110,27 +107,28 @@ impl RemoteAllocator {
     }
 
     pub(super) fn deregister(&self, slot: u16, generation: u32) {
-        self.inner().give_up(slot, generation);
+        lock(&self.inner).give_up(slot, generation);
     }
 
     /// Allocates from an arena, or requests a new one.
     fn allocate(&self, bytes: usize) -> Result<(Memory, Place), RegisterError> {
         let refused = RegisterError::NoMemory(bytes);
         if bytes <= SMALL {
-            let mut inner = self.inner();
+            let mut inner = lock(&self.inner);
             inner.reclaim(self.words.taken());
             if let Some((segment, at)) = inner.find(bytes) {
                 return clean(segment, at, bytes).ok_or(refused);
             }
         }
         let whole = if bytes > SMALL { bytes } else { ARENA };
-        let granted = self.source().request(whole).map_err(|PortClosed| RegisterError::Closed)?;
+        let granted =
+            lock(&self.source).request(whole).map_err(|PortClosed| RegisterError::Closed)?;
         let (arena, segment) = granted.ok_or(refused)?;
         let is_alone = bytes > SMALL;
         let mut ranges = RangeAllocator::new(0..whole.next_multiple_of(LINE));
         let range = ranges.allocate_range(bytes.next_multiple_of(LINE)).map_err(|_| refused)?;
         let offset = range.start;
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         // The daemon reuses the number of an arena only after it was given up.
         if inner.arenas.contains_key(&arena) {
             return Err(refused);
@@ -140,12 +138,8 @@ impl RemoteAllocator {
         clean(segment, Place { arena, offset, is_alone }, bytes).ok_or(refused)
     }
 
-    fn source(&self) -> MutexGuard<'_, Box<dyn ArenaSource>> {
-        self.source.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn hang_up(&self) {
-        self.source().hang_up();
+        lock(&self.source).hang_up();
     }
 }
 

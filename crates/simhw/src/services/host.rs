@@ -2,7 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use thiserror::Error;
@@ -11,6 +11,7 @@ use super::kernel::{Hosts, Kernel, State};
 use super::nic::HostNic;
 use super::runtime::HostRuntime;
 use crate::host::Host as _;
+use crate::lock::lock;
 use crate::port::Completion;
 use crate::sim::SimHost;
 use crate::time::Instant;
@@ -78,7 +79,7 @@ pub async fn run(
     let out = Arc::clone(&ended);
     runtime.spawn(async move {
         let result = start().await;
-        *out.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        *lock(&out) = Some(result);
     });
     let end = loop {
         let is_livelock = !system.run_tasks(&mut runtime);
@@ -91,7 +92,7 @@ pub async fn run(
         if runtime.has_threads() {
             break Err(HostError::Threads);
         }
-        let result = ended.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let result = lock(&ended).take();
         if let Some(result) = result {
             break result.map_err(HostError::Failed);
         }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 
 use super::fragments::Reassembly;
@@ -15,6 +15,7 @@ use super::udp::{Arrival, Datagram, Inbox};
 use crate::drops::{DropCause, Drops};
 use crate::host::Host as _;
 use crate::id::NodeId;
+use crate::lock::lock;
 use crate::rng::Rng;
 use crate::sim::SimHost;
 use crate::time::Instant;
@@ -44,29 +45,25 @@ impl Hosts {
     /// Returns the count of packets that arrived at their NICs and that the hosts dropped, by cause.
     #[must_use]
     pub fn drops(&self) -> Drops {
-        self.dropped().0
+        lock(&self.drops).0
     }
 
     /// Returns why a host dropped the frame that its NIC handled last, if it did. Returns each drop once.
     #[must_use]
     pub fn take_drop(&self) -> Option<DropCause> {
-        self.dropped().1.take()
+        lock(&self.drops).1.take()
     }
 
     /// Counts a packet that a host drops.
     pub(super) fn count_drop(&self, cause: DropCause) {
-        self.dropped().0.add(cause);
+        lock(&self.drops).0.add(cause);
     }
 
     /// Counts the frame that a NIC is handling as dropped.
     pub(super) fn drop_frame(&self, cause: DropCause) {
-        let mut dropped = self.dropped();
+        let mut dropped = lock(&self.drops);
         dropped.0.add(cause);
         dropped.1 = Some(cause);
-    }
-
-    fn dropped(&self) -> MutexGuard<'_, (Drops, Option<DropCause>)> {
-        self.drops.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the nodes of all hosts.
@@ -178,7 +175,7 @@ impl Kernel {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     pub(super) fn ip(&self) -> IpAddr {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record as Values};
@@ -11,6 +11,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use super::kernel::current;
 use crate::host::Host as _;
 use crate::id::NodeId;
+use crate::lock::lock;
 use crate::time::Instant;
 use crate::trace::{Record, Recorder};
 
@@ -45,13 +46,9 @@ impl Spans {
 
     /// Records the spans that have not ended, as if they ended now.
     pub fn end(&self, now: Instant) {
-        let mut open = self.open();
+        let mut open = lock(&self.0);
         let spans = std::mem::take(&mut open.spans);
         spans.into_values().for_each(|span| span.record(&open.recorder, now));
-    }
-
-    fn open(&self) -> MutexGuard<'_, Open> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -101,7 +98,7 @@ impl Subscriber for Spans {
         let mut text = span.metadata().name().to_owned();
         span.record(&mut Fields(&mut text));
         let begin = place();
-        let mut open = self.open();
+        let mut open = lock(&self.0);
         open.next += 1;
         let id = open.next;
         open.spans.insert(id, Span { begin, text, handles: 1 });
@@ -111,7 +108,7 @@ impl Subscriber for Spans {
     fn record(&self, span: &Id, values: &Values<'_>) {
         let mut text = String::new();
         values.record(&mut Fields(&mut text));
-        if let Some(span) = self.open().spans.get_mut(&span.into_u64()) {
+        if let Some(span) = lock(&self.0).spans.get_mut(&span.into_u64()) {
             span.text.push(' ');
             span.text.push_str(&text);
         }
@@ -121,11 +118,11 @@ impl Subscriber for Spans {
         let Some((node, at)) = place() else { return };
         let mut text = event.metadata().level().to_string();
         event.record(&mut Fields(&mut text));
-        self.open().recorder.record(&Record::Log { at, node, text: &text });
+        lock(&self.0).recorder.record(&Record::Log { at, node, text: &text });
     }
 
     fn clone_span(&self, id: &Id) -> Id {
-        if let Some(span) = self.open().spans.get_mut(&id.into_u64()) {
+        if let Some(span) = lock(&self.0).spans.get_mut(&id.into_u64()) {
             span.handles += 1;
         }
         id.clone()
@@ -133,7 +130,7 @@ impl Subscriber for Spans {
 
     fn try_close(&self, id: Id) -> bool {
         let id = id.into_u64();
-        let mut open = self.open();
+        let mut open = lock(&self.0);
         let Some(span) = open.spans.get_mut(&id) else { return false };
         span.handles -= 1;
         if span.handles > 0 {

@@ -1,8 +1,10 @@
 //! Ends visits of a runtime that take too long, because a task wakes itself again and again.
 
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Once, Weak};
 use std::task::Waker;
 use std::time::Duration;
+
+use crate::lock::lock;
 
 /// Seconds of real time that a visit may take.
 const SECONDS: u32 = if cfg!(test) { 2 } else { 20 };
@@ -22,10 +24,6 @@ thread_local! {
 
 /// The visits of all threads.
 static ALL: Mutex<Vec<Weak<Mutex<Visit>>>> = Mutex::new(Vec::new());
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn register() -> Arc<Mutex<Visit>> {
     static THREAD: Once = Once::new();

@@ -12,6 +12,7 @@ use crate::deferred::{self, Held};
 use crate::hardware::Firmware;
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
+use crate::lock::lock;
 use crate::nic::{NicCounters, NicHandle, PortOpener};
 use crate::nicd::Source;
 use crate::port::{Bell, Grant, Port, PortOptions};
@@ -33,7 +34,7 @@ struct Peers {
 
 impl Peers {
     fn change(self: &Arc<Self>, change: impl FnOnce(&mut Vec<NodeId>)) {
-        change(&mut self.joined.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut lock(&self.joined));
         deferred::wake(Some(Waker::from(Arc::clone(self))));
     }
 }
@@ -43,7 +44,7 @@ impl Wake for Peers {
     /// tasks.
     fn wake(self: Arc<Self>) {
         self.shown.send_modify(|shown| {
-            shown.clone_from(&self.joined.lock().unwrap_or_else(PoisonError::into_inner));
+            shown.clone_from(&lock(&self.joined));
         });
     }
 }
@@ -111,7 +112,7 @@ impl<F: Firmware> Core<F> {
     }
 
     fn add_event(&self, event: PeerEvent) {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        lock(&self.events).push(event);
         self.has_events.store(true, Ordering::Release);
         self.signal();
     }
@@ -123,8 +124,7 @@ impl<F: Firmware> Core<F> {
         {
             return;
         }
-        let events =
-            std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
+        let events = std::mem::take(&mut *lock(&self.events));
         for event in events {
             match event {
                 PeerEvent::Joined(link) => {
@@ -185,8 +185,7 @@ impl<F: Firmware> Core<F> {
         // Before the check: an ending NIC may only wait for frames that a disconnected peer has left.
         self.take_events(engine);
         if self.is_ending.load(Ordering::Acquire) && engine.may_stop() {
-            *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner) =
-                engine.unit.nic.counters;
+            *lock(&self.last_counters) = engine.unit.nic.counters;
             *guard = None;
             return Next::End;
         }
@@ -305,7 +304,7 @@ impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
     fn counters(&self) -> NicCounters {
         match &*self.engine() {
             Some(engine) => engine.unit.nic.counters,
-            None => *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner),
+            None => *lock(&self.last_counters),
         }
     }
 

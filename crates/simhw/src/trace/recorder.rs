@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::{PcapngWriter, PerfettoWriter, Record};
+use crate::lock::lock;
 use crate::topology::Topology;
 
 type Sink = BufWriter<File>;
@@ -48,13 +49,9 @@ impl Recorder {
         Ok(Self(Arc::new(Mutex::new(Writers { frames, tracks, error: None }))))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Writers> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Writes a record to the files.
     pub fn record(&self, record: &Record<'_>) {
-        let Writers { frames, tracks, error } = &mut *self.lock();
+        let Writers { frames, tracks, error } = &mut *lock(&self.0);
         if error.is_none() {
             let wrote = frames.as_mut().map_or(Ok(()), |writer| writer.record(record));
             let traced = tracks.as_mut().map_or(Ok(()), |writer| writer.record(record));
@@ -67,7 +64,7 @@ impl Recorder {
     /// # Errors
     /// The first error of a write.
     pub fn finish(&self) -> io::Result<()> {
-        let mut writers = self.lock();
+        let mut writers = lock(&self.0);
         writers.error.take().map_or(Ok(()), Err)?;
         writers.frames.take().map_or(Ok(()), |writer| writer.into_inner().flush())?;
         writers.tracks.take().map_or(Ok(()), |writer| writer.into_inner().flush())

@@ -14,6 +14,7 @@ use crate::drops::DropCause;
 use crate::hardware::Firmware;
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
+use crate::lock::lock;
 use crate::nic::{self, NicCounters, NicHandle, PortOpener};
 use crate::port::{Bell, Bells, Port, PortOptions};
 use crate::time::Instant;
@@ -120,15 +121,11 @@ impl<F: Firmware> Core<F> {
         engine
     }
 
-    fn reported(&self) -> MutexGuard<'_, Reported> {
-        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Drops an engine, and keeps its counters.
     fn save(&self, engine: Option<Engine<F>>) {
         if let Some(engine) = engine {
             let counters = engine.last_counters();
-            *self.reported() = Reported { counters, has_stopped: true };
+            *lock(&self.reported) = Reported { counters, has_stopped: true };
         }
     }
 
@@ -158,7 +155,7 @@ impl<F: Firmware> Core<F> {
             Ending::Flush => return engine.lingers().map_or(Next::Flush, Next::Linger),
             Ending::Now => return Next::End,
         }
-        self.reported().counters = engine.report();
+        lock(&self.reported).counters = engine.report();
         if engine.has_more() {
             return Next::Again;
         }
@@ -239,7 +236,7 @@ impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
     /// Includes datagrams that the system dropped for lack of space in the socket.
     fn counters(&self) -> NicCounters {
         let lost = kernel::dropped(self.address);
-        let Reported { mut counters, has_stopped } = *self.reported();
+        let Reported { mut counters, has_stopped } = *lock(&self.reported);
         if !has_stopped {
             counters.drops.add_many(DropCause::System, lost);
         }

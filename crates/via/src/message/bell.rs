@@ -2,8 +2,10 @@
 //! future that takes the same lock.
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
+
+use midplane_simhw::lock::lock;
 
 #[derive(Debug)]
 enum Task {
@@ -83,7 +85,7 @@ impl Bell {
         wakers: impl Iterator<Item = &'a Waker> + Clone,
         deferred: &mut Deferred,
     ) {
-        let mut kept = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.wakers);
         let same = kept.len() == wakers.clone().count()
             && kept.iter().zip(wakers.clone()).all(|(old, new)| old.will_wake(new));
         if !same {
@@ -94,7 +96,7 @@ impl Bell {
 
     /// Wakes the wakers to which wakes are forwarded. The caller must hold no lock.
     pub(super) fn ring(&self) {
-        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wakers = lock(&self.wakers);
         let mut deferred = Deferred::default();
         wakers.drain(..).for_each(|waker| deferred.wake(waker));
         drop(wakers);

@@ -18,7 +18,7 @@ use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Context as TaskContext, Poll, Waker};
 
 use bytes::Bytes;
@@ -448,7 +448,7 @@ impl Communicator {
 /// Locks the shared state. A panic in a caller's closure ([`Communicator::with`]) happens between two calls of
 /// the process, so the state is consistent and poisoning is ignored.
 fn lock(shared: &Mutex<Shared>) -> Locked<'_> {
-    let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    let shared = midplane_simhw::lock::lock(shared);
     shared.waiters.bell().hold();
     Locked { shared: Some(shared) }
 }

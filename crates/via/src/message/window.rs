@@ -35,9 +35,10 @@ mod serving;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake as _, Waker, ready};
 
+use midplane_simhw::lock::lock;
 use thiserror::Error;
 use zerocopy::IntoBytes as _;
 
@@ -121,10 +122,6 @@ struct Peer {
 }
 
 impl<T> Shared<T> {
-    fn late(&self) -> MutexGuard<'_, Vec<(Exchange, Rank)>> {
-        self.late.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts an answer of a process as arrived.
     fn on_answer(&self, rank: Rank) {
         self.peers[rank.0 as usize].waits.fetch_sub(1, Ordering::Relaxed);
@@ -160,7 +157,7 @@ impl<T: Number> Window<T> {
 
     /// Accesses the values that this process offers, exclusively. `access` must not use the window.
     pub fn local<R>(&self, access: impl FnOnce(&mut [T]) -> R) -> R {
-        access(&mut self.part().values)
+        access(&mut lock(&self.shared.part).values)
     }
 
     /// Writes values, from `offset` on. They are certainly written once [`Window::flush`] has ended.
@@ -324,7 +321,7 @@ impl<T: Number> Window<T> {
                     context.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                let progress = self.part().poll(&self.shared.bell);
+                let progress = lock(&self.shared.part).poll(&self.shared.bell);
                 match progress {
                     Ok(Progress::Idle) => return Poll::Pending,
                     Ok(progress) => {
@@ -340,7 +337,7 @@ impl<T: Number> Window<T> {
 
     /// Takes the answers of dropped operations that have arrived. Further ones ring the bell when they arrive.
     fn take_late(&self) {
-        let mut late = std::mem::take(&mut *self.shared.late());
+        let mut late = std::mem::take(&mut *lock(&self.shared.late));
         if late.is_empty() {
             return;
         }
@@ -354,12 +351,8 @@ impl<T: Number> Window<T> {
             !has_arrived
         });
         if !late.is_empty() {
-            self.shared.late().append(&mut late);
+            lock(&self.shared.late).append(&mut late);
         }
-    }
-
-    fn part(&self) -> MutexGuard<'_, Part<T>> {
-        self.shared.part.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Builds a request, if the process offers these values.
@@ -476,7 +469,7 @@ impl<T> Drop for Answer<'_, T> {
             Some(Exchange { sending, receiving }) => {
                 let exchange =
                     Exchange { sending: sending.map(Pending::kept), receiving: receiving.kept() };
-                self.shared.late().push((exchange, self.rank));
+                lock(&self.shared.late).push((exchange, self.rank));
                 // The woken tasks poll this receive, so that its answer wakes those that wait for fewer open answers.
                 self.shared.bell.wake_by_ref();
             }

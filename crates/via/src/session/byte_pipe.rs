@@ -1,9 +1,10 @@
 //! The byte pipes that carry frames: connections over UDP, and over TCP.
 
 use std::io::IoSlice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use atomic_waker::AtomicWaker;
+use midplane_simhw::lock::lock;
 
 use super::line::{Buffers, Line};
 use crate::wire::endpoint::{Endpoint, PipeId};
@@ -28,11 +29,11 @@ impl Pipes {
     }
 
     pub(super) fn endpoint(&self) -> MutexGuard<'_, Endpoint> {
-        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.endpoint)
     }
 
     pub(super) fn closing(&self) -> MutexGuard<'_, Vec<PipeId>> {
-        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.closing)
     }
 }
 

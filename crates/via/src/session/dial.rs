@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use midplane_simhw::lock::lock;
 use tokio::sync::Notify;
 
 use super::{Session, TransportKind};
@@ -51,32 +52,28 @@ pub struct Attempts {
 }
 
 impl Attempts {
-    fn state(&self) -> MutexGuard<'_, [Attempt; 2]> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the attempt over UDP.
     #[must_use]
     pub fn udp(&self) -> Attempt {
-        self.state()[0].clone()
+        lock(&self.state)[0].clone()
     }
 
     /// Returns the attempt over TCP.
     #[must_use]
     pub fn tcp(&self) -> Attempt {
-        self.state()[1].clone()
+        lock(&self.state)[1].clone()
     }
 
     pub(super) fn set_udp(&self, attempt: Attempt) {
         let is_over = attempt != Attempt::UnderWay;
-        self.state()[0] = attempt;
+        lock(&self.state)[0] = attempt;
         if is_over {
             self.is_udp_over.notify_one();
         }
     }
 
     fn set_tcp(&self, attempt: Attempt) {
-        self.state()[1] = attempt;
+        lock(&self.state)[1] = attempt;
     }
 }
 

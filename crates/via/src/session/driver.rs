@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use midplane_simhw::lock::lock;
 use midplane_simhw::shm::rings::WakeSet;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -116,7 +117,7 @@ pub struct Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.end_sessions();
-        let listed = self.shared.dirty().take();
+        let listed = lock(&self.shared.dirty).take();
         drop(listed);
     }
 }
@@ -383,7 +384,7 @@ impl Driver {
 
     /// Activates the sessions that have something to flush, and adds new ones.
     fn take_dirty(&mut self) {
-        let dirty = self.shared.dirty().as_mut().map(std::mem::take);
+        let dirty = lock(&self.shared.dirty).as_mut().map(std::mem::take);
         for session in dirty.into_iter().flatten() {
             session.is_listed.store(false, Ordering::Relaxed);
             self.has_written = true;
@@ -442,7 +443,7 @@ impl Driver {
         is_polled: bool,
     ) -> Poll<()> {
         self.shared.driver.register(context.waker());
-        let is_dirty = self.shared.dirty().as_ref().is_some_and(|dirty| !dirty.is_empty());
+        let is_dirty = lock(&self.shared.dirty).as_ref().is_some_and(|dirty| !dirty.is_empty());
         let has_gossip = self.shared.has_gossip.swap(false, Ordering::Acquire);
         if is_dirty || has_gossip || self.shared.is_closed.load(Ordering::Acquire) {
             return Poll::Ready(());

@@ -1,10 +1,11 @@
 //! The bytes of a session over TCP, between its frames and the task that moves them.
 
 use std::io::IoSlice;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::task::Waker;
 
 use atomic_waker::AtomicWaker;
+use midplane_simhw::lock::lock;
 
 use super::frame::PIECE;
 use crate::wire::pipe::chunks::{CHUNK_BYTES, Chunks};
@@ -40,7 +41,7 @@ pub(super) struct Buffers {
 
 impl Line {
     pub(super) fn buffers(&self) -> MutexGuard<'_, Buffers> {
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.buffers)
     }
 
     /// Registers the waker of the task that moves the bytes.

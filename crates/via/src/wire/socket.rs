@@ -11,9 +11,10 @@ mod system;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::task::{Context, Poll, ready};
 
+use midplane_simhw::lock::lock;
 use midplane_simhw::time::Instant;
 
 use super::endpoint::Endpoint;
@@ -51,10 +52,6 @@ impl Clock {
         // Not zero: that marks a timer that was never set.
         Instant::from_nanos(1).plus_nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
     }
-}
-
-fn lock(endpoint: &Mutex<Endpoint>) -> MutexGuard<'_, Endpoint> {
-    endpoint.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Socket {

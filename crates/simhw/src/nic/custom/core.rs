@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use atomic_waker::AtomicWaker;
@@ -18,6 +18,7 @@ use crate::hardware::Firmware;
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
 use crate::live::alarm::Alarm;
+use crate::lock::lock;
 use crate::nic::{self, NicCounters, NicHandle, PortOpener};
 use crate::port::{Bell, Bells, Port, PortOptions};
 use crate::time::Instant;
@@ -61,14 +62,10 @@ impl<F: Firmware, L: FrameLink> Core<F, L> {
         })
     }
 
-    fn last_counters(&self) -> MutexGuard<'_, NicCounters> {
-        self.last_counters.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Drops the engine, and keeps its counters.
     fn stop(&self, engine: &mut Option<Engine<F, L>>) {
         if let Some(engine) = engine.take() {
-            *self.last_counters() = engine.nic.counters;
+            *lock(&self.last_counters) = engine.nic.counters;
         }
     }
 
@@ -172,7 +169,7 @@ impl<F: Firmware + Send + 'static, L: FrameLink> NicHandle for Core<F, L> {
     fn counters(&self) -> NicCounters {
         match &*self.engine() {
             Some(engine) => engine.nic.counters,
-            None => *self.last_counters(),
+            None => *lock(&self.last_counters),
         }
     }
 

@@ -55,13 +55,13 @@ fn injector(seed: u64) -> FaultInjector {
 
 /// A fate with its times relative to the injector's own, which differs from run to run.
 fn relative(injector: &FaultInjector, fate: Fate) -> [Option<Result<u64, DropCause>>; 2] {
-    let begun = injector.state().begun;
+    let begun = lock(&injector.0).begun;
     let since = |arrival: Arrival| arrival.map(|at| at.nanos_since(begun));
     [Some(since(fate.frame)), fate.copy.map(since)]
 }
 
 fn judge(injector: &FaultInjector, micros: u64, from: u16, to: u16) -> Fate {
-    let now = injector.state().begun + Duration::from_micros(micros);
+    let now = lock(&injector.0).begun + Duration::from_micros(micros);
     injector.judge(now, NodeId(from), NodeId(to))
 }
 
@@ -92,7 +92,7 @@ proptest! {
         for gap in gaps {
             micros += gap;
             let Fate { frame, copy } = judge(&injector, micros, 0, 1);
-            let now = injector.state().begun + Duration::from_micros(micros);
+            let now = lock(&injector.0).begun + Duration::from_micros(micros);
             for arrival in [Some(frame), copy].into_iter().flatten() {
                 match arrival {
                     Ok(at) => prop_assert!(at >= now),

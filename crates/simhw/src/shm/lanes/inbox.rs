@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::id::NodeId;
+use crate::lock::lock;
 use crate::region::SharedMemory;
 use crate::shm::rendezvous::{Link, PeerListener};
 use crate::sync::Ordering;
@@ -31,7 +32,7 @@ pub(super) struct Pending {
 impl EventQueue {
     /// Takes the events that no poll has handled yet.
     pub(super) fn take(&self) -> Vec<(NodeId, PeerEvent)> {
-        std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner)).events
+        std::mem::take(&mut *lock(&self.pending)).events
     }
 }
 
@@ -51,7 +52,7 @@ pub(super) struct PeerInbox {
 
 impl PeerInbox {
     fn push(&self, node: NodeId, event: PeerEvent) -> bool {
-        let mut pending = self.queue.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = lock(&self.queue.pending);
         if matches!(event, PeerEvent::Shown(..)) {
             let its = pending.shown.entry(node).or_default();
             if *its >= MAX_SHOWN {

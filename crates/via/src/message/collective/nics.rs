@@ -6,11 +6,12 @@ use std::fmt;
 use std::future::Future;
 use std::iter::once;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
 
 use midplane_nicvm::collective::{self, MAX_BROADCAST, SMALL};
 use midplane_simhw::host::Host;
+use midplane_simhw::lock::lock;
 use midplane_simhw::port::{Command, Completion, Port, PortOptions, Status};
 use midplane_simhw::region::{Region, RegionRef};
 
@@ -61,17 +62,13 @@ impl Nics {
         Ok(Self { state, bell: Arc::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn with<T>(&self, work: impl FnOnce(&mut NicAccess) -> T) -> Result<T, MessageError> {
-        self.lock().access.as_mut().map(work).ok_or_else(|| BuildError::NotRunning.into())
+        lock(&self.state).access.as_mut().map(work).ok_or_else(|| BuildError::NotRunning.into())
     }
 
     /// Enters the queue; returns the place in it.
     pub(super) fn queue(&self) -> u32 {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let place = state.queued;
         state.queued = place.wrapping_add(1);
         place
@@ -79,7 +76,7 @@ impl Nics {
 
     /// Ready when all operations before this place have left the queue.
     pub(super) fn poll_turn(&self, place: u32, context: &Context<'_>) -> Poll<()> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.left == place {
             return Poll::Ready(());
         }
@@ -92,7 +89,7 @@ impl Nics {
 
     /// Takes the first operation out of the queue, and wakes the next.
     pub(super) fn leave(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.left = state.left.wrapping_add(1);
         let next = state.left;
         let waker = state.waiting.remove(&next);
@@ -104,13 +101,13 @@ impl Nics {
 
     /// Wakes all waiting operations: one failed or was dropped, so that no later one gets its turn.
     pub(super) fn abandon(&self) {
-        let waiting = std::mem::take(&mut self.lock().waiting);
+        let waiting = std::mem::take(&mut lock(&self.state).waiting);
         waiting.into_values().for_each(Waker::wake);
     }
 
     /// Releases the NICs' group; the other processes then count this one as lost.
     pub(in crate::message) fn close(&self) {
-        let access = self.lock().access.take();
+        let access = lock(&self.state).access.take();
         drop(access);
         self.abandon();
     }
@@ -135,7 +132,7 @@ impl Nics {
         let (mut deferred, armed) = (Deferred::default(), Waker::from(Arc::clone(&self.bell)));
         self.bell.pass_to(once(context.waker()), &mut deferred);
         deferred.run();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let Some(access) = &mut state.access else {
             return Poll::Ready(Err(BuildError::NotRunning.into()));
         };

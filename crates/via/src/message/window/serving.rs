@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use midplane_simhw::lock::lock;
 
 use super::locks::{Locks, Waiting};
 use super::request::{Access, Request};
@@ -35,7 +36,7 @@ pub(super) struct Bell(Mutex<Vec<Waker>>);
 impl Bell {
     /// Registers a task for the next wake only.
     pub(super) fn add(&self, waker: &Waker) {
-        let mut wakers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wakers = lock(&self.0);
         if !wakers.iter().any(|known| known.will_wake(waker)) {
             wakers.push(waker.clone());
         }
@@ -44,7 +45,7 @@ impl Bell {
 
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
-        let wakers = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let wakers = std::mem::take(&mut *lock(&self.0));
         wakers.into_iter().for_each(Waker::wake);
     }
 }
