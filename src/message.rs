@@ -271,7 +271,7 @@ impl Node {
             };
             let found = found.map_err(|error| self.not_found(name, &error))?;
             let candidate = found.first().expect("it has found one");
-            if let Some(mut stream) = self.open(candidate, SERVICE, until).await
+            if let Some(mut stream) = self.links().open(candidate, SERVICE, until).await
                 && stream.write_all(MAGIC).await.is_ok()
             {
                 return Ok(stream);
@@ -425,7 +425,7 @@ mod tests {
         let until = node.search_deadline();
         let found =
             node.find(SERVICE, &mut BTreeSet::new(), until, |one| one.peer == to.id).await?;
-        let mut stream = node.open(&found[0], SERVICE, until).await.expect("it accepts");
+        let mut stream = node.links().open(&found[0], SERVICE, until).await.expect("it accepts");
         let head = (MAX_MESSAGE as u32).to_le_bytes();
         stream.write_all(&[&MAGIC[..], &head, &vec![0; sent]].concat()).await?;
         std::future::pending().await

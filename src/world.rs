@@ -456,7 +456,7 @@ impl World {
         rank: u32,
         service: &str,
     ) -> Option<Stream> {
-        let mut stream = self.node.open(candidate, service, Instant::now()).await?;
+        let mut stream = self.node.links().open(candidate, service, Instant::now()).await?;
         let mut greeting = MAGIC.to_vec();
         greeting.extend_from_slice(&self.rank.to_le_bytes());
         greeting.extend_from_slice(&self.size.to_le_bytes());

@@ -29,7 +29,7 @@ async fn stream(node: &Node) -> Stream {
     let service = Kind::Calls.service("kv").unwrap();
     let until = Instant::now() + Duration::from_secs(10);
     let found = node.find(&service, &mut Default::default(), until, |_| true).await.unwrap();
-    node.open(&found[0], &service, until).await.unwrap()
+    node.links().open(&found[0], &service, until).await.unwrap()
 }
 
 fn request(value: u32, remaining: Option<Duration>) -> Vec<u8> {

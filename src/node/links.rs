@@ -237,16 +237,6 @@ impl Node {
         Instant::now() + self.0.connect_timeout
     }
 
-    /// Does what [`Peers::open`] does.
-    pub(crate) async fn open(
-        &self,
-        candidate: &Candidate,
-        service: &str,
-        until: Instant,
-    ) -> Option<Stream> {
-        self.links().open(candidate, service, until).await
-    }
-
     /// Waits for peers that offer a service, for which `is_fit` returns `true`, and whose sessions are not in
     /// `refused`. Returns those of the best rank. If only refused ones are left, tries them again until the time is
     /// over.
