@@ -243,12 +243,7 @@ impl Port {
         bytes: usize,
         options: RegionOptions,
     ) -> Result<Region, RegisterError> {
-        if bytes == 0 || bytes > MAX_REGION {
-            return Err(RegisterError::Size(bytes));
-        }
-        if self.is_closed() {
-            return Err(RegisterError::Closed);
-        }
+        self.check(bytes)?;
         let (memory, slot, generation) = self.shared.register(bytes, options)?;
         self.shared.on_registered(bytes);
         let length = u32::try_from(bytes).expect("at most MAX_REGION");
@@ -275,13 +270,17 @@ impl Port {
         bytes: usize,
         options: RegionOptions,
     ) -> Result<Region, RegisterError> {
-        if bytes == 0 || bytes > MAX_REGION {
-            return Err(RegisterError::Size(bytes));
-        }
-        if self.is_closed() {
-            return Err(RegisterError::Closed);
-        }
+        self.check(bytes)?;
         self.share(bytes, options)?.ok_or(RegisterError::NoMemory(bytes))
+    }
+
+    /// Checks that memory of this length can be registered.
+    fn check(&self, bytes: usize) -> Result<(), RegisterError> {
+        match bytes {
+            1..=MAX_REGION if self.is_closed() => Err(RegisterError::Closed),
+            1..=MAX_REGION => Ok(()),
+            _ => Err(RegisterError::Size(bytes)),
+        }
     }
 
     #[cfg(not(target_os = "linux"))]
