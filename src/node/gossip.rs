@@ -11,7 +11,7 @@ mod carrier;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use chitchat::{Chitchat, ChitchatConfig, ChitchatHandle, ChitchatId, FailureDetectorConfig};
@@ -50,10 +50,6 @@ struct Known {
 }
 
 impl Gossip {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        lock(&self.0)
-    }
-
     /// Searches for a service for a while. Returns the addresses that a node at `own` dials for all its searches: those
     /// of the nodes that offer one of the services.
     pub(super) fn search(
@@ -63,7 +59,7 @@ impl Gossip {
         own: Option<SocketAddr>,
     ) -> BTreeSet<SocketAddr> {
         let now = Instant::now();
-        let mut known = self.known();
+        let mut known = lock(&self.0);
         known.wanted.retain(|_, until| *until > now);
         known.wanted.insert(service.to_owned(), now + time);
         let Known { nodes, wanted } = &*known;
@@ -76,7 +72,7 @@ impl Gossip {
 
     /// Returns the addresses of the other nodes that gossip lists.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
-        self.known().nodes.keys().copied().collect()
+        lock(&self.0).nodes.keys().copied().collect()
     }
 }
 
@@ -113,7 +109,7 @@ impl Gossiper {
                 Ok(moved_to) => own = moved_to,
                 Err(error) => tracing::warn!(%error, "gossip starts anew"),
             }
-            self.gossip.known().nodes.clear();
+            lock(&self.gossip.0).nodes.clear();
             tokio::time::sleep(PERIOD).await;
         }
     }
@@ -250,7 +246,7 @@ impl Gossiper {
             nodes
         });
         let mut nodes = nodes.await;
-        let mut known = self.gossip.known();
+        let mut known = lock(&self.gossip.0);
         if round.carrier.is_dropping() {
             nodes.append(&mut known.nodes);
         }
@@ -285,7 +281,7 @@ impl Gossiper {
                 "gossip of a host is refused, as its clock differs by more than a minute: set the clocks"
             );
         }
-        self.shared.meter.on_gossip(&now, &before, self.gossip.known().nodes.len());
+        self.shared.meter.on_gossip(&now, &before, lock(&self.gossip.0).nodes.len());
         now
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -57,13 +57,9 @@ const SEARCHED: Duration = Duration::from_secs(1);
 const MOST_LOST: usize = 4_096;
 
 impl Mailbox {
-    fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
     /// Ends the streams to peers after the messages that were sent, and makes no new ones.
     pub(crate) fn close(&self) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.is_closed = true;
         let outgoing = std::mem::take(&mut state.outgoing);
         drop(state);
@@ -72,25 +68,25 @@ impl Mailbox {
 
     /// Returns the peer that a name refers to.
     pub(crate) fn named(&self, name: &str) -> Option<u64> {
-        self.state().names.get(name).copied()
+        lock(&self.state).names.get(name).copied()
     }
 
     /// Sets the peer that a name refers to.
     pub(crate) fn name(&self, name: String, id: u64) {
-        self.state().names.insert(name, id);
+        lock(&self.state).names.insert(name, id);
     }
 
     /// Returns the stream to a peer; `None` once the mailbox was closed. Before it makes a new one, it ends those to
     /// peers that `knows` does not know.
     pub(crate) fn outgoing(&self, id: u64, knows: impl Fn(u64) -> bool) -> Option<Arc<Outgoing>> {
-        let state = self.state();
+        let state = lock(&self.state);
         if let Some(outgoing) = state.outgoing.get(&id) {
             return Some(Arc::clone(outgoing));
         }
         let others: Vec<_> = state.outgoing.keys().copied().collect();
         drop(state);
         let gone: Vec<_> = others.into_iter().filter(|other| !knows(*other)).collect();
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.is_closed {
             return None;
         }
@@ -117,27 +113,27 @@ impl Mailbox {
     /// Returns whether messages to a peer may be lost: their stream was ended because the peer was unknown, or there is
     /// one and the peer is not known now. [`Mailbox::forget`] resets that.
     pub(crate) fn has_lost(&self, id: u64, is_known: bool) -> bool {
-        let state = self.state();
+        let state = lock(&self.state);
         let was_opened = |outgoing: &Arc<Outgoing>| outgoing.was_opened.load(Ordering::Acquire);
         state.lost.contains(&id) || (!is_known && state.outgoing.get(&id).is_some_and(was_opened))
     }
 
     /// Returns whether a peer was searched in vain a short time ago.
     pub(crate) fn was_searched(&self, id: u64) -> bool {
-        let at = self.state().searched.get(&id).copied();
+        let at = lock(&self.state).searched.get(&id).copied();
         at.is_some_and(|at| at.elapsed() < SEARCHED)
     }
 
     /// Notes that a peer was searched in vain.
     pub(crate) fn note_searched(&self, id: u64) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.searched.retain(|_, at| at.elapsed() < SEARCHED);
         state.searched.insert(id, Instant::now());
     }
 
     /// Returns whether this node leaves.
     pub(crate) fn is_closed(&self) -> bool {
-        self.state().is_closed
+        lock(&self.state).is_closed
     }
 
     /// Returns the number of messages that wait to be received.
@@ -149,7 +145,7 @@ impl Mailbox {
 
     /// Forgets a peer that has ended, or whose stream `failed`. A later stream to it continues.
     pub(crate) fn forget(&self, id: u64, failed: Option<&Arc<Outgoing>>) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let is_later =
             |known: &Arc<Outgoing>| failed.is_some_and(|failed| !Arc::ptr_eq(known, failed));
         if state.outgoing.get(&id).is_some_and(is_later) {
@@ -168,7 +164,7 @@ impl Mailbox {
         start: impl FnOnce() -> Result<mpsc::UnboundedReceiver<Received>, E>,
     ) -> Result<&tokio::sync::Mutex<mpsc::UnboundedReceiver<Received>>, E> {
         // If two first calls run at once, the lock lets one of them start.
-        let _one_at_a_time = self.state();
+        let _one_at_a_time = lock(&self.state);
         if let Some(inbox) = self.inbox.get() {
             return Ok(inbox);
         }
@@ -200,7 +196,7 @@ mod tests {
         for id in 0..100 {
             open(&mailbox, id, |other| other + 3 > id);
         }
-        assert_eq!(mailbox.state().outgoing.keys().copied().collect::<Vec<_>>(), [97, 98, 99]);
+        assert_eq!(lock(&mailbox.state).outgoing.keys().copied().collect::<Vec<_>>(), [97, 98, 99]);
         assert!(mailbox.has_lost(96, true) && !mailbox.has_lost(97, true));
         mailbox.forget(96, None);
         assert!(!mailbox.has_lost(96, true), "it was reported");
