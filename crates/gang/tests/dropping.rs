@@ -11,16 +11,18 @@ use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
 use midplane_gang::schedule::{Request, RoundRobin};
 use midplane_gang::scheduler::{Phases, Scheduler, Submission};
 use midplane_gang::scheduler_core::{PreemptWhenAlone, SchedulerConfig};
+use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::rng::Rng;
-use midplane_simhw::sim::SimHost;
+use midplane_simhw::sim::{SimHost, World};
 use proptest::prelude::*;
 
 /// Time after a drop within which all other calls end.
 const SOON: Duration = Duration::from_secs(5);
 const COUNT: u32 = 12;
+const SLICE: Duration = Duration::from_micros(150);
 
 /// Polls a future `left` times, then drops it. The output is `None` if the future was dropped.
 struct Polls<F> {
@@ -133,9 +135,8 @@ impl Case {
 
     fn scheduler(self, root: Daemon<SimHost>) -> Scheduler<SimHost> {
         let (preempt_when_alone, early_wakeup) = (PreemptWhenAlone::Always, Duration::ZERO);
-        let slice = Duration::from_micros(150);
         let scheduler_config =
-            SchedulerConfig { slice, phases: self.phases, preempt_when_alone, early_wakeup };
+            SchedulerConfig { slice: SLICE, phases: self.phases, preempt_when_alone, early_wakeup };
         let scheduler =
             Scheduler::new(root, Box::new(RoundRobin::new(self.nodes)), scheduler_config);
         for ranks in [self.nodes, self.nodes.min(3)] {
@@ -274,6 +275,59 @@ fn orders_whose_calls_are_dropped_are_carried_out_at_the_pinned_seeds() {
 #[test]
 fn a_root_whose_jobs_are_all_refused_ends() {
     a_daemon_is_dropped(6_516_633_697_616_778_173);
+}
+
+/// Runs the daemons of three nodes below node 0. Drops that of node 3 after 20 slices.
+fn start_three_below(world: &mut World<Unit>, case: Case, start: &Start<SimHost>, ends: &Ends) {
+    for node in 1..case.nodes {
+        let (host, start, ends) = (world.host(NodeId(node)), Arc::clone(start), ends.clone());
+        world.spawn(NodeId(node), async move {
+            let daemon = Daemon::open(host.clone(), case.config(), start).await.unwrap();
+            let deadline = host.now() + if node == 3 { SLICE * 20 } else { SOON };
+            let call = pin!(daemon.serve());
+            let end = within(&host, deadline, call).await;
+            let dropped = Err("dropped".to_owned());
+            ends.daemon(node, end.map_or(dropped, |end| end.map_err(|error| error.to_string())));
+        });
+    }
+}
+
+/// Regression: the root sent a message to the closed context of the dropped daemon. The message was sent again for
+/// ever, and no later message left the root's send FIFO.
+#[test]
+fn a_root_sends_on_after_a_daemon_was_dropped() {
+    let (mode, phases) = (Mode::Resident, Phases::Two);
+    let case = Case { seed: 1, nodes: 4, arity: 3, mode, phases, loss: 0.0 };
+    let mut world = world(case.nodes, case.seed, Faults::NONE);
+    let ends = Ends::default();
+    let start: Start<SimHost> = Arc::new(move |host, _, _, _| {
+        Box::pin(async move { host.sleep_until(host.now() + SLICE * 200).await })
+    });
+    start_three_below(&mut world, case, &start, &ends);
+    let (host, of_root) = (world.host(NodeId(0)), ends.clone());
+    let task = async move {
+        let root = Daemon::open(host.clone(), case.config(), start).await.unwrap();
+        let (preempt_when_alone, early_wakeup) = (PreemptWhenAlone::Always, Duration::ZERO);
+        let config = SchedulerConfig { slice: SLICE, phases, preempt_when_alone, early_wakeup };
+        let mut scheduler = Scheduler::new(root, Box::new(RoundRobin::new(case.nodes)), config);
+        let request = Request { nodes: 3, weight: 1 };
+        scheduler.client().submit(Submission { request, ranks: 3, program: 0 });
+        let deadline = host.now() + SOON;
+        {
+            let all = pin!(scheduler.run());
+            within(&host, deadline, all).await.expect("the root's call ends").unwrap();
+        }
+        assert!(scheduler.jobs().values().all(|job| job.is_complete), "{:?}", scheduler.jobs());
+        assert!(scheduler.switches().count() > 80, "{}", scheduler.switches().count());
+        while of_root.daemons.lock().unwrap().len() < 3 {
+            assert!(host.now() < deadline, "some wait: {:?}", of_root.daemons.lock().unwrap());
+            host.sleep_until(host.now() + Duration::from_millis(1)).await;
+        }
+    };
+    world.block_on(NodeId(0), task).expect("it comes to its end");
+    for (node, end) in ends.daemons.lock().unwrap().iter() {
+        assert_eq!(end.is_ok(), *node != 3, "{node}: {end:?}");
+    }
 }
 
 proptest! {

@@ -144,7 +144,9 @@ impl NodeCore {
             Peer::Parent => self.has_dialled = false,
             Peer::Child(connection) => {
                 if let Some(host) = self.child_of(connection) {
-                    self.lose_child(now, host);
+                    // The child has ended, or is cut off: it receives nothing more.
+                    let lost = self.remove_child(host);
+                    self.lose_hosts(now, lost);
                 }
             }
         }
@@ -194,10 +196,15 @@ impl NodeCore {
         }
     }
 
-    /// Closes the connection of a child. Returns the hosts that are lost with it.
+    /// Notifies a child that it is lost, and closes its connection. Returns the hosts that are lost with it.
     fn cut_child(&mut self, host: u16) -> Vec<u16> {
+        self.send_child(host, Down::Cut);
+        self.remove_child(host)
+    }
+
+    /// Closes the connection of a child. Returns the hosts that are lost with it.
+    fn remove_child(&mut self, host: u16) -> Vec<u16> {
         let Some(child) = self.children.remove(&host) else { return Vec::new() };
-        self.transmits.push_back(Transmit::Down(child.connection, Down::Cut));
         self.effects.push_back(Effect::Disconnect(Peer::Child(child.connection)));
         if let Some(pending) = &mut self.pending {
             pending.below.remove(&host);
@@ -205,8 +212,8 @@ impl NodeCore {
         child.hosts.into_iter().collect()
     }
 
-    fn lose_child(&mut self, now: Instant, host: u16) {
-        let lost = self.cut_child(host);
+    /// Reports lost hosts.
+    fn lose_hosts(&mut self, now: Instant, lost: Vec<u16>) {
         // The other children may have waited for the lost hosts, so they get their full time again.
         self.order_began = now;
         self.up(now, Up::Gone(lost));
@@ -223,7 +230,8 @@ impl NodeCore {
         let unheard = self.children.iter().filter(|(_, child)| is_late(child.heard, patience));
         silent.extend(unheard.map(|(host, _)| *host));
         for host in silent {
-            self.lose_child(now, host);
+            let lost = self.cut_child(host);
+            self.lose_hosts(now, lost);
         }
         if self.parent_heard.is_some_and(|heard| is_late(heard, patience)) {
             self.lose_parent(now);
