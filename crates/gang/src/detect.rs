@@ -100,7 +100,12 @@ impl NetworkContext {
     /// Returns whether the job has terminated or is deadlocked.
     #[must_use]
     pub fn verdict(&self, tags: &impl Tags) -> Verdict {
-        let cut = Cut { context: self, tags };
+        self.verdict_without(&BTreeSet::new(), tags)
+    }
+
+    /// Returns whether the job has terminated or is deadlocked. The processes of the ranks `ended` have ended.
+    pub(crate) fn verdict_without(&self, ended: &BTreeSet<Rank>, tags: &impl Tags) -> Verdict {
+        let cut = Cut { context: self, ended, tags };
         let stuck = cut.stuck();
         let is_waiting =
             |rank: &Rank| !matches!(cut.state(*rank), WaitState::Running | WaitState::Idle);
@@ -125,16 +130,24 @@ impl Geometry {
 
 struct Cut<'a, T> {
     context: &'a NetworkContext,
+    /// Ranks whose processes have ended: they send and consume nothing, but their NICs accept messages.
+    ended: &'a BTreeSet<Rank>,
     tags: &'a T,
 }
 
 impl<T: Tags> Cut<'_, T> {
     fn state(&self, rank: Rank) -> WaitState {
-        self.context.ranks[rank.index()].wait
+        match self.ended.contains(&rank) {
+            true => WaitState::Idle,
+            false => self.context.ranks[rank.index()].wait,
+        }
     }
 
     /// Returns whether a rank can make progress by itself: it computes, or the cut contains what it waits for.
     fn is_fed(&self, rank: Rank) -> bool {
+        if self.ended.contains(&rank) {
+            return false;
+        }
         let mut to_it = self.context.in_transit().filter(|message| message.to == rank);
         match self.state(rank) {
             WaitState::Running => true,
@@ -143,7 +156,7 @@ impl<T: Tags> Cut<'_, T> {
                 from.is_none_or(|from| from == message.from)
                     && tag.is_none_or(|tag| self.tags.tag(message.bytes) == Some(tag))
             }),
-            WaitState::Send { to } if self.has_full_ring(rank, to) => !self.sends(to),
+            WaitState::Send { to } if self.has_full_ring(rank, to) => self.consumes(to),
             WaitState::Send { .. } => {
                 let ChannelContext { send, geometry, .. } = &self.context.ranks[rank.index()];
                 // Requires room for the longest message, because the length of the message to be sent is unknown.
@@ -165,19 +178,16 @@ impl<T: Tags> Cut<'_, T> {
         self.context.ranks.get(to.index()).is_some_and(|context| context.full.contains(&from))
     }
 
-    /// Returns whether a rank waits for room.
-    fn sends(&self, rank: Rank) -> bool {
-        self.context
-            .ranks
-            .get(rank.index())
-            .is_some_and(|it| matches!(it.wait, WaitState::Send { .. }))
+    /// Returns whether a rank's process consumes messages: it has not ended, and does not wait for room.
+    fn consumes(&self, rank: Rank) -> bool {
+        !self.ended.contains(&rank) && !matches!(self.state(rank), WaitState::Send { .. })
     }
 
     /// Returns whether a rank accepts messages: its receive FIFO has room, or its process consumes messages.
     fn takes(&self, rank: Rank) -> bool {
         let ChannelContext { receive, geometry, .. } = &self.context.ranks[rank.index()];
         let lengths = receive.iter().map(|m| m.bytes.len());
-        geometry.has_room(geometry.receive, lengths) || !self.sends(rank)
+        geometry.has_room(geometry.receive, lengths) || self.consumes(rank)
     }
 
     /// Returns the ranks of which any one may end this rank's wait.
@@ -185,6 +195,7 @@ impl<T: Tags> Cut<'_, T> {
         let others =
             || (0..self.context.ranks.len() as u16).map(Rank).filter(move |other| *other != rank);
         match self.state(rank) {
+            _ if self.ended.contains(&rank) => Vec::new(),
             WaitState::Running => Vec::new(),
             WaitState::Idle | WaitState::Message { .. } | WaitState::Receive { from: None, .. } => {
                 others().collect()

@@ -4,7 +4,7 @@
 //! Both properties are stable, so a job that has one of them is not cut again. A job is cut at most once in
 //! [`RootConfig::check_every`](super::RootConfig::check_every), and jobs are cut one at a time.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use midplane_simhw::time::Instant;
 
@@ -12,7 +12,7 @@ use super::saving::network_of;
 use super::{Job, JobManager};
 use crate::context::NetworkContext;
 use crate::detect::{LeadingTag, Verdict};
-use crate::names::{Epoch, JobId};
+use crate::names::{Epoch, JobId, Rank};
 use crate::node_core::reason::bounded;
 use crate::node_core::state_chunk::{ChunkKind, RankState, StateChunk};
 use crate::wait::WaitState;
@@ -83,32 +83,29 @@ impl JobManager {
     pub(super) fn check(&mut self, job: JobId, epoch: Epoch) {
         let Some(it) = self.jobs.get_mut(&job) else { return };
         let contexts = std::mem::take(&mut it.checks.contexts);
-        if let Ok(mut network) = network_of(&contexts, job, epoch)
+        if let Ok(network) = network_of(&contexts, job, epoch)
             && network.ranks.len() == it.entry.ends.len()
         {
-            for (context, end) in network.ranks.iter_mut().zip(&it.entry.ends) {
-                // A rank that has ended never sends again, which is the same as being idle.
-                if end.is_some() {
-                    context.wait = WaitState::Idle;
-                }
-            }
-            it.checks.found = stuck(&network).map(bounded);
+            let ends = (0..).map(Rank).zip(&it.entry.ends);
+            let ended: BTreeSet<Rank> =
+                ends.filter(|(_, end)| end.is_some()).map(|(rank, _)| rank).collect();
+            it.checks.found = stuck(&network, &ended).map(bounded);
         }
     }
 }
 
-/// Describes why the ranks of a job are stuck; `None` if they are not.
+/// Describes why the ranks of a job are stuck; `None` if they are not. The processes of the ranks `ended` have ended.
 ///
 /// The format of the job's messages is unknown, so tags are ignored: each message from the awaited rank counts as the
 /// awaited message. A process that waits for another message consumes it, and the next cut no longer has it.
-fn stuck(network: &NetworkContext) -> Option<String> {
+fn stuck(network: &NetworkContext, ended: &BTreeSet<Rank>) -> Option<String> {
     let mut any_tag = network.clone();
     for context in &mut any_tag.ranks {
         if let WaitState::Receive { tag, .. } = &mut context.wait {
             *tag = None;
         }
     }
-    match any_tag.verdict(&LeadingTag) {
+    match any_tag.verdict_without(ended, &LeadingTag) {
         Verdict::Live => None,
         Verdict::Terminated => {
             Some("it has terminated: all of its ranks are idle, and no message is under way".into())
@@ -130,8 +127,7 @@ mod tests {
 
     use super::*;
     use crate::channel::geometry::Geometry;
-    use crate::context::{ChannelContext, PeerState, SentMessage};
-    use crate::names::Rank;
+    use crate::context::{ChannelContext, PeerState, ReceivedMessage, SentMessage};
 
     fn network(waits: &[WaitState]) -> NetworkContext {
         let context = |(rank, wait): (u16, &WaitState)| {
@@ -149,12 +145,13 @@ mod tests {
 
     #[test]
     fn who_waits_for_whom_is_said_in_one_line() {
-        let found = stuck(&network(&[from(1), from(0), WaitState::Running]));
+        let none = BTreeSet::new();
+        let found = stuck(&network(&[from(1), from(0), WaitState::Running]), &none);
         let text = "it is deadlocked: cycle: 0 > 1 > 0; rank 0 waits for tag 7 from rank 1; rank 1 waits for tag 7 from rank 0";
         assert_eq!(found.as_deref(), Some(text));
-        let idle = stuck(&network(&[WaitState::Idle; 3]));
+        let idle = stuck(&network(&[WaitState::Idle; 3]), &none);
         assert!(idle.is_some_and(|text| text.starts_with("it has terminated")));
-        assert_eq!(stuck(&network(&[from(1), WaitState::Running])), None);
+        assert_eq!(stuck(&network(&[from(1), WaitState::Running]), &none), None);
     }
 
     #[test]
@@ -173,6 +170,26 @@ mod tests {
             refusals: 0,
         });
         assert_eq!(network.validate(), Ok(()));
-        assert_eq!(stuck(&network), None);
+        assert_eq!(stuck(&network, &BTreeSet::new()), None);
+    }
+
+    /// Regression: a rank that had ended with an unread message counted as a rank that may send.
+    #[test]
+    fn a_message_that_an_ended_rank_never_reads_hides_no_deadlock() {
+        let mut waits = network(&[from(1), from(0), WaitState::Running]);
+        let bytes = Bytes::from_static(b"unread");
+        waits.ranks[2].receive.push(ReceivedMessage { from: Rank(0), position: 0, bytes });
+        let ended = BTreeSet::from([Rank(2)]);
+        let found = stuck(&waits, &ended).expect("ranks 0 and 1 wait for each other");
+        assert!(found.starts_with("it is deadlocked: cycle: 0 > 1 > 0; "), "{found}");
+        // Rank 0 waits for any rank, and the others have ended.
+        waits.ranks[0].wait = WaitState::Receive { from: None, tag: None };
+        let ended = BTreeSet::from([Rank(1), Rank(2)]);
+        assert_eq!(
+            stuck(&waits, &ended).as_deref(),
+            Some("it is deadlocked: rank 0 waits for any tag from any rank")
+        );
+        waits.ranks[0].wait = WaitState::Idle;
+        assert!(stuck(&waits, &ended).is_some_and(|found| found.starts_with("it has terminated")));
     }
 }
