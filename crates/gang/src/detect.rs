@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::channel::geometry::{FifoSize, Geometry};
+use crate::channel::geometry::{ByteRing, FifoSize, Geometry};
 use crate::context::{ChannelContext, NetworkContext};
 use crate::names::Rank;
 use crate::wait::WaitState;
@@ -120,11 +120,21 @@ impl NetworkContext {
     }
 }
 
-impl Geometry {
-    /// Returns whether a FIFO with messages of these lengths has room for the longest message.
-    fn has_room(&self, of: FifoSize, lengths: impl ExactSizeIterator<Item = usize>) -> bool {
-        let is_free = lengths.len() < of.messages as usize;
-        is_free && lengths.sum::<usize>() + self.message as usize <= of.bytes as usize
+impl ChannelContext {
+    /// Returns whether the send FIFO has room for the longest message: the length of the next one is unknown.
+    fn can_send(&self) -> bool {
+        let Geometry { send, message, .. } = self.geometry;
+        let mut ring = ByteRing::default();
+        self.send.iter().for_each(|m| ring.take(m.position, m.length));
+        self.send.len() < send.messages as usize && ring.place(send.bytes, message).is_some()
+    }
+
+    /// Returns whether the receive FIFO has room for a message of `length` bytes.
+    fn can_receive(&self, length: u32) -> bool {
+        let FifoSize { messages, bytes } = self.geometry.receive;
+        let head = self.receive.first().map_or(self.receive_tail, |m| m.position);
+        let ring = ByteRing { head, tail: self.receive_tail };
+        self.receive.len() < messages as usize && ring.place(bytes, length).is_some()
     }
 }
 
@@ -158,19 +168,17 @@ impl<T: Tags> Cut<'_, T> {
             }),
             WaitState::Send { to } if self.has_full_ring(rank, to) => self.consumes(to),
             WaitState::Send { .. } => {
-                let ChannelContext { send, geometry, .. } = &self.context.ranks[rank.index()];
-                // Requires room for the longest message, because the length of the message to be sent is unknown.
-                let lengths = send.iter().map(|m| m.length as usize);
-                geometry.has_room(geometry.send, lengths)
-                    || self.holders(rank).iter().any(|holder| self.takes(*holder))
+                self.context.ranks[rank.index()].can_send()
+                    || self.holders(rank).into_iter().any(|(to, length)| self.takes(to, length))
             }
         }
     }
 
-    /// Returns the ranks that have not yet accepted messages of this rank.
-    fn holders(&self, rank: Rank) -> BTreeSet<Rank> {
+    /// Returns the ranks that have not yet accepted messages of this rank, each with the length of the first one.
+    fn holders(&self, rank: Rank) -> BTreeMap<Rank, u32> {
         let send = &self.context.ranks[rank.index()].send;
-        send.iter().filter(|m| !m.taken).map(|m| m.to).collect()
+        // Of several messages to a rank, the first one remains.
+        send.iter().rev().filter(|m| !m.taken).map(|m| (m.to, m.length)).collect()
     }
 
     /// Returns whether the ring between two ranks has no room for the longest message.
@@ -183,11 +191,9 @@ impl<T: Tags> Cut<'_, T> {
         !self.ended.contains(&rank) && !matches!(self.state(rank), WaitState::Send { .. })
     }
 
-    /// Returns whether a rank accepts messages: its receive FIFO has room, or its process consumes messages.
-    fn takes(&self, rank: Rank) -> bool {
-        let ChannelContext { receive, geometry, .. } = &self.context.ranks[rank.index()];
-        let lengths = receive.iter().map(|m| m.bytes.len());
-        geometry.has_room(geometry.receive, lengths) || self.consumes(rank)
+    /// Returns whether a rank accepts a message: its receive FIFO has room, or its process consumes messages.
+    fn takes(&self, rank: Rank, length: u32) -> bool {
+        self.context.ranks[rank.index()].can_receive(length) || self.consumes(rank)
     }
 
     /// Returns the ranks of which any one may end this rank's wait.
@@ -203,7 +209,7 @@ impl<T: Tags> Cut<'_, T> {
             WaitState::Receive { from: Some(from), .. } => vec![from],
             WaitState::Send { to } if self.has_full_ring(rank, to) => vec![to],
             // A rank that accepts messages of this rank frees room in this rank's send FIFO.
-            WaitState::Send { .. } => self.holders(rank).into_iter().collect(),
+            WaitState::Send { .. } => self.holders(rank).into_keys().collect(),
         }
     }
 

@@ -366,6 +366,52 @@ fn a_sender_to_a_waiting_rank_finds_room_and_is_not_deadlocked() {
     random_run(11_139, &mut Tally::default());
 }
 
+/// Regression: a receiver without room for the longest message counted as full.
+#[test]
+fn a_receiver_with_room_for_the_next_message_is_not_full() {
+    // A message of 100 bytes takes 104: 39 of them fill the send FIFO.
+    let bytes = Bytes::from_static(&[7; 100]);
+    let position = |number: u64| number * 104;
+    let rank = |own: u16| {
+        let other = Rank(1 - own);
+        let sent = |number| SentMessage {
+            to: other,
+            position: position(number),
+            length: 100,
+            taken: false,
+            bytes: bytes.clone(),
+        };
+        let received = |number| ReceivedMessage {
+            from: other,
+            position: position(number),
+            bytes: bytes.clone(),
+        };
+        ChannelContext {
+            receive_tail: position(36),
+            send: (0..39).map(sent).collect(),
+            receive: (0..36).map(received).collect(),
+            wait: WaitState::Send { to: other },
+            ..ChannelContext::fresh(Rank(own), Geometry::SMALL)
+        }
+    };
+    let ranks = vec![rank(0), rank(1)];
+    let mut cut = NetworkContext { job: JobId(1), epoch: Epoch(1), ranks };
+    assert_eq!(cut.verdict(&LeadingTag), Verdict::Live);
+    // Three more messages fill both receive FIFOs.
+    for context in &mut cut.ranks {
+        for number in 36..39 {
+            let from = context.receive[0].from;
+            context.receive.push(ReceivedMessage {
+                from,
+                position: position(number),
+                bytes: bytes.clone(),
+            });
+        }
+        context.receive_tail = position(39);
+    }
+    assert!(matches!(cut.verdict(&LeadingTag), Verdict::Deadlocked(_)));
+}
+
 #[test]
 fn a_deadlock_names_its_cycle_and_the_unmatched_messages() {
     let receive = |from, tag| WaitState::Receive { from: Some(Rank(from)), tag: Some(tag) };
