@@ -157,7 +157,7 @@ impl<H: Host> Contexts<H> {
             }
             Step::Channels(Action::Run { stop, run, .. }) => {
                 self.save(stop).await?;
-                self.start(run).await?;
+                done.outcome.failed = self.start(run).await?;
             }
             Step::Channels(Action::Cut(job)) => match self.cut(*job).await {
                 // Only this job has damaged its memory.
@@ -319,14 +319,29 @@ impl<H: Host> Contexts<H> {
         Ok(())
     }
 
-    /// Restores those contexts of jobs that are saved, and starts all of them.
-    async fn start(&mut self, run: &[(JobId, Epoch)]) -> Result<(), ControlError> {
+    /// Restores those contexts of jobs that are saved, and starts all of them. Returns the jobs with a context that the
+    /// NIC refuses to start, because it is not quiescent: its stop was cancelled.
+    async fn start(
+        &mut self,
+        run: &[(JobId, Epoch)],
+    ) -> Result<Vec<(JobId, u16, String)>, ControlError> {
         let jobs: Vec<JobId> = run.iter().map(|(job, _)| *job).collect();
         self.restore(&jobs).await?;
+        let (mut refused, node) = (Vec::new(), self.host.node().0);
         for (job, epoch) in run {
-            for key in self.keys(&[*job]) {
-                self.controllers[key.1].start(self.held[&key].context, *epoch).await?;
+            match self.start_job(*job, *epoch).await {
+                Err(error @ ControlError::Refused { .. }) => {
+                    refused.push((*job, node, error.to_string()));
+                }
+                started => started?,
             }
+        }
+        Ok(refused)
+    }
+
+    async fn start_job(&mut self, job: JobId, epoch: Epoch) -> Result<(), ControlError> {
+        for key in self.keys(&[job]) {
+            self.controllers[key.1].start(self.held[&key].context, epoch).await?;
         }
         Ok(())
     }

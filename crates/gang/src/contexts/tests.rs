@@ -87,6 +87,20 @@ fn a_job_whose_channels_can_t_be_opened_fails_alone() {
     world.block_on(NodeId(0), task).expect("it ends");
 }
 
+/// Regression: the error was reported for all jobs of the host.
+#[test]
+fn a_job_whose_channels_are_not_quiescent_is_not_started() {
+    let mut world = world();
+    let hosts = [0, 1].map(|node| world.host(NodeId(node)));
+    let task = async move {
+        let mut contexts = start(&hosts, Vec::new()).await;
+        let run = Step::Channels(Action::run(vec![(JOB, Epoch(2))]));
+        let failed = contexts[0].carry_out(&run).await.unwrap().outcome.failed;
+        assert!(matches!(failed[..], [(JOB, 0, _)]), "{failed:?}");
+    };
+    world.block_on(NodeId(0), task).expect("it ends");
+}
+
 /// Regression: the daemon allocated up to four gigabytes for a message.
 #[test]
 fn a_process_that_damages_the_length_of_a_sent_message_fails_its_job() {

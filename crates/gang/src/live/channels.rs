@@ -144,7 +144,9 @@ impl<H: Host> Channels<H> {
             }
             Action::Cut(job) => outcome.interfaces.extend(self.ports.save(*job).await),
             Action::Run { stop, run, .. } => {
-                self.ports.resume(&jobs_of(run)).await?;
+                let mut started = jobs_of(run);
+                started.retain(|job| !outcome.has_failed(*job));
+                self.ports.resume(&started).await?;
                 self.watch(stop).await?;
             }
             _ => {}

@@ -253,7 +253,8 @@ impl Agent {
     }
 
     /// Keeps this node's jobs running although the root is lost: completes the steps of its last order, and resumes
-    /// the jobs that it has suspended. No other order follows before there is a new root.
+    /// the jobs that it has suspended. A stop that does not end is cancelled, and jobs whose channels are not quiescent
+    /// stay suspended. No other order follows before there is a new root.
     pub(super) fn orphan(&mut self) {
         (self.order, self.outcome) = (None, Outcome::default());
         (self.is_orphan, self.is_joining) = (true, false);
@@ -361,12 +362,18 @@ impl Agent {
     pub(super) fn stop_began(&self) -> Option<Instant> {
         let is_stop =
             |step: &&UnderWay| matches!(step.action, Some(Action::Freeze(_) | Action::Leave(_)));
-        self.under_way.as_ref().filter(|_| !self.is_orphan).filter(is_stop).map(|step| step.began)
+        self.under_way.as_ref().filter(is_stop).map(|step| step.began)
     }
 
     /// Ends jobs whose channels don't become quiescent in time, and reports them as failed. Returns them, each with a
-    /// rank and the reason, for the root, which may hear of the ends of their ranks before the report.
+    /// rank and the reason, for the root, which may hear of the ends of their ranks before the report. Without a root,
+    /// ends none.
     pub(super) fn give_up_stop(&mut self) -> Vec<(Member, String)> {
+        if self.is_orphan {
+            // The next step cancels the stop, and starts the channels that are quiescent.
+            self.under_way = None;
+            return Vec::new();
+        }
         let action = self.under_way.as_ref().and_then(|step| step.action.as_ref());
         let jobs: Vec<JobId> = action.into_iter().flat_map(Action::jobs).collect();
         let mut failed = Vec::new();
@@ -405,7 +412,10 @@ impl Agent {
     pub(super) fn handle_step_done(&mut self, number: u64, done: Result<StepOutcome, String>) {
         let Some(step) = self.under_way.take_if(|step| step.number == number) else { return };
         match done {
-            Ok(StepOutcome { outcome, contexts }) => {
+            Ok(StepOutcome { mut outcome, contexts }) => {
+                if let Some(Action::Run { .. }) = step.action {
+                    self.hold_back(&mut outcome);
+                }
                 self.outcome.add(outcome);
                 if let Some(Action::Cut(job)) = step.action {
                     self.cut.extend(contexts.into_iter().map(|context| (job, context)));
@@ -418,6 +428,19 @@ impl Agent {
             }
         }
         self.jobs.retain(|job, _| !step.ends.contains(job));
+    }
+
+    /// Leaves those jobs suspended whose channels were not started. Without an order of a root, they have not failed:
+    /// the next root suspends and resumes them again.
+    fn hold_back(&mut self, outcome: &mut Outcome) {
+        for step in &mut self.steps {
+            if let Step::Resume(jobs) = step {
+                jobs.retain(|job| !outcome.has_failed(*job));
+            }
+        }
+        if self.order.is_none() {
+            outcome.failed.clear();
+        }
     }
 
     /// Returns the number and outcome of this node's part of an order, once it is complete.

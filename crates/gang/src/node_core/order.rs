@@ -98,6 +98,11 @@ impl Action {
 }
 
 impl Outcome {
+    /// Returns whether a job can't continue.
+    pub(crate) fn has_failed(&self, job: JobId) -> bool {
+        self.failed.iter().any(|(failed, ..)| *failed == job)
+    }
+
     pub(crate) fn add(&mut self, more: Self) {
         self.failed.extend(more.failed);
         self.interfaces.extend(more.interfaces);

@@ -55,6 +55,8 @@ pub(super) enum Phase {
     Away,
     /// On the NIC, but not started.
     Parked,
+    /// On the NIC, and not quiescent although it is stopped.
+    Stopping,
     Active,
 }
 
@@ -148,14 +150,28 @@ impl Node {
         }
     }
 
-    fn start(&mut self, run: &[(JobId, Epoch)]) {
-        self.restore(&run.iter().map(|(job, _)| *job).collect::<Vec<_>>());
-        for (job, epoch) in run {
+    /// Stops jobs on the NIC. The contexts of `unsteady` do not become quiescent.
+    pub(super) fn stop(&mut self, jobs: &[JobId], unsteady: &[JobId]) {
+        for (member, context) in self.of(jobs) {
+            assert_ne!(context.phase, Phase::Away, "{member:?} is stopped, but not there");
+            let is_unsteady = unsteady.contains(&member.0);
+            context.phase = if is_unsteady { Phase::Stopping } else { Phase::Parked };
+        }
+    }
+
+    /// Starts jobs on the NIC. Returns those that it refuses, because they are not quiescent.
+    fn start(&mut self, run: &[(JobId, Epoch)]) -> Vec<JobId> {
+        let jobs: Vec<JobId> = run.iter().map(|(job, _)| *job).collect();
+        self.restore(&jobs);
+        let unsteady = self.of(&jobs).filter(|(_, context)| context.phase == Phase::Stopping);
+        let refused: Vec<JobId> = unsteady.map(|(member, _)| member.0).collect();
+        for (job, epoch) in run.iter().filter(|(job, _)| !refused.contains(job)) {
             for (member, context) in self.of(&[*job]) {
                 assert_eq!(context.phase, Phase::Parked, "{member:?} starts, but was not restored");
                 (context.phase, context.epoch) = (Phase::Active, *epoch);
             }
         }
+        refused
     }
 
     fn open(&mut self, job: JobId, own: &[(u16, u16)]) {
@@ -207,19 +223,15 @@ impl Node {
 
     fn carry_out_action(&mut self, action: &Action, done: &mut StepOutcome) {
         match action {
-            Action::Freeze(jobs) | Action::Leave(jobs) => {
-                for (member, context) in self.of(jobs) {
-                    assert_ne!(context.phase, Phase::Away, "{member:?} is stopped, but not there");
-                    context.phase = Phase::Parked;
-                }
-            }
+            Action::Freeze(jobs) | Action::Leave(jobs) => self.stop(jobs, &[]),
             Action::Exchange { stop, start, .. } => {
                 self.save(stop);
                 self.restore(start);
             }
             Action::Run { stop, run, .. } => {
                 self.save(stop);
-                self.start(run);
+                let refused = self.start(run).into_iter();
+                done.outcome.failed.extend(refused.map(|job| (job, 0, "it is stopping".into())));
             }
             Action::Cut(job) => {
                 for (member, context) in self.of(&[*job]) {

@@ -183,6 +183,58 @@ pub(super) fn run_with_long_reports(seed: u64) -> u64 {
     scenario.cluster.longest_report
 }
 
+/// Crashes the root, host 0, while host 1 stops two jobs at once: one with ranks on both hosts, and one on host 1 alone.
+/// Returns the cluster and the clients of both jobs.
+fn lose_the_root_in_a_stop(seed: u64) -> (Cluster, [ClientId; 2]) {
+    let shape = Shape { hosts: 3, slots: 3, arity: 2 };
+    let preempt_when_alone = PreemptWhenAlone::Always;
+    let config = SchedulerConfig { preempt_when_alone, ..two_phases(millis(5)) };
+    let mut cluster = Cluster::new(seed, shape, config, true);
+    cluster.run_until(Instant::ZERO + millis(150));
+    assert_eq!(cluster.root(), Some(0), "seed {seed}");
+    let clients = [4, 2].map(|ranks| {
+        let program = program(Duration::from_secs(1));
+        cluster.request(Request::Run { ranks, weight: 1, program })
+    });
+    cluster.run_until(cluster.now + millis(60));
+    let hosts = clients.map(|client| cluster.clients[&client].hosts.clone());
+    assert_eq!(hosts, [BTreeSet::from([0, 1]), BTreeSet::from([1])], "seed {seed}");
+    let jobs = clients.map(|client| cluster.clients[&client].job.expect("it was admitted"));
+    let is_stopping = (0..10_000).any(|_| {
+        cluster.run_until(cluster.now + Duration::from_micros(20));
+        cluster.stops(1, &jobs)
+    });
+    assert!(is_stopping, "seed {seed}: {}", cluster.explain());
+    cluster.crash(0, false);
+    (cluster, clients)
+}
+
+fn has_completed(cluster: &Cluster, client: ClientId) -> bool {
+    let last = cluster.clients[&client].replies.last();
+    let Some(Reply::Over(Over { ranks, .. })) = last else { return false };
+    ranks.iter().all(|(_, end)| *end == Some(End::Exited(0)))
+}
+
+/// Regression: the jobs that were suspended together with a job of the lost host stayed suspended.
+#[test]
+fn a_job_runs_without_a_root_although_another_does_not_become_quiescent() {
+    let (mut cluster, clients) = lose_the_root_in_a_stop(0);
+    cluster.crash(2, false);
+    cluster.run_until(cluster.now + PATIENCE * 3);
+    let runs = clients.map(|client| {
+        let job = cluster.clients[&client].job.expect("it was admitted");
+        let node = &cluster.hosts[1].node;
+        let members = node.ranks_of(&[job]).into_iter();
+        members.map(|member| node.processes[&member].runs_since.is_some()).collect::<Vec<_>>()
+    });
+    assert_eq!(runs, [vec![false], vec![true, true]], "{}", cluster.explain());
+    cluster.boot(0);
+    cluster.boot(2);
+    cluster.run_until(cluster.now + PATIENCE * 100);
+    let completed = clients.map(|client| has_completed(&cluster, client));
+    assert_eq!(completed, [false, true], "{}", cluster.explain());
+}
+
 /// Prints the seed of a scenario that panics.
 impl Drop for Scenario {
     fn drop(&mut self) {

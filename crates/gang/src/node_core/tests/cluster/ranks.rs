@@ -28,14 +28,17 @@ impl Cluster {
         if !is_it {
             return;
         }
-        // A channel to a lost node never becomes quiescent.
-        if let Some((_, Step::Channels(action))) = &it.step
-            && matches!(action, Action::Freeze(_) | Action::Leave(_))
-            && action.jobs().any(|job| {
-                it.node.has(job) && (self.lacks_a_host(job) || self.stuck.contains(&(job, host)))
-            })
-        {
-            return self.at(Duration::from_millis(1), Event::Step(host, incarnation, number));
+        if let Some((_, Step::Channels(Action::Freeze(jobs) | Action::Leave(jobs)))) = &it.step {
+            // A channel to a lost node never becomes quiescent.
+            let is_unsteady = |job: &JobId| {
+                it.node.has(*job) && (self.lacks_a_host(*job) || self.stuck.contains(&(*job, host)))
+            };
+            let (jobs, mut unsteady) = (jobs.clone(), jobs.clone());
+            unsteady.retain(is_unsteady);
+            if !unsteady.is_empty() {
+                self.hosts[usize::from(host)].node.stop(&jobs, &unsteady);
+                return self.at(Duration::from_millis(1), Event::Step(host, incarnation, number));
+            }
         }
         let (_, step) = self.hosts[usize::from(host)].step.take().expect("it was just seen");
         let done = self.take_step(host, &step);
@@ -101,6 +104,16 @@ impl Cluster {
             let mut all = self.hosts.iter().flat_map(|host| host.node.epochs(*job));
             let active = all.any(|(epoch, is_active)| is_active && !epoch.is_newer_than(own));
             assert!(!active, "job {job} is saved on host {host} while it is active elsewhere");
+        }
+    }
+
+    /// Returns whether a host stops all of these jobs at once.
+    pub(crate) fn stops(&self, host: u16, jobs: &[JobId]) -> bool {
+        match &self.hosts[usize::from(host)].step {
+            Some((_, Step::Channels(Action::Leave(stopped)))) => {
+                jobs.iter().all(|job| stopped.contains(job))
+            }
+            _ => false,
         }
     }
 
