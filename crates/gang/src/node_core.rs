@@ -281,8 +281,11 @@ impl NodeCore {
     }
 
     /// Returns when this node gives up jobs whose channels are not quiescent, which is before its parent gives the
-    /// node up.
+    /// node up. A root that takes over gives up none: it ends the jobs of lost hosts first.
     fn stop_until(&self) -> Option<Instant> {
+        if self.manager.as_ref().is_some_and(JobManager::is_taking_over) {
+            return None;
+        }
         self.agent.stop_began().map(|began| began + self.config.patience / 2)
     }
 

@@ -235,6 +235,23 @@ fn a_job_runs_without_a_root_although_another_does_not_become_quiescent() {
     assert_eq!(completed, [false, true], "{}", cluster.explain());
 }
 
+/// Regression: the next root ended the job that has no rank on the lost host, just before it had taken over.
+#[test]
+fn a_job_that_is_stopped_with_one_of_the_lost_host_survives_a_takeover() {
+    let mut roots = 0;
+    for seed in 0..20 {
+        let (mut cluster, [_, client]) = lose_the_root_in_a_stop(seed);
+        cluster.run_until(cluster.now + PATIENCE / 4);
+        if cluster.root() != Some(1) {
+            continue;
+        }
+        roots += 1;
+        cluster.run_until(cluster.now + PATIENCE * 100);
+        assert!(has_completed(&cluster, client), "seed {seed}: {}", cluster.explain());
+    }
+    assert!(roots > 0, "host 1 never takes over");
+}
+
 /// Prints the seed of a scenario that panics.
 impl Drop for Scenario {
     fn drop(&mut self) {
