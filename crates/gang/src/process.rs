@@ -112,8 +112,10 @@ impl<F: Future<Output = ()>> Future for SuspendableTask<F> {
         let suspend_handle = self.suspend_handle.clone();
         let mut state = suspend_handle.state();
         if state.killed {
-            self.task = None;
             state.ended = true;
+            // The task may use its own handle while it is dropped, which locks the state.
+            drop(state);
+            self.task = None;
             return Poll::Ready(());
         }
         if state.stopped_at.is_some() {
@@ -129,5 +131,36 @@ impl<F: Future<Output = ()>> Future for SuspendableTask<F> {
             suspend_handle.state().ended = true;
         }
         polled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Suspends its own task when it is dropped.
+    struct SuspendsOnDrop(SuspendHandle);
+
+    impl Drop for SuspendsOnDrop {
+        fn drop(&mut self) {
+            assert!(self.0.has_ended());
+            self.0.suspend(Instant::ZERO);
+        }
+    }
+
+    /// Regression: the task waited for the lock of its own state.
+    #[test]
+    fn a_killed_task_may_use_its_handle_while_it_is_dropped() {
+        let handle = SuspendHandle::new();
+        let guard = SuspendsOnDrop(handle.clone());
+        let mut task = Box::pin(handle.hold(async move {
+            let _guard = guard;
+            std::future::pending::<()>().await;
+        }));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(task.as_mut().poll(&mut context).is_pending());
+        handle.kill();
+        assert!(task.as_mut().poll(&mut context).is_ready());
+        assert!(handle.has_ended());
     }
 }
