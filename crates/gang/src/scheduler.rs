@@ -84,8 +84,8 @@ impl<H: Host> Scheduler<H> {
         SchedulerClient(self.daemon.inbox.clone())
     }
 
-    /// Runs until all jobs have ended and none is submitted, and then makes the daemons quit. Jobs are admitted once
-    /// all daemons are connected, or one of them is lost.
+    /// Runs until all jobs have ended and none is submitted, and then makes the daemons quit. Jobs are admitted, and the
+    /// daemons quit, once all daemons are connected, or one of them is lost.
     ///
     /// # Errors
     /// [`DaemonError`].
@@ -103,7 +103,8 @@ impl<H: Host> Scheduler<H> {
             self.submit();
             let is_over =
                 self.asked.is_empty() && self.jobs.values().all(|job| job.ended.is_some());
-            if is_over && self.daemon.submissions.is_empty() {
+            // A daemon that connects later would not receive the order to quit.
+            if is_over && self.daemon.submissions.is_empty() && self.is_ready() {
                 self.daemon.core.handle(self.daemon.host().now(), Input::Quit);
             }
             self.daemon.progress()?;
@@ -114,8 +115,13 @@ impl<H: Host> Scheduler<H> {
         }
     }
 
+    /// Returns whether all daemons are connected, or one was lost.
+    fn is_ready(&self) -> bool {
+        self.daemon.core.root().is_some_and(JobManager::is_ready)
+    }
+
     fn submit(&mut self) {
-        if !self.daemon.core.root().is_some_and(JobManager::is_ready) {
+        if !self.is_ready() {
             return;
         }
         for submission in std::mem::take(&mut self.daemon.submissions) {

@@ -73,6 +73,15 @@ impl Ends {
         self.daemons.lock().unwrap().push((node, end));
     }
 
+    /// Waits until the calls of this many daemons have ended, which they do soon.
+    async fn await_daemons(&self, host: &SimHost, count: usize) {
+        let deadline = host.now() + SOON;
+        while self.daemons.lock().unwrap().len() < count {
+            assert!(host.now() < deadline, "some wait: {:?}", self.daemons.lock().unwrap());
+            host.sleep_until(host.now() + Duration::from_millis(1)).await;
+        }
+    }
+
     fn start(&self) -> Start<SimHost> {
         let ranks = Arc::clone(&self.ranks);
         Arc::new(move |host, launch, descriptor, _| {
@@ -133,12 +142,16 @@ impl Case {
         }
     }
 
-    fn scheduler(self, root: Daemon<SimHost>) -> Scheduler<SimHost> {
+    /// Returns the scheduler of the root, without jobs.
+    fn idle_scheduler(self, root: Daemon<SimHost>) -> Scheduler<SimHost> {
         let (preempt_when_alone, early_wakeup) = (PreemptWhenAlone::Always, Duration::ZERO);
         let scheduler_config =
             SchedulerConfig { slice: SLICE, phases: self.phases, preempt_when_alone, early_wakeup };
-        let scheduler =
-            Scheduler::new(root, Box::new(RoundRobin::new(self.nodes)), scheduler_config);
+        Scheduler::new(root, Box::new(RoundRobin::new(self.nodes)), scheduler_config)
+    }
+
+    fn scheduler(self, root: Daemon<SimHost>) -> Scheduler<SimHost> {
+        let scheduler = self.idle_scheduler(root);
         for ranks in [self.nodes, self.nodes.min(3)] {
             let request = Request { nodes: ranks, weight: 1 };
             scheduler.client().submit(Submission { request, ranks, program: COUNT });
@@ -186,11 +199,7 @@ impl Case {
             drop(scheduler);
             let dropped = Err("dropped".to_owned());
             of_root.daemon(0, end.map_or(dropped, |end| end.map_err(|error| error.to_string())));
-            let deadline = host.now() + SOON;
-            while of_root.daemons.lock().unwrap().len() < usize::from(config.nodes) {
-                assert!(host.now() < deadline, "some wait: {:?}", of_root.daemons.lock().unwrap());
-                host.sleep_until(host.now() + Duration::from_millis(1)).await;
-            }
+            of_root.await_daemons(&host, config.nodes.into()).await;
         };
         world.block_on(NodeId(0), task).expect("it comes to its end");
         ends
@@ -277,8 +286,8 @@ fn a_root_whose_jobs_are_all_refused_ends() {
     a_daemon_is_dropped(6_516_633_697_616_778_173);
 }
 
-/// Runs the daemons of three nodes below node 0. Drops that of node 3 after 20 slices.
-fn start_three_below(world: &mut World<Unit>, case: Case, start: &Start<SimHost>, ends: &Ends) {
+/// Runs the daemons of all nodes below node 0. Drops that of node 3 after 20 slices.
+fn start_daemons_below(world: &mut World<Unit>, case: Case, start: &Start<SimHost>, ends: &Ends) {
     for node in 1..case.nodes {
         let (host, start, ends) = (world.host(NodeId(node)), Arc::clone(start), ends.clone());
         world.spawn(NodeId(node), async move {
@@ -303,13 +312,11 @@ fn a_root_sends_on_after_a_daemon_was_dropped() {
     let start: Start<SimHost> = Arc::new(move |host, _, _, _| {
         Box::pin(async move { host.sleep_until(host.now() + SLICE * 200).await })
     });
-    start_three_below(&mut world, case, &start, &ends);
+    start_daemons_below(&mut world, case, &start, &ends);
     let (host, of_root) = (world.host(NodeId(0)), ends.clone());
     let task = async move {
         let root = Daemon::open(host.clone(), case.config(), start).await.unwrap();
-        let (preempt_when_alone, early_wakeup) = (PreemptWhenAlone::Always, Duration::ZERO);
-        let config = SchedulerConfig { slice: SLICE, phases, preempt_when_alone, early_wakeup };
-        let mut scheduler = Scheduler::new(root, Box::new(RoundRobin::new(case.nodes)), config);
+        let mut scheduler = case.idle_scheduler(root);
         let request = Request { nodes: 3, weight: 1 };
         scheduler.client().submit(Submission { request, ranks: 3, program: 0 });
         let deadline = host.now() + SOON;
@@ -319,15 +326,32 @@ fn a_root_sends_on_after_a_daemon_was_dropped() {
         }
         assert!(scheduler.jobs().values().all(|job| job.is_complete), "{:?}", scheduler.jobs());
         assert!(scheduler.switches().count() > 80, "{}", scheduler.switches().count());
-        while of_root.daemons.lock().unwrap().len() < 3 {
-            assert!(host.now() < deadline, "some wait: {:?}", of_root.daemons.lock().unwrap());
-            host.sleep_until(host.now() + Duration::from_millis(1)).await;
-        }
+        of_root.await_daemons(&host, 3).await;
     };
     world.block_on(NodeId(0), task).expect("it comes to its end");
     for (node, end) in ends.daemons.lock().unwrap().iter() {
         assert_eq!(end.is_ok(), *node != 3, "{node}: {end:?}");
     }
+}
+
+/// Regression: the root quit before the other daemons had connected, and these ended with the error that it is gone.
+#[test]
+fn daemons_without_a_job_end_without_an_error() {
+    let (mode, phases) = (Mode::Resident, Phases::Two);
+    let case = Case { seed: 1, nodes: 3, arity: 1, mode, phases, loss: 0.0 };
+    let mut world = world(case.nodes, case.seed, Faults::NONE);
+    let ends = Ends::default();
+    let start: Start<SimHost> = Arc::new(|_, _, _, _| Box::pin(async {}));
+    start_daemons_below(&mut world, case, &start, &ends);
+    let (host, of_root) = (world.host(NodeId(0)), ends.clone());
+    let task = async move {
+        let root = Daemon::open(host.clone(), case.config(), start).await.unwrap();
+        case.idle_scheduler(root).run().await.unwrap();
+        of_root.await_daemons(&host, 2).await;
+    };
+    world.block_on(NodeId(0), task).expect("it comes to its end");
+    let daemons = ends.daemons.lock().unwrap();
+    assert!(daemons.iter().all(|(_, end)| *end == Ok(())), "{daemons:?}");
 }
 
 proptest! {
