@@ -61,7 +61,8 @@ impl<H: Host> Daemon<H> {
     /// [`DaemonError`].
     ///
     /// # Cancel safety
-    /// If the future is dropped, its channels close, and the other daemons wait until this daemon is opened again.
+    /// If the future is dropped, its channels close. Daemons below it end after 2 s of virtual time, so start all of them
+    /// again.
     pub async fn open(host: H, config: DaemonConfig, start: Start<H>) -> Result<Self, DaemonError> {
         let DaemonConfig { nodes, arity, mode, geometry, channels, costs, local_rings } = config;
         let messenger = Messenger::open(&host, nodes).await?;
