@@ -4,8 +4,7 @@
 //! - [`controller`]: the daemon's end: opens, stops, saves, restores and starts a channel's contexts
 //! - [`context`]: the saved state of a job's channels
 //! - [`carrier`]: carries the messages of `midplane-via` over channels
-//! - [`detect`], [`roots`]: termination, deadlocks and roots for garbage collection, detected in a cut;
-//!   and termination detection that does not suspend the job
+//! - [`detect`]: termination and deadlocks, detected in a cut
 //! - [`checkpoint`]: a job's cut and its processes' states on disk
 //! - [`firmware`]: the NIC's side, an extension of `midplane-nicvm`
 //! - [`scheduler`], [`daemon`]: gang scheduling by a tree of daemons in virtual time
@@ -43,7 +42,6 @@ pub mod names;
 mod node_core;
 pub mod port_suspender;
 pub mod process;
-pub mod roots;
 pub mod schedule;
 pub mod scheduler;
 pub mod scheduler_core;

@@ -10,7 +10,6 @@ use midplane_gang::context::{
     ChannelContext, NetworkContext, PeerState, ReceivedMessage, SentMessage,
 };
 use midplane_gang::names::{Epoch, JobId, Rank};
-use midplane_gang::roots::{GlobalRef, ScanRefs, mark};
 use midplane_simhw::rng::Rng;
 
 fn peer(rank: u16, next: u32) -> PeerState {
@@ -118,45 +117,56 @@ fn damage_is_refused_with_the_file_that_has_it() {
     }
 }
 
-/// Objects hold references to objects; messages carry them from rank to rank.
-struct Heap;
+/// An object of a job: its rank, and the rank's number for it.
+type Object = (u16, u32);
 
-impl ScanRefs for Heap {
-    fn scan(&self, message: &[u8], found: &mut dyn FnMut(GlobalRef)) {
-        for reference in message.chunks_exact(6) {
-            let [a, b, c, d, e, f] = *reference else { continue };
-            let owner = Rank(u16::from_le_bytes([a, b]));
-            found(GlobalRef { owner, object: u32::from_le_bytes([c, d, e, f]) });
-        }
-    }
+/// Returns every object that a message of the cut refers to: an object is alive if it is reachable from a local root, or
+/// from such a message (SCore-D paper, section 4).
+fn roots(cut: &NetworkContext) -> BTreeSet<Object> {
+    let all = cut.in_transit().flat_map(|message| message.bytes.chunks_exact(6));
+    let object = |reference: &[u8]| {
+        let [a, b, c, d, e, f] = *reference else { return None };
+        Some((u16::from_le_bytes([a, b]), u32::from_le_bytes([c, d, e, f])))
+    };
+    all.filter_map(object).collect()
 }
 
-fn emit(reference: GlobalRef) -> Vec<u8> {
-    let mut bytes = reference.owner.0.to_le_bytes().to_vec();
-    bytes.extend_from_slice(&reference.object.to_le_bytes());
-    bytes
+/// Returns the objects that are reachable from `roots`. `heap` contains the references of each object.
+fn mark(
+    roots: impl IntoIterator<Item = Object>,
+    heap: &BTreeMap<Object, Vec<Object>>,
+) -> BTreeSet<Object> {
+    let mut alive = BTreeSet::new();
+    let mut open: Vec<Object> = roots.into_iter().collect();
+    while let Some(object) = open.pop() {
+        if alive.insert(object) {
+            open.extend(heap.get(&object).into_iter().flatten());
+        }
+    }
+    alive
+}
+
+fn emit((owner, object): Object) -> Vec<u8> {
+    [&owner.to_le_bytes()[..], &object.to_le_bytes()].concat()
 }
 
 #[test]
 fn objects_referenced_only_by_a_message_are_not_collected() {
     let mut dice = Rng::new(1, "heaps");
     for _ in 0..500 {
-        let any = |dice: &mut Rng| GlobalRef {
-            owner: Rank(dice.below(2) as u16),
-            object: dice.below(12) as u32,
-        };
-        let mut heap: BTreeMap<GlobalRef, Vec<GlobalRef>> = BTreeMap::new();
+        let any = |dice: &mut Rng| (dice.below(2) as u16, dice.below(12) as u32);
+        let mut heap: BTreeMap<Object, Vec<Object>> = BTreeMap::new();
         for _ in 0..20 {
             let (from, to) = (any(&mut dice), any(&mut dice));
             heap.entry(from).or_default().push(to);
             heap.entry(to).or_default();
         }
-        let local: BTreeSet<GlobalRef> = (0..2).map(|_| any(&mut dice)).collect();
+        let local: BTreeSet<Object> = (0..2).map(|_| any(&mut dice)).collect();
         let (sent, received) = (any(&mut dice), any(&mut dice));
         let mut cut = network(&emit(sent));
         let bytes = Bytes::from(emit(received));
         cut.ranks[0].receive.push(ReceivedMessage { from: Rank(1), position: 0, bytes });
-        let roots = cut.roots(&Heap);
+        let roots = roots(&cut);
         assert_eq!(roots, BTreeSet::from([sent, received]));
         let alive = mark(local.iter().copied().chain(roots), &heap);
         // After the sweep, all objects that the receiver reaches through its messages still exist.
