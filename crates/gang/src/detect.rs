@@ -13,22 +13,6 @@ use crate::context::{ChannelContext, NetworkContext};
 use crate::names::Rank;
 use crate::wait::WaitState;
 
-/// Extracts the tags of a job's messages.
-pub trait Tags {
-    /// Returns a message's tag. A message without a tag (`None`) matches only receives of any tag.
-    fn tag(&self, message: &[u8]) -> Option<u32>;
-}
-
-/// Messages whose first four bytes, little-endian, are their tag.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LeadingTag;
-
-impl Tags for LeadingTag {
-    fn tag(&self, message: &[u8]) -> Option<u32> {
-        message.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
-    }
-}
-
 /// The state of a job at a cut. States other than [`Verdict::Live`] last forever.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Verdict {
@@ -97,15 +81,16 @@ impl fmt::Display for Deadlock {
 }
 
 impl NetworkContext {
-    /// Returns whether the job has terminated or is deadlocked.
+    /// Returns whether the job has terminated or is deadlocked. A message's tag is its first four bytes, little-endian. A
+    /// shorter message matches only receives of any tag.
     #[must_use]
-    pub fn verdict(&self, tags: &impl Tags) -> Verdict {
-        self.verdict_without(&BTreeSet::new(), tags)
+    pub fn verdict(&self) -> Verdict {
+        self.verdict_without(&BTreeSet::new())
     }
 
     /// Returns whether the job has terminated or is deadlocked. The processes of the ranks `ended` have ended.
-    pub(crate) fn verdict_without(&self, ended: &BTreeSet<Rank>, tags: &impl Tags) -> Verdict {
-        let cut = Cut { context: self, ended, tags };
+    pub(crate) fn verdict_without(&self, ended: &BTreeSet<Rank>) -> Verdict {
+        let cut = Cut { context: self, ended };
         let stuck = cut.stuck();
         let is_waiting =
             |rank: &Rank| !matches!(cut.state(*rank), WaitState::Running | WaitState::Idle);
@@ -138,14 +123,18 @@ impl ChannelContext {
     }
 }
 
-struct Cut<'a, T> {
+/// Returns a message's tag, if it has one.
+fn leading_tag(message: &[u8]) -> Option<u32> {
+    message.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
+}
+
+struct Cut<'a> {
     context: &'a NetworkContext,
     /// Ranks whose processes have ended: they send and consume nothing, but their NICs accept messages.
     ended: &'a BTreeSet<Rank>,
-    tags: &'a T,
 }
 
-impl<T: Tags> Cut<'_, T> {
+impl Cut<'_> {
     fn state(&self, rank: Rank) -> WaitState {
         match self.ended.contains(&rank) {
             true => WaitState::Idle,
@@ -164,7 +153,7 @@ impl<T: Tags> Cut<'_, T> {
             WaitState::Idle | WaitState::Message { .. } => to_it.next().is_some(),
             WaitState::Receive { from, tag } => to_it.any(|message| {
                 from.is_none_or(|from| from == message.from)
-                    && tag.is_none_or(|tag| self.tags.tag(message.bytes) == Some(tag))
+                    && tag.is_none_or(|tag| leading_tag(message.bytes) == Some(tag))
             }),
             WaitState::Send { to } if self.has_full_ring(rank, to) => self.consumes(to),
             WaitState::Send { .. } => {
@@ -237,7 +226,7 @@ impl<T: Tags> Cut<'_, T> {
         let unmatched = unmatched.map(|message| Unmatched {
             from: message.from,
             to: message.to,
-            tag: self.tags.tag(message.bytes),
+            tag: leading_tag(message.bytes),
             length: message.bytes.len(),
         });
         Deadlock {

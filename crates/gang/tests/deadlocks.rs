@@ -10,7 +10,7 @@ use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::channel::{Channel, Descriptor, SendError};
 use midplane_gang::context::{ChannelContext, NetworkContext};
 use midplane_gang::controller::{ContextOptions, Controller};
-use midplane_gang::detect::{Deadlock, LeadingTag, Verdict};
+use midplane_gang::detect::{Deadlock, Verdict};
 use midplane_gang::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 use midplane_gang::process::SuspendHandle;
 use midplane_gang::wait::WaitState;
@@ -124,7 +124,7 @@ fn watch(programs: &[Vec<Act>], seed: u64, faults: Faults) -> Seen {
         for round in 0..12 {
             let pause = if round == 11 { 1_000_000_000 } else { dice.between(1, 60_000) };
             host.sleep_until(host.now().plus_nanos(pause)).await;
-            let verdict = cut(&host, &mut network, copy).await.verdict(&LeadingTag);
+            let verdict = cut(&host, &mut network, copy).await.verdict();
             cuts.push((verdict, done.lock().unwrap().clone()));
         }
         host.sleep_until(host.now() + Duration::from_secs(1)).await;

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, VecDeque};
 use bytes::Bytes;
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::context::{ChannelContext, NetworkContext, ReceivedMessage, SentMessage};
-use midplane_gang::detect::{LeadingTag, Verdict};
+use midplane_gang::detect::Verdict;
 use midplane_gang::names::{Epoch, JobId, Rank};
 use midplane_gang::wait::WaitState;
 use midplane_simhw::rng::Rng;
@@ -247,7 +247,7 @@ fn random_run(seed: u64, tally: &mut Tally) {
     let mut visited = 0;
     loop {
         if model.dice.below(6) == 0 {
-            let verdict = model.cut().verdict(&LeadingTag);
+            let verdict = model.cut().verdict();
             match verdict {
                 Verdict::Live => {
                     assert!(doomed.is_empty() && terminated_at.is_none(), "seed {seed}")
@@ -304,7 +304,7 @@ fn at_the_end(
         .filter(|rank| model.state(*rank) != WaitState::Idle)
         .map(|rank| Rank(rank as u16))
         .collect();
-    match model.cut().verdict(&LeadingTag) {
+    match model.cut().verdict() {
         Verdict::Live => panic!("seed {seed}: nothing moves, and the verdict is that it lives"),
         Verdict::Terminated => {
             assert!(waiting.is_empty(), "seed {seed}: {waiting:?} wait");
@@ -396,7 +396,7 @@ fn a_receiver_with_room_for_the_next_message_is_not_full() {
     };
     let ranks = vec![rank(0), rank(1)];
     let mut cut = NetworkContext { job: JobId(1), epoch: Epoch(1), ranks };
-    assert_eq!(cut.verdict(&LeadingTag), Verdict::Live);
+    assert_eq!(cut.verdict(), Verdict::Live);
     // Three more messages fill both receive FIFOs.
     for context in &mut cut.ranks {
         for number in 36..39 {
@@ -409,7 +409,7 @@ fn a_receiver_with_room_for_the_next_message_is_not_full() {
         }
         context.receive_tail = position(39);
     }
-    assert!(matches!(cut.verdict(&LeadingTag), Verdict::Deadlocked(_)));
+    assert!(matches!(cut.verdict(), Verdict::Deadlocked(_)));
 }
 
 #[test]
@@ -424,9 +424,7 @@ fn a_deadlock_names_its_cycle_and_the_unmatched_messages() {
     let bytes = Bytes::copy_from_slice(&8_u32.to_le_bytes());
     ranks[0].receive.push(ReceivedMessage { from: Rank(1), position: 0, bytes });
     let cut = NetworkContext { job: JobId(1), epoch: Epoch(1), ranks };
-    let Verdict::Deadlocked(deadlock) = cut.verdict(&LeadingTag) else {
-        panic!("it is deadlocked")
-    };
+    let Verdict::Deadlocked(deadlock) = cut.verdict() else { panic!("it is deadlocked") };
     assert_eq!(
         deadlock.to_string(),
         "cycle: 0 > 1 > 2 > 0\n\

@@ -11,7 +11,7 @@ use midplane_simhw::time::Instant;
 use super::saving::network_of;
 use super::{Job, JobManager};
 use crate::context::NetworkContext;
-use crate::detect::{LeadingTag, Verdict};
+use crate::detect::Verdict;
 use crate::names::{Epoch, JobId, Rank};
 use crate::node_core::reason::bounded;
 use crate::node_core::state_chunk::{ChunkKind, RankState, StateChunk};
@@ -105,7 +105,7 @@ fn stuck(network: &NetworkContext, ended: &BTreeSet<Rank>) -> Option<String> {
             *tag = None;
         }
     }
-    match any_tag.verdict_without(ended, &LeadingTag) {
+    match any_tag.verdict_without(ended) {
         Verdict::Live => None,
         Verdict::Terminated => {
             Some("it has terminated: all of its ranks are idle, and no message is under way".into())
