@@ -6,24 +6,19 @@ use bytes::Bytes;
 use midplane_simhw::wire;
 
 use super::message::{Inventory, Up};
-use super::state_chunk::{CHUNK_BYTES, LONGEST_STATE};
+use super::state_chunk::{Assembly, pieces};
 
 /// Splits an inventory into messages, at least one.
 pub(super) fn split(inventory: &Inventory) -> impl Iterator<Item = Up> + use<> {
     let host = inventory.host;
     // It never exceeds the longest value, because each job's pairs are bounded.
     let bytes: Bytes = wire::encode_long(inventory).unwrap_or_default().into();
-    let count = bytes.len().div_ceil(CHUNK_BYTES).max(1);
-    (0..count).map(move |number| {
-        let at = number * CHUNK_BYTES;
-        let part = bytes.slice(at..bytes.len().min(at + CHUNK_BYTES));
-        Up::Joined { host, at: at as u64, bytes: part, is_last: number + 1 == count }
-    })
+    pieces(bytes).map(move |(at, bytes, is_last)| Up::Joined { host, at, bytes, is_last })
 }
 
 /// Incomplete inventories, by host.
 #[derive(Debug, Default)]
-pub(super) struct Inventories(BTreeMap<u16, Vec<u8>>);
+pub(super) struct Inventories(BTreeMap<u16, Assembly>);
 
 impl Inventories {
     /// Adds a part, and returns the inventory if it is complete. Drops parts that don't follow the previous part: they
@@ -35,18 +30,16 @@ impl Inventories {
         is_last: bool,
     ) -> Option<Inventory> {
         if at == 0 {
-            self.0.insert(host, Vec::new());
+            self.0.insert(host, Assembly::default());
         }
         let all = self.0.get_mut(&host)?;
-        if all.len() as u64 != at || all.len() + bytes.len() > LONGEST_STATE {
+        if !all.add(at, bytes, is_last, true) {
             self.forget(host);
             return None;
         }
-        all.extend_from_slice(bytes);
-        if !is_last {
-            return None;
-        }
-        let inventory: Option<Inventory> = wire::decode_long(&self.0.remove(&host)?).ok();
+        let complete = all.take()?;
+        self.forget(host);
+        let inventory: Option<Inventory> = wire::decode_long(&complete).ok();
         inventory.filter(|inventory| inventory.host == host)
     }
 
@@ -61,6 +54,7 @@ mod tests {
     use super::*;
     use crate::names::JobId;
     use crate::node_core::message::Held;
+    use crate::node_core::state_chunk::CHUNK_BYTES;
 
     fn inventory(host: u16, bytes: usize) -> Inventory {
         let put = vec![("key".to_owned(), "v".repeat(bytes))];

@@ -30,22 +30,49 @@ pub(crate) struct StateChunk {
     pub(crate) is_last: bool,
 }
 
-/// Splits bytes into chunks, at least one.
-pub(crate) fn split(kind: ChunkKind, bytes: Bytes) -> impl Iterator<Item = StateChunk> {
+/// Splits bytes into pieces, at least one: returns the position of each, and whether it is the last.
+pub(super) fn pieces(bytes: Bytes) -> impl Iterator<Item = (u64, Bytes, bool)> {
     let count = bytes.len().div_ceil(CHUNK_BYTES).max(1);
     (0..count).map(move |number| {
         let at = number * CHUNK_BYTES;
-        let bytes = bytes.slice(at..bytes.len().min(at + CHUNK_BYTES));
-        StateChunk { kind, at: at as u64, bytes, is_last: number + 1 == count }
+        let piece = bytes.slice(at..bytes.len().min(at + CHUNK_BYTES));
+        (at as u64, piece, number + 1 == count)
     })
 }
 
+/// Splits bytes into chunks, at least one.
+pub(crate) fn split(kind: ChunkKind, bytes: Bytes) -> impl Iterator<Item = StateChunk> {
+    pieces(bytes).map(move |(at, bytes, is_last)| StateChunk { kind, at, bytes, is_last })
+}
+
+/// Bytes that are put together from pieces.
 #[derive(Clone, Debug, Default)]
-struct Assembly {
+pub(super) struct Assembly {
     bytes: Vec<u8>,
-    /// Bytes of all chunks, also of those that were dropped.
+    /// Bytes of all pieces, also of those that were dropped.
     length: u64,
     is_complete: bool,
+}
+
+impl Assembly {
+    /// Appends a piece, or only counts it if `keep` is false. Returns false, and drops the piece, if the bytes are
+    /// complete or would be too long, or if pieces before it are missing.
+    pub(super) fn add(&mut self, at: u64, bytes: &[u8], is_last: bool, keep: bool) -> bool {
+        let length = self.length + bytes.len() as u64;
+        if self.is_complete || at != self.length || length > LONGEST_STATE as u64 {
+            return false;
+        }
+        if keep {
+            self.bytes.extend_from_slice(bytes);
+        }
+        (self.length, self.is_complete) = (length, is_last);
+        true
+    }
+
+    /// Returns the bytes once, if they are complete.
+    pub(super) fn take(&mut self) -> Option<Vec<u8>> {
+        self.is_complete.then(|| std::mem::take(self).bytes)
+    }
 }
 
 /// The state and context of one rank, assembled from chunks.
@@ -63,15 +90,7 @@ impl RankState {
             ChunkKind::State => &mut self.state,
             ChunkKind::Context => &mut self.context,
         };
-        let length = assembly.length + chunk.bytes.len() as u64;
-        if assembly.is_complete || chunk.at != assembly.length || length > LONGEST_STATE as u64 {
-            return false;
-        }
-        if keep {
-            assembly.bytes.extend_from_slice(&chunk.bytes);
-        }
-        (assembly.length, assembly.is_complete) = (length, chunk.is_last);
-        true
+        assembly.add(chunk.at, &chunk.bytes, chunk.is_last, keep)
     }
 
     /// Returns whether chunks before this one are missing: their sender has sent them to an earlier root.
@@ -93,7 +112,7 @@ impl RankState {
 
     /// Returns the state once, if it is complete.
     pub(crate) fn take_state(&mut self) -> Option<Vec<u8>> {
-        self.has_state().then(|| std::mem::take(&mut self.state).bytes)
+        self.state.take()
     }
 
     pub(crate) const fn has_state(&self) -> bool {
