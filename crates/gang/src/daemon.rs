@@ -18,7 +18,7 @@ use crate::contexts::{Contexts, ContextsConfig};
 pub use crate::contexts::{Costs, Mode};
 use crate::node_core::message::{Cluster, Reply};
 use crate::node_core::replica::Durable;
-use crate::node_core::{ClientId, Effect, Input, NodeConfig, NodeCore, Peer, RootConfig, Transmit};
+use crate::node_core::{ClientId, Effect, Input, NodeConfig, NodeCore, Peer, Transmit};
 use crate::steps::{self, StepQueue, until};
 use crate::tree::Tree;
 pub use config::{DaemonConfig, DaemonError, Launch, Start, Submission};
@@ -35,7 +35,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// [`Daemon::serve`] or [`Scheduler::run`](crate::scheduler::Scheduler::run) is polled.
 pub struct Daemon<H: Host> {
     host: H,
-    config: NodeConfig,
     tree: Tree,
     pub(crate) core: NodeCore,
     /// `None` once the daemon is dropped.
@@ -89,7 +88,6 @@ impl<H: Host> Daemon<H> {
         };
         let mut daemon = Self {
             host,
-            config,
             tree: Tree::new(nodes, arity),
             core: NodeCore::new(config, None, Durable::default()),
             messenger: Some(messenger),
@@ -106,11 +104,6 @@ impl<H: Host> Daemon<H> {
             daemon.carry_out()?;
         }
         Ok(daemon)
-    }
-
-    /// Makes this daemon the root.
-    pub(crate) fn become_root(&mut self, root: RootConfig) {
-        self.core = NodeCore::new(self.config, Some(root), Durable::default());
     }
 
     /// Carries out orders until the order to quit.

@@ -148,6 +148,11 @@ impl NodeCore {
         }
     }
 
+    /// Makes this daemon the root. Must be called before it has handled any event.
+    pub(crate) fn become_root(&mut self, root: RootConfig) {
+        self.manager = Some(JobManager::new(self.config.cluster, root));
+    }
+
     /// Handles an event.
     pub(crate) fn handle(&mut self, now: Instant, input: Input) {
         match input {

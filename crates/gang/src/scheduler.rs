@@ -65,7 +65,7 @@ impl<H: Host> Scheduler<H> {
     /// Makes the daemon of node 0 the root.
     #[must_use]
     pub fn new(mut daemon: Daemon<H>, policy: Box<dyn Policy>, config: SchedulerConfig) -> Self {
-        daemon.become_root(RootConfig {
+        daemon.core.become_root(RootConfig {
             policy,
             scheduler: config,
             geometry: None,
