@@ -106,7 +106,7 @@ impl Process {
     }
 
     /// Raises the process's priority, if this process may: it must get a processor before it stops.
-    pub fn hurry(&mut self) {
+    pub(crate) fn hurry(&mut self) {
         if self.own_nice.is_none()
             && let Ok(nice) = getpriority_process(Some(self.pid))
             && setpriority_process(Some(self.pid), FIRST).is_ok()
@@ -123,7 +123,7 @@ impl Process {
         Some(nice)
     }
 
-    /// Orders the process to stop. [`Process::is_still`] returns whether it has.
+    /// Orders the process to stop, without waiting until it has.
     pub fn stop(&mut self) {
         self.is_suspended = true;
         if !matches!(self.state, State::Ended(_)) {
@@ -182,7 +182,7 @@ impl Process {
     ///
     /// A thread in an uninterruptible wait counts as stopped: it stops before its next instruction. (A thread that has
     /// called `vfork` waits like that for its child, even while the child is stopped.)
-    pub fn is_still(&mut self) -> bool {
+    pub(crate) fn is_still(&mut self) -> bool {
         self.refresh();
         match self.state {
             State::Runs => false,
