@@ -39,8 +39,6 @@ pub(crate) enum Event {
     Removed(JobId),
     /// A job was frozen, and the daemons have reported the contents of its channels. The epoch is the one that ended.
     Cut(JobId, Epoch),
-    /// A job was suspended, but its Virtual Interfaces could not be saved, for this reason, and stay on their NICs.
-    Stayed(JobId, String),
 }
 
 /// The last order to the daemons.
@@ -262,8 +260,7 @@ impl SchedulerCore {
                 let is_alive =
                     |job: &&JobId| self.jobs.get(job).is_some_and(|record| record.ended.is_none());
                 let stopped: Vec<JobId> = switch.stopped.iter().filter(is_alive).copied().collect();
-                let stay = self.migrations.stopped(&stopped, &outcome.interfaces);
-                self.events.extend(stay.into_iter().map(|(job, why)| Event::Stayed(job, why)));
+                self.migrations.stopped(&stopped, &outcome.interfaces);
             }
             (Step::Save, Some(switch)) => switch.save = took,
             (Step::Restore, Some(switch)) => {

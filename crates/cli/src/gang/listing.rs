@@ -20,8 +20,6 @@ pub(crate) struct Job {
     pub(crate) runs: bool,
     pub(crate) ended_ranks: u16,
     pub(crate) preemptions: u32,
-    pub(crate) interfaces_stayed: u32,
-    pub(crate) why_stayed: Option<String>,
     pub(crate) seconds: f64,
     pub(crate) run_seconds: f64,
     /// Bytes that each rank claims.
@@ -41,8 +39,6 @@ impl From<&Line> for Job {
             runs: line.runs,
             ended_ranks: line.ended,
             preemptions: line.preemptions,
-            interfaces_stayed: line.stayed,
-            why_stayed: line.why_stayed.clone(),
             seconds: line.seconds,
             run_seconds: line.run_seconds,
             memory: line.memory,
@@ -101,13 +97,6 @@ fn text(of: &Document) -> String {
             job.command.clone(),
         ]
     });
-    let stayed = of.jobs.iter().filter_map(|job| {
-        let (why, count) = (job.why_stayed.as_ref()?, job.interfaces_stayed);
-        Some(format!(
-            "job {}: its interfaces stayed on the NICs at {count} preemptions: {why}\n",
-            job.job
-        ))
-    });
     let stuck = of.jobs.iter().filter_map(|job| {
         Some(format!("job {} never ends by itself: {}\n", job.job, job.stuck.as_ref()?))
     });
@@ -119,7 +108,7 @@ fn text(of: &Document) -> String {
         ),
     };
     format!(
-        "host {} is the root; {} of {} hosts are here, with {} slots each; slices of {} ms; {} switches{froze}\n{}{}{}",
+        "host {} is the root; {} of {} hosts are here, with {} slots each; slices of {} ms; {} switches{froze}\n{}{}",
         of.root,
         of.hosts_here,
         of.hosts,
@@ -127,7 +116,6 @@ fn text(of: &Document) -> String {
         of.slice_ms,
         of.switches,
         report::table(titles, rows),
-        stayed.collect::<String>(),
         stuck.collect::<String>()
     )
 }

@@ -344,12 +344,6 @@ impl JobManager {
                     }
                     self.finish(now, job);
                 }
-                Event::Stayed(job, why) => {
-                    if let Some(it) = self.jobs.get_mut(&job) {
-                        it.stayed += 1;
-                        it.why_stayed = Some(why);
-                    }
-                }
                 Event::Cut(job, epoch) => {
                     match self.jobs.get_mut(&job).and_then(|it| it.checks.ordered.pop_front()) {
                         Some(Purpose::Check) => self.check(job, epoch),

@@ -363,10 +363,6 @@ pub struct Line {
     pub ended: u16,
     /// Number of times that the job was preempted.
     pub preemptions: u32,
-    /// Preemptions in which the job's Virtual Interfaces could not be saved, so that they stayed on their NICs.
-    pub stayed: u32,
-    /// The last reason why the interfaces stayed.
-    pub why_stayed: Option<String>,
     /// Seconds since the job's admission.
     pub seconds: f64,
     /// Seconds of these in the job's own slices.

@@ -18,25 +18,14 @@ pub(super) struct Migrations {
 }
 
 impl Migrations {
-    /// Handles the interfaces of suspended jobs. Returns the jobs whose interfaces can't be saved, with the reasons.
-    pub(super) fn stopped(
-        &mut self,
-        jobs: &[JobId],
-        interfaces: &[HostInterfaces],
-    ) -> Vec<(JobId, String)> {
+    /// Handles the interfaces of suspended jobs.
+    pub(super) fn stopped(&mut self, jobs: &[JobId], interfaces: &[HostInterfaces]) {
         let mut by_job: BTreeMap<JobId, Vec<&HostInterfaces>> = BTreeMap::new();
         for of in interfaces.iter().filter(|of| jobs.contains(&of.job)) {
             by_job.entry(of.job).or_default().push(of);
         }
-        self.leaving.clear();
-        let mut stay = Vec::new();
-        for (job, hosts) in by_job {
-            match check_cut(&hosts) {
-                Ok(()) => self.leaving.push(job),
-                Err(why) => stay.push((job, why)),
-            }
-        }
-        stay
+        let whole = by_job.into_iter().filter(|(_, hosts)| check_cut(hosts).is_ok());
+        self.leaving = whole.map(|(job, _)| job).collect();
     }
 
     /// Returns the jobs whose interfaces the NICs must forget; `None` if the switch neither forgets interfaces nor

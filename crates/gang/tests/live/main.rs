@@ -106,7 +106,6 @@ const TESTS: &[choice::Scene] = &[
     ("values_put_by_pmi_are_known_to_all_after_each_barrier", mpi::barriers),
     ("a_rank_that_leaves_a_pmi_barrier_open_ends_its_job", mpi::failures),
     ("interfaces_lose_nothing_over_hundreds_of_preemptions", scenes_vis::hundreds),
-    ("interfaces_that_can_t_be_saved_stay_with_a_reason", scenes_vis::what_stays),
     ("a_rank_that_dies_leaves_no_interface_behind", scenes_vis::a_rank_dies),
     ("a_nic_does_nothing_for_interfaces_of_a_suspended_job", scenes_vis::nothing_goes_on),
     ("a_job_that_finds_no_room_for_its_interfaces_ends_and_no_other", scenes_vis::no_room),

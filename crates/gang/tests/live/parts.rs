@@ -32,9 +32,6 @@ pub(crate) fn play() -> bool {
         }
         ["--talk", count] => runtime().block_on(talk(count.parse().unwrap())),
         ["--vis", count] => runtime().block_on(vis::talk(count.parse().unwrap())),
-        ["--vis-waiting", count] => {
-            runtime().block_on(vis::wait_without_peer(count.parse().unwrap()));
-        }
         ["--vis-left"] => runtime().block_on(vis::count_left()),
         ["--vis-writing", stops] => {
             runtime().block_on(vis::write_without_end(stops.parse().unwrap()));

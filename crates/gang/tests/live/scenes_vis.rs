@@ -116,23 +116,6 @@ pub(crate) fn thousands() {
     rounds(&setups, 1_000);
 }
 
-/// A rank waits for a connection that no other process requests.
-pub(crate) fn what_stays() {
-    let stage = stage(1, 2, 5, "copy");
-    let itself = itself();
-    let waiting = stage.client(2, &[&itself, "--vis-waiting", "3000"]).spawn().unwrap();
-    // The client that connects first has job 1.
-    wait_until("it is there", || line(&stage, 1).is_some());
-    let other = stage.client(2, &[&itself, "--vis", "3000"]).spawn().unwrap();
-    wait_until("it is said", || line(&stage, 1).is_some_and(|line| line.stayed > 3));
-    let why = line(&stage, 1).unwrap().why_stayed.unwrap();
-    assert!(why.contains("host 0") && why.contains("a connection is being made"), "{why}");
-    for client in [waiting, other] {
-        let (code, _, error) = said(client.wait_with_output().unwrap());
-        assert_eq!((code, error.as_str()), (0, ""));
-    }
-}
-
 /// Contexts stay on the NIC: operations of a suspended rank must wait, for a slice many times as long as all of them
 /// take.
 pub(crate) fn nothing_goes_on() {

@@ -130,18 +130,6 @@ pub(crate) async fn talk(count: u32) {
     println!("{own} has all");
 }
 
-/// Opens interfaces that no daemon can save: rank 0 waits for a connection that no other process requests. Messages
-/// continue over the other connections.
-pub(crate) async fn wait_without_peer(count: u32) {
-    let member = enter().unwrap();
-    let mut nic = Nic::open(&member.host(), PortOptions::default()).await.unwrap();
-    let vi = nic.create_vi(attributes(Reliability::ReliableDelivery)).await.unwrap();
-    if member.rank() == Rank(0) {
-        let _ticket = member.connect(&mut nic, vi, (Rank(1), 7)).unwrap();
-    }
-    talk(count).await;
-}
-
 /// Prints the number of the NIC's interfaces.
 pub(crate) async fn count_left() {
     let member = enter().unwrap();

@@ -39,9 +39,6 @@ pub(super) struct Job {
     pub(super) earlier: Duration,
     pub(super) ran: Duration,
     pub(super) runs_since: Option<Instant>,
-    /// Preemptions in which the job's interfaces stayed on their NICs, and the last reason.
-    pub(super) stayed: u32,
-    pub(super) why_stayed: Option<String>,
     pub(super) barrier: Barrier,
     pub(super) checks: Checks,
     pub(super) saves: Saves,
@@ -69,8 +66,6 @@ impl Job {
             earlier,
             ran,
             runs_since: None,
-            stayed: 0,
-            why_stayed: None,
             barrier: Barrier::default(),
             checks: Checks::default(),
             saves: Saves::default(),

@@ -42,8 +42,6 @@ impl JobManager {
             runs: it.runs_since.is_some(),
             ended: it.entry.ends.iter().flatten().count() as u16,
             preemptions: it.entry.preemptions,
-            stayed: it.stayed,
-            why_stayed: it.why_stayed.clone(),
             seconds: it.age(now).as_secs_f64(),
             run_seconds: it.ran(now).as_secs_f64(),
             memory: it.entry.launch.program.memory,
