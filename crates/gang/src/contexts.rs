@@ -151,11 +151,11 @@ impl<H: Host> Contexts<H> {
                 self.stop(jobs).await?;
                 self.to_copy.clone_from(jobs);
             }
-            Step::Channels(Action::Exchange { stop, start, .. }) => {
+            Step::Channels(Action::Exchange { stop, start }) => {
                 self.save(stop).await?;
                 self.restore(start).await?;
             }
-            Step::Channels(Action::Run { stop, run, .. }) => {
+            Step::Channels(Action::Run { stop, run }) => {
                 self.save(stop).await?;
                 done.outcome.failed = self.start(run).await?;
             }

@@ -27,11 +27,6 @@ pub mod detect;
 #[path = "../../../docs/wireshark/tables.rs"]
 mod dissector;
 pub mod firmware;
-#[cfg_attr(
-    not(all(feature = "live", target_os = "linux")),
-    allow(dead_code, reason = "only real daemons save Virtual Interfaces")
-)]
-mod interfaces;
 #[cfg(all(feature = "live", target_os = "linux"))]
 pub mod live;
 pub mod names;

@@ -2,7 +2,6 @@
 
 mod config;
 mod early_wakeups;
-mod migrations;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -11,13 +10,12 @@ use midplane_simhw::time::Instant;
 
 use crate::names::{Epoch, JobId};
 use crate::node_core::message::Program;
-use crate::node_core::order::{Action, Launch, Outcome};
+use crate::node_core::order::{Action, Launch};
 use crate::node_core::replica::Stage;
 use crate::node_core::user::User;
 use crate::schedule::{AdmitError, Policy, Request};
 pub use config::{Phases, PreemptWhenAlone, SchedulerConfig, Switch};
 use early_wakeups::EarlyWakeups;
-use migrations::Migrations;
 
 /// The scheduler's record of a job.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -85,7 +83,6 @@ pub(crate) struct SchedulerCore {
     /// Length of the slice that begins after the switch in progress.
     lasts: Duration,
     early_wakeups: EarlyWakeups,
-    migrations: Migrations,
     /// The switch in progress.
     switch: Option<Switch>,
     /// The last order, and when it was given.
@@ -122,7 +119,6 @@ impl SchedulerCore {
             until: None,
             lasts: config.slice,
             early_wakeups: EarlyWakeups::new(config.early_wakeup, config.slice),
-            migrations: Migrations::default(),
             switch: None,
             phase: Step::Launch,
             phase_began: Instant::ZERO,
@@ -151,13 +147,13 @@ impl SchedulerCore {
         Ok(launch)
     }
 
-    /// Takes over a job of an earlier root, which last started it in `epoch`. If `is_away`, the job's interfaces are
-    /// on no NIC. A launched job may run on some of its hosts; all such jobs are suspended before the next slice.
+    /// Takes over a job of an earlier root, which last started it in `epoch`. A launched job may run on some of its
+    /// hosts; all such jobs are suspended before the next slice.
     pub(crate) fn readmit(
         &mut self,
         now: Instant,
         (launch, weight, stage): (Launch, u8, Stage),
-        (epoch, is_away): (Epoch, bool),
+        epoch: Epoch,
     ) {
         let job = launch.job;
         let ended = (stage == Stage::Ending).then_some(now);
@@ -169,7 +165,6 @@ impl SchedulerCore {
             Stage::Launched => {
                 self.running.push(job);
                 (self.is_taken_over, self.until) = (true, Some(now));
-                self.migrations.away.extend(is_away.then_some(job));
             }
             Stage::Ending => self.ended.push_back(job),
         }
@@ -198,7 +193,6 @@ impl SchedulerCore {
         };
         record.ended = Some(now);
         self.policy.remove(job);
-        self.migrations.forget(job);
         self.running.retain(|other| *other != job);
         if self.early_wakeups.forget(job) {
             self.until = Some(now);
@@ -244,7 +238,7 @@ impl SchedulerCore {
     }
 
     /// Handles the result of the outstanding order, which all daemons have carried out.
-    pub(crate) fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
+    pub(crate) fn handle_outcome(&mut self, now: Instant) {
         let took = now.since(self.phase_began);
         if !std::mem::take(&mut self.under_way) {
             return;
@@ -255,18 +249,9 @@ impl SchedulerCore {
                 let epoch = self.jobs.get(&job).map(|record| record.epoch);
                 self.events.extend(epoch.map(|epoch| Event::Cut(job, epoch)));
             }
-            (Step::Freeze, Some(switch)) => {
-                switch.freeze = took;
-                let is_alive =
-                    |job: &&JobId| self.jobs.get(job).is_some_and(|record| record.ended.is_none());
-                let stopped: Vec<JobId> = switch.stopped.iter().filter(is_alive).copied().collect();
-                self.migrations.stopped(&stopped, &outcome.interfaces);
-            }
+            (Step::Freeze, Some(switch)) => switch.freeze = took,
             (Step::Save, Some(switch)) => switch.save = took,
-            (Step::Restore, Some(switch)) => {
-                switch.restore = took;
-                self.migrations.restored(&outcome.moved);
-            }
+            (Step::Restore, Some(switch)) => switch.restore = took,
             (Step::Run, Some(switch)) => {
                 switch.run = took;
                 self.events.extend(self.switch.take().map(Event::Switched));
@@ -438,25 +423,22 @@ impl SchedulerCore {
     /// Returns the order of the next phase of the switch in progress.
     fn next_phase(&mut self) -> (Step, Action) {
         let switch = self.switch.as_ref().expect("a switch is under way");
-        let (stop, mut started) = (switch.stopped.clone(), switch.started.clone());
+        let (mut stop, mut started) = (switch.stopped.clone(), switch.started.clone());
         let is_ended = |job: &JobId| self.jobs.get(job).is_none_or(|record| record.ended.is_some());
-        // A job that has ended during the switch stays suspended. Its interfaces are not restored.
+        // A job that has ended during the switch stays suspended.
         started.retain(|job| !is_ended(job));
-        if self.phase == Step::Freeze
-            && let Some(away) = self.migrations.begin(&started)
-        {
-            return (Step::Restore, Action::Exchange { stop, away, start: started });
-        }
-        let none = Vec::new;
-        match (self.config.phases, self.phase) {
-            (Phases::Four, Step::Freeze) => {
-                return (Step::Save, Action::Exchange { stop, away: none(), start: none() });
+        if self.config.phases == Phases::Four {
+            match self.phase {
+                Step::Freeze => {
+                    return (Step::Save, Action::Exchange { stop, start: Vec::new() });
+                }
+                Step::Save => {
+                    let restore = Action::Exchange { stop: Vec::new(), start: started };
+                    return (Step::Restore, restore);
+                }
+                // The jobs are saved.
+                _ => stop.clear(),
             }
-            (Phases::Four, Step::Save) => {
-                let restore = Action::Exchange { stop: none(), away: none(), start: started };
-                return (Step::Restore, restore);
-            }
-            _ => {}
         }
         let mut run = Vec::new();
         for job in started {
@@ -465,10 +447,7 @@ impl SchedulerCore {
                 run.push((job, record.epoch));
             }
         }
-        let moved = self.migrations.finish();
-        let is_saved = moved.is_some() || self.config.phases == Phases::Four;
-        let stop = if is_saved { none() } else { stop };
-        (Step::Run, Action::Run { stop, run, moved: moved.unwrap_or_default() })
+        (Step::Run, Action::Run { stop, run })
     }
 }
 

@@ -86,7 +86,7 @@ impl<H: Host> Executor<H> {
                 }
             }
             Action::Exchange { stop, .. } => self.ports.watch(stop).await?,
-            Action::Run { stop, run, .. } => {
+            Action::Run { stop, run } => {
                 self.ports.resume(run.iter().map(|(job, _)| *job)).await?;
                 self.ports.watch(stop).await?;
             }

@@ -32,6 +32,7 @@ pub struct ChannelOptions {
 
 /// The channels and ports of this host's ranks.
 struct Channels<H> {
+    host: u16,
     contexts: Contexts<H>,
     ports: Ports,
     /// Jobs that are woken when a frame arrives for them while they are suspended.
@@ -61,9 +62,9 @@ pub(super) fn start(
     };
     let contexts = Contexts::open(nic.clone(), config)?;
     tokio::spawn(report_arrivals(arrival_watcher, events.clone()));
-    let ports = Ports::new(host, mode, hold, holders);
+    let ports = Ports::new(hold, holders);
     let (woken, done) = (BTreeSet::new(), events.clone());
-    let channels = Channels { contexts, ports, woken, processes, events };
+    let channels = Channels { host, contexts, ports, woken, processes, events };
     let steps = StepQueue::default();
     tokio::spawn(steps::run(steps.clone(), channels, move |number, result| {
         let _ = done.send(Event::Core(Input::StepDone(number, result)));
@@ -95,19 +96,11 @@ impl<H: Host> Executor for Channels<H> {
 
 impl<H: Host> Channels<H> {
     async fn carry_out_all(&mut self, step: &Step) -> Result<StepOutcome, ControlError> {
-        let mut joined = StepOutcome::default();
-        match step {
-            Step::Channels(Action::Run { run, moved, .. }) => {
-                joined = self.ports.join(&jobs_of(run), moved).await.into();
-            }
-            Step::Close(jobs) => {
-                self.woken.retain(|job| !jobs.contains(job));
-                self.ports.resume(jobs).await?;
-            }
-            _ => {}
+        if let Step::Close(jobs) = step {
+            self.woken.retain(|job| !jobs.contains(job));
+            self.ports.resume(jobs).await?;
         }
         let mut done = self.contexts.carry_out(step).await?;
-        done.outcome.add(joined.outcome);
         match step {
             Step::Open(launch, _) => {
                 if launch.program.woken {
@@ -135,15 +128,15 @@ impl<H: Host> Channels<H> {
         match action {
             Action::Freeze(jobs) | Action::Leave(jobs) => {
                 let groups = self.processes.of(jobs);
-                outcome.add(self.ports.stop(&groups).await?);
+                self.ports.stop(&groups).await?;
             }
-            Action::Exchange { stop, away, start } => {
-                outcome.add(self.ports.forget(away).await);
-                outcome.add(self.ports.restore(start).await);
-                self.watch(stop).await?;
+            Action::Exchange { stop, .. } => self.watch(stop).await?,
+            Action::Cut(job) => {
+                if self.ports.has_interfaces(*job).await {
+                    outcome.has_interfaces.push((*job, self.host));
+                }
             }
-            Action::Cut(job) => outcome.interfaces.extend(self.ports.save(*job).await),
-            Action::Run { stop, run, .. } => {
+            Action::Run { stop, run } => {
                 let mut started = jobs_of(run);
                 started.retain(|job| !outcome.has_failed(*job));
                 self.ports.resume(&started).await?;

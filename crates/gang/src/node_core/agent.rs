@@ -46,8 +46,6 @@ enum Phase {
 #[derive(Debug, Default)]
 struct Local {
     phase: Phase,
-    /// True while the job's restored interfaces wait for [`Action::Run`].
-    is_moving: bool,
     /// True if the root no longer wants reports about the job.
     is_dropped: bool,
     /// True if arrivals wake the job, and none was reported since its last slice.
@@ -113,8 +111,7 @@ impl Agent {
     pub(super) fn begin(&mut self, number: u32, action: Action) {
         self.order = Some(number);
         // Results of steps that were completed without a root are out of date.
-        self.outcome.interfaces.clear();
-        self.outcome.moved.clear();
+        self.outcome.has_interfaces.clear();
         if self.is_joining {
             return;
         }
@@ -133,23 +130,13 @@ impl Agent {
         let own = match action {
             Action::Freeze(jobs) => Action::Freeze(self.bring(jobs, &[Active], Frozen)),
             Action::Leave(jobs) => Action::Leave(self.bring(jobs, &[Active], Frozen)),
-            Action::Run { stop, run, moved } => {
+            Action::Run { stop, run } => {
                 let stop = self.bring(stop, &[Frozen, Restored], Away);
-                Action::Run { stop, run: self.start(run), moved }
+                Action::Run { stop, run: self.start(run) }
             }
-            Action::Exchange { stop, away, start } => {
+            Action::Exchange { stop, start } => {
                 let stop = self.bring(stop, &[Frozen, Restored], Away);
-                for job in &away {
-                    self.jobs.entry(*job).and_modify(|local| local.held.is_away = true);
-                }
-                let away = away.into_iter().filter(|job| self.jobs.contains_key(job)).collect();
-                let start = self.bring(start, &[Away], Restored);
-                for job in &start {
-                    self.jobs.entry(*job).and_modify(|local| {
-                        local.is_moving = std::mem::take(&mut local.held.is_away);
-                    });
-                }
-                Action::Exchange { stop, away, start }
+                Action::Exchange { stop, start: self.bring(start, &[Away], Restored) }
             }
             Action::End(job) | Action::Cut(job) if !self.jobs.contains_key(&job) => return None,
             Action::Launch(_) | Action::End(_) | Action::Cut(_) | Action::Quit => action,
@@ -172,7 +159,7 @@ impl Agent {
         let mut start = |(job, epoch): &(JobId, Epoch)| {
             let local = self.jobs.get_mut(job).filter(|local| local.phase != Phase::Active);
             local.map(|local| {
-                (local.phase, local.held.epoch, local.is_moving) = (Phase::Active, *epoch, false);
+                (local.phase, local.held.epoch) = (Phase::Active, *epoch);
                 local.awaits_arrival = local.woken;
             })
         };
@@ -268,9 +255,9 @@ impl Agent {
         if let Some(step) = &mut self.under_way {
             step.began = now;
         }
-        let held = |local: &Local| Held { is_broken: local.is_moving, ..local.held.clone() };
         let wanted = self.jobs.values().filter(|local| !local.is_dropped);
-        Inventory { host: self.config.host, jobs: wanted.map(held).collect() }
+        let jobs = wanted.map(|local| local.held.clone()).collect();
+        Inventory { host: self.config.host, jobs }
     }
 
     /// Resumes jobs that the lost root has suspended, in a new epoch.

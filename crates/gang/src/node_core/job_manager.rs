@@ -287,12 +287,12 @@ impl JobManager {
 
     /// Handles the outcome of the order in progress, from all hosts.
     pub(super) fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
-        for of in &outcome.interfaces {
-            if let Some(it) = self.jobs.get_mut(&of.job) {
-                it.saves.has_interfaces(of.host);
+        for (job, host) in &outcome.has_interfaces {
+            if let Some(it) = self.jobs.get_mut(job) {
+                it.saves.has_interfaces(*host);
             }
         }
-        self.scheduler_core.handle_outcome(now, outcome);
+        self.scheduler_core.handle_outcome(now);
         for (job, host, why) in &outcome.failed {
             // A host that refuses a job may never report the end of the job's streams.
             if self.launching == Some(*job)

@@ -123,10 +123,6 @@ pub(crate) struct Held {
     pub(crate) job: JobId,
     /// The last epoch in which the job was started on this host.
     pub(crate) epoch: Epoch,
-    /// True if the job's Virtual Interfaces are saved and not on the NIC.
-    pub(crate) is_away: bool,
-    /// True if the root was lost while the job's Virtual Interfaces were restored: they can't be connected again.
-    pub(crate) is_broken: bool,
     /// Ranks that can be saved.
     pub(crate) able: Vec<u16>,
     /// Ranks that have ended.

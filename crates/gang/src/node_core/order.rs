@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use super::message::Program;
 use super::user::User;
 use crate::context::ChannelContext;
-use crate::interfaces::{HostInterfaces, RestoredInterface};
 use crate::names::{Epoch, JobId};
 
 /// A job to start. Its ranks are assigned to its slots in turn.
@@ -35,18 +34,14 @@ pub(crate) enum Action {
     /// The same as [`Action::Freeze`], before an [`Action::Run`] that saves the jobs. Once a node has reported, it may
     /// save the contexts while other nodes still freeze.
     Leave(Vec<JobId>),
-    /// Save and restore contexts and Virtual Interfaces, and report the new locations of restored interfaces.
-    /// [`Action::Run`] follows once all nodes have reported.
+    /// Save and restore contexts. [`Action::Run`] follows once all nodes have reported.
     Exchange {
         /// Jobs to save, which are frozen on all nodes.
         stop: Vec<JobId>,
-        /// Jobs of `stop` whose interfaces are removed from the NIC; interfaces of other jobs stay there.
-        away: Vec<JobId>,
         /// Jobs to restore.
         start: Vec<JobId>,
     },
-    /// Save jobs, connect restored interfaces with their peers, and start jobs, whose contexts are restored if they
-    /// are saved.
+    /// Save jobs, and start jobs, whose contexts are restored if they are saved.
     ///
     /// All jobs of `stop` are frozen on all nodes, so each node may proceed on its own. A node that is not ready
     /// refuses messages that arrive too early.
@@ -55,8 +50,6 @@ pub(crate) enum Action {
         stop: Vec<JobId>,
         /// Jobs to start, with their new epochs.
         run: Vec<(JobId, Epoch)>,
-        /// Old and new locations of restored interfaces of these jobs.
-        moved: Vec<RestoredInterface>,
     },
     /// End a job, and kill its processes.
     End(JobId),
@@ -71,16 +64,14 @@ pub(crate) enum Action {
 pub(crate) struct Outcome {
     /// Jobs that can't continue on a node: the job, the node and the reason.
     pub(crate) failed: Vec<(JobId, u16, String)>,
-    /// The Virtual Interfaces of frozen jobs, on the NIC or saved.
-    pub(crate) interfaces: Vec<HostInterfaces>,
-    /// New locations of restored interfaces.
-    pub(crate) moved: Vec<RestoredInterface>,
+    /// Jobs that were cut while they had Virtual Interfaces open on a host.
+    pub(crate) has_interfaces: Vec<(JobId, u16)>,
 }
 
 impl Action {
     /// Starts jobs in new epochs, and saves none.
     pub(crate) const fn run(run: Vec<(JobId, Epoch)>) -> Self {
-        Self::Run { stop: Vec::new(), run, moved: Vec::new() }
+        Self::Run { stop: Vec::new(), run }
     }
 
     /// Returns the jobs that the action concerns.
@@ -89,8 +80,8 @@ impl Action {
             Self::Launch(launch) => (std::slice::from_ref(&launch.job), &[], &[]),
             Self::Freeze(jobs) | Self::Leave(jobs) => (jobs, &[], &[]),
             Self::End(job) | Self::Cut(job) => (std::slice::from_ref(job), &[], &[]),
-            Self::Run { stop, run, .. } => (stop, &[], run),
-            Self::Exchange { stop, start, .. } => (stop, start, &[]),
+            Self::Run { stop, run } => (stop, &[], run),
+            Self::Exchange { stop, start } => (stop, start, &[]),
             Self::Quit => (&[], &[], &[]),
         };
         jobs.iter().chain(more).copied().chain(run.iter().map(|(job, _)| *job))
@@ -105,8 +96,7 @@ impl Outcome {
 
     pub(crate) fn add(&mut self, more: Self) {
         self.failed.extend(more.failed);
-        self.interfaces.extend(more.interfaces);
-        self.moved.extend(more.moved);
+        self.has_interfaces.extend(more.has_interfaces);
     }
 }
 

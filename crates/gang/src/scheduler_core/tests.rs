@@ -3,10 +3,7 @@
 mod shares;
 
 use super::*;
-use crate::interfaces::{HostInterfaces, RestoredInterface};
 use crate::schedule::QueueTree;
-use midplane_simhw::id::{Incarnation, NodeId};
-use midplane_via::checkpointer::NicEnd;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -40,21 +37,10 @@ struct Nodes {
     launched: BTreeMap<JobId, std::ops::Range<u16>>,
     running: BTreeSet<JobId>,
     epochs: BTreeMap<JobId, Epoch>,
-    /// Jobs whose interfaces are on no NIC, and jobs whose restored interfaces are not connected yet.
-    away: BTreeSet<JobId>,
-    unjoined: BTreeSet<JobId>,
-}
-
-/// Returns the interfaces of a job. Of three jobs, one has interfaces that can be saved, one has interfaces that
-/// can't, and one has none.
-fn interfaces_of(job: JobId) -> Option<HostInterfaces> {
-    let refused = (job.0 % 3 == 1).then(|| "no".to_owned());
-    (!job.0.is_multiple_of(3)).then(|| HostInterfaces { job, host: 0, ends: Vec::new(), refused })
 }
 
 impl Nodes {
-    fn carry_out(&mut self, action: &Action) -> Outcome {
-        let mut outcome = Outcome::default();
+    fn carry_out(&mut self, action: &Action) {
         match action {
             Action::Launch(launch) => {
                 let nodes = launch.first..launch.first + launch.nodes;
@@ -62,21 +48,8 @@ impl Nodes {
             }
             Action::Freeze(jobs) | Action::Leave(jobs) => {
                 self.running.retain(|job| !jobs.contains(job));
-                outcome.interfaces = jobs.iter().filter_map(|job| interfaces_of(*job)).collect();
             }
-            Action::Exchange { stop, away, start } => {
-                assert!(away.iter().all(|job| stop.contains(job) && job.0 % 3 == 2));
-                self.away.extend(away);
-                let come = start.iter().filter(|job| self.away.contains(job));
-                self.unjoined.extend(come);
-                self.away.retain(|job| !start.contains(job));
-                outcome.moved = self.unjoined.iter().map(|job| moved(*job)).collect();
-            }
-            Action::Run { run, moved: told, .. } => {
-                let come: Vec<RestoredInterface> =
-                    self.unjoined.iter().map(|job| moved(*job)).collect();
-                assert_eq!(*told, come, "the order names other places than the hosts reported");
-                self.unjoined.clear();
+            Action::Run { run, .. } => {
                 run.iter().for_each(|(job, epoch)| self.start(*job, *epoch));
             }
             Action::Cut(job) => {
@@ -85,20 +58,13 @@ impl Nodes {
             }
             Action::End(job) => {
                 self.running.remove(job);
-                self.away.remove(job);
-                self.unjoined.remove(job);
                 assert!(self.launched.remove(job).is_some(), "ended, but never launched");
             }
-            Action::Quit => {}
+            Action::Exchange { .. } | Action::Quit => {}
         }
-        outcome
     }
 
     fn start(&mut self, job: JobId, epoch: Epoch) {
-        assert!(
-            !self.away.contains(&job) && !self.unjoined.contains(&job),
-            "{job} has no interfaces"
-        );
         let nodes = &self.launched[&job];
         for other in &self.running {
             let theirs = &self.launched[other];
@@ -108,13 +74,6 @@ impl Nodes {
         assert!(self.epochs.insert(job, epoch).is_none_or(|old| epoch.is_newer_than(old)));
         assert!(self.running.insert(job), "started while it runs");
     }
-}
-
-/// Returns the restored interface of a job, which has only one.
-fn moved(job: JobId) -> RestoredInterface {
-    let vi = job.0 as u16;
-    let from = NicEnd { node: NodeId(0), incarnation: Incarnation(1), vi, connection: 1 };
-    RestoredInterface { from, to: NicEnd { connection: 2, ..from }, taken: 0 }
 }
 
 proptest! {
@@ -135,8 +94,8 @@ proptest! {
         let (mut now, mut taken, mut gone) = (Instant::ZERO, BTreeSet::new(), BTreeSet::new());
         let mut step = |scheduler_core: &mut SchedulerCore, now, ended: Option<JobId>| {
             while let Some(action) = scheduler_core.poll_order(now) {
-                let outcome = nodes.carry_out(&action);
-                scheduler_core.handle_outcome(now, &outcome);
+                nodes.carry_out(&action);
+                scheduler_core.handle_outcome(now);
                 // The job's ranks have ended while the order was carried out.
                 ended.into_iter().for_each(|job| scheduler_core.end(now, job));
             }
@@ -203,7 +162,7 @@ pub(crate) const fn two_phases(slice: Duration) -> SchedulerConfig {
 /// Carries out all orders at once.
 fn settle(scheduler_core: &mut SchedulerCore, now: Instant) {
     while scheduler_core.poll_order(now).is_some() {
-        scheduler_core.handle_outcome(now, &Outcome::default());
+        scheduler_core.handle_outcome(now);
     }
     while scheduler_core.poll_event().is_some() {}
 }
@@ -239,7 +198,7 @@ fn a_job_that_is_alone_is_stopped_in_stretches() {
         now += slice;
         let ordered = scheduler_core.poll_order(now);
         stopped.push(if ordered.is_some() { 's' } else { '-' });
-        scheduler_core.handle_outcome(now, &Outcome::default());
+        scheduler_core.handle_outcome(now);
         settle(&mut scheduler_core, now);
     }
     // The first of the first three preemptions is the start of the job.
@@ -300,15 +259,15 @@ fn a_woken_job_that_ends_before_it_starts_returns_the_slice() {
     scheduler_core.wake(jobs[1]);
     assert_eq!(scheduler_core.poll_order(now), Some(Action::Leave(vec![jobs[0]])));
     scheduler_core.end(now, jobs[1]);
-    scheduler_core.handle_outcome(now, &Outcome::default());
+    scheduler_core.handle_outcome(now);
     settle(&mut scheduler_core, now);
     assert_eq!(scheduler_core.running(), [jobs[0]]);
     assert_eq!(scheduler_core.poll_timeout(), Some(began + Duration::from_millis(100)));
 }
 
-/// The hosts don't restore the interfaces of a job that ends after the first order of the switch that starts it.
+/// The hosts don't restore a job that ends after the first order of the switch that starts it.
 #[test]
-fn a_job_that_ends_before_its_interfaces_are_restored_stays_suspended() {
+fn a_job_that_ends_before_it_is_restored_stays_suspended() {
     let config = SchedulerConfig { phases: Phases::Four, ..two_phases(Duration::from_millis(100)) };
     let mut scheduler_core =
         SchedulerCore::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
@@ -320,7 +279,8 @@ fn a_job_that_ends_before_its_interfaces_are_restored_stays_suspended() {
         let now = Instant::ZERO + Duration::from_millis(time);
         let mut orders = Vec::new();
         while let Some(action) = scheduler_core.poll_order(now) {
-            scheduler_core.handle_outcome(now, &nodes.carry_out(&action));
+            nodes.carry_out(&action);
+            scheduler_core.handle_outcome(now);
             ended.into_iter().for_each(|job| scheduler_core.end(now, job));
             orders.push(action);
         }

@@ -108,7 +108,6 @@ const TESTS: &[choice::Scene] = &[
     ("interfaces_lose_nothing_over_hundreds_of_preemptions", scenes_vis::hundreds),
     ("a_rank_that_dies_leaves_no_interface_behind", scenes_vis::a_rank_dies),
     ("a_nic_does_nothing_for_interfaces_of_a_suspended_job", scenes_vis::nothing_goes_on),
-    ("a_job_that_finds_no_room_for_its_interfaces_ends_and_no_other", scenes_vis::no_room),
     ("a_job_with_interfaces_is_in_no_checkpoint", scenes_vis::no_checkpoint),
     ("a_job_that_was_saved_ends_elsewhere_with_every_message", saved::ends_elsewhere),
     ("programs_that_take_no_part_in_checkpoints_count_on_elsewhere", images::count_on_elsewhere),

@@ -36,9 +36,6 @@ pub(crate) fn play() -> bool {
         ["--vis-writing", stops] => {
             runtime().block_on(vis::write_without_end(stops.parse().unwrap()));
         }
-        ["--vis-all", but, count] => {
-            runtime().block_on(vis::take_all(but.parse().unwrap(), count.parse().unwrap()));
-        }
         ["--vis-serve"] => runtime().block_on(arrivals::serve()),
         ["--vis-saved"] => runtime().block_on(vis::hand_over()),
         ["--leave"] => leave(),

@@ -200,34 +200,3 @@ pub(crate) async fn write_without_end(stops: u32) {
     side.receive::<()>(&mut nic).await;
     side.flush(&mut nic).await;
 }
-
-/// Number of a NIC's interfaces.
-const MOST: usize = 4_096;
-
-/// Takes all interfaces of the NIC but `but` on rank 0. They can't be saved, because one of them waits for a connection
-/// that no other process requests. Then talks.
-pub(crate) async fn take_all(but: usize, count: u32) {
-    let member = enter().unwrap();
-    let mut nic = Nic::open(&member.host(), PortOptions::default()).await.unwrap();
-    if member.rank() == Rank(0) {
-        let attributes = attributes(Reliability::ReliableDelivery);
-        let waiting = nic.create_vi(attributes).await.unwrap();
-        let _ticket = member.connect(&mut nic, waiting, (Rank(1), 7)).unwrap();
-        for _ in 1..MOST - but {
-            nic.create_vi(attributes).await.unwrap();
-        }
-    }
-    talk(count).await;
-    if member.rank() == Rank(0) {
-        // The interfaces of processes that have just exited are released a moment later.
-        let mut there = nic.query().await.unwrap().vis;
-        for _ in 0..2_000 {
-            if there == MOST - but {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            there = nic.query().await.unwrap().vis;
-        }
-        println!("{there} there");
-    }
-}

@@ -139,19 +139,15 @@ impl JobManager {
         reported: &BTreeMap<u16, BTreeMap<JobId, Held>>,
     ) {
         let Some(it) = self.jobs.get_mut(&job) else { return };
-        let held = || reported.values().filter_map(|jobs| jobs.get(&job));
-        let epoch = held().map(|held| held.epoch).max().unwrap_or_default();
-        let is_away = held().any(|held| held.is_away);
-        // Each host of a job that leaves its NICs records that, even one without interfaces: some have missed the order.
-        let is_half_away = is_away && !held().all(|held| held.is_away);
-        let is_broken = is_half_away || held().any(|held| held.is_broken);
+        let held = reported.values().filter_map(|jobs| jobs.get(&job));
+        let epoch = held.map(|held| held.epoch).max().unwrap_or_default();
         let missing = it.hosts.iter().find(|host| !self.hosts.contains(host)).copied();
         let has = |host: &u16| reported.get(host).is_some_and(|jobs| jobs.contains_key(&job));
         let lost = it.hosts.iter().find(|host| !has(host)).copied();
         self.scheduler_core.readmit(
             now,
             (it.entry.launch.clone(), it.entry.weight, it.entry.stage),
-            (epoch, is_away),
+            epoch,
         );
         it.open.retain(|host| self.hosts.contains(host));
         // No host reports ranks that have ended with their host or were never started there.
@@ -174,8 +170,7 @@ impl JobManager {
             Stage::Admitted => missing.map(name),
             Stage::Launched => lost.map(name),
         };
-        let broken = "its Virtual Interfaces were being moved when the root was lost";
-        match why.or_else(|| is_broken.then(|| broken.to_owned())) {
+        match why {
             Some(why) => self.end(now, job, Some(why)),
             None => {
                 let ends = self.jobs[&job].entry.ends.clone();

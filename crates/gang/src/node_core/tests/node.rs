@@ -224,11 +224,11 @@ impl Node {
     fn carry_out_action(&mut self, action: &Action, done: &mut StepOutcome) {
         match action {
             Action::Freeze(jobs) | Action::Leave(jobs) => self.stop(jobs, &[]),
-            Action::Exchange { stop, start, .. } => {
+            Action::Exchange { stop, start } => {
                 self.save(stop);
                 self.restore(start);
             }
-            Action::Run { stop, run, .. } => {
+            Action::Run { stop, run } => {
                 self.save(stop);
                 let refused = self.start(run).into_iter();
                 done.outcome.failed.extend(refused.map(|job| (job, 0, "it is stopping".into())));

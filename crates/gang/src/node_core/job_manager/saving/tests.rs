@@ -246,13 +246,7 @@ fn a_rank_that_leaves_while_its_checkpoint_is_written_is_in_it() {
 #[test]
 fn interfaces_that_are_open_in_the_cut_are_refused_by_host() {
     let mut scene = Scene::new();
-    let of = |host| crate::interfaces::HostInterfaces {
-        job: JobId(1),
-        host,
-        ends: Vec::new(),
-        refused: Some("no".into()),
-    };
-    let outcome = |host| Outcome { interfaces: vec![of(host)], ..Outcome::default() };
+    let outcome = |host| Outcome { has_interfaces: vec![(JobId(1), host)], ..Outcome::default() };
     scene.root.handle_outcome(NOW, &outcome(4));
     stand_still(&mut scene);
     scene.root.handle_outcome(NOW, &outcome(5));
