@@ -83,7 +83,7 @@ fn daemon(socket: &str, host: &str, of: &str, peers: &str) -> Result<(), String>
         fabric: joined.map(|fabric| FabricOptions {
             fabric,
             name: format!("stage {run}"),
-            channels: ChannelOptions { mode: of.mode.into(), geometry },
+            channels: ChannelOptions { geometry },
         }),
         freezer: Freezer::Auto,
         memory: None,

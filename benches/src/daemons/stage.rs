@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use clap::ValueEnum;
-use midplane::gang::daemon;
 use midplane::gang::live::client::{ask, checkpoint};
 use midplane::gang::live::message::{Listing, Reply, Request, Slice};
 use midplane::gang::names::JobId;
@@ -29,25 +27,6 @@ pub struct Stage {
     _folder: Option<Folder>,
 }
 
-/// Ways to switch contexts.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// Kept on the NIC
-    Resident,
-    /// Copied out and in
-    Copy,
-}
-
-impl From<Mode> for daemon::Mode {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Resident => Self::Resident,
-            Mode::Copy => Self::Copy,
-        }
-    }
-}
-
 /// Parameters of a run's daemons.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Daemons<'a> {
@@ -58,7 +37,6 @@ pub struct Daemons<'a> {
     /// Preempts a job that is alone at the ends of this many slices, then not at the ends of as many; `None`: never.
     pub stretch: Option<NonZeroU32>,
     pub fabric: &'a str,
-    pub mode: Mode,
 }
 
 /// Creates a key for one run. Only this user can read the process's environment.

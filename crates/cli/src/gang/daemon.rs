@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, ValueEnum};
 use midplane::gang::channel::geometry::Geometry;
-use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
 use midplane::gang::live::daemon::{
     CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, SYSTEM_SOCKET, StartError,
@@ -221,11 +220,7 @@ fn fabric(
         // The path may be too long for a name.
         None => format!("gangd {}", fnv1a(EMPTY, socket.as_os_str().as_encoded_bytes())),
     };
-    Ok(Some(FabricOptions {
-        fabric,
-        name,
-        channels: ChannelOptions { mode: Mode::Resident, geometry },
-    }))
+    Ok(Some(FabricOptions { fabric, name, channels: ChannelOptions { geometry } }))
 }
 
 /// Reads this host's secret key, if there is one, for the list's public keys.

@@ -24,8 +24,6 @@ pub(super) use ports::{CHECKPOINTER, Hold, ProcessGroups};
 /// Configuration of ranks' channels.
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelOptions {
-    /// Method of switching contexts.
-    pub mode: Mode,
     /// Sizes of the channels' FIFOs.
     pub geometry: Geometry,
 }
@@ -50,11 +48,10 @@ pub(super) fn start(
     ((hold, arrival_watcher), holders): ((Hold, ArrivalWatcher), PortHolders),
     (processes, events): (ProcessGroups, mpsc::UnboundedSender<Event>),
 ) -> Result<StepQueue, ControlError> {
-    let ChannelOptions { mode, geometry } = options;
     let config = ContextsConfig {
         cluster,
-        mode,
-        geometry,
+        mode: Mode::Resident,
+        geometry: options.geometry,
         channels: cluster.slots,
         costs: Costs::default(),
         local_rings: true,

@@ -171,8 +171,7 @@ fn root_config(
 /// Returns what ranks need to know about the NIC; `None` without a fabric.
 fn ranks_nic(options: &DaemonOptions, nic: &Nic) -> Option<RanksNic> {
     let fabric = options.fabric.as_ref()?;
-    let (name, mode) = (fabric.name.clone(), fabric.channels.mode);
-    Some(RanksNic { name, mode, admitted: nic.admitted.clone() })
+    Some(RanksNic { name: fabric.name.clone(), admitted: nic.admitted.clone() })
 }
 
 /// Opens the file in which this daemon records votes and jobs, if another host can take over.

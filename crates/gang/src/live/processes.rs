@@ -28,7 +28,6 @@ use super::reclaimer::Reclaimer;
 use super::rights::Users;
 use super::snapshot::Budget;
 use super::undelivered::Undelivered;
-use crate::contexts::Mode;
 use crate::names::JobId;
 use crate::node_core::message::{Cluster, End, Member, Pairs, RankEvent, Word};
 use crate::node_core::order::Outcome;
@@ -86,7 +85,6 @@ struct Held {
 #[derive(Debug)]
 pub(super) struct RanksNic {
     pub(super) name: String,
-    pub(super) mode: Mode,
     /// Users whose ranks may open ports.
     pub(super) admitted: Admitted,
 }

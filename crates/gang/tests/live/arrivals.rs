@@ -125,7 +125,7 @@ fn ask(stage: &Stage, client: u16, how: &str) -> [Duration; 2] {
 
 /// Requests wake a suspended job before its turn: within one NIC, and between hosts.
 pub(crate) fn wake_a_job() {
-    for (hosts, network) in [(1, "copy"), (2, "resident over UDP")] {
+    for (hosts, network) in [(1, "shm"), (2, "UDP")] {
         let stage = Stage::with_network(hosts, 1, SLICE_MS, network);
         wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
         let itself = std::env::current_exe().unwrap();

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::{adopted, arrivals, memory, mpi, random, rights, stuck, tcp, vis};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
-use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
 use midplane_gang::live::client::{self, ClientError, Output, RunOptions, run};
 use midplane_gang::live::clock::now;
@@ -145,12 +144,10 @@ fn identity(keys: &str, host: &str) -> Option<Identity> {
 
 /// Returns the fabric's options, with small FIFOs that are full most of the time.
 fn fabric(network: &str, socket: &str) -> Option<FabricOptions> {
-    let (mode, addresses) = network.split_once(' ').unwrap_or((network, ""));
-    let mode = match mode {
-        "copy" => Mode::Copy,
-        "resident" => Mode::Resident,
-        _ => return None,
-    };
+    let (kind, addresses) = network.split_once(' ').unwrap_or((network, ""));
+    if kind == "none" {
+        return None;
+    }
     let addresses: Vec<_> = addresses.split_terminator(',').map(|it| it.parse().unwrap()).collect();
     let fabric = if addresses.is_empty() { Fabric::Shm } else { Fabric::Udp(addresses) };
     let geometry = Geometry {
@@ -160,7 +157,7 @@ fn fabric(network: &str, socket: &str) -> Option<FabricOptions> {
     };
     let folder = PathBuf::from(socket).parent().unwrap().file_name().unwrap().to_owned();
     let name = folder.into_string().unwrap();
-    Some(FabricOptions { fabric, name, channels: ChannelOptions { mode, geometry } })
+    Some(FabricOptions { fabric, name, channels: ChannelOptions { geometry } })
 }
 
 /// Time without a message after which a rank reports that it hangs: longer than the gaps that preemptions make.

@@ -163,7 +163,7 @@ pub(crate) fn reports_are_true() {
 
 /// Returns how many of the jobs with these seeds have terminated.
 fn run_batch(seeds: std::ops::Range<u64>) -> u64 {
-    let stage = Stage::with_network(2, 2, 10, "resident");
+    let stage = Stage::with_network(2, 2, 10, "shm");
     wait_until("both hosts are there", || listing(&stage).hosts == [true, true]);
     let itself = std::env::current_exe().unwrap();
     let folder = stage.path().to_str().unwrap().to_owned();

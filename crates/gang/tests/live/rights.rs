@@ -241,7 +241,7 @@ pub(crate) fn of_checkpoints() {
     if !is_in_reach() {
         return println!("skipped: other users can't reach this program");
     }
-    let stage = Stage::for_group(1, 2, 10, ("resident", group));
+    let stage = Stage::for_group(1, 2, 10, ("shm", group));
     let [own, secret] = ["own", "secret"].map(|name| stage.path().join(name));
     for (folder, user) in [(&own, NOBODY), (&secret, 0)] {
         std::fs::create_dir(folder).unwrap();

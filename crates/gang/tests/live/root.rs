@@ -148,7 +148,7 @@ pub(crate) fn no_majority() {
 
 /// Two jobs that talk over channels take turns on two hosts when the root dies in the middle of it: no message is lost.
 pub(crate) fn messages_survive() {
-    for network in ["resident over UDP", "copy"] {
+    for network in ["UDP", "shm"] {
         let mut stage = Stage::with_network(5, 1, 10, network);
         wait_until("all are there", || {
             listing(&stage, 0).is_some_and(|listing| listing.hosts == [true; 5])

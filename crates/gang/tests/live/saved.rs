@@ -52,12 +52,11 @@ fn talkers(count: &str) -> [String; 3] {
     [itself.to_str().unwrap(), "--talk", count].map(str::to_owned)
 }
 
-/// One job is killed. The other is saved with messages under way, and ends elsewhere: on another number of hosts, in
-/// another mode.
+/// One job is killed. The other is saved with messages under way, and ends elsewhere: on another number of hosts.
 pub(crate) fn ends_elsewhere() {
     let mut messages = 0;
-    for (from, to, modes) in [(1, 2, ["copy", "resident"]), (2, 1, ["resident", "copy"])] {
-        let stage = Stage::with_network(from, 4 / from, 10, modes[0]);
+    for (from, to) in [(1, 2), (2, 1)] {
+        let stage = Stage::with_network(from, 4 / from, 10, "shm");
         wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
         let talk = talkers("2000");
         let talk = [&talk[0][..], &talk[1], &talk[2]];
@@ -71,7 +70,7 @@ pub(crate) fn ends_elsewhere() {
         assert!(code == 137 && error.contains("it was saved in"), "{code} {error}");
         ask_for(&stage, &Request::Kill { job: JobId(1), signal: None });
         assert_eq!(said(doomed.wait_with_output().unwrap()).0, 137);
-        let other = Stage::with_network(to, 4 / to, 10, modes[1]);
+        let other = Stage::with_network(to, 4 / to, 10, "shm");
         wait_until("all are there", || listing(&other).hosts.iter().all(|here| *here));
         // Runs next to another job, so that it is preempted again.
         let beside = other.client(4, &talk).spawn().unwrap();
@@ -87,7 +86,7 @@ pub(crate) fn ends_elsewhere() {
 }
 
 pub(crate) fn goes_on() {
-    let stage = Stage::with_network(1, 2, 10, "resident");
+    let stage = Stage::with_network(1, 2, 10, "shm");
     let talk = talkers("4000");
     let client = stage.client(2, &[&talk[0], &talk[1], &talk[2]]).spawn().unwrap();
     let folder = stage.path().join("saved");
@@ -102,7 +101,7 @@ pub(crate) fn goes_on() {
 
 /// A rank ends although it was asked for its state: its job can't be saved, and continues.
 pub(crate) fn a_rank_ends_instead() {
-    let stage = Stage::with_network(1, 3, 10, "resident");
+    let stage = Stage::with_network(1, 3, 10, "shm");
     let itself = std::env::current_exe().unwrap();
     let client = stage.client(3, &[itself.to_str().unwrap(), "--leave"]).spawn().unwrap();
     let mut why = String::new();
@@ -117,7 +116,7 @@ pub(crate) fn a_rank_ends_instead() {
 }
 
 pub(crate) fn refusals() {
-    let stage = Stage::with_network(1, 2, 10, "resident");
+    let stage = Stage::with_network(1, 2, 10, "shm");
     let none = checkpoint(&stage, 7, &stage.path().join("none"), false).unwrap_err();
     assert_eq!(none.to_string(), "there is no job 7; `midplane gang list` shows which there are");
     let sleeper = stage.client(1, &["sleep", "1000"]).spawn().unwrap();
@@ -153,7 +152,7 @@ pub(crate) fn refusals() {
     assert!(refused(&stage, &there).contains("never finished"));
     // Too many ranks, and other channels.
     whole.write_to(&stage.path().join("again")).unwrap();
-    let small = Stage::with_network(1, 1, 10, "resident");
+    let small = Stage::with_network(1, 1, 10, "shm");
     assert!(refused(&small, &stage.path().join("again")).contains("there are 1 slots"));
     let without = Stage::alone(2, 10);
     assert!(refused(&without, &stage.path().join("again")).contains("--fabric"));

@@ -50,7 +50,7 @@ fn one_job(stage: &Stage, ranks: u16, count: &str) {
     assert_eq!((code, error.as_str(), out.lines().count()), (0, "", usize::from(ranks)));
 }
 
-/// Hosts, ranks, the way of keeping contexts, and the messages that each rank sends each other one at each level.
+/// Hosts, ranks, the network, and the messages that each rank sends each other one at each level.
 type Setup = (u16, u16, &'static str, u32);
 
 fn rounds(setups: &[Setup], least: usize) {
@@ -88,30 +88,24 @@ fn itself() -> String {
 
 pub(crate) fn hundreds() {
     let setups = [
-        (1, 2, "copy", 700),
-        (1, 4, "resident", 200),
-        (2, 4, "copy", 150),
-        (2, 2, "resident", 600),
-        (2, 2, "copy over UDP", 800),
+        (1, 2, "shm", 700),
+        (1, 4, "shm", 200),
+        (2, 4, "shm", 150),
+        (2, 2, "shm", 600),
+        (2, 2, "UDP", 800),
     ];
     rounds(&setups, 100);
 }
 
 pub(crate) fn thousands() {
-    let setups = [
-        (1, 2, "copy", 10_000),
-        (1, 2, "resident", 10_000),
-        (2, 4, "copy", 1_500),
-        (2, 4, "resident", 1_500),
-        (2, 2, "copy over UDP", 5_000),
-    ];
+    let setups = [(1, 2, "shm", 10_000), (2, 4, "shm", 1_500), (2, 2, "UDP", 5_000)];
     rounds(&setups, 1_000);
 }
 
 /// Contexts stay on the NIC: operations of a suspended rank must wait, for a slice many times as long as all of them
 /// take.
 pub(crate) fn nothing_goes_on() {
-    let stage = stage(1, 2, 200, "resident");
+    let stage = stage(1, 2, 200, "shm");
     let itself = itself();
     let other = stage.client(2, &[&itself, "--vis", "1000000"]).spawn().unwrap();
     wait_until("it is there", || line(&stage, 1).is_some());
@@ -125,7 +119,7 @@ pub(crate) fn nothing_goes_on() {
 
 /// A rank dies at any time: while its job runs, or while it is suspended.
 pub(crate) fn a_rank_dies() {
-    let stage = stage(2, 4, 5, "copy");
+    let stage = stage(2, 4, 5, "shm");
     let itself = itself();
     let script = format!(
         "echo $$ > {}/rank-$GANG_JOB-$GANG_RANK; exec \"$0\" --vis \"$1\"",
@@ -170,23 +164,21 @@ fn ranks_of(stage: &Stage, job: u32) -> [u32; 4] {
 }
 
 pub(crate) fn no_checkpoint() {
-    for network in ["copy", "resident"] {
-        let stage = stage(1, 1, 5, network);
-        let folder = stage.path().join("saved");
-        let client = stage.client(1, &[&itself(), "--vis-saved"]).spawn().unwrap();
-        let mut why = String::new();
-        wait_until("it is refused", || match checkpoint(&stage, 1, &folder, false) {
-            Err(ClientError::Refused(said)) if said.contains("Virtual Interfaces") => {
-                why = said;
-                true
-            }
-            Err(ClientError::Refused(said)) if said.contains("can't be saved") => false,
-            Err(ClientError::Refused(said)) if said.contains("no job") => false,
-            other => panic!("{other:?}"),
-        });
-        assert!(why.contains("job 1: its ranks on host 0 have Virtual Interfaces"), "{why}");
-        assert!(!folder.exists());
-        checkpoint_soon(&stage, 1, &folder, true);
-        assert_eq!(said(client.wait_with_output().unwrap()).0, 137);
-    }
+    let stage = stage(1, 1, 5, "shm");
+    let folder = stage.path().join("saved");
+    let client = stage.client(1, &[&itself(), "--vis-saved"]).spawn().unwrap();
+    let mut why = String::new();
+    wait_until("it is refused", || match checkpoint(&stage, 1, &folder, false) {
+        Err(ClientError::Refused(said)) if said.contains("Virtual Interfaces") => {
+            why = said;
+            true
+        }
+        Err(ClientError::Refused(said)) if said.contains("can't be saved") => false,
+        Err(ClientError::Refused(said)) if said.contains("no job") => false,
+        other => panic!("{other:?}"),
+    });
+    assert!(why.contains("job 1: its ranks on host 0 have Virtual Interfaces"), "{why}");
+    assert!(!folder.exists());
+    checkpoint_soon(&stage, 1, &folder, true);
+    assert_eq!(said(client.wait_with_output().unwrap()).0, 137);
 }

@@ -68,7 +68,7 @@ impl Stage {
         Self::with_network(hosts, slots, slice_ms, "none")
     }
 
-    /// Starts such a stage with NICs, which copy contexts or keep them, as `network` says.
+    /// Starts such a stage with NICs over shared memory ("shm") or UDP ("UDP"), or without NICs ("none").
     pub(crate) fn with_network(
         hosts: u16,
         slots: u16,
@@ -91,9 +91,9 @@ impl Stage {
         let addresses: Vec<String> =
             sockets.iter().map(|it| it.local_addr().unwrap().to_string()).collect();
         drop(sockets);
-        let network = match network.strip_suffix(" over UDP") {
-            Some(mode) => format!("{mode} {}", addresses.join(",")),
-            None => network.to_owned(),
+        let network = match network {
+            "UDP" => format!("UDP {}", addresses.join(",")),
+            _ => network.to_owned(),
         };
         let mut stage = Self::empty(hosts, (slots, slice_ms), (network, freezer));
         let key = format!("1:{}", "5a".repeat(32));

@@ -39,7 +39,7 @@ const JOBS: [(&str, Option<&str>); 5] = [
 
 /// All jobs take turns on the slots of two hosts; messages of two of them go around meanwhile.
 pub(crate) fn is_listed() {
-    let stage = Stage::with_network(2, 2, 20, "resident");
+    let stage = Stage::with_network(2, 2, 20, "shm");
     wait_until("both hosts are there", || listing(&stage).hosts == [true, true]);
     let itself = std::env::current_exe().unwrap();
     let clients = JOBS.map(|(part, _)| {

@@ -2,13 +2,33 @@
 
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
+use midplane::gang::daemon;
 use midplane_kit::command_line::within;
 use midplane_nas::Class;
+use serde::Serialize;
 
-use crate::daemons::stage::Mode;
 use crate::fabric::Fabric;
 use crate::nas_rank::Name;
+
+/// Ways to switch contexts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// Kept on the NIC
+    Resident,
+    /// Copied out and in
+    Copy,
+}
+
+impl From<Mode> for daemon::Mode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Resident => Self::Resident,
+            Mode::Copy => Self::Copy,
+        }
+    }
+}
 
 /// Measure the cost of preemption for a parallel job: NAS kernels, gang scheduling
 ///
@@ -40,9 +60,10 @@ pub(crate) struct Arguments {
     /// Lengths of a slice in milliseconds, from 1 to 10,000
     #[arg(long, value_delimiter = ',', value_parser = within(1.0, 10_000.0), default_value = "100")]
     pub(crate) slice_ms: Vec<f64>,
-    /// Switching of contexts: copied out and in, or kept on the NIC (resident)
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "resident,copy")]
-    pub(crate) mode: Vec<Mode>,
+    /// Switching of contexts: copied out and in (copy; in virtual time alone), or kept on the NIC (resident). All that
+    /// the fabric has, if not given
+    #[arg(long, value_enum, value_delimiter = ',')]
+    mode: Vec<Mode>,
     /// Runs of each, from different seeds, for the confidence interval
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100), default_value = "3")]
     pub(crate) repeat: u32,
@@ -65,6 +86,25 @@ pub(crate) struct Arguments {
     /// Print one JSON document
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Arguments {
+    /// Returns the ways of switching contexts.
+    ///
+    /// # Errors
+    /// Contexts are to be copied in real time.
+    pub(crate) fn modes(&self) -> Result<&[Mode], String> {
+        let is_live = self.fabric != Fabric::Sim;
+        if is_live && self.mode.contains(&Mode::Copy) {
+            return Err("--mode copy: daemons of real processes keep contexts on the NIC; copies are in virtual time (--fabric sim)".to_owned());
+        }
+        let modes: &[Mode] = match (&self.mode[..], is_live) {
+            ([], true) => &[Mode::Resident],
+            ([], false) => &[Mode::Resident, Mode::Copy],
+            (given, _) => given,
+        };
+        Ok(modes)
+    }
 }
 
 fn ranks(text: &str) -> Result<u16, String> {

@@ -66,9 +66,8 @@ fn stages(arguments: &Arguments, case: &Case) -> Result<[Stage; 2], String> {
     // few daemons.
     let hosts = if arguments.fabric == Fabric::Udp { case.ranks.min(MAX_HOSTS) } else { 1 };
     let fabric = &arguments.fabric.to_string();
-    let (slots, mode) = (case.ranks / hosts, case.mode);
-    let stretch = Some(stretch(case));
-    let start = |slice_ms| Stage::start(Daemons { hosts, slots, slice_ms, stretch, fabric, mode });
+    let (slots, stretch) = (case.ranks / hosts, Some(stretch(case)));
+    let start = |slice_ms| Stage::start(Daemons { hosts, slots, slice_ms, stretch, fabric });
     Ok([start(FOR_EVER)?, start(case.slice_ms)?])
 }
 

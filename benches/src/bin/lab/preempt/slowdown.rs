@@ -156,13 +156,13 @@ pub(crate) fn measure(repeat: u32, case: &Case, alone: &Outcome) -> Run {
 }
 
 /// Returns all combinations of the arguments.
-fn cases(arguments: &Arguments) -> Vec<Case> {
+fn cases(arguments: &Arguments, modes: &[Mode]) -> Vec<Case> {
     let (phases, seed, computes) = (Phases::Two, arguments.seed, true);
     let mut cases = Vec::new();
     for &kernel in &arguments.kernel {
         for &class in &arguments.class {
             for &ranks in &arguments.ranks {
-                for &mode in &arguments.mode {
+                for &mode in modes {
                     let slices = arguments.slice_ms.iter();
                     cases.extend(slices.map(|&slice_ms| Case {
                         kernel,
@@ -185,7 +185,7 @@ fn cases(arguments: &Arguments) -> Vec<Case> {
 pub(crate) const PROGRESS: &str = "{bar:40} {pos}/{len} {msg}";
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    let cases = cases(arguments);
+    let cases = cases(arguments, arguments.modes()?);
     let mut of_ft = cases.iter().filter(|case| case.kernel == Name::Ft);
     if let Some(error) = of_ft.find_map(|case| Ft::begin(case.class, 0, case.ranks.into()).err()) {
         return Err(format!("--ranks: {error}").into());

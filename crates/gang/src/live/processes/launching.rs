@@ -16,7 +16,6 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::{Held, Processes, Waits, imaging};
-use crate::contexts::Mode;
 use crate::live::adopted;
 use crate::live::criu::SharedFiles;
 use crate::live::event::Event;
@@ -77,7 +76,7 @@ impl Processes {
         let ready = rights.and_then(|rights| {
             self.open_group(job)?;
             self.adopt(launch)?;
-            self.admit(job, &rights)?;
+            self.admit(job, &rights);
             self.limit(launch, own.len())?;
             Ok(rights)
         });
@@ -125,15 +124,11 @@ impl Processes {
     }
 
     /// Lets ranks of another user open ports on the NIC while the job is on this host.
-    fn admit(&mut self, job: JobId, rights: &Rights) -> Result<(), String> {
-        let (Some(nic), Some(user)) = (&self.nic, rights.uid()) else { return Ok(()) };
-        if nic.mode == Mode::Copy {
-            let why = "ranks of several users would share memory where contexts are copied: configure Mode::Resident";
-            return Err(why.into());
+    fn admit(&mut self, job: JobId, rights: &Rights) {
+        if let (Some(nic), Some(user)) = (&self.nic, rights.uid()) {
+            nic.admitted.add(user);
+            self.guests.insert(job, user);
         }
-        nic.admitted.add(user);
-        self.guests.insert(job, user);
-        Ok(())
     }
 
     /// Limits the memory of a job's ranks on this host to what they claim. Without the memory controller, reports that at the
