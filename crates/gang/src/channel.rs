@@ -195,12 +195,6 @@ impl Channel {
         }
         let length = total as u32;
         let Some(position) = self.place(length) else { return Err(SendError::Full) };
-        // The process may be suspended here, and another context may use the FIFOs until it is resumed.
-        let unfinished = [position, length.into(), self.sent + 1];
-        let [number, place, bytes] = geometry::UNFINISHED;
-        for (at, word) in [place, bytes, number].into_iter().zip(unfinished) {
-            self.store(at, &word.to_le_bytes());
-        }
         let at = geometry.send_byte(position);
         self.store(at, parts[0]);
         self.store(at + parts[0].len(), parts[1]);

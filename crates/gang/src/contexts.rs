@@ -11,7 +11,7 @@ use midplane_simhw::profile::HostProfile;
 use crate::channel::geometry::Geometry;
 use crate::channel::local_rings::{Layout, LocalRings, message_bytes};
 use crate::context::{ChannelContext, LocalMessage};
-use crate::controller::{ContextId, ContextOptions, ControlError, Controller, Unfinished};
+use crate::controller::{ContextId, ContextOptions, ControlError, Controller};
 use crate::names::{ChannelId, Epoch, JobId, Rank};
 use crate::node_core::message::Cluster;
 use crate::node_core::order::{Action, Launch, RestoredContexts};
@@ -84,8 +84,6 @@ struct Held {
     context: ContextId,
     /// The context's contents while the NIC does not have them; a copy of them if `is_copied`.
     saved: Option<ChannelContext>,
-    /// The message that the context's process was writing when it was stopped.
-    unfinished: Option<Unfinished>,
     /// True if the NIC still has the contents of `saved`.
     is_copied: bool,
 }
@@ -207,7 +205,7 @@ impl<H: Host> Contexts<H> {
             let context = controller.open_member(options, rings).await?;
             let is_copied = self.config.mode == Mode::Copy;
             let saved = is_copied.then(|| ChannelContext::fresh(Rank(rank), self.config.geometry));
-            let held = Held { rank, context, saved, unfinished: None, is_copied: false };
+            let held = Held { rank, context, saved, is_copied: false };
             self.held.insert((launch.job, at), held);
         }
         Ok(())
@@ -277,11 +275,10 @@ impl<H: Host> Contexts<H> {
     /// Copies the contents of a context out of the NIC. If `forget`, the NIC forgets them.
     async fn copy_out(&mut self, key: (JobId, usize), forget: bool) -> Result<(), ControlError> {
         let context = self.held[&key].context;
-        let unfinished = self.controllers[key.1].unfinished(context);
         let saved = self.controllers[key.1].save(context, forget).await?;
         self.pause(self.config.costs.of_save(saved.bytes())).await;
         if let Some(held) = self.held.get_mut(&key) {
-            (held.saved, held.unfinished, held.is_copied) = (Some(saved), unfinished, !forget);
+            (held.saved, held.is_copied) = (Some(saved), !forget);
         }
         Ok(())
     }
@@ -308,12 +305,9 @@ impl<H: Host> Contexts<H> {
             // If the contents were only copied, the NIC still has them.
             let is_there = std::mem::take(&mut held.is_copied);
             if let Some(saved) = held.saved.take().filter(|_| !is_there) {
-                let (context, unfinished) = (held.context, held.unfinished.take());
+                let context = held.context;
                 self.pause(self.config.costs.of_restore(saved.bytes())).await;
                 self.controllers[key.1].restore(context, &saved).await?;
-                if let Some(unfinished) = unfinished {
-                    self.controllers[key.1].restore_unfinished(context, &unfinished);
-                }
             }
         }
         Ok(())

@@ -21,7 +21,6 @@ use crate::channel::{Descriptor, gang};
 use crate::context::ChannelContext;
 use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
 
-pub(crate) use fifos::Unfinished;
 use fifos::{read_context, write_fifos};
 
 /// Initial size of the scratch region, in bytes.
@@ -429,20 +428,6 @@ impl Controller {
             .map_err(|_| ControlError::Saved("it knows too many peers"))?;
         self.put(&bytes)?;
         self.ask("restore a context", RESTORE, [handle, 0, 0], bytes.len()).await.map(|_| ())
-    }
-
-    /// Returns the message that the process of a parked context was writing when it was stopped.
-    ///
-    /// A real process may be stopped between any two instructions. For such a process, call this after
-    /// [`Controller::save`] and before another context uses the FIFOs. Returns `None` if the FIFOs' memory can't be
-    /// read.
-    pub(crate) fn unfinished(&self, context: ContextId) -> Option<Unfinished> {
-        Unfinished::read(self.opened(context))
-    }
-
-    /// Writes an unfinished message back, after [`Controller::restore`].
-    pub(crate) fn restore_unfinished(&self, context: ContextId, unfinished: &Unfinished) {
-        unfinished.write(self.opened(context));
     }
 
     /// Closes a context.

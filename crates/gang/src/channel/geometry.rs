@@ -9,7 +9,7 @@
 //! | 0 | 8 | messages ever put into the send FIFO | process |
 //! | 8 | 8 | messages ever taken out of the receive FIFO | process |
 //! | 16 | 16 | the process's wait state | process |
-//! | 32 | 24 | the message that the process is writing: its number plus one, position, bytes | process |
+//! | 32 | 32 | unused | |
 //! | 64 | 16 each | send records | process |
 //! | then | 16 each | receive records | NIC |
 //! | then | | bytes to be sent | process |
@@ -26,9 +26,6 @@ pub(crate) const RECORD_BYTES: usize = 16;
 const RECORDS: usize = 64;
 /// Offset of the count of sent messages.
 pub(crate) const SENT: usize = 0;
-/// Offsets of the words that describe the message the process is writing: number plus one, position, length. They are
-/// valid until the count of sent messages includes that message.
-pub(crate) const UNFINISHED: [usize; 3] = [32, 40, 48];
 /// Offset of the count of consumed messages.
 pub(crate) const CONSUMED: usize = 8;
 

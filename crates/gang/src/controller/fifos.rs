@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use crate::channel::Descriptor;
 use crate::channel::command::NicState;
-use crate::channel::geometry::{CONSUMED, RECORD_BYTES, Record, SENT, UNFINISHED};
+use crate::channel::geometry::{CONSUMED, Record, SENT};
 use crate::context::{ChannelContext, ReceivedMessage, SentMessage};
 use crate::names::Rank;
 use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
@@ -95,45 +95,6 @@ pub(super) fn write_fifos(descriptor: &Descriptor, saved: &ChannelContext) -> Op
     memory.write(SENT, &saved.sent().to_le_bytes()).ok()?;
     memory.write(CONSUMED, &saved.consumed.to_le_bytes()).ok()?;
     memory.write(WAIT_STATE, &saved.wait.emit(descriptor.handle)).ok()
-}
-
-/// A message that a process was writing into its send FIFO when it was stopped.
-#[derive(Clone, Debug)]
-pub(crate) struct Unfinished {
-    words: [u64; 3],
-    sent: u64,
-    /// The message's record and bytes, as far as they are written; `None` if the process was not writing one.
-    message: Option<([u8; RECORD_BYTES], Vec<u8>)>,
-}
-
-impl Unfinished {
-    pub(super) fn read(Descriptor { memory, geometry, .. }: &Descriptor) -> Option<Self> {
-        let words = UNFINISHED.map(|at| memory.word(at).unwrap_or(0));
-        let ([number, position, length], sent) = (words, memory.word(SENT)?);
-        let begins = position % u64::from(geometry.send.bytes);
-        let is_at_it = number == sent.wrapping_add(1)
-            && length <= geometry.message.into()
-            && begins + length <= geometry.send.bytes.into();
-        if !is_at_it {
-            return Some(Self { words, sent, message: None });
-        }
-        let (mut record, mut bytes) = ([0; RECORD_BYTES], vec![0; length as usize]);
-        memory.read(geometry.send_record(sent), &mut record).ok()?;
-        memory.read(geometry.send_byte(position), &mut bytes).ok()?;
-        Some(Self { words, sent, message: Some((record, bytes)) })
-    }
-
-    pub(super) fn write(&self, Descriptor { memory, geometry, .. }: &Descriptor) {
-        let write =
-            |at, bytes: &[u8]| memory.write(at, bytes).expect("this memory was read before");
-        for (at, word) in UNFINISHED.into_iter().zip(self.words) {
-            write(at, &word.to_le_bytes());
-        }
-        if let Some((record, bytes)) = &self.message {
-            write(geometry.send_record(self.sent), record);
-            write(geometry.send_byte(self.words[1]), bytes);
-        }
-    }
 }
 
 impl ChannelContext {
