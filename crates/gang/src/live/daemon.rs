@@ -61,6 +61,8 @@ const CHECK_EVERY: Duration = Duration::from_secs(5);
 const PAUSED: Duration = Duration::from_millis(200);
 /// Time in which a daemon that was paused receives what has arrived meanwhile, before its timeouts count.
 const CATCH_UP: Duration = Duration::from_millis(20);
+/// Most events that the event loop handles before it sends messages and replies, unless the daemon was paused.
+const EVENTS_PER_TURN: usize = 64;
 /// Most time that ranks get to exit after they are killed, when the daemon ends.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
@@ -295,11 +297,13 @@ async fn run(
 ) {
     let mut due = None;
     loop {
+        let mut most = EVENTS_PER_TURN;
         if due.is_some_and(|due| now() > due + PAUSED) {
             // This process was paused. Others are not silent; their messages are still in the sockets.
             sleep(CATCH_UP).await;
+            most = usize::MAX;
         }
-        for _ in 0..happens.len() {
+        for _ in 0..happens.len().min(most) {
             let Ok(event) = happens.try_recv() else { break };
             event_loop.handle(event);
         }

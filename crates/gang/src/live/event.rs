@@ -40,8 +40,8 @@ pub(super) enum Event {
     Refused(Refusal),
     /// A host has opened the connection for a job's streams or images.
     Link(u16, Purpose, Box<Link>),
-    /// A client has sent a request. The sender is for replies.
-    Request(Caller, Request, mpsc::Sender<Frame>),
+    /// A client has sent a request. The first sender is for replies; the second is dropped once the request is handled.
+    Request(Caller, Request, mpsc::Sender<Frame>, oneshot::Sender<()>),
     /// Result of testing whether a caller's checkpoint can be written. Writing it may still fail.
     Checked(Caller, Result<Request, String>),
     /// A client of a user asks to feed a job.

@@ -21,8 +21,8 @@ use crate::node_core::user::{Caller, User};
 
 /// Pause after a failed `accept`.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// Pause after a signal or a change of a terminal's size, so that no client floods the daemons with them.
-const BETWEEN_SIGNALS: Duration = Duration::from_millis(1);
+/// Pause after each request, so that no client floods the daemons with them.
+const BETWEEN_REQUESTS: Duration = Duration::from_millis(1);
 /// Most connections of one foreign user at a time. A command that follows a job has two.
 const MOST: usize = 256;
 /// Number of the next client's connection.
@@ -142,15 +142,16 @@ async fn requests(
                 feed((caller.user.clone(), job), &mut receiver, &reply, events).await;
             }
             request => {
-                let is_answered = !matches!(request, Request::Signal(_) | Request::Resize(_));
-                if is_answered {
-                    // A client that reads no replies is not heard further.
-                    drop(reply.reserve().await);
+                if !matches!(request, Request::Signal(_) | Request::Resize(_)) {
+                    // A client that has not read its replies is not heard further.
+                    drop(reply.reserve_many(streams::QUEUE).await);
                 }
-                let _ = events.send(Event::Request(caller.clone(), request, reply.clone()));
-                if !is_answered {
-                    sleep(BETWEEN_SIGNALS).await;
-                }
+                let (handled, is_handled) = oneshot::channel();
+                let event = Event::Request(caller.clone(), request, reply.clone(), handled);
+                let _ = events.send(event);
+                // The event loop only drops its end.
+                let _ = is_handled.await;
+                sleep(BETWEEN_REQUESTS).await;
             }
         }
     }
@@ -180,4 +181,42 @@ async fn feed(
         let _ = events.send(Event::Core(Input::Fed(job)));
     }
     let _ = events.send(Event::Unfed(job, feed));
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    /// Time in which an event would have arrived.
+    const SILENCE: Duration = Duration::from_millis(20);
+
+    /// Regression: the daemon answered thousands of requests of a client that read nothing, and had no memory left.
+    #[test]
+    fn a_client_that_reads_no_replies_is_not_heard_further() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let ((mut sender, _), (_, receiver)) = (link::local(ours), link::local(theirs));
+            let (events, mut happens) = mpsc::unbounded_channel();
+            let (reply, mut replies) = mpsc::channel(streams::QUEUE);
+            let caller = Caller { client: 1, user: User::default() };
+            tokio::spawn(async move { requests(caller, receiver, reply, &events).await });
+            for _ in 0..100 {
+                sender.send(&Frame::message(&Request::Slices)).await.unwrap();
+            }
+            for _ in 0..3 {
+                let event = happens.recv().await;
+                let Some(Event::Request(_, Request::Slices, reply, handled)) = event else {
+                    panic!("no request")
+                };
+                assert!(timeout(SILENCE, happens.recv()).await.is_err(), "one is being handled");
+                reply.try_send(Frame::message(&Reply::Done)).unwrap();
+                drop(handled);
+                assert!(timeout(SILENCE, happens.recv()).await.is_err(), "a reply is not read");
+                assert!(replies.recv().await.is_some());
+            }
+        });
+    }
 }
