@@ -40,6 +40,7 @@ use super::record::Record;
 use super::refusals::{Right, report};
 use super::rights::Users;
 use super::routes::Routes;
+use super::snapshot::Budget;
 use super::{criu, priority};
 use crate::firmware::Gang;
 use crate::node_core::replica::Durable;
@@ -135,6 +136,7 @@ pub async fn serve(
         patience,
         root: root_is,
         events,
+        budget: Budget::default(),
     };
     let (channels, changes) = (nic.channels.clone(), RootChanges { root, above, record });
     let event_loop =

@@ -11,6 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use super::event::Event;
 use super::link::{self, Credentials, Frame, Link};
+use super::snapshot::Budget;
 use super::streams;
 use crate::names::JobId;
 use crate::node_core::election::Ballot;
@@ -35,6 +36,8 @@ pub(super) struct Routes {
     pub(super) patience: Duration,
     pub(super) root: watch::Receiver<Option<u16>>,
     pub(super) events: mpsc::UnboundedSender<Event>,
+    /// Limits the chunks of states from the daemons below this one.
+    pub(super) budget: Budget,
 }
 
 impl Routes {
@@ -159,6 +162,7 @@ mod tests {
                 patience: PATIENCE,
                 root: root_is,
                 events,
+                budget: Budget::default(),
             };
             let ((output, from_ranks), (to_rank, _input)) = (mpsc::channel(1), mpsc::channel(1));
             routes.carry(JobId(1), from_ranks, to_rank);

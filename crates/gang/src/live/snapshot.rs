@@ -37,7 +37,7 @@ pub(crate) const SNAPSHOTS: &str = "GANG_SNAPSHOTS";
 const BETWEEN: Duration = Duration::from_millis(1);
 
 /// Most chunks of states that wait for a daemon's connection to its parent.
-const WAITING: usize = 64;
+pub(super) const WAITING: usize = 64;
 
 const FRESH: u8 = b'F';
 const RESTORED: u8 = b'R';
@@ -157,7 +157,7 @@ fn read_state(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     if read as u64 == length { Ok(state) } else { Err(ErrorKind::UnexpectedEof.into()) }
 }
 
-/// Limits the chunks of all ranks' states that wait for the connection to the parent. Clones share the limit.
+/// Limits the chunks of ranks' states that wait for the connection to the parent. Clones share the limit.
 #[derive(Clone, Debug)]
 pub(super) struct Budget(Arc<Semaphore>);
 
@@ -169,7 +169,7 @@ impl Default for Budget {
 
 /// A chunk's bytes, which count until they are sent and dropped.
 struct Counted {
-    bytes: Vec<u8>,
+    bytes: Bytes,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -181,9 +181,10 @@ impl AsRef<[u8]> for Counted {
 
 impl Budget {
     /// Counts a chunk's bytes. Waits until few enough others are counted.
-    async fn count(&self, bytes: Vec<u8>) -> io::Result<Bytes> {
-        let _permit = Arc::clone(&self.0).acquire_owned().await.map_err(io::Error::other)?;
-        Ok(Bytes::from_owner(Counted { bytes, _permit }))
+    pub(super) async fn count(&self, bytes: Bytes) -> Bytes {
+        let permit = Arc::clone(&self.0).acquire_owned().await;
+        let _permit = permit.expect("the semaphore is never closed");
+        Bytes::from_owner(Counted { bytes, _permit })
     }
 }
 
@@ -258,7 +259,7 @@ async fn hear(
                     let length = bytes.len() as u64;
                     left -= length;
                     is_last = left == 0;
-                    let (kind, bytes) = (ChunkKind::State, budget.count(bytes).await?);
+                    let (kind, bytes) = (ChunkKind::State, budget.count(bytes.into()).await);
                     said(RankEvent::Chunk(StateChunk { kind, at, bytes, is_last }));
                     at += length;
                 }

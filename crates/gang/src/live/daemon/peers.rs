@@ -5,18 +5,17 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use super::super::event::Event;
-use super::super::link::{self, Frame, Link};
+use super::super::link::{self, Frame, Link, Sender};
 use super::super::refusals::{Refusal, report};
 use super::super::routes::Routes;
 use super::clients;
 use super::unauthenticated::Unauthenticated;
-use crate::node_core::message::{Cluster, Down, Hello, Purpose, Up};
+use crate::node_core::message::{Cluster, Down, Hello, Purpose, RankEvent, Up};
 use crate::node_core::user::User;
 use crate::node_core::{Input, Peer};
 
@@ -46,7 +45,7 @@ pub(super) async fn take(listener: TcpListener, routes: Routes, cluster: Cluster
             let Some((Hello { host, purpose }, link)) = admitted else { return };
             let events = &routes.events;
             match purpose {
-                Purpose::Child(_) => serve_child((host, connection), link, events).await,
+                Purpose::Child(_) => serve_child((host, connection), link, &routes).await,
                 Purpose::Streams(_) | Purpose::Images(..) => {
                     let _ = events.send(Event::Link(host, purpose, Box::new(link)));
                 }
@@ -103,45 +102,43 @@ async fn admit(
     (fits && host < cluster.hosts && host != routes.host).then_some((hello, link))
 }
 
+/// Serves a child until its connection ends. Reads no further while too many chunks of ranks' states wait for the
+/// connection to the parent.
 async fn serve_child(
     (host, connection): (u16, u64),
-    link: Link,
-    events: &mpsc::UnboundedSender<Event>,
+    (sender, mut receiver): Link,
+    routes: &Routes,
 ) {
     let (to, orders) = mpsc::unbounded_channel::<Down>();
+    let events = &routes.events;
     let _ = events.send(Event::Child { host, connection, to });
-    // A child that the node core does not admit, or has lost, receives no further messages.
-    exchange(link, orders, |up| events.send(Event::Core(Input::Up(connection, up))).is_ok()).await;
-    let _ = events.send(Event::ChildLost(connection));
-}
-
-/// Sends messages and passes received ones to `take`, until the connection ends, `messages` closes, or `take` returns
-/// false.
-async fn exchange<T: DeserializeOwned>(
-    (mut sender, mut receiver): Link,
-    mut messages: mpsc::UnboundedReceiver<impl Serialize>,
-    mut take: impl FnMut(T) -> bool,
-) {
-    let writing = async {
-        while let Some(message) = messages.recv().await {
-            if let Err(error) = sender.send(&Frame::message(&message)).await {
-                if error.kind() == io::ErrorKind::InvalidInput {
-                    report(format_args!("a connection with another host ends: {error}"));
-                }
-                return;
-            }
-        }
-    };
     let reading = async {
-        while let Ok(Some(message)) = receiver.message().await {
-            if !take(message) {
+        while let Ok(Some(mut up)) = receiver.message::<Up>().await {
+            if let Up::Rank { event: RankEvent::Chunk(chunk), .. } = &mut up {
+                chunk.bytes = routes.budget.count(std::mem::take(&mut chunk.bytes)).await;
+            }
+            if events.send(Event::Core(Input::Up(connection, up))).is_err() {
                 return;
             }
         }
     };
     tokio::select! {
         () = reading => {}
-        () = writing => {}
+        // A child that the node core does not admit, or has lost, receives no further messages.
+        () = send_all(sender, orders) => {}
+    }
+    let _ = events.send(Event::ChildLost(connection));
+}
+
+/// Sends messages until the connection ends or `messages` closes.
+async fn send_all(mut sender: Sender, mut messages: mpsc::UnboundedReceiver<impl Serialize>) {
+    while let Some(message) = messages.recv().await {
+        if let Err(error) = sender.send(&Frame::message(&message)).await {
+            if error.kind() == io::ErrorKind::InvalidInput {
+                report(format_args!("a connection with another host ends: {error}"));
+            }
+            return;
+        }
     }
 }
 
@@ -201,17 +198,77 @@ pub(super) async fn stay_below(
 
 /// Receives from the daemon above until the connection ends or the daemon cuts it. Returns whether any message was
 /// received.
-async fn stay(link: Link, events: &mpsc::UnboundedSender<Event>) -> bool {
+async fn stay((sender, mut receiver): Link, events: &mpsc::UnboundedSender<Event>) -> bool {
     let (to, reports) = mpsc::unbounded_channel::<Up>();
     let _ = events.send(Event::Parent(to));
     let mut was_admitted = false;
-    exchange(link, reports, |down| {
-        was_admitted = true;
-        let is_cut = down == Down::Cut;
-        let _ = events.send(Event::Core(Input::Down(down)));
-        !is_cut
-    })
-    .await;
+    let reading = async {
+        while let Ok(Some(down)) = receiver.message::<Down>().await {
+            was_admitted = true;
+            let is_cut = down == Down::Cut;
+            let _ = events.send(Event::Core(Input::Down(down)));
+            if is_cut {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = reading => {}
+        () = send_all(sender, reports) => {}
+    }
     let _ = events.send(Event::Core(Input::Disconnected(Peer::Parent)));
     was_admitted
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use tokio::net::UnixStream;
+
+    use super::super::super::snapshot::{Budget, WAITING};
+    use super::*;
+    use crate::names::JobId;
+    use crate::node_core::state_chunk::{ChunkKind, StateChunk};
+
+    /// Time in which an event would have arrived.
+    const SILENCE: Duration = Duration::from_millis(50);
+
+    /// Regression: a daemon read the states of all ranks below it as fast as they were sent, whatever its connection to
+    /// the root sent.
+    #[test]
+    fn chunks_from_below_wait_until_the_parent_has_taken_others() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let ((mut sender, _receiver), link) = (link::local(ours), link::local(theirs));
+            let ((_root, root), (events, mut happens)) =
+                (watch::channel(None), mpsc::unbounded_channel());
+            let routes = Routes {
+                host: 1,
+                addresses: Vec::new().into(),
+                credentials: None,
+                patience: SILENCE,
+                root,
+                events,
+                budget: Budget::default(),
+            };
+            tokio::spawn(async move { serve_child((2, 1), link, &routes).await });
+            let (kind, bytes) = (ChunkKind::State, Bytes::from_static(b"1"));
+            let chunk = StateChunk { kind, at: 0, bytes, is_last: true };
+            let up = Up::Rank { job: JobId(1), rank: 0, event: RankEvent::Chunk(chunk) };
+            for _ in 0..=WAITING {
+                sender.send(&Frame::message(&up)).await.unwrap();
+            }
+            assert!(matches!(happens.recv().await, Some(Event::Child { .. })));
+            let mut waiting = Vec::new();
+            for _ in 0..WAITING {
+                waiting.push(happens.recv().await);
+            }
+            assert!(timeout(SILENCE, happens.recv()).await.is_err());
+            // The connection to the parent has sent one.
+            drop(waiting.pop());
+            let next = happens.recv().await;
+            assert!(matches!(next, Some(Event::Core(Input::Up(1, next))) if next == up));
+        });
+    }
 }
