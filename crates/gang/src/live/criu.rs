@@ -65,17 +65,15 @@ pub(super) struct DumpedRank {
     pub(super) files: SharedFiles,
 }
 
-/// A folder of the daemon, removed when this is dropped.
+/// A folder of the daemon in its base folder, removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct ImageFolder(PathBuf);
 
 impl ImageFolder {
-    /// Creates a folder that only this user can access.
-    pub(super) fn new(base: &Path) -> Result<Self, String> {
+    /// Chooses a folder, which does not exist yet.
+    pub(super) fn new(base: &Path) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let folder = base.join(NEXT.fetch_add(1, Ordering::Relaxed).to_string());
-        create(&folder)?;
-        Ok(Self(folder))
+        Self(base.join(NEXT.fetch_add(1, Ordering::Relaxed).to_string()))
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -1,5 +1,6 @@
 //! Images of jobs' processes on this host: dumps them while their job is kept suspended, and restores them.
 
+use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
@@ -93,6 +94,7 @@ impl Processes {
         let mut own_routes = routes.clone();
         let started = priority::spawn(move || {
             let dumped = prepared.and_then(|(group, ranks, folder)| {
+                create(&folder)?;
                 criu::dump(&group, &ranks, folder.path())?;
                 Ok((ranks, folder))
             });
@@ -115,7 +117,7 @@ impl Processes {
         }
     }
 
-    /// Returns the input of a dump: the job's control group, its ranks, and a new folder.
+    /// Returns the input of a dump: the job's control group, its ranks, and a folder to create.
     fn prepare(&mut self, job: JobId) -> Result<(PathBuf, Vec<DumpedRank>, ImageFolder), String> {
         if !self.users.has_all() {
             return Err("the host's daemon is not root's, and CRIU needs root".into());
@@ -130,7 +132,7 @@ impl Processes {
             }
         });
         let ranks = ranks.collect::<Result<_, String>>()?;
-        Ok((group, ranks, self.image_folder()?))
+        Ok((group, ranks, self.image_folder()))
     }
 
     /// Returns the folder of a job's control group.
@@ -140,8 +142,8 @@ impl Processes {
         group.ok_or_else(|| why.into())
     }
 
-    /// Creates a folder for images, and at first use also its base folder.
-    fn image_folder(&mut self) -> Result<ImageFolder, String> {
+    /// Chooses a folder for images. A thread must create it, because its disk may hang.
+    fn image_folder(&mut self) -> ImageFolder {
         let base = match &self.images {
             Some(base) => base.clone(),
             None => {
@@ -149,7 +151,6 @@ impl Processes {
                 // Other users could create a folder of a name that they know.
                 let random = RandomState::new().hash_one(());
                 let base = disk.join(format!("gangd-{}-{random:016x}", std::process::id()));
-                criu::create(&base)?;
                 self.reaper.hold(Leftover::Folder(base.clone()));
                 self.images.insert(base).clone()
             }
@@ -209,7 +210,7 @@ impl Processes {
             return Err("only root restores images of processes, by a daemon of root".into());
         }
         let group = self.group_of(launch.job)?;
-        let images = Arc::new(self.image_folder()?);
+        let images = Arc::new(self.image_folder());
         let (mut all, mut waiting) = (Vec::new(), Vec::new());
         for rank in own {
             let folder = criu::of_rank(images.path(), *rank);
@@ -225,8 +226,8 @@ impl Processes {
         let (ranks, job) = (own.to_vec(), launch.job);
         let (mut routes, runtime) = (routes.clone(), tokio::runtime::Handle::current());
         priority::spawn(move || {
-            let fetched = criu::probe();
-            let fetched = fetched
+            let fetched = criu::probe()
+                .and_then(|()| create(&images))
                 .and_then(|()| runtime.block_on(fetch(&mut routes, job, (&ranks, images.path()))));
             if let Err(why) = fetched {
                 for pipe in &mut waiting {
@@ -303,6 +304,19 @@ impl Processes {
     }
 }
 
+/// Creates a folder for images, and at first use also its base folder. Blocks while their disk hangs.
+fn create(folder: &ImageFolder) -> Result<(), String> {
+    let path = folder.path();
+    let base = path.parent().unwrap_or(path);
+    let created = criu::create(base);
+    match fs::symlink_metadata(base) {
+        // Other users could create the folder once an error has named it.
+        Ok(metadata) => image_link::check_owner(base, &metadata)?,
+        Err(_) => created?,
+    }
+    criu::create(path)
+}
+
 /// Sends the images of a job's ranks on this host to the root.
 async fn send(
     routes: &mut Routes,
@@ -345,4 +359,27 @@ async fn fetch(
     let link = open(routes, job, Epoch(0)).await;
     let (_sender, mut receiver) = link.ok_or("the root can't be reached")?;
     image_link::receive(&mut receiver, folder, ranks, || ()).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// Regression: the event loop created the folders itself, and blocked while their disk hung.
+    #[test]
+    fn a_folder_that_can_t_be_created_is_reported_by_a_thread() {
+        let disk = tempfile::tempdir().unwrap();
+        let base = disk.path().join("images");
+        let folders = [(); 3].map(|()| ImageFolder::new(&base));
+        assert!(!base.exists());
+        folders[..2].iter().for_each(|folder| create(folder).unwrap());
+        assert!(folders[..2].iter().all(|folder| folder.path().is_dir()));
+        fs::set_permissions(&base, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(create(&folders[2]).unwrap_err().contains("may have written it"));
+        let lost = ImageFolder::new(&disk.path().join("missing/images"));
+        let why = create(&lost).unwrap_err();
+        assert!(why.contains("missing/images: No such file"), "{why}");
+    }
 }
