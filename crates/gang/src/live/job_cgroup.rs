@@ -210,7 +210,7 @@ pub(super) fn clear(folder: &Path) {
 /// Removes a group and the groups below it, as far as they are empty.
 fn remove_with_all_below(folder: &Path) {
     for group in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if group.path().is_dir() {
+        if group.file_type().is_ok_and(|it| it.is_dir()) {
             remove_with_all_below(&group.path());
         }
     }
@@ -355,12 +355,11 @@ impl JobCgroup {
         }
     }
 
-    /// Removes the group if it is empty. Returns whether it no longer exists.
+    /// Removes the group and those that its processes have made below it, as far as they are empty. Returns whether the
+    /// group no longer exists.
     pub(super) fn remove(&self) -> bool {
-        match fs::remove_dir(&self.folder) {
-            Ok(()) => true,
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
-        }
+        remove_with_all_below(&self.folder);
+        !self.folder.exists()
     }
 }
 
@@ -386,6 +385,24 @@ mod tests {
         let cgroups = JobCgroups { folder, has_memory: false, lack_of_memory: None };
         fs::create_dir(own.path().join("job-1")).unwrap();
         assert_eq!(cgroups.create("job-1").unwrap(), own.path().join("job-1.1"));
+    }
+
+    /// Regression: the group of a job that had made groups of its own was never removed, and its files stayed open.
+    #[test]
+    fn a_group_with_empty_groups_below_it_is_removed() {
+        let own = tempfile::tempdir().unwrap();
+        let folder = own.path().join("job-1");
+        fs::create_dir_all(folder.join("one/inner")).unwrap();
+        let files = [FREEZE, EVENTS, KILL].map(|name| folder.join(name));
+        files.iter().for_each(|file| fs::write(file, "").unwrap());
+        let group = JobCgroup::open_own(folder.clone()).unwrap();
+        // A group's own files don't keep the system from removing it.
+        files.iter().for_each(|file| fs::remove_file(file).unwrap());
+        let busy = folder.join("one/busy");
+        fs::write(&busy, "").unwrap();
+        assert!(!group.remove() && folder.exists());
+        fs::remove_file(&busy).unwrap();
+        assert!(group.remove() && !folder.exists());
     }
 
     /// Regression: without a descriptor left, the daemon killed no process of the group.
