@@ -246,7 +246,8 @@ pub(crate) struct RingEnds {
 }
 
 impl RingEnds {
-    /// Opens a rank's ends, at the positions of an earlier process of the rank; `None` if the rank has no rings.
+    /// Opens a rank's ends, at the positions of an earlier process of the rank; `None` if the rank has no rings. Wakes
+    /// all other ranks.
     ///
     /// # Panics
     /// If the ranks are processes, and the current runtime's I/O is not enabled.
@@ -279,6 +280,10 @@ impl RingEnds {
             full,
         };
         ends.unpark();
+        // An earlier process may have been killed after it published a message or room, and before it rang.
+        for at in (0..ends.senders.len()).filter(|at| *at != own) {
+            ends.rings.bells.ring(at);
+        }
         Ok(Some(ends))
     }
 

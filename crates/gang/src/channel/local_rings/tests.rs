@@ -208,16 +208,19 @@ async fn exchange(rings: LocalRings, rank: u16, count: u32) {
     ends.offer();
 }
 
+/// Counts wake-ups.
+struct Count(AtomicUsize);
+
+impl std::task::Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// Regression: a sender cleared the receiver's word before it rang. If it was killed in between, no other sender woke
 /// the receiver.
 #[test]
 fn each_sender_wakes_a_parked_receiver_and_only_once() {
-    struct Count(AtomicUsize);
-    impl std::task::Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
     let rings = rings(&[0, 0, 0]);
     let (mut senders, mut receiver) = ([0, 2].map(|rank| open(&rings, rank)), open(&rings, 4));
     let wakes = Arc::new(Count(AtomicUsize::new(0)));
@@ -238,6 +241,22 @@ fn each_sender_wakes_a_parked_receiver_and_only_once() {
     let mut next = open(&rings, 4);
     assert!(next.park(&mut context, News::Message) && senders[0].push(Rank(4), [b"message", &[]]));
     assert_eq!(wakes.0.load(Ordering::Relaxed), 5);
+}
+
+/// Regression: the receiver slept for ever, because the next process did not know of the message.
+#[test]
+fn the_next_process_of_a_killed_rank_wakes_what_it_left_asleep() {
+    let rings = rings(&[0, 0]);
+    let (mut sender, mut receiver) = (open(&rings, 0), open(&rings, 2));
+    let wakes = Arc::new(Count(AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&wakes));
+    assert!(receiver.park(&mut Context::from_waker(&waker), News::Message));
+    // The process is killed before it rings.
+    assert!(sender.senders[1].push(&rings.memory, Rank(0), [b"message", &[]]));
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 0);
+    let _next = open(&rings, 0);
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+    assert!(take(&mut receiver).is_some());
 }
 
 /// Regression: a send to a full ring polled without an end while a message to its own rank was unread.
