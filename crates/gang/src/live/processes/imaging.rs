@@ -27,7 +27,7 @@ use crate::names::{Epoch, JobId};
 use crate::node_core::message::{End, Member, Purpose, RankEvent};
 use crate::node_core::order::Launch;
 
-/// Number of attempts to dial the root with images, and the interval between them.
+/// Number of attempts to dial the root for images, and the interval between any two attempts.
 const DIALS: usize = 100;
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Default folder for images, if `TMPDIR` is not set. It is on disk, while `/tmp` may be in memory.
@@ -82,7 +82,8 @@ impl Processes {
         }
         if self.holds.contains_key(&job) {
             let why = "an earlier checkpoint of the job is still being given up: try again".into();
-            tokio::spawn(async move { refuse(&mut routes, job, epoch, why).await });
+            let goes = AtomicBool::new(false);
+            tokio::spawn(async move { refuse(&mut routes, (job, epoch), why, &goes).await });
             return;
         }
         // The images contain priorities.
@@ -91,7 +92,7 @@ impl Processes {
         let goes = Arc::new(AtomicBool::new(false));
         self.holds.insert(job, Hold { runs: false, is_dumped: false, goes: Arc::clone(&goes) });
         let (events, runtime) = (self.events.clone(), tokio::runtime::Handle::current());
-        let mut own_routes = routes.clone();
+        let (mut own_routes, own_goes) = (routes.clone(), Arc::clone(&goes));
         let started = priority::spawn(move || {
             let dumped = prepared.and_then(|(group, ranks, folder)| {
                 create(&folder)?;
@@ -104,16 +105,18 @@ impl Processes {
             }
             runtime.block_on(async {
                 match dumped {
-                    Err(why) => refuse(&mut routes, job, epoch, why).await,
+                    Err(why) => refuse(&mut routes, (job, epoch), why, &goes).await,
                     Ok((ranks, folder)) => {
-                        send(&mut routes, (job, epoch), (&ranks, folder.path())).await;
+                        send(&mut routes, (job, epoch), (&ranks, folder.path()), &goes).await;
                     }
                 }
             });
         });
         if let Err(why) = started {
             let _ = self.events.send(Event::DumpEnded(job));
-            tokio::spawn(async move { refuse(&mut own_routes, job, epoch, why).await });
+            tokio::spawn(async move {
+                refuse(&mut own_routes, (job, epoch), why, &own_goes).await;
+            });
         }
     }
 
@@ -317,13 +320,14 @@ fn create(folder: &ImageFolder) -> Result<(), String> {
     criu::create(path)
 }
 
-/// Sends the images of a job's ranks on this host to the root.
+/// Sends the images of a job's ranks on this host to the root, unless `goes` is set before the root can be reached.
 async fn send(
     routes: &mut Routes,
-    (job, epoch): (JobId, Epoch),
+    of: (JobId, Epoch),
     (ranks, folder): (&[DumpedRank], &Path),
+    goes: &AtomicBool,
 ) {
-    let Some((mut sender, _receiver)) = open(routes, job, epoch).await else { return };
+    let Some((mut sender, _receiver)) = open_unless(routes, of, goes).await else { return };
     match image_link::list(folder, ranks.iter().map(|it| it.rank)) {
         Err(why) => image_link::send_failure(&mut sender, why).await,
         Ok(files) => {
@@ -335,19 +339,33 @@ async fn send(
     }
 }
 
-async fn refuse(routes: &mut Routes, job: JobId, epoch: Epoch, why: String) {
-    let Some((mut sender, _receiver)) = open(routes, job, epoch).await else { return };
+/// Reports to the root why there are no images, unless `goes` is set before the root can be reached.
+async fn refuse(routes: &mut Routes, of: (JobId, Epoch), why: String, goes: &AtomicBool) {
+    let Some((mut sender, _receiver)) = open_unless(routes, of, goes).await else { return };
     image_link::send_failure(&mut sender, why).await;
 }
 
-async fn open(routes: &mut Routes, job: JobId, epoch: Epoch) -> Option<Link> {
-    for _ in 0..DIALS {
+/// Connects to the root, which keeps the job suspended until then, however long that takes. Returns `None` once `goes`
+/// is set.
+async fn open_unless(routes: &mut Routes, of: (JobId, Epoch), goes: &AtomicBool) -> Option<Link> {
+    open(routes, of, || goes.load(Ordering::Relaxed)).await
+}
+
+/// Connects to the root for images of a job. After each failed attempt, returns `None` if `gives_up` returns true.
+async fn open(
+    routes: &mut Routes,
+    (job, epoch): (JobId, Epoch),
+    mut gives_up: impl FnMut() -> bool,
+) -> Option<Link> {
+    loop {
         if let Some((_, link)) = routes.open(Purpose::Images(job, epoch)).await {
             return Some(link);
         }
+        if gives_up() {
+            return None;
+        }
         sleep(RETRY_INTERVAL).await;
     }
-    None
 }
 
 /// Fetches the images of a job's ranks on this host from the root.
@@ -356,7 +374,8 @@ async fn fetch(
     job: JobId,
     (ranks, folder): (&[u16], &Path),
 ) -> Result<(), String> {
-    let link = open(routes, job, Epoch(0)).await;
+    let mut dials = 1..DIALS;
+    let link = open(routes, (job, Epoch(0)), || dials.next().is_none()).await;
     let (_sender, mut receiver) = link.ok_or("the root can't be reached")?;
     image_link::receive(&mut receiver, folder, ranks, || ()).await.map(drop)
 }
@@ -365,7 +384,10 @@ async fn fetch(
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use tokio::sync::{mpsc, watch};
+
     use super::*;
+    use crate::live::snapshot::Budget;
 
     /// Regression: the event loop created the folders itself, and blocked while their disk hung.
     #[test]
@@ -381,5 +403,39 @@ mod tests {
         let lost = ImageFolder::new(&disk.path().join("missing/images"));
         let why = create(&lost).unwrap_err();
         assert!(why.contains("missing/images: No such file"), "{why}");
+    }
+
+    /// Regression: the host gave its images up after five seconds, and the root kept the job suspended.
+    #[test]
+    fn the_root_hears_of_a_dump_however_late_it_can_be_reached() {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let ((root, root_is), (events, mut happens)) =
+                (watch::channel(Some(1)), mpsc::unbounded_channel());
+            let mut routes = Routes {
+                host: 0,
+                addresses: Vec::new().into(),
+                credentials: None,
+                patience: RETRY_INTERVAL,
+                root: root_is,
+                events,
+                budget: Budget::default(),
+            };
+            let of = (JobId(1), Epoch(2));
+            // Host 1 can't be dialled.
+            refuse(&mut routes, of, "no disk".into(), &AtomicBool::new(true)).await;
+            let goes = AtomicBool::new(false);
+            tokio::spawn(async move { refuse(&mut routes, of, "no disk".into(), &goes).await });
+            sleep(Duration::from_secs(60)).await;
+            assert!(happens.try_recv().is_err());
+            root.send_replace(Some(0));
+            let event = happens.recv().await;
+            let Some(Event::Link(0, Purpose::Images(JobId(1), Epoch(2)), mut link)) = event else {
+                panic!("no link")
+            };
+            let received = image_link::receive(&mut link.1, Path::new(""), &[], || ()).await;
+            assert_eq!(received.unwrap_err(), "no disk");
+        });
     }
 }
