@@ -1,9 +1,10 @@
 //! Connects the node core with a real daemon: passes events to it, and carries out its effects.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use midplane_simhw::time::Instant;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use super::checkpoints::Checkpoints;
@@ -17,7 +18,7 @@ use super::record::Record;
 use super::refusals::{Refusal, Refusals};
 use super::rights::{Rights, Users};
 use super::routes::Routes;
-use super::streams::{self, Opened, Outlet};
+use super::streams::{self, Opened, Outlet, SharedInput};
 use crate::names::JobId;
 use crate::node_core::message::{Down, Purpose, Reply, Request, Up, Word};
 use crate::node_core::order::Launch;
@@ -34,8 +35,8 @@ struct JobStreams {
     feed: Option<mpsc::Sender<Frame>>,
     /// A waiting connection, which feeds the job once the present one has ended.
     next_feed: Option<oneshot::Sender<mpsc::Sender<Frame>>>,
-    /// Receiver of the job's input, until the host of rank 0 takes it.
-    input: Option<mpsc::Receiver<Frame>>,
+    /// The job's input, for the link of the host of rank 0.
+    input: SharedInput,
 }
 
 impl JobStreams {
@@ -342,13 +343,10 @@ impl EventLoop {
             // Also if the client has left: its connection stays open as long as a stream has its sender.
             drop(self.streams.remove(&over.job));
         }
-        let Some(to) = self.clients.get(&client) else { return };
+        let Some(to) = self.clients.get(&client).cloned() else { return };
+        post(&to, Frame::message(reply));
         if let Reply::Accepted(job) = reply {
-            let to = to.clone();
             let _ = self.streams_of(*job).client.send_replace(Some(to));
-        }
-        if let Some(to) = self.clients.get(&client) {
-            post(to, Frame::message(reply));
         }
     }
 
@@ -369,7 +367,7 @@ impl EventLoop {
             let (feed, input) = mpsc::channel(streams::QUEUE);
             let (client, output) = watch::channel(None);
             let output = Outlet::new(output);
-            let (feed, input) = (Some(feed), Some(input));
+            let (feed, input) = (Some(feed), Arc::new(Mutex::new(input)));
             JobStreams { client, output, feed, next_feed: None, input }
         })
     }
@@ -397,17 +395,13 @@ impl EventLoop {
         }
         let has_rank_0 = ranks.contains(&0);
         let streams = self.streams_of(job);
-        let input = if has_rank_0 { streams.input.take() } else { None };
+        let input = has_rank_0.then(|| Arc::clone(&streams.input));
         let ends = (streams.output.clone(), input);
         let routes = self.routes.clone();
         tokio::spawn(async move {
-            let carried = async {
-                let feeding = streams::at_root(link, &ranks, ends, &routes).await;
-                let _ = routes.events.send(Event::Core(Input::StreamsDone(host, job)));
-                feeding.finish().await;
-            };
+            let done = || drop(routes.events.send(Event::Core(Input::StreamsDone(host, job))));
             tokio::select! {
-                () = carried => {}
+                () = streams::at_root(link, &ranks, ends, &routes, done) => {}
                 // The link ends, so that the host connects to the next root with further output.
                 () = routes.root_leaves(routes.host) => {}
             }

@@ -12,12 +12,11 @@ use midplane_simhw::time::Instant;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use super::clock::now;
-use super::link::{Frame, Link, Receiver, Sender, Stream};
+use super::link::{Frame, Link, Sender, Stream};
 use super::routes::Routes;
 
 /// The daemon's ends of a started rank's standard streams.
@@ -219,59 +218,112 @@ pub(super) async fn to_root(
     is_done
 }
 
-/// Carries a job's streams at the root, between the link of the host of these ranks and the client, until the ranks
-/// have closed their output. Returns what carries the input further.
+/// The input of a job's rank 0, at the root. Only one link at a time takes frames from it.
+pub(super) type SharedInput = Arc<tokio::sync::Mutex<mpsc::Receiver<Frame>>>;
+
+/// Carries a job's streams at the root, between the link of the host of these ranks and the client, until input and
+/// output have ended, the link has ended, or the job is over. Calls `done` once the ranks have closed their output. The
+/// host's next link carries what this one has not.
 pub(super) async fn at_root(
     (mut sender, mut receiver): Link,
     ranks: &BTreeSet<u16>,
-    (mut output, input): (Outlet, Option<mpsc::Receiver<Frame>>),
+    (mut output, input): (Outlet, Option<SharedInput>),
     routes: &Routes,
-) -> Feeding {
-    let (mut writing, (host, root)) = (JoinSet::new(), (routes.host, routes.root.clone()));
-    writing.spawn(async move {
-        if let Some(mut input) = input
-            && send_all(&mut sender, &mut input).await
+    done: impl FnOnce(),
+) {
+    let mut client = output.client.clone();
+    let (ended, has_ended) = oneshot::channel();
+    let reading = async {
+        while let Ok(Some(frame)) = receiver.receive().await {
+            let Frame::Data { rank, stream, bytes } = frame else {
+                // A message instead of data marks the end of the output.
+                done();
+                let _ = ended.send(());
+                // The host sends nothing more, so any result means that the link has ended.
+                let _ = receiver.receive().await;
+                return;
+            };
+            // Accepts data of this host's ranks only.
+            if ranks.contains(&rank) {
+                output.send(Frame::Data { rank, stream, bytes }).await;
+            }
+        }
+    };
+    let writing = async {
+        if let Some(input) = input
+            && send_all(&mut sender, &mut input.lock().await).await
             // Otherwise the job's input continues at the next root.
-            && *root.borrow() == Some(host)
+            && *routes.root.borrow() == Some(routes.host)
         {
             // Marks the end of the input, which no data frame can express.
             let _ = sender.send(&Frame::message(&())).await;
         }
         // The link stays open for the output.
-        sender
-    });
-    // A message instead of data marks the end of the output.
-    while let Ok(Some(Frame::Data { rank, stream, bytes })) = receiver.receive().await {
-        // Accepts data of this host's ranks only.
-        if ranks.contains(&rank) {
-            output.send(Frame::Data { rank, stream, bytes }).await;
-        }
-    }
-    Feeding { writing, receiver, client: output.client }
-}
-
-/// Carries a job's input at the root, after the ranks of a host have closed their output.
-pub(super) struct Feeding {
-    writing: JoinSet<Sender>,
-    receiver: Receiver,
-    client: watch::Receiver<Option<mpsc::Sender<Frame>>>,
-}
-
-impl Feeding {
-    /// Waits until the input or the link has ended, or the job is over, and closes the link.
-    pub(super) async fn finish(mut self) {
-        let over = async { while self.client.changed().await.is_ok() {} };
-        tokio::select! {
-            _ = self.writing.join_next() => {}
-            _ = self.receiver.receive() => {}
-            () = over => {}
-        }
+        let _ = has_ended.await;
+    };
+    tokio::select! {
+        () = reading => {}
+        () = writing => {}
+        () = async { while client.changed().await.is_ok() {} } => {}
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use tokio::net::UnixStream;
+
     use super::*;
+    use crate::live::link;
+    use crate::live::snapshot::Budget;
+
+    fn frame(stream: Stream) -> Frame {
+        Frame::Data { rank: 0, stream, bytes: Bytes::from_static(b"text") }
+    }
+
+    /// Regression: once a link broke, the root dropped the rest of the job's input, and reported that all output had been
+    /// received.
+    #[test]
+    fn the_streams_of_a_broken_link_continue_over_the_next_one() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let ((_root, root), (events, _happens)) =
+                (watch::channel(Some(0)), mpsc::unbounded_channel());
+            let routes = Routes {
+                host: 0,
+                addresses: Vec::new().into(),
+                credentials: None,
+                patience: PAUSE,
+                root,
+                events,
+                budget: Budget::default(),
+            };
+            let ((feed, input), (client, mut received)) =
+                (mpsc::channel(QUEUE), mpsc::channel(QUEUE));
+            let input = Arc::new(tokio::sync::Mutex::new(input));
+            let (_client, client_is) = watch::channel(Some(client));
+            let (outlet, ranks) = (Outlet::new(client_is), BTreeSet::from([0]));
+            for is_last in [false, true] {
+                let (ours, theirs) = UnixStream::pair().unwrap();
+                let ((mut sender, mut receiver), link) = (link::local(ours), link::local(theirs));
+                let mut is_done = false;
+                let ends = (outlet.clone(), Some(Arc::clone(&input)));
+                let carrying = at_root(link, &ranks, ends, &routes, || is_done = true);
+                let host = async {
+                    feed.send(frame(Stream::Input)).await.unwrap();
+                    assert_eq!(receiver.receive().await.unwrap(), Some(frame(Stream::Input)));
+                    sender.send(&frame(Stream::Output)).await.unwrap();
+                    assert_eq!(received.recv().await, Some(frame(Stream::Output)));
+                    if is_last {
+                        sender.send(&Frame::message(&())).await.unwrap();
+                    }
+                    drop((sender, receiver));
+                };
+                tokio::join!(carrying, host);
+                assert_eq!(is_done, is_last);
+            }
+        });
+    }
 
     #[test]
     fn a_client_pauses_once_a_frame_has_waited_and_not_for_ever() {
