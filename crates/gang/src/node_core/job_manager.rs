@@ -217,6 +217,11 @@ impl JobManager {
         self.jobs.contains_key(&job)
     }
 
+    /// Returns whether another program has started the processes of a job.
+    pub(super) fn adopts(&self, job: JobId) -> bool {
+        self.jobs.get(&job).is_some_and(|it| it.entry.launch.program.adopts.is_some())
+    }
+
     /// Returns why a user may not control a job, or that the job does not exist; `None` if the user may.
     pub(crate) fn refusal_of(&self, user: &User, job: JobId) -> Option<String> {
         let of_over = || self.over.iter().find(|over| over.job == job).map(|over| &over.user);

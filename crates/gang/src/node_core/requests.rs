@@ -89,10 +89,15 @@ fn refusal(manager: &JobManager, caller: &Caller, request: &Request) -> Option<S
     {
         return Some(why);
     }
-    if let Request::Kill { signal: Some(signal), .. } = request
-        && !(1..=31).contains(signal)
-    {
-        return Some(format!("signal {signal}: daemons send those from 1 to 31"));
+    if let Request::Kill { job, signal: Some(signal) } = request {
+        if !(1..=31).contains(signal) {
+            return Some(format!("signal {signal}: daemons send those from 1 to 31"));
+        }
+        if manager.adopts(*job) {
+            return Some(format!(
+                "job {job}: another program has started its processes: signal them there"
+            ));
+        }
     }
     let begins =
         matches!(request, Request::Run { .. } | Request::Restore { .. } | Request::Attach(_));

@@ -6,7 +6,7 @@ use midplane_simhw::time::Instant;
 
 use super::root_config;
 use crate::names::JobId;
-use crate::node_core::message::{Cluster, Over, Program, RankEvent, Reply, Request};
+use crate::node_core::message::{Adopted, Cluster, Over, Program, RankEvent, Reply, Request};
 use crate::node_core::order::Outcome;
 use crate::node_core::reason::MOST_BYTES;
 use crate::node_core::replica::Durable;
@@ -81,17 +81,36 @@ fn a_program_that_exceeds_a_message_is_refused_without_a_takeover_too() {
     assert!(is_refused && core.poll_effect().is_none());
 }
 
+/// Requests a signal for job 1, and returns the reply.
+fn signal(core: &mut NodeCore, signal: i32) -> Option<Effect> {
+    while core.poll_effect().is_some() {}
+    let caller = Caller { client: 2, user: User::default() };
+    let request = Request::Kill { job: JobId(1), signal: Some(signal) };
+    core.handle(NOW, Input::Request(caller, request));
+    core.poll_effect()
+}
+
 /// Regression: the reply was that it was done, and no rank received the signal.
 #[test]
 fn a_signal_that_is_not_sent_is_refused() {
     let mut core = root();
     run(&mut core, Program::default());
-    while core.poll_effect().is_some() {}
-    for signal in [0, 32, 64] {
-        let caller = Caller { client: 2, user: User::default() };
-        let request = Request::Kill { job: JobId(1), signal: Some(signal) };
-        core.handle(NOW, Input::Request(caller, request));
-        let reply = core.poll_effect();
+    for number in [0, 32, 64] {
+        let reply = signal(&mut core, number);
         assert!(matches!(reply, Some(Effect::Reply(2, Reply::Refused(_)))), "{reply:?}");
+    }
+}
+
+/// Regression: the process that waits for the adopted ones received it, and these continued.
+#[test]
+fn a_signal_for_processes_that_another_program_has_started_is_refused() {
+    let mut core = root();
+    let adopts = Some(Adopted::Folder("/sys/fs/cgroup/a.service".into()));
+    run(&mut core, Program { adopts, ..Program::default() });
+    match signal(&mut core, 19) {
+        Some(Effect::Reply(2, Reply::Refused(why))) => {
+            assert!(why.contains("signal them there"), "{why}");
+        }
+        reply => panic!("{reply:?}"),
     }
 }
