@@ -44,9 +44,11 @@ impl Channel {
         }
     }
 
-    /// Returns whether a message has arrived that is not consumed, as far as the NIC has reported.
+    /// Returns whether a message has arrived that is not consumed, as far as the NIC has reported. What a damaged ring
+    /// contains does not count.
     pub(crate) fn has_message(&mut self) -> bool {
         self.received > self.consumed
-            || self.rings.as_mut().is_some_and(|rings| rings.has_news(News::Message))
+            || !self.is_closed
+                && self.rings.as_mut().is_some_and(|rings| rings.has_news(News::Message))
     }
 }

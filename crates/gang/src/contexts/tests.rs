@@ -1,5 +1,6 @@
 //! Tests of restored ranks: what they receive, and in which order.
 
+use std::task::Waker;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,8 +13,11 @@ use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
+use midplane_via::message::carrier::{Carrier as _, Event};
+use midplane_via::message::envelope::Peer;
 
 use super::*;
+use crate::carrier::ChannelCarrier;
 use crate::channel::Channel;
 use crate::channel::geometry::{FifoSize, Record};
 use crate::firmware::Gang;
@@ -190,6 +194,34 @@ fn a_job_is_suspended_although_another_host_has_resumed_it_already() {
         let received = std::iter::from_fn(|| receiver.try_receive());
         let received: Vec<_> = received.map(|(from, bytes)| (from.0, bytes[0])).collect();
         assert_eq!(received, [(0, 1), (0, 2)]);
+    };
+    world.block_on(NodeId(0), task).expect("it ends");
+}
+
+/// Regression: the message layer polled the ring without an end.
+#[test]
+fn a_damaged_ring_loses_the_peers_and_the_message_layer_then_waits() {
+    let mut world = world();
+    let hosts = [0, 1].map(|node| world.host(NodeId(node)));
+    let task = async move {
+        let contexts = start(&hosts, Vec::new()).await;
+        let mut carrier = ChannelCarrier::new(attach(&contexts[0], 0).await);
+        carrier.connect(&[Peer(1), Peer(2)]).unwrap();
+        let (_, controller, context) = contexts[0].of_job(JOB).next().unwrap();
+        let rings = controller.descriptor(context).rings.unwrap();
+        // The ring begins with its sender's position.
+        let position = rings.layout.pair(Rank(1), Rank(0)).head;
+        rings.memory.write(position, &u64::MAX.to_le_bytes()).unwrap();
+        let (mut lost, mut is_armed) = (Vec::new(), false);
+        for _ in 0..10 {
+            let peer = match carrier.poll() {
+                Some(Event::Lost(peer)) => Some(peer),
+                _ => None,
+            };
+            lost.extend(peer);
+            is_armed = peer.is_none() && carrier.arm_wakeup(Waker::noop());
+        }
+        assert!(is_armed && lost == [Peer(1), Peer(2)], "{lost:?}");
     };
     world.block_on(NodeId(0), task).expect("it ends");
 }
