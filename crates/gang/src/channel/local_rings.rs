@@ -88,12 +88,14 @@ impl Sender {
         Self { place, tail, consumed: consumed.min(tail), rung: 0 }
     }
 
-    /// Returns the position where a message of `length` bytes begins; `None` if there is no room.
+    /// Returns the position where a message of `length` bytes begins; `None` if there is no room. A ring whose count
+    /// would exceed 64 bits has none: a faulty process has written the count.
     fn position(&mut self, memory: &Memory, length: usize) -> Option<u64> {
         let bytes = message_bytes(length) as u64;
         let to_end = self.place.to_end(self.tail);
-        let begin = if bytes > to_end { self.tail + to_end } else { self.tail };
-        let fits = |consumed: u64| begin + bytes - consumed <= self.place.bytes;
+        let begin = self.tail.checked_add(if bytes > to_end { to_end } else { 0 })?;
+        let end = begin.checked_add(bytes)?;
+        let fits = |consumed: u64| end - consumed <= self.place.bytes;
         if !fits(self.consumed) {
             let consumed = word(memory, self.place.head + CONSUMED);
             fence(Ordering::Acquire);

@@ -76,6 +76,10 @@ fn counts_that_no_receiver_writes_are_damage() {
         set_word(&rings.memory, place.byte(consumed & !7), header(8, Rank(2)));
         assert!(rings.unreceived(Rank(2)).is_err(), "{consumed}");
     }
+    // A ring without a message, whose count can't grow.
+    set_word(&rings.memory, place.head + CONSUMED, u64::MAX - 7);
+    let unreceived = rings.unreceived(Rank(2)).unwrap();
+    assert_eq!((unreceived.messages.len(), unreceived.full), (0, vec![Rank(2)]));
 }
 
 proptest! {
