@@ -7,7 +7,7 @@
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::PortId;
-use midplane_simhw::port::{Command, Port, PortClosed, PortOptions, Status};
+use midplane_simhw::port::{Command, Port, PortOptions, Status};
 
 use crate::channel::command::{AWAIT_ARRIVAL, RESUME_PORT, STOP_PORT, WATCH_PORT};
 use crate::channel::gang;
@@ -47,7 +47,7 @@ impl PortSuspender {
         let cookie = self.last;
         self.port.submit(&Command { cookie, ..gang(opcode, [of.0.into(), tag, 0]) })?;
         loop {
-            let done = self.port.completion().await.map_err(|PortClosed| PortClosed)?;
+            let done = self.port.completion().await?;
             match done.status {
                 // The completion of a command whose future was dropped.
                 _ if done.cookie != cookie => {}
@@ -127,7 +127,7 @@ impl ArrivalWatcher {
             self.port.submit(&gang(AWAIT_ARRIVAL, [0, 0, 0]))?;
             self.is_waiting = true;
         }
-        let done = self.port.completion().await.map_err(|PortClosed| PortClosed)?;
+        let done = self.port.completion().await?;
         self.is_waiting = false;
         match done.status {
             Status::Done => Ok(done.args[0]),

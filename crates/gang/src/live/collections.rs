@@ -205,10 +205,8 @@ impl Collections {
         (host, job, epoch): (u16, JobId, Epoch),
         received: Result<Vec<Part>, String>,
     ) {
-        if !self.has(job, epoch) {
-            return;
-        }
-        let Some(it) = self.saved.get_mut(&job) else { return };
+        let of_epoch = |it: &&mut Collection| it.wanted.epoch == epoch;
+        let Some(it) = self.saved.get_mut(&job).filter(of_epoch) else { return };
         match received {
             Ok(parts) => it.parts.extend(parts),
             Err(why) => {
