@@ -358,15 +358,13 @@ async fn forward(
                 None => continue,
             },
         };
-        match request {
-            // The daemon may receive no further requests here until the job's output is read.
-            Request::Kill { .. } => {
-                let socket = socket.to_owned();
-                tokio::spawn(async move { drop(ask(&socket, &request).await) });
-            }
-            // If the daemon has exited, the receiving direction reports that.
-            request => drop(sender.send(&Frame::message(&request)).await),
+        if matches!(request, Request::Kill { .. }) {
+            // Over the job's own connection, the daemon may receive it only once the job's output is read.
+            let (socket, request) = (socket.to_owned(), request.clone());
+            tokio::spawn(async move { drop(ask(&socket, &request).await) });
         }
+        // If the daemon has exited, the receiving direction reports that.
+        let _ = sender.send(&Frame::message(&request)).await;
     }
 }
 
@@ -433,8 +431,8 @@ mod tests {
     use crate::node_core::message::User;
 
     /// Regression: the client took the output of a job for ever after its reader had closed the pipe, and exited with
-    /// the job's code although output was lost. Then, it requested the end of a job over the job's own connection, where
-    /// the request waited behind output that was not read.
+    /// the job's code although output was lost. Then, it requested the end of a job over the job's own connection alone,
+    /// where the request waited until output was read.
     #[test]
     fn a_closed_pipe_ends_the_job_and_other_errors_only_fail_the_client() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -459,12 +457,13 @@ mod tests {
                 assert_eq!(result.unwrap(), over);
                 assert_eq!(failed.map(|error| error.kind()), Some(kind));
                 drop(sender);
-                assert_eq!(daemon.message::<Request>().await.unwrap(), None);
+                let kill = ends.then_some(Request::Kill { job, signal: None });
+                assert_eq!(daemon.message::<Request>().await.unwrap(), kill);
                 let dialled = timeout(RETRY_INTERVAL, listener.accept()).await;
                 assert_eq!(dialled.is_ok(), ends);
-                if let Ok(Ok((stream, _))) = dialled {
-                    let request = link::local(stream).1.message().await.unwrap();
-                    assert_eq!(request, Some(Request::Kill { job, signal: None }));
+                if let Ok(dialled) = dialled {
+                    let (_sender, mut receiver) = link::local(dialled.unwrap().0);
+                    assert_eq!(receiver.message::<Request>().await.unwrap(), kill);
                 }
             }
         });

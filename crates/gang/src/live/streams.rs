@@ -281,8 +281,8 @@ mod tests {
         Frame::Data { rank: 0, stream, bytes: Bytes::from_static(b"text") }
     }
 
-    /// Regression: once a link broke, the root dropped the rest of the job's input, and reported that all output had been
-    /// received.
+    /// Regression: once a link broke, the root dropped the rest of the job's input, and reported that all output had
+    /// been received.
     #[test]
     fn the_streams_of_a_broken_link_continue_over_the_next_one() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

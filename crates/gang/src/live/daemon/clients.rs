@@ -23,7 +23,8 @@ use crate::node_core::user::{Caller, User};
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Pause after each request, so that no client floods the daemons with them.
 const BETWEEN_REQUESTS: Duration = Duration::from_millis(1);
-/// Most connections of one foreign user at a time. A command that follows a job has two.
+/// Most connections of one foreign user at a time. A command that follows a job has two, and a third while it ends the
+/// job.
 const MOST: usize = 256;
 /// Number of the next client's connection.
 static NEXT: AtomicU64 = AtomicU64::new(1);
