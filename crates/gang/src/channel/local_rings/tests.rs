@@ -212,7 +212,7 @@ async fn exchange(rings: LocalRings, rank: u16, count: u32) {
     ends.offer();
 }
 
-/// Counts wake-ups.
+/// Counts the wake-ups of a task.
 struct Count(AtomicUsize);
 
 impl std::task::Wake for Count {
