@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -103,7 +104,7 @@ async fn admit(
 }
 
 /// Serves a child until its connection ends. Reads no further while too many chunks of ranks' states wait for the
-/// connection to the parent.
+/// connection to the parent; meanwhile, neither the child counts as silent, nor its orders as late.
 async fn serve_child(
     (host, connection): (u16, u64),
     (sender, mut receiver): Link,
@@ -115,7 +116,16 @@ async fn serve_child(
     let reading = async {
         while let Ok(Some(mut up)) = receiver.message::<Up>().await {
             if let Up::Rank { event: RankEvent::Chunk(chunk), .. } = &mut up {
-                chunk.bytes = routes.budget.count(std::mem::take(&mut chunk.bytes)).await;
+                let mut count = pin!(routes.budget.count(std::mem::take(&mut chunk.bytes)));
+                chunk.bytes = loop {
+                    tokio::select! {
+                        biased;
+                        bytes = &mut count => break bytes,
+                        () = sleep(routes.patience / 4) => {
+                            let _ = events.send(Event::Core(Input::Up(connection, Up::HasChunk)));
+                        }
+                    }
+                };
             }
             if events.send(Event::Core(Input::Up(connection, up))).is_err() {
                 return;
@@ -234,7 +244,7 @@ mod tests {
     const SILENCE: Duration = Duration::from_millis(50);
 
     /// Regression: a daemon read the states of all ranks below it as fast as they were sent, whatever its connection to
-    /// the root sent.
+    /// the root sent. Then, a child whose chunk waited counted as silent.
     #[test]
     fn chunks_from_below_wait_until_the_parent_has_taken_others() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -247,7 +257,7 @@ mod tests {
                 host: 1,
                 addresses: Vec::new().into(),
                 credentials: None,
-                patience: SILENCE,
+                patience: 20 * SILENCE,
                 root,
                 events,
                 budget: Budget::default(),
@@ -259,12 +269,16 @@ mod tests {
             for _ in 0..=WAITING {
                 sender.send(&Frame::message(&up)).await.unwrap();
             }
-            assert!(matches!(happens.recv().await, Some(Event::Child { .. })));
+            // Dropping its sender of orders would end the connection.
+            let child = happens.recv().await;
+            assert!(matches!(child, Some(Event::Child { .. })));
             let mut waiting = Vec::new();
             for _ in 0..WAITING {
                 waiting.push(happens.recv().await);
             }
             assert!(timeout(SILENCE, happens.recv()).await.is_err());
+            let sign = happens.recv().await;
+            assert!(matches!(sign, Some(Event::Core(Input::Up(1, Up::HasChunk)))));
             // The connection to the parent has sent one.
             drop(waiting.pop());
             let next = happens.recv().await;
