@@ -37,6 +37,8 @@ struct JobStreams {
     next_feed: Option<oneshot::Sender<mpsc::Sender<Frame>>>,
     /// The job's input, for the link of the host of rank 0.
     input: SharedInput,
+    /// Takes the input from the host's present link when it is dropped.
+    present_link: Option<oneshot::Sender<()>>,
 }
 
 impl JobStreams {
@@ -368,7 +370,7 @@ impl EventLoop {
             let (client, output) = watch::channel(None);
             let output = Outlet::new(output);
             let (feed, input) = (Some(feed), Arc::new(Mutex::new(input)));
-            JobStreams { client, output, feed, next_feed: None, input }
+            JobStreams { client, output, feed, next_feed: None, input, present_link: None }
         })
     }
 
@@ -395,7 +397,11 @@ impl EventLoop {
         }
         let has_rank_0 = ranks.contains(&0);
         let streams = self.streams_of(job);
-        let input = has_rank_0.then(|| Arc::clone(&streams.input));
+        let input = has_rank_0.then(|| {
+            let (present, replaced) = oneshot::channel();
+            drop(streams.present_link.replace(present));
+            (Arc::clone(&streams.input), replaced)
+        });
         let ends = (streams.output.clone(), input);
         let routes = self.routes.clone();
         tokio::spawn(async move {

@@ -185,9 +185,9 @@ pub(super) async fn refuse((mut sender, mut receiver): Link) {
     while let Ok(Some(_)) = receiver.receive().await {}
 }
 
-/// Carries a job's streams over a link to the root. Returns true if all output was sent and the ranks have closed it,
-/// or the job is over; the input is carried until the root closes the link. Returns false if the link ended before;
-/// frames in transit on it are lost.
+/// Carries a job's streams over a link to the root. Returns true if all output and the mark of its end were sent, or
+/// the job is over; the input is carried until the root closes the link. Returns false if the link ended before; frames
+/// in transit on it are lost.
 pub(super) async fn to_root(
     (mut sender, mut receiver): Link,
     output: &mut mpsc::Receiver<Frame>,
@@ -212,22 +212,25 @@ pub(super) async fn to_root(
         is_done = send_all(&mut sender, output) => is_done,
     };
     // A message instead of data marks the end of the output.
-    if is_done && sender.send(&Frame::message(&())).await.is_ok() {
+    let is_marked = is_done && sender.send(&Frame::message(&())).await.is_ok();
+    if is_marked {
         reading.await;
     }
-    is_done
+    is_marked
 }
 
 /// The input of a job's rank 0, at the root. Only one link at a time takes frames from it.
 pub(super) type SharedInput = Arc<tokio::sync::Mutex<mpsc::Receiver<Frame>>>;
+/// The input of a link, until the sender is dropped because a later link takes the input.
+pub(super) type LinkInput = (SharedInput, oneshot::Receiver<()>);
 
 /// Carries a job's streams at the root, between the link of the host of these ranks and the client, until input and
 /// output have ended, the link has ended, or the job is over. Calls `done` once the ranks have closed their output. The
-/// host's next link carries what this one has not.
+/// host's next link continues; frames in transit are lost.
 pub(super) async fn at_root(
     (mut sender, mut receiver): Link,
     ranks: &BTreeSet<u16>,
-    (mut output, input): (Outlet, Option<SharedInput>),
+    (mut output, input): (Outlet, Option<LinkInput>),
     routes: &Routes,
     done: impl FnOnce(),
 ) {
@@ -250,13 +253,19 @@ pub(super) async fn at_root(
         }
     };
     let writing = async {
-        if let Some(input) = input
-            && send_all(&mut sender, &mut input.lock().await).await
+        if let Some((input, replaced)) = input {
+            let sending = async { send_all(&mut sender, &mut *input.lock().await).await };
+            let is_sent = tokio::select! {
+                biased;
+                // This link may be dead.
+                _ = replaced => false,
+                is_sent = sending => is_sent,
+            };
             // Otherwise the job's input continues at the next root.
-            && *routes.root.borrow() == Some(routes.host)
-        {
-            // Marks the end of the input, which no data frame can express.
-            let _ = sender.send(&Frame::message(&())).await;
+            if is_sent && *routes.root.borrow() == Some(routes.host) {
+                // Marks the end of the input, which no data frame can express.
+                let _ = sender.send(&Frame::message(&())).await;
+            }
         }
         // The link stays open for the output.
         let _ = has_ended.await;
@@ -281,23 +290,28 @@ mod tests {
         Frame::Data { rank: 0, stream, bytes: Bytes::from_static(b"text") }
     }
 
+    /// Returns the routes of the root, and the sender that must be kept.
+    fn routes_of_root() -> (watch::Sender<Option<u16>>, Routes) {
+        let (root, root_is) = watch::channel(Some(0));
+        let routes = Routes {
+            host: 0,
+            addresses: Vec::new().into(),
+            credentials: None,
+            patience: PAUSE,
+            root: root_is,
+            events: mpsc::unbounded_channel().0,
+            budget: Budget::default(),
+        };
+        (root, routes)
+    }
+
     /// Regression: once a link broke, the root dropped the rest of the job's input, and reported that all output had
     /// been received.
     #[test]
     fn the_streams_of_a_broken_link_continue_over_the_next_one() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let ((_root, root), (events, _happens)) =
-                (watch::channel(Some(0)), mpsc::unbounded_channel());
-            let routes = Routes {
-                host: 0,
-                addresses: Vec::new().into(),
-                credentials: None,
-                patience: PAUSE,
-                root,
-                events,
-                budget: Budget::default(),
-            };
+            let (_root, routes) = routes_of_root();
             let ((feed, input), (client, mut received)) =
                 (mpsc::channel(QUEUE), mpsc::channel(QUEUE));
             let input = Arc::new(tokio::sync::Mutex::new(input));
@@ -307,7 +321,8 @@ mod tests {
                 let (ours, theirs) = UnixStream::pair().unwrap();
                 let ((mut sender, mut receiver), link) = (link::local(ours), link::local(theirs));
                 let mut is_done = false;
-                let ends = (outlet.clone(), Some(Arc::clone(&input)));
+                let (_later, replaced) = oneshot::channel();
+                let ends = (outlet.clone(), Some((Arc::clone(&input), replaced)));
                 let carrying = at_root(link, &ranks, ends, &routes, || is_done = true);
                 let host = async {
                     feed.send(frame(Stream::Input)).await.unwrap();
@@ -321,6 +336,39 @@ mod tests {
                 };
                 tokio::join!(carrying, host);
                 assert_eq!(is_done, is_last);
+            }
+        });
+    }
+
+    /// Regression: a dead link took the job's input until the system reported its end.
+    #[test]
+    fn the_next_link_takes_the_input_from_one_that_is_dead() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (_root, routes) = routes_of_root();
+            let (feed, input) = mpsc::channel(QUEUE);
+            let input = Arc::new(tokio::sync::Mutex::new(input));
+            let (_client, client_is) = watch::channel(None);
+            let (outlet, ranks) = (Outlet::new(client_is), BTreeSet::from([0]));
+            let links = [(); 2].map(|()| UnixStream::pair().unwrap());
+            let [(first, mut dead), (second, mut next)] =
+                links.map(|(ours, theirs)| (link::local(theirs), link::local(ours)));
+            let [(later, replaced), (_last, stays)] = [(); 2].map(|()| oneshot::channel());
+            let ends = |replaced| (outlet.clone(), Some((Arc::clone(&input), replaced)));
+            let first = at_root(first, &ranks, ends(replaced), &routes, || ());
+            let second = at_root(second, &ranks, ends(stays), &routes, || ());
+            let host = async {
+                feed.send(frame(Stream::Input)).await.unwrap();
+                assert_eq!(dead.1.receive().await.unwrap(), Some(frame(Stream::Input)));
+                drop(later);
+                feed.send(frame(Stream::Input)).await.unwrap();
+                assert_eq!(next.1.receive().await.unwrap(), Some(frame(Stream::Input)));
+            };
+            tokio::select! {
+                biased;
+                () = first => panic!("the first link has ended"),
+                () = second => panic!("the second link has ended"),
+                () = host => {}
             }
         });
     }
