@@ -82,8 +82,8 @@ impl Routes {
 
     /// Carries the streams of a job's ranks on this host to and from the root until all ranks have closed them. After
     /// each loss of the root, connects to the next one; ends if that reports that the job is over. While there is no
-    /// root, ranks whose pipes are full block, and the last output of ended ranks waits for [`LAST_DIALS`]. Returns the
-    /// handle that ends this.
+    /// root, ranks whose pipes are full block, and the last output of ended ranks, or its end, waits for
+    /// [`LAST_DIALS`]. Returns the handle that ends this.
     pub(super) fn carry(
         &self,
         job: JobId,
@@ -106,9 +106,7 @@ impl Routes {
                         () = routes.root_leaves(root) => {}
                     }
                 }
-                // With at most two hosts, no other takes over: a restarted root gives the job's number to another job.
-                let is_kept = !output.is_empty() && routes.addresses.len() > 2;
-                if output.is_closed() && (!is_kept || last_dials.next().is_none()) {
+                if output.is_closed() && last_dials.next().is_none() {
                     return;
                 }
                 sleep(RETRY_INTERVAL).await;
@@ -196,6 +194,18 @@ mod tests {
             daemon.root.send_replace(Some(0));
             let (_sender, mut receiver) = daemon.link().await;
             assert_eq!(receiver.receive().await.unwrap(), Some(frame()));
+        });
+    }
+
+    /// Regression: if the link broke after the last output, the root waited for the end of the output in vain.
+    #[test]
+    fn the_end_of_the_output_is_sent_over_the_next_link_after_one_breaks() {
+        run(async {
+            let mut daemon = Daemon::start(0);
+            drop(daemon.link().await);
+            daemon.output = mpsc::channel(1).0;
+            let (_sender, mut receiver) = daemon.link().await;
+            assert!(matches!(receiver.receive().await, Ok(Some(Frame::Message(_)))));
         });
     }
 
