@@ -13,7 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use rustix::event::poll;
@@ -65,25 +65,39 @@ pub(super) struct DumpedRank {
     pub(super) files: SharedFiles,
 }
 
-/// A folder of the daemon in its base folder, removed when this is dropped.
+/// A folder of the daemon in its base folder. If it was created, it is removed when this is dropped.
 #[derive(Debug)]
-pub(super) struct ImageFolder(PathBuf);
+pub(super) struct ImageFolder {
+    path: PathBuf,
+    is_created: AtomicBool,
+}
 
 impl ImageFolder {
     /// Chooses a folder, which does not exist yet.
     pub(super) fn new(base: &Path) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self(base.join(NEXT.fetch_add(1, Ordering::Relaxed).to_string()))
+        let path = base.join(NEXT.fetch_add(1, Ordering::Relaxed).to_string());
+        Self { path, is_created: AtomicBool::new(false) }
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.0
+        &self.path
+    }
+
+    /// Creates the folder, in a base folder that only this user can change.
+    pub(super) fn create(&self) -> Result<(), String> {
+        create(&self.path)?;
+        self.is_created.store(true, Ordering::Relaxed);
+        Ok(())
     }
 }
 
 impl Drop for ImageFolder {
     fn drop(&mut self) {
-        let folder = std::mem::take(&mut self.0);
+        if !*self.is_created.get_mut() {
+            return;
+        }
+        let folder = std::mem::take(&mut self.path);
         // The folder may have gigabytes, so a thread removes it. If the system starts no thread, or the daemon ends
         // first, the reaper removes the rest.
         let _ = thread::Builder::new().spawn(move || fs::remove_dir_all(folder));

@@ -317,7 +317,7 @@ fn create(folder: &ImageFolder) -> Result<(), String> {
         Ok(metadata) => image_link::check_owner(base, &metadata)?,
         Err(_) => created?,
     }
-    criu::create(path)
+    folder.create()
 }
 
 /// Sends the images of a job's ranks on this host to the root, unless `goes` is set before the root can be reached.
@@ -403,6 +403,18 @@ mod tests {
         let lost = ImageFolder::new(&disk.path().join("missing/images"));
         let why = create(&lost).unwrap_err();
         assert!(why.contains("missing/images: No such file"), "{why}");
+    }
+
+    /// Regression: the daemon removed a folder of another user after it had refused to use it.
+    #[test]
+    fn a_folder_that_the_daemon_has_not_created_stays() {
+        let disk = tempfile::tempdir().unwrap();
+        let folder = ImageFolder::new(disk.path());
+        fs::create_dir(folder.path()).unwrap();
+        let path = folder.path().to_owned();
+        assert!(create(&folder).is_err());
+        drop(folder);
+        assert!(path.exists());
     }
 
     /// Regression: the host gave its images up after five seconds, and the root kept the job suspended.
