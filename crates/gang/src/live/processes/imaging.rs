@@ -82,8 +82,11 @@ impl Processes {
         }
         if self.holds.contains_key(&job) {
             let why = "an earlier checkpoint of the job is still being given up: try again".into();
-            let goes = AtomicBool::new(false);
-            tokio::spawn(async move { refuse(&mut routes, (job, epoch), why, &goes).await });
+            tokio::spawn(async move {
+                if let Some((mut sender, _receiver)) = open_soon(&mut routes, (job, epoch)).await {
+                    image_link::send_failure(&mut sender, why).await;
+                }
+            });
             return;
         }
         // The images contain priorities.
@@ -348,7 +351,14 @@ async fn refuse(routes: &mut Routes, of: (JobId, Epoch), why: String, goes: &Ato
 /// Connects to the root, which keeps the job suspended until then, however long that takes. Returns `None` once `goes`
 /// is set.
 async fn open_unless(routes: &mut Routes, of: (JobId, Epoch), goes: &AtomicBool) -> Option<Link> {
-    open(routes, of, || goes.load(Ordering::Relaxed)).await
+    let is_over = || goes.load(Ordering::Relaxed);
+    open(routes, of, is_over).await.filter(|_| !is_over())
+}
+
+/// Connects to the root for images of a job, in at most [`DIALS`] attempts.
+async fn open_soon(routes: &mut Routes, of: (JobId, Epoch)) -> Option<Link> {
+    let mut dials = 1..DIALS;
+    open(routes, of, || dials.next().is_none()).await
 }
 
 /// Connects to the root for images of a job. After each failed attempt, returns `None` if `gives_up` returns true.
@@ -374,8 +384,7 @@ async fn fetch(
     job: JobId,
     (ranks, folder): (&[u16], &Path),
 ) -> Result<(), String> {
-    let mut dials = 1..DIALS;
-    let link = open(routes, (job, Epoch(0)), || dials.next().is_none()).await;
+    let link = open_soon(routes, (job, Epoch(0))).await;
     let (_sender, mut receiver) = link.ok_or("the root can't be reached")?;
     image_link::receive(&mut receiver, folder, ranks, || ()).await.map(drop)
 }
@@ -437,6 +446,7 @@ mod tests {
             let of = (JobId(1), Epoch(2));
             // Host 1 can't be dialled.
             refuse(&mut routes, of, "no disk".into(), &AtomicBool::new(true)).await;
+            assert!(open_soon(&mut routes, of).await.is_none());
             let goes = AtomicBool::new(false);
             tokio::spawn(async move { refuse(&mut routes, of, "no disk".into(), &goes).await });
             sleep(Duration::from_secs(60)).await;
