@@ -309,7 +309,7 @@ async fn run(
             let Ok(event) = happens.try_recv() else { break };
             event_loop.handle(event);
         }
-        due = event_loop.turn();
+        due = event_loop.turn(happens.is_empty());
         let wait = due.map(|at| at.since(now()));
         tokio::select! {
             biased;

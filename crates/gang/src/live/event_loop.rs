@@ -203,12 +203,15 @@ impl EventLoop {
         }
     }
 
-    /// Carries out all that can be done now. Returns when to call this again if no event comes before.
-    pub(super) fn turn(&mut self) -> Option<Instant> {
+    /// Carries out all that can be done now; timeouts only if no event is queued. Returns when to call this again if no
+    /// event comes before.
+    pub(super) fn turn(&mut self, is_queue_empty: bool) -> Option<Instant> {
         // What has happened comes before timeouts.
         self.hear_processes();
         self.report_pauses();
-        self.core.handle_timeout(now());
+        if is_queue_empty {
+            self.core.handle_timeout(now());
+        }
         loop {
             self.hear_processes();
             if let (Some(durable), Some(record)) =
