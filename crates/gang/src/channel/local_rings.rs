@@ -249,7 +249,7 @@ pub(crate) struct RingEnds {
 
 impl RingEnds {
     /// Opens a rank's ends, at the positions of an earlier process of the rank; `None` if the rank has no rings. Wakes
-    /// all other ranks.
+    /// the other ranks that are parked.
     ///
     /// # Panics
     /// If the ranks are processes, and the current runtime's I/O is not enabled.
@@ -283,8 +283,12 @@ impl RingEnds {
         };
         ends.unpark();
         // An earlier process may have been killed after it published a message or room, and before it rang.
-        for at in (0..ends.senders.len()).filter(|at| *at != own) {
-            ends.rings.bells.ring(at);
+        fence(Ordering::SeqCst);
+        let LocalRings { layout, memory, bells } = &ends.rings;
+        for (at, other) in layout.ranks().iter().enumerate().filter(|_| layout.has_pairs()) {
+            if layout.parked(*other).is_some_and(|parked| is_parked(word(memory, parked))) {
+                bells.ring(at);
+            }
         }
         Ok(Some(ends))
     }
