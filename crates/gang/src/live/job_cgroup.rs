@@ -321,9 +321,8 @@ impl JobCgroup {
     /// what was ordered.
     #[must_use]
     pub(super) fn is_frozen(&self) -> bool {
-        let mut text = [0; 64];
         // A group that was removed has no processes.
-        self.events.read_at(&mut text, 0).map_or(true, |read| has_line(&text[..read], b"frozen 1"))
+        self.has_event(b"frozen 1") != Some(false)
     }
 
     /// Limits the memory of the group, and denies it swap space. If it needs more, the kernel kills all of its
@@ -358,8 +357,24 @@ impl JobCgroup {
     /// Removes the group and those that its processes have made below it, as far as they are empty. Returns whether the
     /// group no longer exists.
     pub(super) fn remove(&self) -> bool {
-        remove_with_all_below(&self.folder);
-        !self.folder.exists()
+        let is_removed = || match fs::remove_dir(&self.folder) {
+            Ok(()) => true,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        if is_removed() {
+            return true;
+        }
+        if self.has_event(b"populated 0") == Some(true) {
+            remove_with_all_below(&self.folder);
+            return is_removed();
+        }
+        false
+    }
+
+    /// Returns whether `cgroup.events` has this line; `None` if the group was removed.
+    fn has_event(&self, line: &[u8]) -> Option<bool> {
+        let mut text = [0; 64];
+        self.events.read_at(&mut text, 0).ok().map(|read| has_line(&text[..read], line))
     }
 }
 
@@ -394,7 +409,7 @@ mod tests {
         let folder = own.path().join("job-1");
         fs::create_dir_all(folder.join("one/inner")).unwrap();
         let files = [FREEZE, EVENTS, KILL].map(|name| folder.join(name));
-        files.iter().for_each(|file| fs::write(file, "").unwrap());
+        files.iter().for_each(|file| fs::write(file, "populated 0\n").unwrap());
         let group = JobCgroup::open_own(folder.clone()).unwrap();
         // A group's own files don't keep the system from removing it.
         files.iter().for_each(|file| fs::remove_file(file).unwrap());
