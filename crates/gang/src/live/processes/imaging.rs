@@ -447,7 +447,7 @@ mod tests {
             // Host 1 can't be dialled.
             refuse(&mut routes, of, "no disk".into(), &AtomicBool::new(true)).await;
             assert!(open_soon(&mut routes, of).await.is_none());
-            let goes = AtomicBool::new(false);
+            let (goes, mut late) = (AtomicBool::new(false), routes.clone());
             tokio::spawn(async move { refuse(&mut routes, of, "no disk".into(), &goes).await });
             sleep(Duration::from_secs(60)).await;
             assert!(happens.try_recv().is_err());
@@ -458,6 +458,11 @@ mod tests {
             };
             let received = image_link::receive(&mut link.1, Path::new(""), &[], || ()).await;
             assert_eq!(received.unwrap_err(), "no disk");
+            // The root lets the job continue while it is dialled.
+            refuse(&mut late, of, "no disk".into(), &AtomicBool::new(true)).await;
+            let Some(Event::Link(.., mut link)) = happens.recv().await else { panic!("no link") };
+            let received = image_link::receive(&mut link.1, Path::new(""), &[], || ()).await;
+            assert_ne!(received.unwrap_err(), "no disk");
         });
     }
 }
