@@ -301,7 +301,8 @@ async fn run(
     loop {
         let mut most = EVENTS_PER_TURN;
         if due.is_some_and(|due| now() > due + PAUSED) {
-            // This process was paused, or has fallen behind. Others are not silent; their messages are still in the sockets.
+            // This process was paused, or has fallen behind. Others are not silent; their messages are still in the
+            // sockets.
             sleep(CATCH_UP).await;
             most = usize::MAX;
         }

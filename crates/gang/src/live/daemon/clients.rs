@@ -21,10 +21,9 @@ use crate::node_core::user::{Caller, User};
 
 /// Pause after a failed `accept`.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// Pause after each request, so that no client floods the daemons with them.
+/// Pause after each request except [`Request::Feed`], so that no client floods the daemons with them.
 const BETWEEN_REQUESTS: Duration = Duration::from_millis(1);
-/// Most connections of one foreign user at a time. A command that follows a job has two, and a third while it ends the
-/// job.
+/// Most connections of one foreign user at a time. A command that follows a job has two.
 const MOST: usize = 256;
 /// Number of the next client's connection.
 static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -130,12 +129,15 @@ pub(super) async fn serve_at_root(link: Link, mut routes: Routes, user: User, is
 }
 
 /// Forwards a client's requests as events. Returns whether the client has left.
+///
+/// A client that has not read its replies is not heard further. It can only signal its job, and end one once.
 async fn requests(
     caller: Caller,
     mut receiver: Receiver,
     reply: mpsc::Sender<Frame>,
     events: &mpsc::UnboundedSender<Event>,
 ) -> bool {
+    let mut has_ended = false;
     while let Ok(Some(request)) = receiver.message::<Request>().await {
         match request {
             Request::Leave => return true,
@@ -143,8 +145,13 @@ async fn requests(
                 feed((caller.user.clone(), job), &mut receiver, &reply, events).await;
             }
             request => {
-                if !matches!(request, Request::Signal(_) | Request::Resize(_)) {
-                    // A client that has not read its replies is not heard further.
+                let is_heard = match request {
+                    Request::Signal(_) | Request::Resize(_) => true,
+                    // Its reply waits for the client, so only one is heard.
+                    Request::Kill { .. } => !std::mem::replace(&mut has_ended, true),
+                    _ => false,
+                };
+                if !is_heard {
                     drop(reply.reserve_many(streams::QUEUE).await);
                 }
                 let (handled, is_handled) = oneshot::channel();
@@ -218,6 +225,31 @@ mod tests {
                 assert!(timeout(SILENCE, happens.recv()).await.is_err(), "a reply is not read");
                 assert!(replies.recv().await.is_some());
             }
+        });
+    }
+
+    /// Regression: a client whose job's output was not read could not end the job.
+    #[test]
+    fn a_client_that_reads_no_output_can_end_its_job_once() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let ((mut sender, _), (_, receiver)) = (link::local(ours), link::local(theirs));
+            let (events, mut happens) = mpsc::unbounded_channel();
+            let (reply, _replies) = mpsc::channel(streams::QUEUE);
+            reply.try_send(Frame::message(&Reply::Done)).unwrap();
+            let caller = Caller { client: 1, user: User::default() };
+            tokio::spawn(async move { requests(caller, receiver, reply, &events).await });
+            let kill = Request::Kill { job: JobId(1), signal: None };
+            for _ in 0..2 {
+                sender.send(&Frame::message(&kill)).await.unwrap();
+            }
+            let Some(Event::Request(_, request, _, handled)) = happens.recv().await else {
+                panic!("no request")
+            };
+            assert_eq!(request, kill);
+            drop(handled);
+            assert!(timeout(SILENCE, happens.recv()).await.is_err(), "a reply is not read");
         });
     }
 }
