@@ -192,8 +192,8 @@ pub(crate) enum Up {
     Arrived { host: u16, job: JobId },
     /// A sign of life of the sender.
     Present,
-    /// A host has received a chunk of the state that a rank starts from, or a chunk from the sender waits at its parent.
-    /// Orders arrive, and reports leave, after such chunks.
+    /// A host has received a chunk of the state that a rank starts from, or a chunk from the sender waits at its
+    /// parent. Orders arrive, and reports leave, after such chunks.
     HasChunk,
 }
 
