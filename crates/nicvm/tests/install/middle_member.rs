@@ -18,10 +18,10 @@ const COMMIT: u8 = 5;
 const WHAT: u8 = 10;
 const WITHDRAW: u8 = 15;
 /// Bytes of the messages [`READY`], and of a refusal or an abort.
-const READY_BYTES: u16 = 7;
-const REFUSED_BYTES: u16 = 10;
+const READY_BYTES: u16 = 9;
+const REFUSED_BYTES: u16 = 12;
 /// The first change of the coordinator, node 0.
-const CHANGE: [u8; 6] = [0, 0, 1, 0, 1, 0];
+const CHANGE: [u8; 8] = [0, 0, 1, 0, 1, 0, 0, 0];
 
 /// Node 1 of a cluster of five, in whose tree it stands between the coordinator, node 0, and nodes 3 and 4.
 struct Middle {
@@ -53,7 +53,7 @@ impl Middle {
         let content = install::hash(MODULE).0;
         let version = [&[TALLY.0, 1, 0][..], &content, &length, &[0], &members].concat();
         middle.send(OFFER, &version);
-        let words = [1 << 32 | 1 << 48, 0];
+        let words = [1 << 16 | 1 << 32, 0];
         let header = Header {
             extension: INSTALLER,
             source: NodeId(0),
