@@ -282,7 +282,7 @@ impl Coordination {
             let request = BufferRequest { from: party, epoch, consumed, since: now };
             let known = place.wants_buffers.filter(|known| known.repeats(&request));
             place.wants_buffers = Some(known.unwrap_or(request));
-            self.grant_buffers(nic);
+            self.grant_buffers(nic, false);
             return;
         }
         if let Some(witness) = &mut place.witness {
@@ -396,7 +396,7 @@ impl Extension for Coordination {
             SEND_WITH_FLOW_CONTROL => self.send_message(nic, &command),
             RECEIVE => {
                 self.receiver.on_command(nic, command);
-                self.grant_buffers(nic);
+                self.grant_buffers(nic, false);
             }
             COUNTERS => self.complete_counters(nic, &command),
             _ => nic.refuse(&command, Status::Invalid),
@@ -414,7 +414,7 @@ impl Extension for Coordination {
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         self.receiver.on_data(nic, from, frame);
         if self.places.iter().any(|place| place.wants_buffers.is_some()) {
-            self.grant_buffers(nic);
+            self.grant_buffers(nic, false);
         }
     }
 
@@ -439,7 +439,7 @@ impl Extension for Coordination {
                 }
             }
         } else if timeout == BUFFERS {
-            self.grant_buffers(nic);
+            self.grant_buffers(nic, true);
         }
         self.settle(nic);
     }

@@ -165,11 +165,23 @@ impl Messages {
         self.arrived
     }
 
-    /// Posts the buffers again that partly received messages of `senders` under flow control have taken. The rest of
-    /// these messages counts as lost.
-    pub(crate) fn release_controlled(&mut self, senders: &[NodeId]) {
-        for ((from, port, controlled), stream) in self.streams.iter_mut() {
-            let Some(open) = stream.open.take_if(|_| controlled && senders.contains(&from)) else {
+    /// Posts the buffers again that partly received messages of `senders` under flow control have taken, if no frame of
+    /// them has arrived for `lost_after_ns`. The rest of these messages counts as lost. Returns when to try again, if
+    /// there are others.
+    pub(crate) fn release_controlled(
+        &mut self,
+        now: Instant,
+        lost_after_ns: u64,
+        senders: &[NodeId],
+    ) -> Option<Instant> {
+        let mut next: Option<Instant> = None;
+        let streams = self.streams.iter_mut();
+        let is_theirs = |(from, _, controlled): StreamKey| controlled && senders.contains(&from);
+        for ((_, port, _), stream) in streams.filter(|(key, _)| is_theirs(*key)) {
+            let Some(open) = &stream.open else { continue };
+            let due = open.target.touched.plus_nanos(lost_after_ns);
+            let Some(open) = stream.open.take_if(|_| due <= now) else {
+                next = Some(next.map_or(due, |next| next.min(due)));
                 continue;
             };
             self.counters.incomplete += 1;
@@ -177,6 +189,7 @@ impl Messages {
                 buffers.push_front(open.target.command);
             }
         }
+        next
     }
 
     /// Returns the service's counters.
@@ -455,3 +468,6 @@ impl Extension for Messages {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

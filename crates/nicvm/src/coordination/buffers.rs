@@ -41,11 +41,12 @@ pub(super) struct Promise {
 
 impl Coordination {
     /// Grants buffers to senders that wait for them. Messages under way still need theirs; those that have not arrived
-    /// within a sixteenth of a lease count as lost, and the buffers that they have taken are posted again.
-    pub(super) fn grant_buffers(&mut self, nic: &mut Context<'_>) {
+    /// within a sixteenth of a lease count as lost. If `is_due`, the timeout has passed: the buffers of messages of
+    /// which no frame has arrived for as long are posted again.
+    pub(super) fn grant_buffers(&mut self, nic: &mut Context<'_>, is_due: bool) {
         let arrived = self.receiver.arrived();
         let now = nic.now();
-        let request_timeout_ns = nanos(self.config.lease) / 16;
+        let lost_after_ns = nanos(self.config.lease) / 16;
         for place in &mut self.places {
             let Some(request) = place.wants_buffers else { continue };
             let BufferRequest { epoch, consumed, .. } = request;
@@ -53,16 +54,19 @@ impl Coordination {
             let last = place.promised;
             let all_here = epoch == last.epoch
                 && consumed.wrapping_sub(last.sent) == arrived.wrapping_sub(last.arrived);
-            let lost_by = request.since.plus_nanos(request_timeout_ns);
+            let lost_by = request.since.plus_nanos(lost_after_ns);
             if (!all_here || free == 0) && now < lost_by {
                 nic.set_timeout_at(BUFFERS, Service::Exact, lost_by);
                 continue;
             }
             let is_answered =
                 epoch < last.epoch || (epoch == last.epoch && ahead_of(consumed, last.sent) == 0);
-            if free == 0 && !is_answered {
-                // The senders send nothing until there are buffers: the rest of their messages is lost.
-                self.receiver.release_controlled(&place.config.senders);
+            if is_due && free == 0 && !is_answered {
+                let senders = &place.config.senders;
+                let next = self.receiver.release_controlled(now, lost_after_ns, senders);
+                if let Some(next) = next {
+                    nic.set_timeout_at(BUFFERS, Service::Exact, next);
+                }
                 free = self.receiver.free_buffers();
             }
             if free == 0 {

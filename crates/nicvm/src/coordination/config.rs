@@ -258,7 +258,8 @@ impl CoordinationConfig {
 
     /// Sets whether tokens carry the receiver's buffers, those of all its ports together. Then a message is sent only
     /// if a buffer is posted for it, and none without the token. A sender keeps the token until the messages that have
-    /// begun have left, so the request timeout should exceed the time that the longest message takes. Off by default.
+    /// begun have left, so the request timeout should exceed the time that the longest message takes: else such
+    /// messages are lost. A sender that is suspended in the middle of a message may lose it. Off by default.
     #[must_use]
     pub fn buffers(mut self, buffers: bool) -> Self {
         self.buffers = buffers;
