@@ -4,7 +4,7 @@
 //! into frames; if one frame is lost, the message is lost and its buffer takes the next one. A message that the network
 //! duplicates is delivered once, unless 64 messages of its sender lie between the copies. A message for a suspended
 //! process takes its buffer at once, and is written there when the process is resumed. If a message finds no buffer, it
-//! takes that of another one of which no frame has arrived for 100 ms: its sender may be down.
+//! takes that of another one of which no frame has arrived for 100 ms, or up to 10 ms more: its sender may be down.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -67,7 +67,7 @@ pub const DEFAULT_STREAMS: usize = 4096;
 
 /// Time without a frame after which the buffer of a partly received message may go to another message.
 const STALLED_AFTER: Duration = Duration::from_millis(100);
-/// Time between two searches for such a message.
+/// Time between two searches of a port for such a message.
 const SEARCH_AFTER: Duration = Duration::from_millis(10);
 
 /// Counts the service's messages and frames since it started.
@@ -102,19 +102,26 @@ struct Buffer {
     unwritten: Vec<(u32, Vec<u8>)>,
 }
 
+/// The buffers of a port that no message has taken.
+#[derive(Debug, Default)]
+struct Posted {
+    /// The commands that have posted them.
+    commands: VecDeque<Command>,
+    /// When a stalled message of the port may be searched again.
+    search_at: Instant,
+}
+
 /// The default service.
 #[derive(Debug)]
 pub struct Messages {
-    /// The commands that have posted buffers, by port; `None` for ports on which none was ever posted.
-    buffers: Vec<Option<VecDeque<Command>>>,
+    /// The buffers by port; `None` for ports on which none was ever posted.
+    buffers: Vec<Option<Posted>>,
     /// Each stream assembles one message at a time.
     streams: Streams<StreamKey, Buffer>,
     /// Whole messages for suspended processes, in order of arrival.
     unread: BTreeMap<PortId, Vec<(Buffer, Completion)>>,
     /// Messages under flow control that have begun to arrive, or found no buffer.
     arrived: u32,
-    /// When a stalled message may be searched again.
-    search_at: Instant,
     counters: MessageCounters,
 }
 
@@ -133,7 +140,6 @@ impl Messages {
             streams: Streams::new(DEFAULT_STREAMS),
             unread: BTreeMap::new(),
             arrived: 0,
-            search_at: Instant::ZERO,
             counters: MessageCounters {
                 delivered: 0,
                 without_buffer: 0,
@@ -157,7 +163,7 @@ impl Messages {
     /// Returns how many buffers are posted, on all ports, and not taken by a message that has begun.
     #[must_use]
     pub fn free_buffers(&self) -> u32 {
-        self.buffers.iter().flatten().map(|buffers| buffers.len() as u32).sum()
+        self.buffers.iter().flatten().map(|posted| posted.commands.len() as u32).sum()
     }
 
     /// Returns how many messages under flow control have begun to arrive, or found no buffer; wraps around.
@@ -185,8 +191,8 @@ impl Messages {
                 continue;
             };
             self.counters.incomplete += 1;
-            if let Some(Some(buffers)) = self.buffers.get_mut(port.index()) {
-                buffers.push_front(open.target.command);
+            if let Some(Some(posted)) = self.buffers.get_mut(port.index()) {
+                posted.commands.push_front(open.target.command);
             }
         }
         next
@@ -203,7 +209,7 @@ impl Messages {
         if port.index() >= self.buffers.len() {
             self.buffers.resize_with(port.index() + 1, || None);
         }
-        self.buffers[port.index()].get_or_insert_default()
+        &mut self.buffers[port.index()].get_or_insert_default().commands
     }
 
     /// Takes the message that a frame belongs to; `None` if the frame is void or no buffer is posted.
@@ -218,7 +224,7 @@ impl Messages {
         let port = header.port;
         let controlled = header.flags & CONTROLLED != 0;
         let key = (header.source, port, controlled);
-        let Some(Some(buffers)) = self.buffers.get_mut(port.index()) else {
+        let Some(Some(posted)) = self.buffers.get_mut(port.index()) else {
             // No buffer was ever posted on this port, so no stream state is kept for it.
             self.counters.without_buffer += u64::from(fragment.offset == 0);
             self.arrived = self.arrived.wrapping_add(controlled.into());
@@ -229,7 +235,7 @@ impl Messages {
         if let Some(former) = stream.on_incarnation(incarnation, message) {
             self.counters.incomplete += 1;
             if !planted::is(Bug::RestartLeaks) {
-                buffers.push_front(former.command);
+                posted.commands.push_front(former.command);
             }
         }
         let open = match stream.place(incarnation, fragment, length) {
@@ -244,7 +250,7 @@ impl Messages {
         self.arrived = self.arrived.wrapping_add(controlled.into());
         // The rest of the previous message was lost: its buffer takes this one.
         self.counters.incomplete += u64::from(open.is_some());
-        let buffer = open.map(|open| open.target.command).or_else(|| buffers.pop_front());
+        let buffer = open.map(|open| open.target.command).or_else(|| posted.commands.pop_front());
         let buffer = buffer.or_else(|| self.take_stalled(now, port));
         self.counters.without_buffer += u64::from(buffer.is_none());
         buffer.map(Taken::New)
@@ -253,7 +259,8 @@ impl Messages {
     /// Takes the buffer of the message for `port` of which no frame has arrived for the longest time, at least
     /// [`STALLED_AFTER`]. The rest of that message counts as lost.
     fn take_stalled(&mut self, now: Instant, port: PortId) -> Option<Command> {
-        if now < self.search_at {
+        let posted = self.buffers.get_mut(port.index())?.as_mut()?;
+        if now < posted.search_at {
             return None;
         }
         let is_stalled =
@@ -263,7 +270,7 @@ impl Messages {
         let stalled = open.filter(|open| open.as_ref().is_some_and(is_stalled));
         let longest = stalled.min_by_key(|open| open.as_ref().map(|open| open.target.touched));
         let Some(open) = longest.and_then(Option::take) else {
-            self.search_at = now + SEARCH_AFTER;
+            posted.search_at = now + SEARCH_AFTER;
             return None;
         };
         self.counters.incomplete += 1;
@@ -458,7 +465,8 @@ impl Extension for Messages {
         let unread = unread.map(|(buffer, _)| buffer.command);
         let streams = self.streams.iter_mut();
         let begun = streams.filter_map(|(_, stream)| Some(stream.open.take()?.target.command));
-        let posted = std::mem::take(&mut self.buffers).into_iter().flatten().flatten();
+        let posted = std::mem::take(&mut self.buffers).into_iter().flatten();
+        let posted = posted.flat_map(|posted| posted.commands);
         unread.chain(begun).chain(posted).collect()
     }
 

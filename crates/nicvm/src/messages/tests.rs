@@ -32,3 +32,13 @@ fn a_message_whose_frames_still_arrive_keeps_its_buffer() {
     assert_eq!(release(250, SENDER), (None, 2));
     assert_eq!(messages.counters().incomplete, 2);
 }
+
+#[test]
+fn a_flooded_port_delays_no_search_on_another() {
+    let mut messages = Messages::new();
+    begin(&mut messages, PortId(1), 50_000_000);
+    begin(&mut messages, PortId(2), 0);
+    let now = Instant::from_nanos(nanos(STALLED_AFTER));
+    assert_eq!(messages.take_stalled(now, PortId(1)), None);
+    assert_eq!(messages.take_stalled(now, PortId(2)).map(|command| command.cookie), Some(2));
+}
