@@ -108,6 +108,11 @@ impl Gate {
         self.destinations.get(&destination).map_or(0, |state| state.allowance)
     }
 
+    /// Returns how many messages and packets may still begin to leave to `destination`.
+    pub(crate) fn messages(&self, destination: NodeId) -> u32 {
+        self.destinations.get(&destination).map_or(0, |state| state.messages)
+    }
+
     /// Returns whether a frame may leave. `is_first`: it is the first of its message, or a packet.
     pub(crate) fn admits(&self, header: &Header, is_first: bool) -> bool {
         let cost = frame_cost(header);

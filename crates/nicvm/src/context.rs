@@ -481,6 +481,11 @@ impl Context<'_> {
         self.services.transmit.allowance(destination)
     }
 
+    /// Returns how many messages and packets may still begin to pass the gate to `destination`.
+    pub(crate) fn allowed_messages(&self, destination: NodeId) -> u32 {
+        self.services.transmit.allowed_messages(destination)
+    }
+
     /// Returns the backlog that waits for the gate to `destination`, counted up to `limit`; `None` if nothing waits.
     #[must_use]
     pub fn backlog(&self, destination: NodeId, limit: BacklogLimit) -> Option<Backlog> {

@@ -211,6 +211,14 @@ impl Link {
         }
     }
 
+    /// Notes that `messages` of those that the token in use was charged for are not sent. A token that has replaced it
+    /// meanwhile is not in use.
+    pub(crate) fn give_back(&mut self, messages: u32) {
+        if let Some(token) = self.token.as_mut().filter(|token| token.busy) {
+            token.consumed = token.consumed.wrapping_sub(messages);
+        }
+    }
+
     /// Returns the bytes that each holder sends while others wait: the largest number that a sender asks for, which
     /// decreases a little with each turn while all ask for less.
     pub(crate) fn agree_quantum(&mut self, wanted: u32) -> u32 {

@@ -321,7 +321,11 @@ impl Coordination {
         route.debt_at = now;
         route.paced_until = route.paced_until.max(begins).plus_nanos(used);
         route.state = State::Leaving { ends: route.paced_until.max(leaves) };
-        nic.allow(route.destination, 0, now);
+        let destination = route.destination;
+        if let Some(link) = self.buffer_link(at).and_then(|link| self.places[link].link.as_mut()) {
+            link.give_back(nic.allowed_messages(destination));
+        }
+        nic.allow(destination, 0, now);
         self.evaluate(nic, at);
     }
 

@@ -139,6 +139,10 @@ impl Transmit {
         self.gate.allowance(destination)
     }
 
+    pub(crate) fn allowed_messages(&self, destination: NodeId) -> u32 {
+        self.gate.messages(destination)
+    }
+
     pub(crate) fn next_news(&mut self) -> Option<News> {
         self.news.pop_front()
     }

@@ -133,6 +133,19 @@ fn the_counts_of_buffers_wrap_around() {
 }
 
 #[test]
+fn messages_that_do_not_begin_leave_their_buffers_to_others() {
+    let (mut link, now) = holder(0, Grant { buffers: 5, consumed: u32::MAX - 1, ..grant(2) });
+    link.start();
+    link.consume(7);
+    link.give_back(3);
+    assert_eq!(link.buffers(), 3);
+    // A newer token was not charged for them.
+    link.handle(now, Party::WITNESS, 0, 0, Body::GrantLink(Grant { buffers: 5, ..grant(3) }));
+    link.give_back(3);
+    assert_eq!(link.buffers(), 5);
+}
+
+#[test]
 fn the_longest_lease_overflows_nothing() {
     let config = super::super::CoordinationConfig::new().lease(Duration::MAX);
     assert_eq!(config.request_timeout, config.lease * 2);
