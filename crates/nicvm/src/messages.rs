@@ -51,7 +51,8 @@ pub(crate) fn outgoing(command: &Command) -> Message {
     Message {
         extension: MESSAGES,
         node: command.node,
-        // One flow per destination port: a blocked port blocks no other, and messages of a port keep their order.
+        // One flow per destination port: a blocked port blocks no other, and messages of a port keep their order. A
+        // message of a suspended process does not block those of others to its port, unless a part of it has left.
         flow: FlowId(command.port.0),
         port: command.port,
         source: command.region,

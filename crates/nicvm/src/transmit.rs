@@ -2,8 +2,9 @@
 //!
 //! An extension sends *messages*, which the scheduler cuts into frames and describes in each frame's words
 //! ([`Fragment`]), or *packets*, single frames whose header fields are the extension's own. Within one [`FlowId`] of an
-//! extension to one node, frames leave in the order in which they were sent; but those of other ports pass the messages
-//! of a suspended port. Flows take turns, frame by frame, so that a blocked flow blocks no other.
+//! extension to one node, frames leave in the order in which they were sent; but those of other ports pass a message of
+//! a suspended port, unless a part of it has left. Flows take turns, frame by frame, so that a blocked flow blocks no
+//! other.
 
 mod flows;
 mod outgoing;

@@ -89,9 +89,11 @@ impl Flows {
         self.occupancy.to_node.contains_key(&(extension, node))
     }
 
+    /// Queues an entry. If its flow is held, it is checked again: the entry may leave before those of suspended ports.
     pub(super) fn push(&mut self, key: Key, outgoing: Outgoing) {
         self.occupancy.add(&key, outgoing.occupied());
         if let Some(&at) = self.by_key.get(&key) {
+            self.queues[at].until = Instant::ZERO;
             self.queues[at].waiting.push_back(outgoing);
             return;
         }
@@ -243,6 +245,28 @@ mod tests {
             1 => Just(Op::Recheck),
             1 => (0..3_u16).prop_map(Op::Withdraw),
         ]
+    }
+
+    #[test]
+    fn an_entry_has_no_other_flow_checked_again() {
+        let mut flows = Flows::default();
+        let push = |flows: &mut Flows, node| {
+            let key = Key {
+                node: NodeId(node),
+                controlled: false,
+                extension: ExtensionId(0),
+                flow: FlowId(0),
+            };
+            let packet = Packet::to(NodeId(node));
+            flows.push(key, Outgoing::packet(Header::default(), Epoch::FIRST, &packet));
+        };
+        for node in 0..3 {
+            push(&mut flows, node);
+            flows.hold(Instant::FAR_FUTURE);
+        }
+        push(&mut flows, 1);
+        flows.wake(Instant::ZERO);
+        assert_eq!((&flows.active, flows.held.len()), (&VecDeque::from([1]), 2));
     }
 
     proptest! {

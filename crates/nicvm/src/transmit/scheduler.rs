@@ -158,7 +158,7 @@ impl Transmit {
 
     pub(crate) fn enqueue(&mut self, message: Message) {
         // It gets its number when it begins to leave.
-        self.push(key_of(&message), Outgoing::message(message, 0));
+        self.flows.push(key_of(&message), Outgoing::message(message, 0));
     }
 
     /// Returns whether nothing waits, and no event is left.

@@ -40,15 +40,7 @@ impl Transmit {
             self.dropped += 1;
             return;
         }
-        self.push(packet.key, packet.outgoing);
-    }
-
-    /// Queues an entry. Its flow may be held because only messages of suspended ports waited.
-    pub(super) fn push(&mut self, key: Key, outgoing: Outgoing) {
-        self.flows.push(key, outgoing);
-        if !self.stopped.is_empty() {
-            self.flows.recheck();
-        }
+        self.flows.push(packet.key, packet.outgoing);
     }
 
     pub(super) fn is_parked(&self, outgoing: &Outgoing) -> bool {
