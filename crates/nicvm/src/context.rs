@@ -443,7 +443,7 @@ impl Context<'_> {
         admission: impl Admission + 'static,
     ) -> Result<(), GateRefused> {
         let staged = |effect: &Effect| matches!(effect, Effect::Install(_));
-        if self.services.transmit.has_admission(self.extension)
+        if self.services.transmit.has_admission(self.extension, self.epoch)
             || self.services.effects.iter().any(staged)
         {
             return Err(GateRefused::Installed);
@@ -479,11 +479,6 @@ impl Context<'_> {
     #[must_use]
     pub fn allowance(&self, destination: NodeId) -> u64 {
         self.services.transmit.allowance(destination)
-    }
-
-    /// Returns how many messages and packets may still begin to pass the gate to `destination`.
-    pub(crate) fn allowed_messages(&self, destination: NodeId) -> u32 {
-        self.services.transmit.allowed_messages(destination)
     }
 
     /// Returns the backlog that waits for the gate to `destination`, counted up to `limit`; `None` if nothing waits.

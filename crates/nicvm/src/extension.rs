@@ -143,7 +143,7 @@ pub trait Extension: Any + Send {
     fn on_timeout(&mut self, _nic: &mut Context<'_>, _timeout: TimeoutId) {}
 
     /// Handles the report that a [`Context::fence`] of this version with this token asked for: all writes before it are
-    /// in memory.
+    /// in memory. A version that has been replaced gets no such report.
     fn on_written(&mut self, _nic: &mut Context<'_>, _token: u64) {}
 
     /// Handles the closing of a port by its local application: memory registered through it has no owner, and its
@@ -203,7 +203,8 @@ pub trait Extension: Any + Send {
     /// controller.
     fn on_transmit(&mut self, _nic: &mut Context<'_>, _news: TransmitEvent) {}
 
-    /// Handles the end of a packet of this version that had to wait and has a token: it has left, or never will.
+    /// Handles the end of a packet of this version that had to wait and has a token: it has left, or never will. A
+    /// version that has been replaced gets no such report.
     fn on_sent(&mut self, _nic: &mut Context<'_>, _sent: Sent) {}
 
     /// Deactivates the extension: returns credits, grants and commands that others wait for. Called once, as the last

@@ -113,7 +113,8 @@ pub struct MemoryCounters {
     pub served: u64,
     /// Accesses that were refused here, because a right or memory was missing.
     pub denied: u64,
-    /// Frames that were sent again.
+    /// Frames that the receiver requested because it lacked them: lost ones, and those beyond the first 65,536 of an
+    /// access.
     pub retransmitted: u64,
     /// Messages that cannot be parsed or match no access.
     pub malformed: u64,

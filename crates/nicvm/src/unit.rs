@@ -288,7 +288,7 @@ impl Unit {
         let services = self.services.as_mut().expect("the unit has started");
         services.timeouts.cancel_all(number);
         services.fences.retain(|(_, of, ..)| *of != number);
-        if services.transmit.uninstall(number).is_some() {
+        if services.transmit.uninstall(number) {
             services.port_events.push_back(PortEvent::Admission);
         }
         // No extension opens the gate any more for the frames that wait there.

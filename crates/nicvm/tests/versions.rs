@@ -88,6 +88,10 @@ impl Extension for Version {
         self.note(&format!("timeout {}", timeout.0));
     }
 
+    fn on_admission(&mut self, _: &mut Context<'_>) {
+        self.note("admission");
+    }
+
     fn on_sent(&mut self, _: &mut Context<'_>, sent: Sent) {
         self.note(&format!("sent {}", sent.token));
     }
@@ -240,7 +244,8 @@ fn a_version_with_an_admission_replaces_the_one_before_and_its_admission() {
     let mut unit = Unit::default();
     unit.install(HOLDER, HoldAllExtension).unwrap();
     unit.install(CHANGER, Upgrader).unwrap();
-    unit.install(MINE, Version::new("one", &Log::default())).unwrap();
+    let log = Log::default();
+    unit.install(MINE, Version::new("one", &log)).unwrap();
     let mut harness = Harness::new(unit);
     let frames = |harness: &mut Harness| {
         let is_frame = |e: &&Effect| matches!(e, Effect::Sent(header) if header.kind == Kind::Data);
@@ -250,7 +255,9 @@ fn a_version_with_an_admission_replaces_the_one_before_and_its_admission() {
     harness.post(PORT, command(HOLDER, 1));
     harness.post(PORT, command(MINE, SEND));
     assert_eq!(frames(&mut harness), 1);
+    log.lock().unwrap().clear();
     harness.post(PORT, command(CHANGER, 1));
+    assert_eq!(*log.lock().unwrap(), ["one admission"]);
     assert_eq!(harness.unit.epoch(HOLDER), Some(Epoch(1)));
     harness.post(PORT, command(MINE, SEND));
     assert_eq!(frames(&mut harness), 0);

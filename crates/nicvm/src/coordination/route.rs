@@ -323,7 +323,7 @@ impl Coordination {
         route.state = State::Leaving { ends: route.paced_until.max(leaves) };
         let destination = route.destination;
         if let Some(link) = self.buffer_link(at).and_then(|link| self.places[link].link.as_mut()) {
-            link.give_back(nic.allowed_messages(destination));
+            link.give_back(nic.services.transmit.allowed_messages(destination));
         }
         nic.allow(destination, 0, now);
         self.evaluate(nic, at);

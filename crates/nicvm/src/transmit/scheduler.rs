@@ -38,7 +38,7 @@ pub(crate) enum News {
 }
 
 /// An admission in the scheduler.
-pub(crate) struct Installed {
+struct Installed {
     /// The extension that updates it, and its version.
     owner: ExtensionId,
     epoch: Epoch,
@@ -95,20 +95,17 @@ impl Transmit {
         self.admissions.push(Installed { owner, epoch, admission });
     }
 
-    /// Removes an extension's admission, and returns it; the frames that it held are checked again.
-    pub(crate) fn uninstall(&mut self, owner: ExtensionId) -> Option<Installed> {
-        let at = self.admissions.iter().position(|installed| installed.owner == owner)?;
+    /// Removes an extension's admission; the frames that it held are checked again. Returns whether there was one.
+    pub(crate) fn uninstall(&mut self, owner: ExtensionId) -> bool {
+        let before = self.admissions.len();
+        self.admissions.retain(|installed| installed.owner != owner);
         self.flows.recheck();
-        Some(self.admissions.remove(at))
+        self.admissions.len() < before
     }
 
-    /// Installs an admission again that was removed.
-    pub(crate) fn reinstall(&mut self, installed: Installed) {
-        self.admissions.push(installed);
-    }
-
-    pub(crate) fn has_admission(&self, owner: ExtensionId) -> bool {
-        self.admissions.iter().any(|installed| installed.owner == owner)
+    /// Returns whether this version of an extension has an admission.
+    pub(crate) fn has_admission(&self, owner: ExtensionId, epoch: Epoch) -> bool {
+        self.admissions.iter().any(|it| (it.owner, it.epoch) == (owner, epoch))
     }
 
     pub(crate) fn has_admissions(&self) -> bool {

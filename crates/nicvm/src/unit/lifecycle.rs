@@ -221,8 +221,6 @@ impl Unit {
         };
         let Ok(state) = state else { return Err(InitError::Trapped(number)) };
         let services = self.services.as_mut().expect("the unit has started");
-        // The new version may install its own.
-        let admission = services.transmit.uninstall(number);
         let mut context = Context { hw: &mut *hw, services, extension: number, epoch, heap };
         let begun = catch_unwind(AssertUnwindSafe(|| {
             extension.init(&mut context)?;
@@ -231,12 +229,13 @@ impl Unit {
         let begun = begun.unwrap_or(Err(InitError::Trapped(number)));
         if begun.is_err() {
             services.abort(hw);
-            admission.into_iter().for_each(|it| services.transmit.reinstall(it));
             return begun;
         }
         services.timeouts.cancel_all(number);
+        let had_admission = services.transmit.uninstall(number);
         services.commit(hw, number, epoch);
-        if admission.is_some() {
+        // If the new version has installed its own, that is an event already.
+        if had_admission && !services.transmit.has_admission(number, epoch) {
             services.port_events.push_back(PortEvent::Admission);
         }
         Ok(())
