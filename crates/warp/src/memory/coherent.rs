@@ -420,10 +420,16 @@ impl<V: Clone> Coherent<V> {
         // A writer's requests arrive in its order, so the last ticket shows which of them have a
         // place.
         let placed = self.placed.entry(entry.writer).or_default();
-        if entry.ticket <= *placed || !self.log.has_room(entry.location) {
+        if entry.ticket <= *placed {
             return;
         }
-        let Some(place) = self.log.push(entry.clone()) else { return };
+        let has_room = self.log.has_room(entry.location);
+        let place = if has_room { self.log.push(entry.clone()) } else { None };
+        let Some(place) = place else {
+            // In this view the writer's later writes get no place either, or they would pass this one.
+            *placed = u64::MAX;
+            return;
+        };
         *placed = entry.ticket;
         let (view, committed) = (self.view, self.log.committed());
         for node in self.others() {

@@ -313,6 +313,29 @@ fn requests_of_a_member_keep_the_log_bounded() {
     assert!(sequencer.coherent.log_len() < MOST, "{} writes", sequencer.coherent.log_len());
 }
 
+/// The log is full, and location 0 has a committed write, so that it takes more.
+#[test]
+fn no_request_passes_a_refused_one_of_its_writer() {
+    let names: Vec<NodeId> = (0..3).map(NodeId).collect();
+    let mut sequencer: Memory<Value> = Memory::new(NodeId(0), &names, Duration::from_nanos(LOOP));
+    let mut request = |writer, ticket, location| {
+        let entry = Entry { writer: NodeId(writer), ticket, location, value: 5 };
+        let now = Instant::from_nanos(1);
+        let request = Update::Coherent(Coherence::Request(entry));
+        sequencer.handle_update(now, NodeId(writer), request);
+        let have = Coherence::Have { view: 0, place: 1 };
+        sequencer.handle_update(now, NodeId(writer), Update::Coherent(have));
+        std::iter::from_fn(|| sequencer.poll_send()).for_each(drop);
+        sequencer.coherent.log_len()
+    };
+    let mut full = 0;
+    for location in 0..MOST as Location {
+        full = request(1, u64::from(location) + 1, location);
+    }
+    assert_eq!(request(1, MOST as u64 + 1, 0), full, "a write passes one that has no place");
+    assert_eq!(request(2, 1, 0), full + 1, "another writer has no place");
+}
+
 /// Only the sequencer of a view makes and commits its order.
 #[test]
 fn a_place_of_another_than_the_sequencer_is_ignored() {
