@@ -78,7 +78,7 @@ const CALL_DELAYS: u32 = 16;
 const DUE: TimeoutId = TimeoutId(0);
 const ROOM: TimeoutId = TimeoutId(1);
 const CALL: TimeoutId = TimeoutId(2);
-/// Attempts per feedback delay at a gate that was shut.
+/// Attempts per feedback delay at a gate that had no credit.
 const TRIES: u32 = 8;
 /// Shortest time between two attempts.
 const SHORTEST: Duration = Duration::from_micros(10);
@@ -113,7 +113,7 @@ pub struct Mermera {
     reported: BTreeMap<PortId, u64>,
     /// The incarnation of each other node that has sent a frame.
     seen: BTreeMap<NodeId, Incarnation>,
-    /// When to try gates again that were shut.
+    /// When to try gates again that had no credit.
     try_at: Option<Instant>,
     skipped: u64,
     /// Bytes of the longest slow write so far, as encoded in a frame.
@@ -144,7 +144,7 @@ impl Mermera {
         }
     }
 
-    /// Returns how often a slow write was due while its gate was shut.
+    /// Returns how often a slow write was due while its gate had no credit.
     #[must_use]
     pub const fn skipped(&self) -> u64 {
         self.skipped

@@ -17,9 +17,9 @@ pub(super) const MOST: usize = 65_536;
 /// and does not take those of peers; their acknowledgements report that.
 pub const MAX_LOCATIONS: usize = MOST / 2;
 
-/// The writes in a log from which on the sequencer places none to a new location. Writers add none beyond
-/// [`MAX_LOCATIONS`], so only a faulty one requests such places. The rest of [`MOST`] is for writes that
-/// are not applied yet.
+/// The number of writes in a log at which the sequencer stops placing writes to new locations. Writers
+/// add none beyond [`MAX_LOCATIONS`], so only a faulty one requests such places. The rest of [`MOST`] is
+/// for writes that are not applied yet.
 const FULL: usize = MOST / 8 * 5;
 
 /// Writes with their places, in rising order.
