@@ -101,6 +101,8 @@ pub struct Driver {
     /// True if sessions had something to send since the last turn; and if the socket was not asked for datagrams therefore.
     has_written: bool,
     has_skipped: bool,
+    /// True if, in the last turn, no reader took the frame that a session has left to it.
+    lets_read: bool,
     /// True if the last turn has found nothing, and a peer that may answer waits for this processor.
     lets_peer_run: bool,
     /// The end of the last long yield to such a peer.
@@ -173,6 +175,7 @@ impl Driver {
             idle_turns: 0,
             has_written: false,
             has_skipped: false,
+            lets_read: false,
             lets_peer_run: false,
             long_yield: None,
             no_yield_until: None,
@@ -266,7 +269,7 @@ impl Driver {
         let Some(now) = (!self.active.is_empty()).then(Instant::now) else { return Found::Nothing };
         let processor = processor();
         let mut all = Found::Nothing;
-        self.lets_peer_run = false;
+        (self.lets_read, self.lets_peer_run) = (false, false);
         let mut index = 0;
         while index < self.active.len() {
             let found = self.poll_session(index, now, processor, handler);
@@ -302,11 +305,7 @@ impl Driver {
             core.flush();
         }
         self.spin.on_turn(active.count(&mut core));
-        let mut wakers = std::mem::take(&mut core.wakers);
-        if !self.is_current_thread {
-            // There, the task that is woken last runs first.
-            wakers.reverse();
-        }
+        let wakers = core.take_wakers(self.is_current_thread);
         let events = std::mem::take(&mut core.events);
         let mut found =
             if any || !wakers.is_empty() { Found::Something } else { Found::AnswerExpected };
@@ -333,7 +332,9 @@ impl Driver {
             if peer != Peer::Parked {
                 self.failed_polls = self.failed_polls.wrapping_add(1);
             }
-            found = match core.park() {
+            let is_parked = core.park();
+            self.lets_read |= !is_parked && active.has_rested;
+            found = match is_parked {
                 true => Found::Nothing,
                 false if waits => Found::Readers,
                 false => Found::Something,

@@ -1,7 +1,7 @@
 //! Two ends of a session in one thread: random programs against a model, and peers that break the protocol.
 
 mod bounds;
-mod drivers;
+pub(super) mod drivers;
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;

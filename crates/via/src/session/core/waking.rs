@@ -30,6 +30,16 @@ impl Round {
 }
 
 impl Core {
+    /// Takes the wakers of a turn, in the order in which they are called. On a runtime of several threads, the task that is
+    /// woken last runs first.
+    pub(in crate::session) fn take_wakers(&mut self, is_current_thread: bool) -> Vec<Waker> {
+        let mut wakers = std::mem::take(&mut self.wakers);
+        if !is_current_thread {
+            wakers.reverse();
+        }
+        wakers
+    }
+
     /// Has the task woken once the stream has bytes, or has ended.
     pub(in crate::session) fn await_bytes(&mut self, stream: u32, waker: &Waker) {
         if let Some(flow) = self.flows.get_mut(&stream) {

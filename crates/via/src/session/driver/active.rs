@@ -24,6 +24,8 @@ pub(super) struct Active {
     /// Frames that were handled, and writes, by the last turn.
     handled: u64,
     written: u64,
+    /// True if no frame, and no part of one, was handled in the last turn.
+    pub(super) has_rested: bool,
     /// Handled frames that no write has followed since the peer was last let run.
     pub(super) unanswered: u64,
     reading: Reading,
@@ -43,6 +45,7 @@ impl Active {
             patience: 0,
             handled,
             written,
+            has_rested: false,
             unanswered: 0,
             reading: Reading::new(now),
         }
@@ -66,6 +69,7 @@ impl Active {
         let handled = core.handled.wrapping_sub(self.handled);
         let written = core.written.wrapping_sub(self.written);
         (self.handled, self.written) = (core.handled, core.written);
+        self.has_rested = handled == 0;
         self.unanswered = (self.unanswered + handled).saturating_sub(written);
         if written > 0 && self.unanswered == 0 {
             self.patience = 0;

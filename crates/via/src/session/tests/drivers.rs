@@ -15,7 +15,10 @@ use crate::session::{Handler, Refusal, Session, Sessions, Stream};
 
 /// Records the events of a driver, and keeps the streams that it receives.
 #[derive(Clone, Default)]
-struct Recorder(Arc<Mutex<Vec<&'static str>>>, Arc<Mutex<Vec<Stream>>>);
+pub(in crate::session) struct Recorder(
+    Arc<Mutex<Vec<&'static str>>>,
+    pub(in crate::session) Arc<Mutex<Vec<Stream>>>,
+);
 
 impl Recorder {
     fn events(&self) -> Vec<&'static str> {
