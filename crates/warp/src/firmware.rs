@@ -300,11 +300,9 @@ impl Extension for Warp {
         match event {
             PeerEvent::Up(..) => {}
             PeerEvent::Down(node) => self.forget(nic, node),
+            // If a data frame has shown the restart, the new estimates stay.
             PeerEvent::Restarted(node, incarnation) => {
-                // If a data frame has shown the restart, the new estimates stay.
-                if self.incarnations.insert(node, incarnation) != Some(incarnation) {
-                    self.forget(nic, node);
-                }
+                self.see(nic, node, incarnation);
             }
         }
     }

@@ -241,8 +241,10 @@ impl<K: Ord + Clone, V> LatestSender<K, V> {
         if let Some(sent) = take(&mut self.flying, ack.number) {
             self.loss -= LOSS_GAIN * self.loss;
             self.learn_delay(now, sent);
-        } else if let Some(sent) = take(&mut self.late, ack.number) {
-            // It was counted as lost.
+        } else if let Some(sent) = take(&mut self.late, ack.number)
+            && self.loss > MAX_LOSS
+        {
+            // So few copies in time: the path is slower than measured. This one was counted as lost.
             self.loss = (self.loss - LOSS_GAIN).max(0.0);
             self.learn_delay(now, sent);
         }

@@ -171,6 +171,8 @@ impl Mermera {
         let has_restarted = std::mem::replace(last, incarnation) != incarnation;
         if has_restarted {
             self.acks.remove(&node);
+            self.parts.remove(&node);
+            self.requests.remove(&node);
         }
         memory.on_peer_seen(now, node, has_restarted);
         true
@@ -454,6 +456,7 @@ impl Extension for Mermera {
             self.unsent.remove(&node);
             self.acks.remove(&node);
             self.parts.remove(&node);
+            self.requests.remove(&node);
             if let Some(memory) = &mut self.memory {
                 memory.on_peer_lost(nic.now(), node);
             }

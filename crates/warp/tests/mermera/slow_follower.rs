@@ -50,7 +50,8 @@ fn coherent_writes_wait_for_a_slow_node() {
     let mut last = 0;
     for second in 1..5 {
         world.run_until(at(second * 1_000));
-        let (now, arrived) = (*written.lock().unwrap(), applied(&mut world));
+        let now = *written.lock().unwrap();
+        let arrived = applied(&mut world);
         assert!(now > last, "the writes do not continue after {now}");
         assert!(now < arrived + MOST, "{now} writes are made, of which {arrived} have arrived");
         last = now;

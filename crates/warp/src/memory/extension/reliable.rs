@@ -1,7 +1,5 @@
 //! Reliable updates as control messages, and the writes that wait for a slow node.
 
-use std::collections::VecDeque;
-
 use midplane_nicvm::context::Context;
 use midplane_nicvm::control::MAX_MESSAGE;
 use midplane_nicvm::timeout::Service;
@@ -78,9 +76,10 @@ impl Mermera {
     /// Makes the writes that have waited, and gives places to those of other nodes, until too many parts
     /// wait again.
     pub(super) fn resume_writes(&mut self, nic: &mut Context<'_>) {
-        while !self.is_backed_up()
-            && !(self.held.is_empty() && self.requests.values().all(VecDeque::is_empty))
-        {
+        let has_some = |this: &Self| {
+            !this.held.is_empty() || this.requests.values().any(|waiting| !waiting.is_empty())
+        };
+        while !self.is_backed_up() && has_some(self) {
             let Some(memory) = &mut self.memory else { return };
             for (from, requests) in &mut self.requests {
                 if let Some(request) = requests.pop_front() {

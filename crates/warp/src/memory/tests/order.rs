@@ -278,7 +278,7 @@ fn a_restarted_node_does_not_count_for_a_new_sequencer() {
     let now = Instant::from_nanos(1);
     // Nodes 0 and 1 commit a write. Nothing of it reaches node 2.
     let committed = memories[0].co_write(1, 5);
-    for (from, to) in [(0, 1), (1, 0), (0, 1)] {
+    for (from, to) in [(0_u16, 1_u16), (1, 0), (0, 1)] {
         let sent: Vec<_> = std::iter::from_fn(|| memories[usize::from(from)].poll_send()).collect();
         for (_, update) in sent.into_iter().filter(|(node, _)| *node == NodeId(to)) {
             memories[usize::from(to)].handle_update(now, NodeId(from), update);
