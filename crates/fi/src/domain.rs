@@ -18,7 +18,7 @@ use crate::vector::Vector;
 pub(crate) use driver::Driver;
 use waiter::Waiter;
 
-/// Most turns between two checks for connections, which take two system calls. A turn takes some tens of nanoseconds,
+/// Most turns between two checks for connections, which take two system calls, or three with silent connections. A turn takes some tens of nanoseconds,
 /// so the checks cost 5 %, and a new peer waits about 10 us.
 const CONNECTIONS: u32 = 512;
 /// Time between two checks for connections of an application that polls rarely.

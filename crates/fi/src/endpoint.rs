@@ -109,7 +109,7 @@ pub(crate) struct Endpoint {
     requests: Slab<RingRequest>,
     /// An epoll set of these connections.
     greetings: OwnedFd,
-    /// True if connections wait because this process has too few free descriptors.
+    /// True if connections wait because descriptors are short.
     is_short: bool,
     wakes: WakeSet,
     /// The connection to other hosts, if the environment names a network.
@@ -216,7 +216,10 @@ impl Endpoint {
             }
             match self.listener.accept_one() {
                 Some(request) => self.add_request(request),
-                None if self.listener.is_paused() => break,
+                None if self.listener.is_paused() => {
+                    self.is_short = true;
+                    break;
+                }
                 // The connection was refused.
                 None => {}
             }
@@ -264,10 +267,11 @@ impl Endpoint {
         let mut events = [MaybeUninit::<Event>::uninit(); ACCEPTS];
         let Ok((events, _)) = epoll::wait(&self.greetings, &mut events, Some(&NOW)) else { return };
         for event in &*events {
-            if !self.has_descriptors(PASSED) {
-                return;
-            }
             let key = event.data.u64() as usize;
+            let brings = self.requests.get(key).is_some_and(RingRequest::brings_descriptors);
+            if brings && !self.has_descriptors(PASSED) {
+                continue;
+            }
             let Some(read) = self.requests.get(key).map(RingRequest::accept) else { continue };
             if read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
                 continue;
@@ -419,7 +423,7 @@ impl State {
         peer
     }
 
-    /// Forgets the peers without a connection to which no address and no message refers. Returns whether there were any.
+    /// Forgets the peers without a connection to which no address and no message refers. Returns whether a number is unused.
     fn forget_peers(&mut self) -> bool {
         let named = self.routes.iter().flatten().filter_map(|(_, peer)| *peer);
         let kept = self.matching.messages.iter().map(|(_, message)| message.envelope.peer);

@@ -102,7 +102,7 @@ pub(super) unsafe extern "C" fn open(
 
 /// Returns the error with which the opening of an endpoint fails. That of a key file has a kind, and no code.
 fn code_of(error: &io::Error) -> c_int {
-    error.raw_os_error().unwrap_or(match error.kind() {
+    error.raw_os_error().unwrap_or_else(|| match error.kind() {
         io::ErrorKind::NotFound => ENOENT,
         io::ErrorKind::PermissionDenied => EACCES,
         _ => EINVAL,

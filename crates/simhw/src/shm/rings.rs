@@ -130,8 +130,8 @@ impl RingListener {
         (sockets.into_iter().map(RingRequest).collect(), is_drained)
     }
 
-    /// Accepts one waiting connection; `None` if none waits, the system has no free descriptor, or the connection is not
-    /// of this user.
+    /// Accepts one waiting connection; `None` if none waits, the connection was refused or has ended, or descriptors are
+    /// short: see [`is_paused`](Self::is_paused).
     pub fn accept_one(&mut self) -> Option<RingRequest> {
         let (mut sockets, _) = self.0.accept_most(1, true, Clock::now());
         sockets.pop().map(RingRequest)
@@ -161,6 +161,12 @@ impl AsRawFd for RingListener {
 pub struct RingRequest(Socket);
 
 impl RingRequest {
+    /// Returns whether the greeting has arrived with descriptors. Reads nothing.
+    #[must_use]
+    pub fn brings_descriptors(&self) -> bool {
+        self.0.brings_descriptors()
+    }
+
     /// Reads the greeting, once the descriptor is readable. Returns the rings, and the word that the peer
     /// passed. The greeting passes two descriptors: without as many free ones, the connection is lost.
     ///
