@@ -214,7 +214,9 @@ impl ChannelContext {
         }
         let fits = |position: u64, length: usize, size: u32| {
             let size = u64::from(size);
-            length <= message as usize && position % size + length as u64 <= size
+            let is_within = position % size + length as u64 <= size;
+            // A rank writes its positions: sums of them must not overflow.
+            length <= message as usize && is_within && position <= u64::MAX / 2
         };
         if self.send.len() > send.messages as usize
             || self.receive.len() > receive.messages as usize
@@ -245,6 +247,9 @@ impl ChannelContext {
         // Empty messages occupy no space, so their positions don't matter.
         let sent = self.send.iter().filter(|m| m.length > 0).map(|m| m.position);
         let received = self.receive.iter().filter(|m| !m.bytes.is_empty()).map(|m| m.position);
+        if self.receive_tail > u64::MAX / 2 {
+            return wrong("the end of its receive FIFO is no position that a NIC writes");
+        }
         if !span(&mut { sent }, None, send.bytes)
             || !span(&mut { received }, Some(self.receive_tail), receive.bytes)
         {

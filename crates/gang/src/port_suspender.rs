@@ -2,8 +2,8 @@
 //!
 //! While a port is suspended, its packets are withdrawn, credits that peers have granted it are returned, and peers do
 //! not treat its silence as a failure. Channels are suspended by
-//! [`Controller::stop`](crate::controller::Controller::stop), and Virtual Interfaces are saved by via's
-//! [`Checkpointer`](midplane_via::checkpointer::Checkpointer).
+//! [`Controller::stop`](crate::controller::Controller::stop), and via's
+//! [`Checkpointer`](midplane_via::checkpointer::Checkpointer) can save Virtual Interfaces.
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::PortId;

@@ -85,7 +85,7 @@ impl<H: Host> Scheduler<H> {
     }
 
     /// Runs until all jobs have ended and none is submitted, and then makes the daemons quit. Jobs are admitted, and the
-    /// daemons quit, once all daemons are connected, or one of them is lost.
+    /// daemons quit, once all daemons are connected, or one of them is lost; a daemon that connects after such an end has an error.
     ///
     /// # Errors
     /// [`DaemonError`].

@@ -1,6 +1,6 @@
 //! Checkpoints on disk, and references in messages that keep objects alive.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 
 use bytes::Bytes;
@@ -10,7 +10,6 @@ use midplane_gang::context::{
     ChannelContext, NetworkContext, PeerState, ReceivedMessage, SentMessage,
 };
 use midplane_gang::names::{Epoch, JobId, Rank};
-use midplane_simhw::rng::Rng;
 
 fn peer(rank: u16, next: u32) -> PeerState {
     PeerState { rank: Rank(rank), acked: 0, next, expected: 0, refusals: 1 }
@@ -131,53 +130,17 @@ fn roots(cut: &NetworkContext) -> BTreeSet<Object> {
     all.filter_map(object).collect()
 }
 
-/// Returns the objects that are reachable from `roots`. `heap` contains the references of each object.
-fn mark(
-    roots: impl IntoIterator<Item = Object>,
-    heap: &BTreeMap<Object, Vec<Object>>,
-) -> BTreeSet<Object> {
-    let mut alive = BTreeSet::new();
-    let mut open: Vec<Object> = roots.into_iter().collect();
-    while let Some(object) = open.pop() {
-        if alive.insert(object) {
-            open.extend(heap.get(&object).into_iter().flatten());
-        }
-    }
-    alive
-}
-
 fn emit((owner, object): Object) -> Vec<u8> {
     [&owner.to_le_bytes()[..], &object.to_le_bytes()].concat()
 }
 
 #[test]
-fn objects_referenced_only_by_a_message_are_not_collected() {
-    let mut dice = Rng::new(1, "heaps");
-    for _ in 0..500 {
-        let any = |dice: &mut Rng| (dice.below(2) as u16, dice.below(12) as u32);
-        let mut heap: BTreeMap<Object, Vec<Object>> = BTreeMap::new();
-        for _ in 0..20 {
-            let (from, to) = (any(&mut dice), any(&mut dice));
-            heap.entry(from).or_default().push(to);
-            heap.entry(to).or_default();
-        }
-        let local: BTreeSet<Object> = (0..2).map(|_| any(&mut dice)).collect();
-        let (sent, received) = (any(&mut dice), any(&mut dice));
-        let mut cut = network(&emit(sent));
-        let bytes = Bytes::from(emit(received));
-        cut.ranks[0].receive.push(ReceivedMessage { from: Rank(1), position: 0, bytes });
-        let roots = roots(&cut);
-        assert_eq!(roots, BTreeSet::from([sent, received]));
-        let alive = mark(local.iter().copied().chain(roots), &heap);
-        // After the sweep, all objects that the receiver reaches through its messages still exist.
-        heap.retain(|object, _| alive.contains(object));
-        let later = mark(local.into_iter().chain([sent, received]), &heap);
-        for object in later {
-            for held in heap.get(&object).into_iter().flatten() {
-                assert!(heap.contains_key(held), "{held:?} was collected, and {object:?} holds it");
-            }
-        }
-    }
+fn objects_that_only_a_message_refers_to_are_found_in_a_cut() {
+    let (sent, received) = ((1, 7), (0, 3));
+    let mut cut = network(&emit(sent));
+    let bytes = Bytes::from(emit(received));
+    cut.ranks[0].receive.push(ReceivedMessage { from: Rank(1), position: 0, bytes });
+    assert_eq!(roots(&cut), BTreeSet::from([sent, received]));
 }
 
 /// Regression: a link to a device without an end made the reader allocate all memory.

@@ -334,7 +334,7 @@ fn a_root_sends_on_after_a_daemon_was_dropped() {
     }
 }
 
-/// Regression: the root quit before the other daemons had connected, and these ended with the error that it is gone.
+/// Regression: the root quit before the other daemons had connected, and these ended with an error.
 #[test]
 fn daemons_without_a_job_end_without_an_error() {
     let (mode, phases) = (Mode::Resident, Phases::Two);

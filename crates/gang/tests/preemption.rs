@@ -196,4 +196,6 @@ fn a_message_without_bytes_takes_no_room_in_a_cut() {
     let overlap = [(456, 8), (512, 200), (712, 200), (912, 64), (976, 8)];
     cut(&overlap, &[]).validate().unwrap_err();
     cut(&[], &overlap).validate().unwrap_err();
+    // Regression: the detection of deadlocks added to such a position, and overflowed.
+    cut(&[(u64::MAX - 7, 8)], &[]).validate().unwrap_err();
 }

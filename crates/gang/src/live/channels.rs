@@ -128,10 +128,8 @@ impl<H: Host> Channels<H> {
                 self.ports.stop(&groups).await?;
             }
             Action::Exchange { stop, .. } => self.watch(stop).await?,
-            Action::Cut(job) => {
-                if self.ports.has_interfaces(*job).await {
-                    outcome.has_interfaces.push((*job, self.host));
-                }
+            Action::Cut(job) if self.ports.has_interfaces(*job).await => {
+                outcome.has_interfaces.push((*job, self.host));
             }
             Action::Run { stop, run } => {
                 let mut started = jobs_of(run);

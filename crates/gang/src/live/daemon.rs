@@ -115,10 +115,9 @@ pub async fn serve(
     let config = NodeConfig { host, cluster, patience, has_channels, memory, takes_over };
     let (record, durable) = open_record(&options)?;
     // If only host 0 can be the root, there is no election.
-    let tree = Tree::new(cluster.hosts, cluster.arity);
     let (root_host, above) = match takes_over {
         true => (None, Vec::new()),
-        false => (Some(0), tree.above(host).collect()),
+        false => (Some(0), Tree::new(cluster.hosts, cluster.arity).above(host).collect()),
     };
     let core = NodeCore::new(config, (takes_over || host == 0).then_some(root), durable);
     let ranks_nic = ranks_nic(&options, &nic);

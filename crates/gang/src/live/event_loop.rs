@@ -143,7 +143,7 @@ impl EventLoop {
                 self.collections.take((host, job, epoch), ranks, *link);
             }
             Event::Link(..) => unreachable!("all other connections have tasks of their own"),
-            Event::Request(caller, request, reply, _) => self.request(caller, request, reply),
+            Event::Request(caller, request, reply, _end) => self.request(caller, request, reply),
             Event::Checked(caller, checked) => match checked {
                 Err(why) => self.reply(caller.client, &Reply::Refused(why)),
                 Ok(request) if self.clients.contains_key(&caller.client) => {

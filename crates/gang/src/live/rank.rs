@@ -95,8 +95,7 @@ impl Member {
     }
 
     /// Begins to connect an interface to one of another rank's. The other rank must call this for this rank with the
-    /// same `number`, before or after. [`Nic::connected`] polls for the result, [`Nic::finish`] waits for it. While a
-    /// connection is being made, the interfaces of a preempted job stay on the NIC, even in copy mode.
+    /// same `number`, before or after. [`Nic::connected`] polls for the result, [`Nic::finish`] waits for it.
     ///
     /// # Errors
     /// [`NicError`] if the NIC refuses the request.

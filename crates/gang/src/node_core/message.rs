@@ -379,9 +379,9 @@ pub struct Slice {
     pub at_us: f64,
     /// Microseconds until all processes were suspended and all channels quiescent.
     pub freeze_us: f64,
-    /// Microseconds until all channels were saved. With two barriers per switch, this is part of `restore_us`.
+    /// Microseconds until all channels were saved. With two barriers per switch, zero: part of `switch_us`.
     pub save_us: f64,
-    /// Microseconds until all channels were restored.
+    /// Microseconds until all channels were restored. With two barriers per switch, zero: part of `switch_us`.
     pub restore_us: f64,
     /// Microseconds of the whole switch.
     pub switch_us: f64,

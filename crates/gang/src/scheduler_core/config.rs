@@ -63,11 +63,9 @@ pub struct Switch {
     pub freeze: Duration,
     /// Time until all contexts were saved.
     pub save: Duration,
-    /// Time until all contexts were restored. If Virtual Interfaces are saved or restored, one order saves and
-    /// restores, and this is its time.
+    /// Time until all contexts were restored; zero with [`Phases::Two`].
     pub restore: Duration,
-    /// Time until all processes were resumed. With [`Phases::Two`], this includes saving and restoring, unless Virtual
-    /// Interfaces are saved or restored.
+    /// Time until all processes were resumed. With [`Phases::Two`], this includes saving and restoring.
     pub run: Duration,
     /// Jobs that were suspended.
     pub stopped: Vec<JobId>,
