@@ -18,7 +18,7 @@ use tokio::time::timeout;
 const RETRY: Duration = Duration::from_millis(10);
 
 /// Time in which a process that has connected names its rank: others wait for it meanwhile.
-const HELLO: Duration = Duration::from_secs(1);
+const HELLO: Duration = Duration::from_secs(10);
 /// Longest line of a peer, in bytes.
 const LINE: u64 = 1 << 20;
 /// Numbers of all ranks in a line: with their commas, the longest ones take two thirds of it.

@@ -226,7 +226,7 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=4096))]
     connections: Vec<u16>,
 
-    /// The processors that the two processes may use, with commas between [default: all three; any with `--memory`, with
+    /// The processors that the two processes may use, with commas between [default: all three, or any and one_core on one processor; any with `--memory`, with
     /// `--threads multi`, and for joined, noticed and reached]
     #[arg(long, value_enum, value_delimiter = ',')]
     placement: Vec<Placement>,
@@ -292,6 +292,11 @@ impl Arguments {
                 };
                 let placements: &[Placement] = match &self.placement[..] {
                     [] if self.memory || self.runs_anywhere(what) => &[Placement::Any],
+                    [] if std::thread::available_parallelism()
+                        .is_ok_and(|count| count.get() < 2) =>
+                    {
+                        &[Placement::Any, Placement::OneCore]
+                    }
                     [] => Placement::value_variants(),
                     placements => placements,
                 };

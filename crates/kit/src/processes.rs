@@ -113,7 +113,7 @@ pub fn run<T>(task: impl Future<Output = Result<T, Failure>>) -> Result<T, Failu
     done
 }
 
-/// Completes `part`, unless Ctrl-C stops it.
+/// Completes `part`, unless Ctrl-C or SIGTERM stops it.
 ///
 /// # Errors
 /// The error of `part`, or that it was stopped.
@@ -122,7 +122,7 @@ pub async fn until_stopped<T>(
 ) -> Result<T, Failure> {
     tokio::select! {
         done = part => done,
-        _ = tokio::signal::ctrl_c() => Err(Failure::of_run("stopped")),
+        () = until_asked(None) => Err(Failure::of_run("stopped")),
     }
 }
 

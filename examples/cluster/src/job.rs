@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::contest::Site;
 use crate::daemons::parts::{self, number, runtime};
-use crate::daemons::stage::{Daemons, Mode, Stage};
+use crate::daemons::stage::{Daemons, Stage};
 
 const RANKS: u16 = 4;
 /// Messages that each rank sends around the ring, and the processor time to make one. Processor time keeps the share of
@@ -80,9 +80,8 @@ fn measure(folder: &Path) -> Result<(f64, f64), String> {
     let stage = |name, hosts, slots| {
         let folder = folder.join(name);
         std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        let (fabric, mode) = ("shm", Mode::Resident);
-        let (slice_ms, stretch) = (SLICE_MS, None);
-        Stage::start_in(&folder, Daemons { hosts, slots, slice_ms, stretch, fabric, mode })
+        let (slice_ms, stretch, fabric) = (SLICE_MS, None, "shm");
+        Stage::start_in(&folder, Daemons { hosts, slots, slice_ms, stretch, fabric })
     };
     let (here, there) = (stage("here", 1, RANKS)?, stage("there", 2, RANKS / 2)?);
     let expected = printed(here.run(RANKS, &["--be-ring"])?)?;

@@ -62,7 +62,7 @@ pub(crate) struct Arguments {
 fn with_next_port(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = text.parse().map_err(|error: AddrParseError| error.to_string())?;
     match address.port() {
-        1..u16::MAX => Ok(address),
+        1..=65_534 => Ok(address),
         _ => Err("give a port from 1 to 65534; TCP takes the next one".into()),
     }
 }

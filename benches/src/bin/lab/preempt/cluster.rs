@@ -170,7 +170,7 @@ mod tests {
     use midplane::gang::scheduler::Phases;
 
     use super::*;
-    use crate::daemons::stage::Mode;
+    use crate::preempt::arguments::Mode;
 
     /// Runs a kernel of class S on 8 nodes.
     fn run_of(kernel: Name, computes: bool) -> Outcome {

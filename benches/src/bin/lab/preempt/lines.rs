@@ -3,8 +3,8 @@
 
 use serde::Serialize;
 
+use super::arguments::Mode;
 use super::slowdown::{Run, mean_and_variance};
-use crate::daemons::stage::Mode;
 
 /// Least number of slices for a line.
 const LEAST: usize = 3;

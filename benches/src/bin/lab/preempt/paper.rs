@@ -8,8 +8,8 @@ use midplane_benches::anchors::measure::{self, Anchor};
 use midplane_benches::anchors::pm::{self, mpi};
 use midplane_nas::Class;
 
+use super::arguments::Mode;
 use super::slowdown::{self, Case, Run};
-use crate::daemons::stage::Mode;
 use crate::nas_rank::Name;
 use crate::report::progress;
 

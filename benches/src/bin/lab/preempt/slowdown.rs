@@ -8,11 +8,10 @@ use midplane_nas::{Class, Ft, Kernel as _};
 use serde::Serialize;
 use serde_json::json;
 
-use super::arguments::Arguments;
+use super::arguments::{Arguments, Mode};
 use super::cluster::{self, Outcome};
 use super::lines;
 use super::live;
-use crate::daemons::stage::Mode;
 use crate::fabric::Fabric;
 use crate::nas_rank::Name;
 use crate::report::{self, Failure, progress};
