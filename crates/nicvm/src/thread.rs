@@ -32,7 +32,7 @@
 //!
 //! The part of the body between two awaits is one handler: its effects are carried out together when the body awaits
 //! again, and dropped if it panics. After a panic, the commands that the body holds complete with an error. Events that
-//! arrive while the body awaits something else are kept in the extension's [`Heap`](crate::heap::Heap). Data frames that
+//! arrive while the body awaits something else are kept in the extension's [`Heap`]. Data frames that
 //! the body does not await take at most half of it, and further ones are dropped. The events of peers take none of it: of
 //! those of one peer, only the newest loss and what follows it are kept.
 //!
