@@ -101,7 +101,7 @@ pub(crate) struct NodeCore {
     is_recorded: bool,
     /// On the root, the last change that each host has stored.
     holds: BTreeMap<u16, u64>,
-    /// Requests that wait until the root has taken over.
+    /// Requests that wait until the root has taken over, at most one of each connection.
     waiting: VecDeque<(Caller, Request)>,
     /// True if a connection to a parent is open, even if the parent has not admitted this daemon yet.
     has_dialled: bool,

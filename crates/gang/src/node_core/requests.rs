@@ -9,15 +9,36 @@ use super::{Effect, JobManager, NodeCore};
 use crate::names::JobId;
 use crate::schedule;
 
+/// Most requests that wait while a root takes over, one of each connection: 512 MiB, if all have the longest
+/// environment. Clients that search the root of their job ask again.
+pub(super) const MOST_WAITING: usize = 64;
+
 impl NodeCore {
     /// Handles a request of a client.
     pub(super) fn request(&mut self, now: Instant, caller: Caller, request: Request) {
         if self.manager.as_ref().is_some_and(JobManager::is_taking_over) {
-            return self.waiting.push_back((caller, request));
+            return self.keep_waiting(caller, request);
         }
         let client = caller.client;
         if let Some(reply) = self.answer(now, caller, request) {
             self.effects.push_back(Effect::Reply(client, reply));
+        }
+    }
+
+    /// Stores a request until the root has taken over. Refuses it if another request of its connection waits, or
+    /// [`MOST_WAITING`] requests do.
+    fn keep_waiting(&mut self, caller: Caller, request: Request) {
+        let client = caller.client;
+        let why = if self.waiting.iter().any(|(other, _)| other.client == client) {
+            "a root is taking over, and another request of this connection waits: busy, try again"
+        } else if self.waiting.len() >= MOST_WAITING {
+            "a root is taking over, and too many requests wait: busy, try again"
+        } else {
+            return self.waiting.push_back((caller, request));
+        };
+        // Signals and sizes have no replies.
+        if !matches!(request, Request::Signal(_) | Request::Resize(_)) {
+            self.effects.push_back(Effect::Reply(client, Reply::NoRoot(why.into())));
         }
     }
 

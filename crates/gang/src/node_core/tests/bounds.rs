@@ -10,18 +10,24 @@ use crate::node_core::message::{Adopted, Cluster, Over, Program, RankEvent, Repl
 use crate::node_core::order::Outcome;
 use crate::node_core::reason::MOST_BYTES;
 use crate::node_core::replica::Durable;
+use crate::node_core::requests::MOST_WAITING;
 use crate::node_core::user::{Caller, User};
-use crate::node_core::{Effect, Input, NodeConfig, NodeCore, Step, StepOutcome};
+use crate::node_core::{Effect, Input, JobManager, NodeConfig, NodeCore, Step, StepOutcome};
 
 const NOW: Instant = Instant::ZERO;
 
-/// Creates the daemon of a single host.
-fn root() -> NodeCore {
-    let cluster = Cluster { hosts: 1, slots: 1, arity: 2 };
-    let (has_channels, takes_over) = (false, false);
+/// Creates the daemon of host 0.
+fn daemon(hosts: u16) -> NodeCore {
+    let cluster = Cluster { hosts, slots: 1, arity: 2 };
+    let (has_channels, takes_over) = (false, cluster.takes_over());
     let (host, patience, memory) = (0, Duration::from_secs(1), u64::MAX);
     let node = NodeConfig { host, cluster, patience, has_channels, memory, takes_over };
-    NodeCore::new(node, Some(root_config(1)), Durable::default())
+    NodeCore::new(node, Some(root_config(hosts)), Durable::default())
+}
+
+/// Creates the daemon of a single host.
+fn root() -> NodeCore {
+    daemon(1)
 }
 
 fn run(core: &mut NodeCore, program: Program) {
@@ -113,4 +119,27 @@ fn a_signal_for_processes_that_another_program_has_started_is_refused() {
         }
         reply => panic!("{reply:?}"),
     }
+}
+
+/// Regression: while a root took over, it stored all requests of a connection, each of up to eight mebibytes.
+#[test]
+fn a_root_that_takes_over_stores_one_request_of_each_connection_and_few_in_all() {
+    let mut core = daemon(3);
+    let (config, table) = (root_config(3), &core.durable.table);
+    core.manager = Some(JobManager::take_over(NOW, &core.config, config, table));
+    let most = MOST_WAITING as u64;
+    for (client, request) in [(1, Request::List), (1, Request::Signal(2)), (1, Request::List)]
+        .into_iter()
+        .chain((2..=most + 1).map(|client| (client, Request::List)))
+    {
+        let caller = Caller { client, user: User::default() };
+        core.handle(NOW, Input::Request(caller, request));
+    }
+    assert_eq!(core.waiting.len(), MOST_WAITING);
+    let replies: Vec<Effect> = std::iter::from_fn(|| core.poll_effect()).collect();
+    let refused = replies.iter().map(|effect| match effect {
+        Effect::Reply(client, Reply::NoRoot(why)) if why.contains("try again") => *client,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(refused.collect::<Vec<_>>(), [1, most + 1]);
 }
