@@ -107,6 +107,8 @@ pub(crate) struct NodeCore {
     has_dialled: bool,
     /// When the last message of the parent arrived, if there is one.
     parent_heard: Option<Instant>,
+    /// When the root last gave a sign of life, as far as the parent has reported.
+    root_heard: Instant,
     children: BTreeMap<u16, Child>,
     /// When to send [`Down::Present`] and [`Up::Present`] next.
     beat_at: Instant,
@@ -140,6 +142,7 @@ impl NodeCore {
             waiting: VecDeque::new(),
             has_dialled: false,
             parent_heard: None,
+            root_heard: Instant::ZERO,
             children: BTreeMap::new(),
             beat_at: Instant::ZERO,
             is_quitting: false,
@@ -286,12 +289,17 @@ impl NodeCore {
     }
 
     /// Returns when this node gives up jobs whose channels are not quiescent, which is before its parent gives the
-    /// node up. A root that takes over gives up none: it ends the jobs of lost hosts first.
+    /// node up. A root that takes over gives up none: it ends the jobs of lost hosts first. A daemon gives up none while
+    /// the root has been silent since the stop began: the channels may wait for a root that is lost, and then the jobs
+    /// without ranks on its host continue.
     fn stop_until(&self) -> Option<Instant> {
         if self.manager.as_ref().is_some_and(JobManager::is_taking_over) {
             return None;
         }
-        self.agent.stop_began().map(|began| began + self.config.patience / 2)
+        let began = self.agent.stop_began()?;
+        let has_parent = self.election.is_some() && self.parent_heard.is_some();
+        let is_root_silent = has_parent && self.root_heard <= began;
+        (!is_root_silent).then(|| began + self.config.patience / 2)
     }
 
     /// Makes all progress that needs no further event.

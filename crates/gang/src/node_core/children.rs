@@ -120,6 +120,9 @@ impl NodeCore {
         }
         let Some(heard) = &mut self.parent_heard else { return };
         *heard = now;
+        // All other messages come from the root.
+        let silence = if let Down::Present(silence) = &down { *silence } else { Duration::ZERO };
+        self.root_heard = self.root_heard.max(now - silence);
         match down {
             Down::Order(order) => self.begin(now, order),
             Down::Signal { .. }
@@ -133,7 +136,7 @@ impl NodeCore {
                 self.forward_chunk(now, host, (job, rank), chunk);
             }
             Down::Cut => self.lose_parent(now),
-            Down::Present | Down::Welcome { .. } => {}
+            Down::Present(_) | Down::Welcome { .. } => {}
         }
     }
 
@@ -266,7 +269,9 @@ impl NodeCore {
             return;
         }
         self.beat_at = now + self.config.patience / 4;
-        self.send_children(&Down::Present);
+        let is_root = self.manager.is_some();
+        let silence = if is_root { Duration::ZERO } else { now.since(self.root_heard) };
+        self.send_children(&Down::Present(silence));
         if self.parent_heard.is_some() {
             self.transmits.push_back(Transmit::Up(Up::Present));
         }

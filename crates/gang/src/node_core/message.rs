@@ -1,5 +1,7 @@
 //! Messages between daemons, and between a daemon and its clients.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -169,8 +171,8 @@ pub(crate) enum Down {
     Change(Position, Change),
     /// Reports that a host's inventory was processed. The host ends these jobs of it, which are not the root's.
     Drop { host: u16, jobs: Vec<JobId> },
-    /// A sign of life of the sender.
-    Present,
+    /// A sign of life of the sender, with the time since the last sign of life of the root.
+    Present(Duration),
 }
 
 /// Messages from a daemon to its parent.

@@ -91,7 +91,7 @@ impl NodeCore {
         }
         election.joined();
         self.begin_beating(now);
-        self.parent_heard = Some(now);
+        (self.parent_heard, self.root_heard) = (Some(now), now);
         (self.durable.position, self.durable.table) = (position, table);
         self.is_recorded = false;
         let inventory = self.agent.rejoin(now);

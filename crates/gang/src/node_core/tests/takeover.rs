@@ -184,8 +184,8 @@ pub(super) fn run_with_long_reports(seed: u64) -> u64 {
 }
 
 /// Crashes the root, host 0, while host 1 stops two jobs at once: one with ranks on both hosts, and one on host 1 alone.
-/// Returns the cluster and the clients of both jobs.
-fn lose_the_root_in_a_stop(seed: u64) -> (Cluster, [ClientId; 2]) {
+/// If `is_silent`, no connection ends. Returns the cluster and the clients of both jobs.
+fn lose_the_root_in_a_stop(seed: u64, is_silent: bool) -> (Cluster, [ClientId; 2]) {
     let shape = Shape { hosts: 3, slots: 3, arity: 2 };
     let preempt_when_alone = PreemptWhenAlone::Always;
     let config = SchedulerConfig { preempt_when_alone, ..two_phases(millis(5)) };
@@ -205,7 +205,7 @@ fn lose_the_root_in_a_stop(seed: u64) -> (Cluster, [ClientId; 2]) {
         cluster.stops(1, &jobs)
     });
     assert!(is_stopping, "seed {seed}: {}", cluster.explain());
-    cluster.crash(0, false);
+    cluster.crash(0, is_silent);
     (cluster, clients)
 }
 
@@ -218,7 +218,7 @@ fn has_completed(cluster: &Cluster, client: ClientId) -> bool {
 /// Regression: the jobs that were suspended together with a job of the lost host stayed suspended.
 #[test]
 fn a_job_runs_without_a_root_although_another_does_not_become_quiescent() {
-    let (mut cluster, clients) = lose_the_root_in_a_stop(0);
+    let (mut cluster, clients) = lose_the_root_in_a_stop(0, false);
     cluster.crash(2, false);
     cluster.run_until(cluster.now + PATIENCE * 3);
     let runs = clients.map(|client| {
@@ -240,7 +240,7 @@ fn a_job_runs_without_a_root_although_another_does_not_become_quiescent() {
 fn a_job_that_is_stopped_with_one_of_the_lost_host_survives_a_takeover() {
     let mut roots = 0;
     for seed in 0..20 {
-        let (mut cluster, [_, client]) = lose_the_root_in_a_stop(seed);
+        let (mut cluster, [_, client]) = lose_the_root_in_a_stop(seed, false);
         cluster.run_until(cluster.now + PATIENCE / 4);
         if cluster.root() != Some(1) {
             continue;
@@ -250,6 +250,16 @@ fn a_job_that_is_stopped_with_one_of_the_lost_host_survives_a_takeover() {
         assert!(has_completed(&cluster, client), "seed {seed}: {}", cluster.explain());
     }
     assert!(roots > 0, "host 1 never takes over");
+}
+
+/// Regression: host 1 ended both jobs before it had noticed that the root was lost.
+#[test]
+fn a_job_that_is_stopped_with_one_of_the_lost_host_survives_a_root_that_goes_silent() {
+    for seed in 0..20 {
+        let (mut cluster, [_, client]) = lose_the_root_in_a_stop(seed, true);
+        cluster.run_until(cluster.now + PATIENCE * 100);
+        assert!(has_completed(&cluster, client), "seed {seed}: {}", cluster.explain());
+    }
 }
 
 /// Prints the seed of a scenario that panics.
