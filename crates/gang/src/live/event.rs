@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
 use super::link::{Frame, Link};
+use super::processes::RestoreEnd;
 use super::refusals::Refusal;
 use super::rights::Rights;
 use crate::channel::Ticket;
@@ -61,4 +62,6 @@ pub(super) enum Event {
     Collected((u16, JobId, Epoch), Result<Vec<Part>, String>),
     /// CRIU has finished with this host's ranks of a job.
     DumpEnded(JobId),
+    /// CRIU has restored a rank on this host, or has failed.
+    Restored(RestoreEnd),
 }

@@ -13,7 +13,7 @@ use super::collections::Collections;
 use super::event::Event;
 use super::link::{Frame, Link};
 use super::pmi;
-use super::processes::Processes;
+use super::processes::{Processes, RestoreEnd};
 use super::record::Record;
 use super::refusals::{Refusal, Refusals};
 use super::rights::{Rights, Users};
@@ -180,6 +180,7 @@ impl EventLoop {
             }
             Event::Collected(of, received) => self.collections.collected(of, received),
             Event::DumpEnded(job) => self.processes.dump_ended(job),
+            Event::Restored(left) => self.restored(left),
         }
     }
 
@@ -255,6 +256,13 @@ impl EventLoop {
         }
         if let Some((step, outcome)) = self.processes.poll_done() {
             self.core.handle(now(), Input::StepDone(step, Ok(outcome.into())));
+        }
+    }
+
+    /// Handles the end of a rank's restoring.
+    fn restored(&mut self, left: RestoreEnd) {
+        if let Some((job, rank, why)) = self.processes.restored(left) {
+            self.core.handle(now(), Input::Rank(job, rank, why));
         }
     }
 

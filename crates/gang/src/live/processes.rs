@@ -32,6 +32,7 @@ use crate::names::JobId;
 use crate::node_core::message::{Cluster, End, Member, Pairs, RankEvent, Word};
 use crate::node_core::order::Outcome;
 use crate::node_core::size::Size;
+pub(super) use imaging::RestoreEnd;
 use imaging::{Hold, Restoring};
 use waits::{Limits, Waits};
 
@@ -75,7 +76,7 @@ struct Held {
     words: mpsc::UnboundedSender<Word>,
     /// The files that the process shares with the daemon.
     files: SharedFiles,
-    /// Set while the process is CRIU, which restores the rank.
+    /// Set while the process is CRIU, which restores the rank, and until the restored process is known.
     restoring: Option<Restoring>,
     /// True once the end of the process was returned.
     is_reported: bool,
@@ -409,13 +410,14 @@ impl Processes {
         self.have_changed = true;
     }
 
-    /// Returns the ranks that have ended, each once. Before a rank's end comes the reason if it could not be restored,
-    /// or if the kernel killed it for lack of memory.
+    /// Returns the ranks that have ended, each once. Before a rank's end comes the reason if the kernel killed it for
+    /// lack of memory. Ranks that CRIU restores have not ended.
     pub(super) fn ended(&mut self) -> Vec<(JobId, u16, RankEvent)> {
         if !std::mem::take(&mut self.have_changed) {
             return Vec::new();
         }
-        let mut ended = self.take_restored();
+        self.read_restored();
+        let mut ended = Vec::new();
         let reaper = &mut self.reaper;
         self.strays.retain_mut(|process| {
             let lives = process.end().is_none();
@@ -425,7 +427,7 @@ impl Processes {
             lives
         });
         for ((job, rank), held) in &mut self.members {
-            if held.is_reported {
+            if held.is_reported || held.restoring.is_some() {
                 continue;
             }
             if let Some(end) = held.process.end() {

@@ -1,5 +1,7 @@
 //! Images of jobs' processes on this host: dumps them while their job is kept suspended, and restores them.
 
+mod restored;
+
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
@@ -10,7 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::process::Pid;
 use tokio::time::sleep;
 
 use super::launching::{Sockets, start_with_pipes};
@@ -19,13 +20,13 @@ use crate::live::criu::{self, DumpedRank, ImageFolder};
 use crate::live::event::Event;
 use crate::live::exec_shim::{Leftover, RestoredImage};
 use crate::live::link::Link;
-use crate::live::process::Process;
 use crate::live::routes::Routes;
 use crate::live::streams::Opened;
 use crate::live::{image_link, priority};
 use crate::names::{Epoch, JobId};
-use crate::node_core::message::{End, Member, Purpose, RankEvent};
+use crate::node_core::message::{Member, Purpose};
 use crate::node_core::order::Launch;
+pub(crate) use restored::RestoreEnd;
 
 /// Number of attempts to dial the root for images, and the interval between any two attempts.
 const DIALS: usize = 100;
@@ -50,12 +51,14 @@ impl Hold {
     }
 }
 
-/// State of a rank until CRIU has restored it.
+/// State of a rank until CRIU has restored it, and its process is known.
 #[derive(Debug)]
 pub(super) struct Restoring {
     folder: PathBuf,
+    /// True once CRIU has ended, and a thread reads the folder.
+    is_read: bool,
     /// The folder of all ranks' images, removed when the last of these ranks drops it.
-    _images: Arc<ImageFolder>,
+    images: Arc<ImageFolder>,
 }
 
 /// Returns the kernel's name of the file behind a descriptor.
@@ -223,7 +226,8 @@ impl Processes {
             let (mut held, opened, arrived) = self
                 .start_restored((launch.job, *rank), &folder, &group)
                 .map_err(|error| format!("{}: {error}", criu::PROGRAM))?;
-            held.restoring = Some(Restoring { folder, _images: Arc::clone(&images) });
+            let images = Arc::clone(&images);
+            held.restoring = Some(Restoring { folder, is_read: false, images });
             self.reaper.hold(Leftover::group(held.process.pid()));
             self.members.insert((launch.job, *rank), held);
             all.push(opened);
@@ -267,46 +271,6 @@ impl Processes {
         drop(arrived);
         let (held, opened) = self.hold((job, rank), started, sockets, None)?;
         Ok((held, opened, arrives))
-    }
-
-    /// Takes charge of the processes that CRIU has restored. Returns the ranks that could not be restored, with the
-    /// reasons.
-    pub(super) fn take_restored(&mut self) -> Vec<(JobId, u16, RankEvent)> {
-        let (mut failed, mut strays) = (Vec::new(), Vec::new());
-        for ((job, rank), held) in &mut self.members {
-            let Some(end) = held.restoring.as_ref().and_then(|_| held.process.end()) else {
-                continue;
-            };
-            let Some(Restoring { folder, _images }) = held.restoring.take() else { continue };
-            let pid = criu::pid_of(&folder).ok().and_then(Pid::from_raw);
-            let before = Leftover::group(held.process.pid());
-            match (end, pid) {
-                (End::Exited(0), Some(pid)) => match Process::adopt(pid) {
-                    Ok(mut process) => {
-                        process.replace(&held.process);
-                        held.process = process;
-                        self.reaper.release(&before);
-                        self.reaper.hold(Leftover::group(pid));
-                    }
-                    Err(error) => {
-                        let message = format!("the restored process: {error}");
-                        failed.push((*job, *rank, RankEvent::Aborted { code: 1, message }));
-                    }
-                },
-                (End::Exited(code), pid) if folder.join(criu::LOG).exists() => {
-                    strays.extend(pid);
-                    let message = criu::failure(&folder);
-                    failed.push((*job, *rank, RankEvent::Aborted { code, message }));
-                }
-                // CRIU was killed, or has written the reason to its standard error.
-                (_, pid) => strays.extend(pid),
-            }
-        }
-        // The process may not have exited yet, and another rank may have this process ID.
-        let is_rank = |pid: &Pid| self.members.values().any(|held| held.process.pid() == *pid);
-        strays.retain(|pid| !is_rank(pid));
-        self.strays.extend(strays.into_iter().filter_map(|pid| Process::adopt(pid).ok()));
-        failed
     }
 }
 
