@@ -38,7 +38,7 @@ enum Phase {
     Restored,
     /// Suspended, with its channels still on the NIC.
     Frozen,
-    /// In its slice.
+    /// In its slice; or suspended, with channels that the NIC did not start. Both must be stopped before they are saved.
     Active,
 }
 
