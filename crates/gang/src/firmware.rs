@@ -6,7 +6,6 @@ use std::time::Duration;
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{Extension, TimeoutId};
 use midplane_nicvm::timeout::Service;
-use midplane_nicvm::transmit::Sent;
 use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
@@ -59,8 +58,8 @@ impl Gang {
         work: impl FnOnce(&mut Slab<Endpoint>, &mut Shared<'_, '_>) -> T,
     ) -> T {
         let mut local = VecDeque::new();
-        let Self { config, counters, contexts, by_name, .. } = self;
-        let mut shared = Shared { nic, config, counters, local: &mut local };
+        let Self { counters, contexts, by_name, .. } = self;
+        let mut shared = Shared { nic, counters, local: &mut local };
         let result = work(contexts, &mut shared);
         // Frames between ranks of this node are delivered at once, without the link.
         while let Some((frame, bytes)) = shared.local.pop_front() {
@@ -92,8 +91,7 @@ impl Gang {
         let bytes = nic.read(command.region).map_err(|_| Status::Region)?.to_vec();
         let request: OpenRequest = wire::decode(&bytes).map_err(|_| Status::Invalid)?;
         let (channel, name) = (request.channel, (request.channel, request.job, request.rank));
-        let at = self.contexts.vacant_key();
-        let endpoint = Endpoint::new(port, at as u64, request).ok_or(Status::Invalid)?;
+        let endpoint = Endpoint::new(port, request).ok_or(Status::Invalid)?;
         nic.check(endpoint.memory, Access::local(port, Rights::LOCAL))
             .map_err(|_| Status::Region)?;
         let frame = nic.mtu_bytes() - midplane_simhw::frame::HEADER_BYTES as u64;
@@ -103,7 +101,7 @@ impl Gang {
         if channel.0 >= self.config.channels || self.by_name.contains_key(&name) {
             return Err(Status::Refused);
         }
-        self.contexts.insert(endpoint);
+        let at = self.contexts.insert(endpoint);
         self.by_name.insert(name, at);
         Ok(at as u64)
     }
@@ -275,12 +273,6 @@ impl Extension for Gang {
             return;
         }
         self.touch(nic, at, |endpoint, shared| endpoint.on_frame(shared, &read, frame.payload));
-    }
-
-    fn on_sent(&mut self, nic: &mut Context<'_>, sent: Sent) {
-        if let Ok(at) = usize::try_from(sent.token) {
-            self.touch(nic, at, Endpoint::on_left);
-        }
     }
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {

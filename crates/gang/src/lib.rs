@@ -45,4 +45,4 @@ pub mod tree;
 pub mod wait;
 
 pub use channel::command::GANG;
-pub use channel::config::{Flow, GangConfig, GangCounters};
+pub use channel::config::{GangConfig, GangCounters};

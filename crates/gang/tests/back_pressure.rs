@@ -1,5 +1,4 @@
-//! Random programs over several channels, on links that block like Myrinet's: back-pressure alone deadlocks where PM's
-//! Ack/Nack does not.
+//! Random programs over several channels, on links that block like Myrinet's: PM's Ack/Nack does not deadlock.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,7 +9,7 @@ use crate::job::{TIGHT, open};
 use midplane_gang::channel::Channel;
 use midplane_gang::firmware::Gang;
 use midplane_gang::names::{ChannelAddress, ChannelId, JobId, Rank};
-use midplane_gang::{Flow, GANG, GangConfig};
+use midplane_gang::{GANG, GangConfig};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
@@ -24,14 +23,14 @@ use midplane_simhw::topology::Topology;
 use proptest::prelude::*;
 
 /// Creates a switch with small port buffers, and NICs with slightly larger ones; none of them drops a frame.
-fn myrinet(nodes: u16, seed: u64, flow: Flow) -> World<Unit> {
+fn myrinet(nodes: u16, seed: u64) -> World<Unit> {
     let link = LinkProfile::plain(LineRate::mbps(1280), Duration::from_nanos(125));
     let discard = DiscardPolicy::BackPressure;
     let switch = SwitchProfile { discard, ..SwitchProfile::new(Buffer::Bytes(512)) };
     let profile = NicProfile { receive_memory: 1 << 10, transmit_slots: 2, ..NicProfile::MODERN };
-    World::new(&Topology::star(nodes, link, switch), profile, seed, move |_, _| {
+    World::new(&Topology::star(nodes, link, switch), profile, seed, |_, _| {
         let mut unit = Unit::default();
-        unit.install(GANG, Gang::new(GangConfig::default().flow(flow))).unwrap();
+        unit.install(GANG, Gang::new(GangConfig::default())).unwrap();
         unit
     })
 }
@@ -110,9 +109,9 @@ async fn start(
 }
 
 /// Returns whether all processes of a plan end.
-fn ends(seed: u64, flow: Flow) -> bool {
+fn ends(seed: u64) -> bool {
     let (nodes, channels, messages) = plan(seed);
-    let mut world = myrinet(nodes, seed, flow);
+    let mut world = myrinet(nodes, seed);
     let hosts: Vec<SimHost> = (0..nodes).map(|node| world.host(NodeId(node))).collect();
     let ended = Arc::new(Mutex::new(0));
     let task = start(hosts, channels, messages, Arc::clone(&ended));
@@ -136,63 +135,54 @@ fn ends(seed: u64, flow: Flow) -> bool {
 }
 
 #[test]
-fn ack_and_nack_never_deadlock_where_back_pressure_alone_often_does() {
-    let mut stuck = 0;
+fn ack_and_nack_never_deadlock_at_the_pinned_seeds() {
     for seed in 0..150 {
-        assert!(ends(seed, Flow::AckNack), "seed {seed}: Ack/Nack is stuck");
-        stuck += u32::from(!ends(seed, Flow::BackPressure));
+        assert!(ends(seed), "seed {seed}: Ack/Nack is stuck");
     }
-    println!("of 150 random programs back-pressure alone stopped {stuck} for ever, Ack/Nack none");
-    assert!((10..150).contains(&stuck), "{stuck} of 150");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(75))]
     #[test]
     fn ack_and_nack_never_deadlock_from_new_seeds(seed: u64) {
-        assert!(ends(seed, Flow::AckNack), "seed {seed}: Ack/Nack is stuck");
+        assert!(ends(seed), "seed {seed}: Ack/Nack is stuck");
     }
 }
 
 /// A daemon's order to resume the process of channel 1, whose FIFO is full, arrives on channel 0.
 #[test]
-fn an_order_behind_a_full_channel_arrives_with_ack_and_nack_alone() {
-    let arrives = |flow| {
-        let mut world = myrinet(2, 1, flow);
-        let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
-        let arrived = Arc::new(Mutex::new(false));
-        let done = Arc::clone(&arrived);
-        world.spawn(NodeId(0), async move {
-            let mut kept = Vec::new();
-            for (number, count) in [(1, 20), (0, 1)] {
-                let place =
-                    |node| ChannelAddress { node: NodeId(node), channel: ChannelId(number) };
-                let places = [place(0), place(1)];
-                let job = JobId(1 + u32::from(number));
-                let mut network = open(&hosts, job, &places, TIGHT, false).await;
-                network.run(&hosts[0]).await.unwrap();
-                let mut ends = Vec::new();
-                for (held, host) in network.ranks().iter().zip(&hosts) {
-                    let descriptor = held.controller.descriptor(held.context);
-                    ends.push(Channel::attach(host, descriptor).await.unwrap());
-                }
-                for _ in 0..count {
-                    if ends[0].try_send(Rank(1), &[number as u8; 60]).is_err() {
-                        break;
-                    }
-                    hosts[0].sleep_until(hosts[0].now() + Duration::from_micros(20)).await;
-                }
-                if number == 0 {
-                    ends[1].receive().await.unwrap();
-                    *done.lock().unwrap() = true;
-                }
-                kept.push((network, ends));
+fn an_order_behind_a_full_channel_arrives() {
+    let mut world = myrinet(2, 1);
+    let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
+    let arrived = Arc::new(Mutex::new(false));
+    let done = Arc::clone(&arrived);
+    world.spawn(NodeId(0), async move {
+        let mut kept = Vec::new();
+        for (number, count) in [(1, 20), (0, 1)] {
+            let place = |node| ChannelAddress { node: NodeId(node), channel: ChannelId(number) };
+            let places = [place(0), place(1)];
+            let job = JobId(1 + u32::from(number));
+            let mut network = open(&hosts, job, &places, TIGHT, false).await;
+            network.run(&hosts[0]).await.unwrap();
+            let mut ends = Vec::new();
+            for (held, host) in network.ranks().iter().zip(&hosts) {
+                let descriptor = held.controller.descriptor(held.context);
+                ends.push(Channel::attach(host, descriptor).await.unwrap());
             }
-            std::future::pending::<()>().await;
-        });
-        world.run_until(world.now() + Duration::from_millis(50));
-        *arrived.lock().unwrap()
-    };
-    assert!(arrives(Flow::AckNack));
-    assert!(!arrives(Flow::BackPressure), "it waits behind messages that wait for it");
+            for _ in 0..count {
+                if ends[0].try_send(Rank(1), &[number as u8; 60]).is_err() {
+                    break;
+                }
+                hosts[0].sleep_until(hosts[0].now() + Duration::from_micros(20)).await;
+            }
+            if number == 0 {
+                ends[1].receive().await.unwrap();
+                *done.lock().unwrap() = true;
+            }
+            kept.push((network, ends));
+        }
+        std::future::pending::<()>().await;
+    });
+    world.run_until(world.now() + Duration::from_millis(50));
+    assert!(*arrived.lock().unwrap(), "it waits behind messages that wait for it");
 }

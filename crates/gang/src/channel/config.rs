@@ -4,22 +4,6 @@ use std::time::Duration;
 
 use midplane_simhw::id::PortId;
 
-/// Flow control between sender and receiver.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[non_exhaustive]
-pub enum Flow {
-    /// The receiver answers each message, and accepts or refuses it, as in PM.
-    #[default]
-    AckNack,
-    /// No flow control, over links that block
-    /// ([`Context::leave_frame`](midplane_nicvm::context::Context::leave_frame)).
-    ///
-    /// A message without room stays on the link, and blocks all messages behind it, of all channels. This is for
-    /// study: jobs that share a NIC deadlock, and a stopped channel never becomes steady. Only `sim` has such links;
-    /// other links lose these messages.
-    BackPressure,
-}
-
 /// Most unanswered messages to one peer.
 pub(crate) const WINDOW: u32 = 32;
 /// Most messages that one answer covers, and for how long the answer is delayed to cover more.
@@ -30,14 +14,13 @@ pub(crate) const MERGE_FOR: Duration = Duration::from_micros(10);
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct GangConfig {
     pub(crate) channels: u16,
-    pub(crate) flow: Flow,
     pub(crate) port_suspender: Option<PortId>,
     pub(crate) arrival_watcher: Option<PortId>,
 }
 
 impl Default for GangConfig {
     fn default() -> Self {
-        Self { channels: 4, flow: Flow::AckNack, port_suspender: None, arrival_watcher: None }
+        Self { channels: 4, port_suspender: None, arrival_watcher: None }
     }
 }
 
@@ -55,13 +38,6 @@ impl GangConfig {
     #[must_use]
     pub const fn arrival_watcher(mut self, port: PortId) -> Self {
         self.arrival_watcher = Some(port);
-        self
-    }
-
-    /// Sets the flow control. Default: [`Flow::AckNack`].
-    #[must_use]
-    pub const fn flow(mut self, flow: Flow) -> Self {
-        self.flow = flow;
         self
     }
 
@@ -94,6 +70,4 @@ pub struct GangCounters {
     pub foreign: u64,
     /// Answers that did not arrive in time.
     pub missed: u64,
-    /// Messages left on the link, with [`Flow::BackPressure`] only.
-    pub left: u64,
 }

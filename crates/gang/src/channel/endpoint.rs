@@ -14,9 +14,9 @@ use midplane_simhw::time::Instant;
 use receiving::Receiving;
 use sending::Sending;
 
-use super::ack::{Inbound, Outbound, PiggybackedAck, RoundTrip};
+use super::ack::{Inbound, Outbound, RoundTrip};
 use super::command::{OpenRequest, WANTS_ROOM};
-use super::config::{GangConfig, GangCounters};
+use super::config::GangCounters;
 use super::frame::{Body, PmFrame};
 use super::geometry::{Geometry, RECORD_BYTES, Record};
 use crate::names::{ChannelAddress, ChannelId, Epoch, JobId, Rank};
@@ -75,12 +75,6 @@ pub(crate) struct Endpoint {
     last_served: Rank,
     /// When all frames given to the link will have been sent.
     line_until: Instant,
-    /// With [`Flow::BackPressure`] only: the last message, until it has left the send FIFO's memory, and whether it is
-    /// queued.
-    on_wire: Option<(Rank, PiggybackedAck)>,
-    is_queued: bool,
-    /// The context's handle.
-    handle: u64,
     /// When the link has room for another message.
     pump_at: Option<Instant>,
     /// Round-trip times that were measured before the context was saved last.
@@ -99,7 +93,7 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     /// Creates a context; `None` if the request is inconsistent.
-    pub(crate) fn new(controller: PortId, handle: u64, request: OpenRequest) -> Option<Self> {
+    pub(crate) fn new(controller: PortId, request: OpenRequest) -> Option<Self> {
         let OpenRequest { job, rank, channel, places, geometry, memory, key } = request;
         let memory = RegionRef::from_words(memory);
         let fits = geometry.check().is_ok()
@@ -123,9 +117,6 @@ impl Endpoint {
             peers: BTreeMap::new(),
             last_served: Rank(0),
             line_until: Instant::ZERO,
-            on_wire: None,
-            is_queued: false,
-            handle,
             pump_at: None,
             round_trips: BTreeMap::new(),
             early: BTreeMap::new(),
@@ -353,7 +344,6 @@ impl Endpoint {
 /// The parts of the extension's state that an endpoint's handlers use.
 pub(crate) struct Shared<'a, 'b> {
     pub(crate) nic: &'a mut Context<'b>,
-    pub(crate) config: &'a GangConfig,
     pub(crate) counters: &'a mut GangCounters,
     /// Frames to ranks on the same node, which bypass the link, and their payloads.
     pub(crate) local: &'a mut VecDeque<(PmFrame, Vec<u8>)>,

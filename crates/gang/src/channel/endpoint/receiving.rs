@@ -7,7 +7,7 @@ use midplane_simhw::region::Payload;
 
 use super::{Endpoint, MESSAGE_INSTRUCTIONS, Phase, Shared};
 use crate::channel::ack::{Answer, ReceiveDecision};
-use crate::channel::config::{Flow, MERGE, MERGE_FOR};
+use crate::channel::config::{MERGE, MERGE_FOR};
 use crate::channel::frame::{Body, PmFrame};
 use crate::channel::geometry::{ByteRing, CONSUMED, Record};
 use crate::names::Rank;
@@ -105,10 +105,6 @@ impl Endpoint {
             place = self.room(length);
         }
         let place = place.filter(|_| self.phase == Phase::Running);
-        if shared.config.flow == Flow::BackPressure && place.is_none() && shared.nic.leave_frame() {
-            shared.counters.left += 1;
-            return;
-        }
         let now = shared.nic.now();
         let peer = self.peers.entry(from).or_default();
         match peer.into.on_message(round, sequence, place.is_some()) {
@@ -123,9 +119,7 @@ impl Endpoint {
             }
             ReceiveDecision::Accept => {}
         }
-        if shared.config.flow == Flow::BackPressure {
-            // With back-pressure, the sender expects no answer.
-        } else if peer.into.unanswered() >= MERGE {
+        if peer.into.unanswered() >= MERGE {
             self.answer(shared, from);
         } else {
             let at = now + MERGE_FOR;

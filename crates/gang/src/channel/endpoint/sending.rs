@@ -11,7 +11,7 @@ use midplane_simhw::time::Instant;
 
 use super::{Endpoint, MESSAGE_INSTRUCTIONS, Phase, Shared};
 use crate::channel::ack::{Answer, PiggybackedAck, Transmission};
-use crate::channel::config::{Flow, WINDOW};
+use crate::channel::config::WINDOW;
 use crate::channel::frame::{Body, PmFrame};
 use crate::channel::geometry::{Record, SENT};
 use crate::names::Rank;
@@ -69,9 +69,6 @@ impl Endpoint {
     fn pump_messages(&mut self, shared: &mut Shared<'_, '_>) {
         let now = shared.nic.now();
         while let Some(to) = self.next_due(now) {
-            if self.on_wire.is_some() {
-                return;
-            }
             if self.places[to.index()].node != shared.nic.node()
                 && let Some(at) = self.line_full_until(shared.nic)
             {
@@ -133,13 +130,6 @@ impl Endpoint {
                 let offset = self.geometry.send_byte(record.position) as u32;
                 let part = self.memory.part(offset, record.length);
                 self.send(shared, to, Body::Message { round, sequence, taken }, part);
-                if shared.config.flow == Flow::BackPressure {
-                    let expected = sequence.wrapping_add(1);
-                    self.on_wire = Some((to, PiggybackedAck { round, expected }));
-                    if !self.is_queued {
-                        self.on_left(shared);
-                    }
-                }
             }
             Transmission::Fence { round, sequence } => {
                 shared.counters.fences += 1;
@@ -162,7 +152,6 @@ impl Endpoint {
             Some(transmit::Sending::Now(leaves)) => leaves,
             // The packet is queued behind others, so the time at which it leaves is an estimate.
             Some(transmit::Sending::Queued) => {
-                self.is_queued |= shared.config.flow == Flow::BackPressure && bytes.is_some();
                 let bytes = bytes.map_or(0, |bytes| bytes.length as usize);
                 let before = self.line_until.max(shared.nic.line_free_at()).max(shared.nic.now());
                 before.plus_nanos(shared.nic.frame_nanos(bytes))
@@ -195,20 +184,10 @@ impl Endpoint {
             acknowledgement,
             words,
             source: bytes.map_or(Source::Bytes(Payload::EMPTY), Source::Region),
-            token: bytes.filter(|_| shared.config.flow == Flow::BackPressure).map(|_| self.handle),
             ..Packet::to(place.node)
         };
         // If the memory was deregistered, the controller has already closed the context.
         shared.nic.send_packet(&packet).ok()
-    }
-
-    /// With [`Flow::BackPressure`] only: counts the message on the link as accepted, because it has left the FIFO's
-    /// memory.
-    pub(crate) fn on_left(&mut self, shared: &mut Shared<'_, '_>) {
-        self.is_queued = false;
-        if let Some((to, taken)) = self.on_wire.take() {
-            self.on_answer(shared, to, taken.answer());
-        }
     }
 
     pub(super) fn on_answer(&mut self, shared: &mut Shared<'_, '_>, from: Rank, answer: Answer) {
