@@ -312,13 +312,6 @@ impl Context<'_> {
         dma.is_some()
     }
 
-    /// Leaves the data frame of this handler on the link, and so blocks the link. After each later event of its unit,
-    /// the extension is handed the frame again until it takes it. If links cannot wait ([`Hardware::leave`]), returns
-    /// `false`, and the frame ends with this handler.
-    pub fn leave_frame(&mut self) -> bool {
-        self.hw.leave()
-    }
-
     /// Completes a command of `port`; its application sees the completion after all earlier writes.
     pub fn complete(&mut self, port: PortId, completion: &Completion) {
         self.hw.complete(port, completion);
