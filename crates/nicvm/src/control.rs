@@ -34,8 +34,7 @@ use midplane_simhw::id::{Incarnation, NodeId};
 use midplane_simhw::time::Instant;
 
 pub use self::config::{
-    ControlConfig, DEFAULT_ACKNOWLEDGEMENT_DELAY, DEFAULT_DEAD_AFTER, DEFAULT_INITIAL_TIMEOUT,
-    DEFAULT_MIN_TIMEOUT, DEFAULT_QUEUE, DEFAULT_WINDOW,
+    ACKNOWLEDGEMENT_DELAY, ControlConfig, DEFAULT_DEAD_AFTER, DEFAULT_QUEUE, DEFAULT_WINDOW,
 };
 pub use self::message::{Address, Body, Counters, Event, MAX_MESSAGE, SendError, Transmit};
 pub use self::round_trip::RoundTrip;
@@ -100,7 +99,7 @@ impl Reports {
 /// *Restarts.* Any frame of a newer incarnation ends the connection with the former one. [`Event::PeerRestarted`]
 /// reports it; all messages sent before that event are dropped, never delivered to the new incarnation. A frame for a
 /// former incarnation or connection of ours is answered by a welcome if we have no connection with its sender: at most
-/// one welcome per peer and [`ControlConfig::min_timeout`]. Frames of former incarnations of the sender are counted.
+/// one welcome per peer and millisecond. Frames of former incarnations of the sender are counted.
 /// A node whose clock was set back may restart with an older incarnation; its peers ignore it and warn of it once.
 ///
 /// *Cost.* Acknowledgements ride on messages. One leaves alone after a delay, on every second message, and at once
@@ -188,7 +187,7 @@ impl Control {
         let ours = header.destination == setting.node && header.source != setting.node;
         if former && ours && header.incarnation != Incarnation::UNKNOWN {
             let slot = self.slot(header.source);
-            self.peers[slot].handle_stale_data(now, &setting, header);
+            self.peers[slot].handle_stale_data(now, header);
             self.settle(slot);
         }
     }

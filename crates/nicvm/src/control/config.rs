@@ -9,17 +9,18 @@ use super::receive_window::MAX_WINDOW;
 /// Default window in messages: as many as one acknowledgement can tell apart, so a burst of that size never waits for
 /// the window.
 pub const DEFAULT_WINDOW: u16 = MAX_WINDOW;
-/// Default time to the first resend. Longer than a round trip between live hosts whose processes wait to be scheduled,
-/// so that the first hello is not doubled; short compared with `dead_after`.
-pub const DEFAULT_INITIAL_TIMEOUT: Duration = Duration::from_millis(10);
-/// Default minimum time to a resend: about a hundred small round trips, so that a host that is late by a scheduler's
-/// tick costs no resend.
-pub const DEFAULT_MIN_TIMEOUT: Duration = Duration::from_millis(1);
+/// Time to the first resend while no round trip has been measured. Longer than a round trip between live hosts whose
+/// processes wait to be scheduled, so that the first hello is not doubled; short compared with `dead_after`.
+pub(super) const INITIAL_TIMEOUT: Duration = Duration::from_millis(10);
+/// Minimum time to a resend, however short round trips are: about a hundred small round trips, so that a host that is
+/// late by a scheduler's tick costs no resend.
+pub(super) const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 /// Default time until a peer is declared dead: many times the longest pause of a busy host, yet too short for a person
 /// to notice.
 pub const DEFAULT_DEAD_AFTER: Duration = Duration::from_millis(500);
-/// Default delay of an acknowledgement: long enough that an answer computed by a handler carries it.
-pub const DEFAULT_ACKNOWLEDGEMENT_DELAY: Duration = Duration::from_micros(200);
+/// Most time that an acknowledgement waits for a message to ride on: long enough that an answer computed by a handler
+/// carries it. Resends wait that much longer.
+pub const ACKNOWLEDGEMENT_DELAY: Duration = Duration::from_micros(200);
 /// Default queue length in messages: holds bursts of several extensions to a peer that is not yet connected. It takes
 /// memory only as it fills.
 pub const DEFAULT_QUEUE: usize = 1_024;
@@ -31,23 +32,13 @@ const CAPPED_ATTEMPTS: u64 = 8;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ControlConfig {
     window: u16,
-    initial_timeout: u64,
-    min_timeout: u64,
     dead_after: u64,
-    acknowledgement_delay: u64,
     queue: usize,
 }
 
 impl Default for ControlConfig {
     fn default() -> Self {
-        Self {
-            window: DEFAULT_WINDOW,
-            initial_timeout: nanos(DEFAULT_INITIAL_TIMEOUT),
-            min_timeout: nanos(DEFAULT_MIN_TIMEOUT),
-            dead_after: nanos(DEFAULT_DEAD_AFTER),
-            acknowledgement_delay: nanos(DEFAULT_ACKNOWLEDGEMENT_DELAY),
-            queue: DEFAULT_QUEUE,
-        }
+        Self { window: DEFAULT_WINDOW, dead_after: nanos(DEFAULT_DEAD_AFTER), queue: DEFAULT_QUEUE }
     }
 }
 
@@ -59,34 +50,11 @@ impl ControlConfig {
         self
     }
 
-    /// Sets the time until a first resend while no round trip has been measured; at least 1 ns.
-    #[must_use]
-    pub fn initial_timeout(mut self, time: Duration) -> Self {
-        self.initial_timeout = nanos(time).max(1);
-        self
-    }
-
-    /// Sets the least time until a resend, however short round trips are; at least 1 ns. Too short a time resends
-    /// messages that are only late.
-    #[must_use]
-    pub fn min_timeout(mut self, time: Duration) -> Self {
-        self.min_timeout = nanos(time).max(1);
-        self
-    }
-
     /// Sets the time without any new acknowledgement after which a peer that owes one is declared down; at least 8 ns.
     /// Waits between resends grow to at most an eighth of it.
     #[must_use]
     pub fn dead_after(mut self, time: Duration) -> Self {
         self.dead_after = nanos(time).max(CAPPED_ATTEMPTS);
-        self
-    }
-
-    /// Sets the time that an acknowledgement may wait for a message to ride on; zero sends each at once. Resends wait
-    /// that much longer, so peers should agree on it.
-    #[must_use]
-    pub fn acknowledgement_delay(mut self, time: Duration) -> Self {
-        self.acknowledgement_delay = nanos(time);
         self
     }
 
@@ -107,20 +75,8 @@ impl ControlConfig {
         self.queue.saturating_add(self.window as usize)
     }
 
-    pub(super) const fn initial_timeout_nanos(&self) -> u64 {
-        self.initial_timeout
-    }
-
-    pub(super) const fn min_timeout_nanos(&self) -> u64 {
-        self.min_timeout
-    }
-
     pub(super) const fn dead_after_nanos(&self) -> u64 {
         self.dead_after
-    }
-
-    pub(super) const fn acknowledgement_delay_nanos(&self) -> u64 {
-        self.acknowledgement_delay
     }
 
     /// Longest wait between two resends.

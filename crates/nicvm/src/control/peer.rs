@@ -13,7 +13,7 @@ use midplane_simhw::time::Instant;
 
 use super::alarms::{Timer, Timers};
 use super::attempt::{Attempt, StaleHellos};
-use super::config::ControlConfig;
+use super::config::{ACKNOWLEDGEMENT_DELAY, ControlConfig, MIN_TIMEOUT};
 use super::message::{Address, Body, Counters, Event};
 use super::receive_window::{Acknowledgement, Arrival, ReceiveWindow};
 use super::round_trip::Estimate;
@@ -154,7 +154,7 @@ impl Peer {
         match header.kind {
             Kind::Control => {
                 self.on_acknowledgement(now, setting, reports, &words.said);
-                self.on_message(now, setting, reports, header, body);
+                self.on_message(now, reports, header, body);
             }
             Kind::Acknowledge => self.on_acknowledgement(now, setting, reports, &words.said),
             _ => {}
@@ -162,9 +162,9 @@ impl Peer {
     }
 
     /// Handles a data frame for a former incarnation of ours: if we have no connection, notifies the peer.
-    pub(super) fn handle_stale_data(&mut self, now: Instant, setting: &Setting, header: &Header) {
+    pub(super) fn handle_stale_data(&mut self, now: Instant, header: &Header) {
         if !self.latest.incarnation.is_newer_than(header.incarnation) {
-            self.notice_due |= self.may_answer(now, setting);
+            self.notice_due |= self.may_answer(now);
         }
     }
 
@@ -267,15 +267,15 @@ impl Peer {
         }
         // A welcome is never answered, so that two units cannot answer each other forever.
         if header.kind != Kind::Welcome {
-            self.welcome_due |= self.may_answer(now, setting);
+            self.welcome_due |= self.may_answer(now);
         }
     }
 
-    /// Returns whether to answer a peer that we have no connection with: at most once in `min_timeout`.
-    fn may_answer(&mut self, now: Instant, setting: &Setting) -> bool {
+    /// Returns whether to answer a peer that we have no connection with: at most once in [`MIN_TIMEOUT`].
+    fn may_answer(&mut self, now: Instant) -> bool {
         let may = !self.up && now >= self.next_answer_at;
         if may {
-            self.next_answer_at = now.plus_nanos(setting.config.min_timeout_nanos());
+            self.next_answer_at = now + MIN_TIMEOUT;
         }
         may
     }
@@ -327,14 +327,7 @@ impl Peer {
         }
     }
 
-    fn on_message(
-        &mut self,
-        now: Instant,
-        setting: &Setting,
-        reports: &mut Reports,
-        header: &Header,
-        body: &Body,
-    ) {
+    fn on_message(&mut self, now: Instant, reports: &mut Reports, header: &Header, body: &Body) {
         let to = Address { extension: header.extension, epoch: Epoch(header.port.0) };
         match self.receiving.on_arrival(now, header.sequence, to, body) {
             Arrival::InOrder => {
@@ -358,8 +351,7 @@ impl Peer {
             Arrival::Beyond => reports.counters.refused += 1,
         }
         if self.receiving.is_owed() {
-            let delay = setting.config.acknowledgement_delay_nanos();
-            self.timers.set_if_off(Timer::Acknowledge, now.plus_nanos(delay));
+            self.timers.set_if_off(Timer::Acknowledge, now + ACKNOWLEDGEMENT_DELAY);
         }
     }
 

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::config::ControlConfig;
+use midplane_simhw::time::nanos;
+
+use super::config::{ACKNOWLEDGEMENT_DELAY, ControlConfig, INITIAL_TIMEOUT, MIN_TIMEOUT};
 
 /// Samples in one period of the minimum; the minimum covers the last full period and the present one.
 const PERIOD: u32 = 64;
@@ -67,13 +69,13 @@ impl Estimate {
     /// Returns the nanoseconds to wait for an acknowledgement before resending.
     pub(super) fn timeout(&self, config: &ControlConfig) -> u64 {
         let once = if self.smoothed == 0 {
-            config.initial_timeout_nanos()
+            nanos(INITIAL_TIMEOUT)
         } else {
             self.smoothed
                 .saturating_add(self.variation.saturating_mul(4))
-                .saturating_add(config.acknowledgement_delay_nanos())
+                .saturating_add(nanos(ACKNOWLEDGEMENT_DELAY))
         };
-        let once = once.max(config.min_timeout_nanos());
+        let once = once.max(nanos(MIN_TIMEOUT));
         let factor = 1_u64 << self.doublings.min(32);
         once.saturating_mul(factor).min(config.timeout_cap_nanos()).max(1)
     }

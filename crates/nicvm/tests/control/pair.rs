@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use midplane_nicvm::control::{
-    Control, ControlConfig, DEFAULT_ACKNOWLEDGEMENT_DELAY, Event, MAX_MESSAGE, SendError,
+    ACKNOWLEDGEMENT_DELAY, Control, ControlConfig, Event, MAX_MESSAGE, SendError,
 };
 use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, Header, Kind};
 use midplane_simhw::id::{Incarnation, NodeId};
@@ -257,7 +257,7 @@ fn units_that_end_together_wait_for_one_round_trip_each() {
     for later in 0..100 {
         let pair = Network::connected_pair(ControlConfig::default());
         let round_trip = Duration::from_nanos(2 * pair.latency);
-        let longest = round_trip + DEFAULT_ACKNOWLEDGEMENT_DELAY + Duration::from_micros(2);
+        let longest = round_trip + ACKNOWLEDGEMENT_DELAY + Duration::from_micros(2);
         let waited = end_both(pair, Duration::from_micros(later));
         assert!(waited.iter().all(|waited| *waited <= longest), "{later} us later: {waited:?}");
     }
