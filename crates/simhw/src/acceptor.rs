@@ -24,6 +24,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// The users whose processes are admitted besides the own user's. Clones share the list.
 #[derive(Clone, Debug, Default)]
+#[doc(hidden)]
 pub struct Admitted(Arc<Mutex<BTreeSet<u32>>>);
 
 impl Admitted {

@@ -139,6 +139,7 @@ pub struct Drops([u64; DropCause::ALL.len()]);
 
 impl Drops {
     /// Counts one dropped frame.
+    #[doc(hidden)]
     pub const fn add(&mut self, cause: DropCause) {
         self.0[cause as usize] += 1;
     }

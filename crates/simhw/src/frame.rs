@@ -29,8 +29,10 @@ use crate::id::{ExtensionId, Incarnation, NodeId, PortId};
 use crate::region::Payload;
 
 /// First byte of every frame.
+#[doc(hidden)]
 pub const MAGIC: u8 = 0x4D;
 /// Version of the header that this build uses.
+#[doc(hidden)]
 pub const VERSION: u8 = 1;
 /// Bytes of the header: one ATM cell's payload.
 pub const HEADER_BYTES: usize = 48;
@@ -38,6 +40,7 @@ pub const HEADER_BYTES: usize = 48;
 /// 65,535 bytes and a UDP datagram of 65,507.
 pub const MAX_PAYLOAD: usize = 65_400;
 /// Default hop limit of a frame.
+#[doc(hidden)]
 pub const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// The kind of a frame, as the firmware distinguishes them.
@@ -55,7 +58,7 @@ pub enum Kind {
     Hello = 3,
     /// The answer to [`Kind::Hello`], and to a frame for a previous incarnation.
     Welcome = 4,
-    /// A frame's header, returned by the switch at which its hop limit ended: see [`Header::returned`].
+    /// A frame's header, returned by the switch at which its hop limit ended: see `Header::returned`.
     Returned = 5,
     /// A part of a frame that was too long for one datagram to its destination. Only NICs over UDP use it; they
     /// reassemble the frame before their firmware receives it.
@@ -81,7 +84,7 @@ impl Kind {
 }
 
 /// A frame's header; only valid ones exist. All fields of the default are zero except the hop limit, which is
-/// [`DEFAULT_HOP_LIMIT`].
+/// 64.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Header {
     /// The kind of the frame.
@@ -139,7 +142,7 @@ pub enum FrameError {
     /// The bytes are fewer than a header has.
     #[error("{0} bytes are fewer than a header has")]
     Truncated(usize),
-    /// The first byte is not [`MAGIC`].
+    /// The first byte is not 0x4D.
     #[error("not a frame of this fabric")]
     Magic,
     /// The header has another version.
@@ -257,6 +260,7 @@ impl Header {
     /// the switch's own clock, at which the whole frame had arrived; it becomes the second word. `None` for a
     /// frame that is itself a returned one.
     #[must_use]
+    #[doc(hidden)]
     pub fn returned(&self, stamp: u64) -> Option<Self> {
         (self.kind != Kind::Returned).then_some(Self {
             kind: Kind::Returned,
@@ -272,6 +276,7 @@ impl Header {
 
     /// Returns whether the frame may overtake others on its NIC's line: it is a message between firmwares.
     #[must_use]
+    #[doc(hidden)]
     pub const fn is_urgent(&self) -> bool {
         !matches!(self.kind, Kind::Data | Kind::Piece | Kind::Probe)
     }

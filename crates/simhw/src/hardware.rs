@@ -16,6 +16,7 @@ pub const TIMERS: usize = 4;
 
 /// Longest time that a stopping NIC waits for [`Firmware::may_stop`]: some hundred round trips on any local
 /// network, and too short for a user to notice.
+#[doc(hidden)]
 pub const STOP_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The program of a coprocessor: a state machine without I/O, clock or task.
@@ -29,7 +30,7 @@ pub trait Firmware {
     /// commands.
     fn on_stop(&mut self, _hw: &mut impl Hardware) {}
     /// Returns whether the peers have received what [`Firmware::on_stop`] sent. A NIC that is shut down keeps
-    /// running for up to [`STOP_TIMEOUT`] until it returns `true`.
+    /// running for up to 200 ms until it returns `true`.
     fn may_stop(&self) -> bool {
         true
     }
@@ -205,17 +206,20 @@ pub trait Hardware {
     /// Applies the registrations and deregistrations of `port` so far. Otherwise they are applied when the NIC handles
     /// the port's doorbell or takes its next command. By default does nothing, for hardware whose registrations take
     /// effect at once.
+    #[doc(hidden)]
     fn apply_registrations(&mut self, _port: PortId) {}
 
     /// Opens the gate of `port`, at once: from now on its host may write to other processes itself, if it has the
     /// returned number. If the gate is already open, returns its number. Returns `None` if the port has no gate, or the
     /// last post before it was closed may still be in progress.
+    #[doc(hidden)]
     fn open_gate(&mut self, _port: PortId) -> Option<u64> {
         None
     }
 
     /// Closes the gate of `port`, at once: no post begins until it is opened again, under another number. Returns
     /// whether no post is in progress. If one is, call again later; the gate stays closed.
+    #[doc(hidden)]
     fn close_gate(&mut self, _port: PortId) -> bool {
         true
     }

@@ -46,6 +46,7 @@ pub trait Host: Clone + Send + Sync + 'static {
 
     /// Opens the rings by which this process may bypass its NIC while the port's gate is open. Returns `None` if the
     /// fabric has none, or they are already open: only one port of a process can have them. Default: `None`.
+    #[doc(hidden)]
     fn open_peer_rings(&self) -> Option<Box<dyn PeerRings>> {
         None
     }

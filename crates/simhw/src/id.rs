@@ -65,12 +65,14 @@ pub struct Incarnation(pub u32);
 
 impl Incarnation {
     /// The incarnation is not known yet.
+    #[doc(hidden)]
     pub const UNKNOWN: Self = Self(0);
     /// The incarnation of a NIC that has never run before.
     pub const FIRST: Self = Self(1);
 
     /// Returns whether this incarnation is later than `other`. A known one is later than an unknown one.
     #[must_use]
+    #[doc(hidden)]
     pub const fn is_newer_than(self, other: Self) -> bool {
         if other.0 == 0 || self.0 == 0 {
             return self.0 != 0 && other.0 == 0;
@@ -80,6 +82,7 @@ impl Incarnation {
 
     /// Returns the incarnation after this one.
     #[must_use]
+    #[doc(hidden)]
     pub const fn next(self) -> Self {
         let next = self.0.wrapping_add(1);
         Self(if next == 0 { 1 } else { next })

@@ -285,6 +285,7 @@ impl Launch {
     ///
     /// # Errors
     /// As for [`Launch::place`].
+    #[doc(hidden)]
     pub fn place_in(
         &self,
         environment: impl Fn(&str) -> Option<String>,
@@ -315,6 +316,7 @@ impl Launch {
     ///
     /// # Errors
     /// As for [`Launch::place`].
+    #[doc(hidden)]
     pub fn read_peers(&self) -> Result<Vec<String>, LaunchError> {
         Ok(self.read_keyed_peers()?.0)
     }
@@ -324,6 +326,7 @@ impl Launch {
     ///
     /// # Errors
     /// As for [`Launch::place`].
+    #[doc(hidden)]
     pub fn read_keyed_peers(&self) -> Result<KeyedPeers, LaunchError> {
         Ok(self.find_peers(None)?.unwrap_or_default())
     }

@@ -11,12 +11,14 @@
 //! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and the causes of
 //!   lost frames
 //! - `shm`: the fabric of shared memory, between processes of one host (Linux)
-//! - [`peer_rings`]: rings between processes, by which they may bypass their NICs
 //! - `nicd`: a NIC in a daemon, with ports in other processes (Linux)
 //! - [`seal`]: frames that only holders of a key can read, make or change
 //! - [`udp`]: the fabric of real sockets, and the switch in software
 //! - [`launch`]: this process's rank, and the addresses of its peers
 //! - [`time`], [`rng`], [`id`]: time, random numbers and identifiers
+//!
+//! Items that this documentation does not show (`#[doc(hidden)]`) are for the crates, tests and measurements of this
+//! workspace only. They may change in any version.
 //!
 //! # Example
 //!
@@ -119,6 +121,7 @@ pub mod nicd;
 pub mod no_shm;
 #[cfg(target_os = "linux")]
 mod passing;
+#[doc(hidden)]
 pub mod peer_rings;
 pub mod port;
 pub mod profile;

@@ -7,6 +7,7 @@ use crate::time::LineRate;
 /// Payload bytes of an ATM cell.
 pub(crate) const CELL_PAYLOAD: u32 = 48;
 /// Bytes of an ATM cell on the wire.
+#[doc(hidden)]
 pub const CELL_BYTES: u32 = 53;
 /// Bytes of an AAL5 trailer, at the end of a packet's last cell.
 pub(crate) const AAL5_TRAILER: u32 = 8;
@@ -35,6 +36,7 @@ impl Framing {
 
     /// Returns the number of pieces of a frame.
     #[must_use]
+    #[doc(hidden)]
     pub const fn pieces(self, frame: u32) -> u32 {
         match self {
             Self::Packets { mtu, .. } => {
@@ -50,6 +52,7 @@ impl Framing {
 
     /// Returns the bytes on the wire of piece `index` of a frame.
     #[must_use]
+    #[doc(hidden)]
     pub const fn piece_bytes(self, frame: u32, index: u32) -> u32 {
         match self {
             Self::Packets { mtu, overhead } => {
@@ -62,6 +65,7 @@ impl Framing {
 
     /// Returns the bytes on the wire of all pieces of a frame.
     #[must_use]
+    #[doc(hidden)]
     pub const fn wire_bytes(self, frame: u32) -> u32 {
         match self {
             Self::Packets { overhead, .. } => frame + self.pieces(frame) * overhead,

@@ -69,6 +69,7 @@ impl MediumProfile {
 
 /// The result of sending a piece.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub enum Outcome {
     /// The piece passed: its last bit left at `sent`, and reaches every other station at `arrives`.
     Passed {
@@ -105,7 +106,7 @@ pub struct MediumStats {
 
 /// A shared medium and its stations, numbered from 0.
 ///
-/// After any `&mut self` call, call [`Medium::poll`] until it returns `None`. [`Medium::next_due`] then tells
+/// After any `&mut self` call, call `Medium::poll` until it returns `None`. `Medium::next_due` then tells
 /// when to call it again.
 #[derive(Debug)]
 pub struct Medium {
@@ -167,6 +168,7 @@ impl Medium {
     /// If a slot is too short for all stations to detect a collision. It must hold the round trip of a signal
     /// and the jam, and the shortest piece must fill it.
     #[must_use]
+    #[doc(hidden)]
     pub fn new(profile: MediumProfile, stations: usize, seed: u64, name: &str) -> Self {
         let propagation = nanos(profile.propagation);
         let slot = profile.bits(u64::from(profile.slot_bits));
@@ -190,6 +192,7 @@ impl Medium {
 
     /// Queues a piece at a station. The station sends it when its turn comes, and not before `ready`. Urgent
     /// pieces overtake others that have not begun.
+    #[doc(hidden)]
     pub fn submit(
         &mut self,
         now: Instant,
@@ -208,6 +211,7 @@ impl Medium {
 
     /// Returns the next piece that has passed or was dropped by `now`; `None` if there is none.
     #[must_use]
+    #[doc(hidden)]
     pub fn poll(&mut self, now: Instant) -> Option<Outcome> {
         while let Some((at, station)) = self.earliest()
             && at <= now
@@ -226,8 +230,9 @@ impl Medium {
         None
     }
 
-    /// Returns when to call [`Medium::poll`] again.
+    /// Returns when to call `Medium::poll` again.
     #[must_use]
+    #[doc(hidden)]
     pub fn next_due(&self) -> Option<Instant> {
         self.earliest().map(|(at, _)| at)
     }
@@ -240,6 +245,7 @@ impl Medium {
 
     /// Returns the number of pieces that a station has yet to send.
     #[must_use]
+    #[doc(hidden)]
     pub fn waiting(&self, station: usize) -> usize {
         let at = &self.stations[station];
         at.urgent.len() + at.ordinary.len() + usize::from(at.current.is_some())

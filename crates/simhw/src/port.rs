@@ -42,10 +42,11 @@ pub(crate) use remote_allocator::ArenaSource;
 pub(crate) use shared::{Bell, PortShared};
 
 /// Default number of commands that a port may have in flight: two rings of 256 cache lines are 32 KiB.
-pub const DEFAULT_DEPTH: usize = 256;
+pub(crate) const DEFAULT_DEPTH: usize = 256;
 /// Most commands that a port may have in flight.
 pub const MAX_DEPTH: usize = 65_536;
 /// Most regions that one port may have registered at once.
+#[doc(hidden)]
 pub const MAX_REGIONS: usize = 65_536;
 
 /// Options for opening a port.
@@ -57,7 +58,7 @@ pub struct PortOptions {
 
 impl PortOptions {
     /// Sets how many commands may be in flight, from 1 to [`MAX_DEPTH`]; rounded up to a power of two, at least
-    /// 2. Default: the fabric's depth, mostly [`DEFAULT_DEPTH`].
+    /// 2. Default: the fabric's depth, mostly 256.
     #[must_use]
     pub const fn depth(mut self, commands: usize) -> Self {
         self.depth = Some(commands);
@@ -217,6 +218,7 @@ impl Port {
 
     /// Takes the port's gate, by which the NIC controls whether this process may write to other processes itself.
     /// Returns `None` if it was taken before, or if the NIC is in another process.
+    #[doc(hidden)]
     pub const fn take_gate(&mut self) -> Option<HostGate> {
         self.gate.take()
     }
@@ -265,6 +267,7 @@ impl Port {
     /// # Errors
     /// [`RegisterError`] says which limit was reached. [`RegisterError::NoMemory`] also if the NIC is in
     /// another process, or the system is not Linux.
+    #[doc(hidden)]
     pub fn register_shared(
         &mut self,
         bytes: usize,
@@ -382,6 +385,7 @@ impl Port {
     ///
     /// # Errors
     /// [`PortClosed`] once the NIC has stopped and every completion is taken.
+    #[doc(hidden)]
     pub fn poll_completion(
         &mut self,
         context: &mut Context<'_>,

@@ -22,6 +22,7 @@ pub struct DmaCost {
 impl DmaCost {
     /// Returns the nanoseconds of a transfer of `bytes`.
     #[must_use]
+    #[doc(hidden)]
     pub const fn nanos(self, bytes: usize) -> u64 {
         self.setup_ns as u64 + (bytes as u64 * self.byte_ps as u64).div_ceil(1000)
     }

@@ -79,6 +79,7 @@ impl Rights {
 
     /// Returns whether any right in `other` is in this set.
     #[must_use]
+    #[doc(hidden)]
     pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
@@ -184,6 +185,7 @@ pub struct RegionRef {
 impl RegionRef {
     /// Encodes the handle as two words, for a command's arguments or a frame.
     #[must_use]
+    #[doc(hidden)]
     pub const fn to_words(self) -> [u64; 2] {
         let handle = self.port.0 as u64 | (self.slot as u64) << 16 | (self.generation as u64) << 32;
         [handle, self.offset as u64 | (self.length as u64) << 32]
@@ -192,6 +194,7 @@ impl RegionRef {
     /// Decodes [`RegionRef::to_words`]. Any words decode to some handle: check it before use.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
+    #[doc(hidden)]
     pub const fn from_words([handle, range]: [u64; 2]) -> Self {
         Self {
             port: PortId(handle as u16),
@@ -287,8 +290,8 @@ impl Region {
         self.options.tag
     }
 
-    /// Returns the file by which other processes map the region, as [`SharedMemory`]. `None` unless the region
-    /// was registered with [`Port::register_shared`](crate::port::Port::register_shared).
+    /// Returns the file by which other processes map the region, as `SharedMemory`. `None` unless the region
+    /// was registered with `Port::register_shared`.
     #[cfg(target_os = "linux")]
     #[must_use]
     pub const fn file(&self) -> Option<&Arc<std::os::fd::OwnedFd>> {

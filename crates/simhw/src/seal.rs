@@ -1,6 +1,6 @@
 //! Sealed frames: only holders of a key can read, make or change them.
 //!
-//! No I/O and no clock here: the caller passes datagrams and the time to [`Seals`], and sends what it returns.
+//! No I/O and no clock here: the caller passes datagrams and the time to `Seals`, and sends what it returns.
 //!
 //! Two kinds of keys admit nodes:
 //!
@@ -19,7 +19,7 @@
 //! into each session's keys. No key and counter are therefore ever used twice, whichever node restarts and
 //! whatever its clock says. A key that leaks later does not open frames recorded before.
 //!
-//! A datagram is an [`Envelope`] of 24 bytes, little-endian, and a body:
+//! A datagram is an envelope of 24 bytes, little-endian, and a body:
 //!
 //! | offset | size | field |
 //! |---|---|---|
@@ -47,6 +47,7 @@ mod peer;
 mod replay;
 mod seals;
 mod session;
+#[doc(hidden)]
 pub mod stream;
 
 use std::fmt;
@@ -64,6 +65,7 @@ pub use seals::{Opened, RETRY, SILENCE, SealConfigError, Seals, Verdict};
 pub(crate) use seals::{check_identity, check_keys};
 
 /// Bytes that sealing adds to a frame: the envelope, and the tag of Poly1305.
+#[doc(hidden)]
 pub const SEAL_BYTES: usize = ENVELOPE_BYTES + TAG_BYTES;
 /// Bytes of a tag.
 const TAG_BYTES: usize = 16;

@@ -19,6 +19,7 @@ mod core;
 mod driver;
 mod engine;
 mod lane;
+#[doc(hidden)]
 pub mod lanes;
 mod link;
 #[doc(hidden)]
@@ -26,6 +27,7 @@ mod link;
 pub mod measure;
 mod rendezvous;
 mod retry;
+#[doc(hidden)]
 pub mod rings;
 mod rx_links;
 

@@ -7,13 +7,13 @@
 //! # Time on the way
 //!
 //! Between NICs without costs ([`NicProfile::FREE`]), a frame takes for each link its bytes on the wire
-//! ([`Framing::wire_bytes`], with the frame's header) at the link's rate, plus the
+//! (`Framing::wire_bytes`, with the frame's header) at the link's rate, plus the
 //! propagation delay, and for each switch its latency, plus the time in the queue. A switch that cuts through begins once
 //! it has received its header bytes, if the outgoing line is not faster: the rest passes both lines at once. A frame of
 //! several pieces passes them at once too, piece after piece.
 //!
 //! A piece arrives at a whole nanosecond; a busy line carries the fraction to its next piece
-//! ([`Serializer`](crate::time::Serializer)). If switches store and forward, the rounded times of a piece on all links add
+//! (`Serializer`). If switches store and forward, the rounded times of a piece on all links add
 //! up exactly. If they cut through, that sum can be 1 ns too long for each switch.
 
 pub(crate) mod active_faults;
@@ -76,6 +76,7 @@ const LIVELOCK_TURNS: u64 = 10_000_000;
 
 /// One event of a run, as tracers receive it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct TraceEvent {
     /// When it happened.
     pub at: Instant,
@@ -205,6 +206,7 @@ impl<F: Firmware> World<F> {
 
     /// Runs while `should_continue` returns `true` and events due by `until` are left. Calls `should_continue` before
     /// each event. Returns `true` if it stopped because no such event is left; the time is then that of the last event.
+    #[doc(hidden)]
     pub fn run_while(&mut self, until: Instant, mut should_continue: impl FnMut() -> bool) -> bool {
         while should_continue() {
             if !self.step(until) {

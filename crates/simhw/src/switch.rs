@@ -28,6 +28,7 @@ pub struct Piece {
 }
 
 /// The order in which a switch port sends waiting pieces. The port itself counts and discards.
+#[doc(hidden)]
 pub trait Queueing: fmt::Debug + Send {
     /// Adds a piece to the queue.
     fn push(&mut self, piece: Piece);
@@ -37,6 +38,7 @@ pub trait Queueing: fmt::Debug + Send {
 
 /// A queue that sends pieces in the order of their arrival.
 #[derive(Debug, Default)]
+#[doc(hidden)]
 pub struct Fifo(VecDeque<Piece>);
 
 impl Queueing for Fifo {
@@ -115,6 +117,7 @@ impl SwitchProfile {
 
 /// A piece that a port has begun to send.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct Departure {
     /// The piece being sent.
     pub piece: Piece,
@@ -143,6 +146,7 @@ pub struct Output {
 impl Output {
     /// Creates an output with the given queue and discard rule.
     #[must_use]
+    #[doc(hidden)]
     pub fn new(
         rate: LineRate,
         buffer: Buffer,
@@ -164,6 +168,7 @@ impl Output {
 
     /// Creates a first-come-first-served output according to `profile`.
     #[must_use]
+    #[doc(hidden)]
     pub fn from_profile(rate: LineRate, profile: &SwitchProfile) -> Self {
         let discard = profile.discard.build();
         Self::new(rate, profile.buffer, Box::<Fifo>::default(), discard)
@@ -173,6 +178,7 @@ impl Output {
     ///
     /// # Errors
     /// The cause for which the piece is dropped.
+    #[doc(hidden)]
     pub fn accept(&mut self, now: Instant, piece: Piece) -> Result<Option<Departure>, DropCause> {
         let cost = self.buffer.cost(&piece);
         let occupancy = discard::Occupancy { used: self.used, capacity: self.buffer.capacity() };
@@ -196,12 +202,14 @@ impl Output {
 
     /// Returns whether the buffer has space for a piece of `bytes` on the wire.
     #[must_use]
+    #[doc(hidden)]
     pub const fn has_room(&self, bytes: u32) -> bool {
         let cost = self.buffer.cost(&Piece { frame: 0, index: 0, last: false, bytes });
         cost <= self.buffer.capacity().saturating_sub(self.used)
     }
 
     /// Handles the end of a departure: returns the next one, if a piece waits.
+    #[doc(hidden)]
     pub fn next(&mut self, now: Instant) -> Option<Departure> {
         self.used -= self.sending.take().map_or(0, |piece| self.buffer.cost(&piece));
         if self.stuck {
@@ -212,6 +220,7 @@ impl Output {
     }
 
     /// Notifies the discard rule that no more pieces of `frame` follow.
+    #[doc(hidden)]
     pub fn forget(&mut self, frame: u32) {
         self.discard.forget(frame);
     }
@@ -223,6 +232,7 @@ impl Output {
     }
 
     /// Removes all waiting pieces (a fault); the piece that is being sent continues.
+    #[doc(hidden)]
     pub fn flush(&mut self) -> Vec<Piece> {
         let mut pieces = Vec::new();
         while let Some(piece) = self.queue.pop() {
@@ -276,6 +286,7 @@ impl Output {
 
     /// Returns the line's rate.
     #[must_use]
+    #[doc(hidden)]
     pub const fn rate(&self) -> LineRate {
         self.line.rate()
     }

@@ -28,12 +28,14 @@ impl Instant {
 
     /// Adds `nanos` nanoseconds; saturates at [`Instant::FAR_FUTURE`].
     #[must_use]
+    #[doc(hidden)]
     pub const fn plus_nanos(self, nanos: u64) -> Self {
         Self(self.0.saturating_add(nanos))
     }
 
     /// Returns the nanoseconds since `earlier`; 0 if `earlier` is later.
     #[must_use]
+    #[doc(hidden)]
     pub const fn nanos_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -77,6 +79,7 @@ impl fmt::Display for Instant {
 
 /// Converts a duration to whole nanoseconds; 584 years and more give `u64::MAX`.
 #[must_use]
+#[doc(hidden)]
 pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -138,6 +141,7 @@ impl LineRate {
 
     /// Returns the whole bytes that pass in `nanos` nanoseconds, rounded down.
     #[must_use]
+    #[doc(hidden)]
     pub const fn bytes_in(self, nanos: u64) -> u64 {
         let exact = nanos as u128 * self.0 as u128 / 8_000_000_000;
         if exact > u64::MAX as u128 { u64::MAX } else { exact as u64 }
@@ -155,6 +159,7 @@ impl fmt::Display for LineRate {
 /// A 53-byte cell at 155.52 Mb/s takes 2726.337 ns: dropping the fraction would let a line carry
 /// 0.01 % more than its rate.
 #[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
 pub struct Serializer {
     rate: LineRate,
     free_at: Instant,

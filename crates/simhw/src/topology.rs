@@ -21,6 +21,7 @@ pub struct LinkId(pub u32);
 
 /// An end of a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub enum End {
     /// A host's NIC.
     Nic(NodeId),
@@ -32,6 +33,7 @@ pub enum End {
 
 /// One direction of a wire.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct Link {
     /// The end that sends.
     pub from: End,
@@ -191,11 +193,13 @@ impl Topology {
     }
 
     /// Iterates over all links.
+    #[doc(hidden)]
     pub fn links(&self) -> impl Iterator<Item = LinkId> + use<> {
         (0..self.links.len() as u32).map(LinkId)
     }
 
     /// Iterates over the links that begin at a switch output, each with the output's buffer.
+    #[doc(hidden)]
     pub fn outputs(&self) -> impl Iterator<Item = (LinkId, Buffer)> + '_ {
         self.links().filter_map(|link| match self.links[link.0 as usize].from {
             End::Switch(switch) => Some((link, self.switches[usize::from(switch.0)].buffer)),
@@ -238,6 +242,7 @@ impl Topology {
     /// # Panics
     /// If there is no such link.
     #[must_use]
+    #[doc(hidden)]
     pub fn link_name(&self, link: LinkId) -> String {
         let name = |end| match end {
             End::Nic(node) => self.host_name(node),
@@ -253,6 +258,7 @@ impl Topology {
 
     /// Returns the links from `from` to `to`, in order; `None` if there is no path.
     #[must_use]
+    #[doc(hidden)]
     pub fn path(&self, from: NodeId, to: NodeId) -> Option<Vec<LinkId>> {
         let routes = self.routes();
         let &(up, _) = self.hosts.get(from.index())?;

@@ -39,6 +39,7 @@
 mod batch;
 mod config;
 mod core;
+#[doc(hidden)]
 pub mod discovery;
 mod driver;
 mod engine;
@@ -179,6 +180,7 @@ impl UdpNic {
     /// Returns whether frames are sealed. If not, the NIC trusts its network, and has warned of it at its
     /// start.
     #[must_use]
+    #[doc(hidden)]
     pub const fn is_sealed(&self) -> bool {
         self.is_sealed
     }
@@ -186,6 +188,7 @@ impl UdpNic {
     /// Returns whether each frame's source is certain, because nodes have identities. If not, any host that can
     /// send (or has the fabric's key, if there is one) can claim to be any node.
     #[must_use]
+    #[doc(hidden)]
     pub const fn is_identified(&self) -> bool {
         self.is_identified
     }

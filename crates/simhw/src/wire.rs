@@ -50,6 +50,7 @@ const fn long() -> impl bincode::config::Config {
 ///
 /// # Errors
 /// [`WireError::TooLong`] beyond 1 GiB, which [`decode_long`] would not decode; [`WireError::Unencodable`].
+#[doc(hidden)]
 pub fn encode_long<T: Serialize>(value: &T) -> Result<Vec<u8>, WireError> {
     let encoded = bincode::serde::encode_to_vec(value, long());
     within(LONG_LIMIT, encoded.map_err(|_| WireError::Unencodable)?)
@@ -59,6 +60,7 @@ pub fn encode_long<T: Serialize>(value: &T) -> Result<Vec<u8>, WireError> {
 ///
 /// # Errors
 /// [`WireError::Malformed`] if the bytes do not decode to a `T`, [`WireError::Trailing`] if bytes follow it.
+#[doc(hidden)]
 pub fn decode_long<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     let (value, used) =
         bincode::serde::decode_from_slice(bytes, long()).map_err(|_| WireError::Malformed)?;
@@ -69,6 +71,7 @@ pub fn decode_long<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
 }
 
 /// Most bytes of a request, an answer or another value of an application.
+#[doc(hidden)]
 pub const VALUE_LIMIT: usize = 16 << 20;
 
 const fn value() -> impl bincode::config::Config {
@@ -79,6 +82,7 @@ const fn value() -> impl bincode::config::Config {
 ///
 /// # Errors
 /// [`WireError::TooLong`] above [`VALUE_LIMIT`], [`WireError::Unencodable`].
+#[doc(hidden)]
 pub fn encode_value<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
     let encoded = bincode::serde::encode_to_vec(message, value());
     within(VALUE_LIMIT, encoded.map_err(|_| WireError::Unencodable)?)
@@ -97,6 +101,7 @@ fn within(room: usize, bytes: Vec<u8>) -> Result<Vec<u8>, WireError> {
 ///
 /// # Errors
 /// [`WireError::Malformed`] if the bytes do not decode to a `T`, [`WireError::Trailing`] if bytes follow it.
+#[doc(hidden)]
 pub fn decode_value<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     let (message, used) =
         bincode::serde::decode_from_slice(bytes, value()).map_err(|_| WireError::Malformed)?;
@@ -110,6 +115,7 @@ pub fn decode_value<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
 ///
 /// # Errors
 /// [`WireError::TooLong`] if the message does not fit.
+#[doc(hidden)]
 pub fn encode_into<T: Serialize>(message: &T, buffer: &mut [u8]) -> Result<usize, WireError> {
     let room = buffer.len().min(LIMIT);
     bincode::serde::encode_into_slice(message, &mut buffer[..room], config())
@@ -147,6 +153,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
 ///
 /// # Errors
 /// [`WireError::Malformed`] if the bytes do not begin with a `T`, [`WireError::TooLong`] above [`LIMIT`].
+#[doc(hidden)]
 pub fn decode_first<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     if bytes.len() > LIMIT {
         return Err(WireError::TooLong { room: LIMIT });

@@ -87,6 +87,7 @@ mod system {
 
 /// An alarm of one task.
 #[derive(Debug)]
+#[doc(hidden)]
 pub struct Alarm {
     timer: system::Timer,
     /// The instant for which the timer is armed.

@@ -72,7 +72,7 @@ macro_rules! nic_setters {
         }
 
         /// Sets how many commands may be in flight on one port, from 1 to [`MAX_DEPTH`](crate::port::MAX_DEPTH). Default:
-        /// [`DEFAULT_DEPTH`](crate::port::DEFAULT_DEPTH).
+        /// 256.
         #[must_use]
         pub const fn port_depth(mut self, commands: usize) -> Self {
             self.nic.port_depth = commands;

@@ -85,6 +85,7 @@ impl StartError {
 
     /// Returns the reason for which `address` was not bound.
     #[must_use]
+    #[doc(hidden)]
     pub fn of_address(address: SocketAddr, error: &std::io::Error) -> Self {
         use std::io::ErrorKind;
         match error.kind() {

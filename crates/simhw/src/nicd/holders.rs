@@ -27,6 +27,7 @@ struct Shared {
 /// A program that suspends processes holds their ports meanwhile. If a suspended process is killed, its held port
 /// stays open, and its number is not reused.
 #[derive(Clone, Debug)]
+#[doc(hidden)]
 pub struct PortHolders(Arc<Shared>);
 
 impl PortHolders {

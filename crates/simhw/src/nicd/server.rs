@@ -148,18 +148,21 @@ impl PortServer {
 
     /// Wakes the daemon, which polls all ports. Call it after suspending a client: the client may have posted commands
     /// whose doorbell it has not rung.
+    #[doc(hidden)]
     pub fn look(&self) {
         self.wakes.signal();
     }
 
     /// Returns the processes that hold the ports; the list changes as ports open and close.
     #[must_use]
+    #[doc(hidden)]
     pub fn holders(&self) -> PortHolders {
         self.holders.clone()
     }
 
     /// Returns the users whose processes are admitted besides the own user's; the list can be changed meanwhile.
     #[must_use]
+    #[doc(hidden)]
     pub fn admitted(&self) -> Admitted {
         self.admitted.clone()
     }

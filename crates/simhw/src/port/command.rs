@@ -62,6 +62,7 @@ impl Status {
 
     /// Returns the status with this number; `None` if there is none.
     #[must_use]
+    #[doc(hidden)]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
     }

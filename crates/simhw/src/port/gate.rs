@@ -41,6 +41,7 @@ impl Words {
 
 /// The host's end of its port's gate.
 #[derive(Debug)]
+#[doc(hidden)]
 pub struct HostGate {
     words: Words,
     fences: bool,

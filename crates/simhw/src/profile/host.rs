@@ -46,6 +46,7 @@ pub struct Loopback {
 impl Loopback {
     /// Returns the nanoseconds to copy `bytes` that this host's processor wrote or read last.
     #[must_use]
+    #[doc(hidden)]
     pub const fn copy_ns(&self, bytes: usize) -> u64 {
         let near = bytes <= self.near_bytes as usize;
         let byte_ps = if near { self.near_byte_ps } else { self.far_byte_ps };
@@ -54,6 +55,7 @@ impl Loopback {
 
     /// Returns the nanoseconds to pass on a frame of `bytes`, which are copied once.
     #[must_use]
+    #[doc(hidden)]
     pub const fn frame_ns(&self, bytes: usize) -> u64 {
         let long = if bytes > self.short_bytes as usize { self.long_ns } else { 0 };
         self.frame_ns as u64 + long as u64 + self.copy_ns(bytes)
@@ -76,6 +78,7 @@ impl PinCost {
 
     /// Returns the nanoseconds to register `bytes` that begin at a page's start.
     #[must_use]
+    #[doc(hidden)]
     pub const fn nanos(self, bytes: usize) -> u64 {
         self.base_ns as u64 + bytes.div_ceil(Self::PAGE) as u64 * self.page_ns as u64
     }

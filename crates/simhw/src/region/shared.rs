@@ -13,6 +13,7 @@ use crate::segment::{Kind, Segment};
 /// until this value is dropped. Once the other process has dropped its region, the memory has no further use:
 /// see [`SharedMemory::is_revoked`].
 #[derive(Debug)]
+#[doc(hidden)]
 pub struct SharedMemory(Memory);
 
 impl SharedMemory {

@@ -16,6 +16,7 @@ pub(crate) const ENVELOPE_BYTES: usize = 24;
 /// The kind of the body.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
+#[doc(hidden)]
 pub enum EnvelopeKind {
     /// A sealed frame. An empty one only proves that its sender has the session's keys.
     Frame = 0,
@@ -27,6 +28,7 @@ pub enum EnvelopeKind {
 
 /// The clear part of a sealed datagram; only valid ones exist.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct Envelope {
     /// The kind of the body.
     pub kind: EnvelopeKind,
@@ -47,6 +49,7 @@ pub struct Envelope {
 /// The reason why bytes do not parse as an envelope and a body.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub enum EnvelopeError {
     /// The bytes are too few for an envelope and a tag.
     #[error("{0} bytes are fewer than a sealed frame has")]

@@ -16,11 +16,13 @@ use crate::time::Instant;
 
 /// Nanoseconds after which an unanswered handshake is sent again. It is longer than any round trip that the
 /// protocols above tolerate.
+#[doc(hidden)]
 pub const RETRY: u64 = 100_000_000;
 /// Nanoseconds after which a node gives a handshake up and drops the frames that wait for it.
 pub(crate) const GIVE_UP: u64 = 3_000_000_000;
 /// Nanoseconds without an opened frame, after which a frame that fails to open makes the node begin a
 /// handshake: one of the two nodes has lost the session.
+#[doc(hidden)]
 pub const SILENCE: u64 = 500_000_000;
 /// Most frames to one node that may wait for keys.
 pub(crate) const HELD_FRAMES: usize = 1_024;
@@ -58,6 +60,7 @@ pub enum SealConfigError {
 
 /// The result of sealing a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub enum Verdict {
     /// The sealed frame is at the end of the buffer.
     Sealed,
@@ -67,6 +70,7 @@ pub enum Verdict {
 
 /// The content of an opened datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub enum Opened {
     /// A frame of this many bytes, at the start of the buffer.
     Frame(usize),
@@ -79,6 +83,7 @@ pub enum Opened {
 /// After [`Seals::hold`], [`Seals::open`] and [`Seals::handle_timeout`], drain
 /// [`Seals::poll_transmit`] and re-read [`Seals::poll_timeout`]. The time never goes back.
 #[derive(Debug)]
+#[doc(hidden)]
 pub struct Seals {
     node: NodeId,
     incarnation: u64,

@@ -115,6 +115,7 @@ fn takes(parked: &Line, side: usize) -> bool {
 
 /// The producer's end of a ring.
 #[derive(Debug)]
+#[doc(hidden)]
 pub struct RingSender {
     place: Place,
     /// Byte of the direction at which the next record begins.
@@ -124,6 +125,7 @@ pub struct RingSender {
 
 /// The consumer's end of a ring.
 #[derive(Debug)]
+#[doc(hidden)]
 pub struct RingReceiver {
     place: Place,
     next: u64,
@@ -132,6 +134,7 @@ pub struct RingReceiver {
 
 /// A published record, without its payload.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct Record {
     /// The words that the sender passed with it.
     pub words: [u64; 2],
@@ -141,6 +144,7 @@ pub struct Record {
 
 /// The error of a ring into which the peer has written an invalid record; it cannot be read further.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct Corrupt;
 
 /// Creates both ends of a ring of `capacity` bytes, a power of two, at `offset` of a zeroed segment.

@@ -40,7 +40,7 @@ pub(crate) const MAX_NAME: usize = 64;
 
 /// The configuration of a NIC over shared memory, and of the fabric that it belongs to.
 ///
-/// [Lanes](super::lanes::Lanes) have no faults, because nothing above them repairs a loss.
+/// `Lanes` have no faults, because nothing above them repairs a loss.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
     pub(super) nic: NicConfig,
@@ -110,8 +110,8 @@ impl ShmConfig {
         self
     }
 
-    /// Sets how long [lanes](super::lanes::Lanes) wait for a process to connect, from the first frame to it or the
-    /// call of [`Lanes::await_node`](super::lanes::Lanes::await_node). The process then counts as exited. NICs have no
+    /// Sets how long lanes wait for a process to connect, from the first frame to it or the
+    /// call of `Lanes::await_node`. The process then counts as exited. NICs have no
     /// such limit: their extensions set their own. Default: a minute.
     #[must_use]
     pub const fn join_timeout(mut self, time: Duration) -> Self {

@@ -174,6 +174,7 @@ impl<F: Firmware> World<F> {
 
     /// Sets a function that starts a host's tasks after an incident has restarted the node or ended its
     /// processes.
+    #[doc(hidden)]
     pub fn on_boot(&mut self, boot: impl FnMut(SimHost) + Send + 'static) {
         self.script.boot = Some(Box::new(boot));
     }

@@ -22,6 +22,7 @@ impl<F: Firmware> World<F> {
     }
 
     /// Calls `tracer` for each event from now on; this does not affect the run.
+    #[doc(hidden)]
     pub fn set_tracer(&mut self, tracer: impl FnMut(TraceEvent) + Send + 'static) {
         self.tracer = Some(Box::new(tracer));
     }
@@ -58,6 +59,7 @@ impl<F: Firmware> World<F> {
     /// # Panics
     /// If there is no such node.
     #[must_use]
+    #[doc(hidden)]
     pub fn open_ports(&self, node: NodeId) -> usize {
         self.assert_node(node);
         self.nics[node.index()].ports.open()
@@ -65,6 +67,7 @@ impl<F: Firmware> World<F> {
 
     /// Returns the number of frames in flight.
     #[must_use]
+    #[doc(hidden)]
     pub fn frames_under_way(&self) -> usize {
         self.network.frames.len()
     }
@@ -105,6 +108,7 @@ impl<F: Firmware> World<F> {
 
     /// Sets whether events from now on go into the digest. Default: on; turn it off only to measure the
     /// digest's cost.
+    #[doc(hidden)]
     pub const fn set_digesting(&mut self, on: bool) {
         self.digesting = on;
     }

@@ -97,6 +97,7 @@ impl DiscardPolicy {
 
     /// Creates the rule for one port.
     #[must_use]
+    #[doc(hidden)]
     pub fn build(self) -> Box<dyn Discard> {
         match self {
             Self::Tail | Self::BackPressure => Box::new(TailDrop),

@@ -26,6 +26,7 @@ const OUTBOUND: u32 = 2;
 
 /// Writes frames with nanosecond timestamps. Each link is an interface, named after its ends. One more
 /// interface, `drops`, has the dropped frames, each with its cause as a comment.
+#[doc(hidden)]
 pub struct PcapngWriter<W: Write> {
     out: PcapNgWriter<W>,
     /// For each link, the flags of its frames.

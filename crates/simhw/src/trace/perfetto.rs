@@ -102,6 +102,7 @@ enum Track {
 
 /// Writes tracks. Each node is a process with its engines, its uplink, and the spans and logs of its code. One more
 /// process has the network: the switches' links and queues, the drops and the faults.
+#[doc(hidden)]
 pub struct PerfettoWriter<W: Write> {
     out: W,
     /// For each link, its name, and the node that it leaves if it begins at one.

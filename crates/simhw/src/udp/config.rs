@@ -247,6 +247,7 @@ pub enum ResolveError {
 ///
 /// # Errors
 /// [`ResolveError`] names the entry that failed.
+#[doc(hidden)]
 pub fn resolve_peers(peers: &[String]) -> Result<Vec<SocketAddr>, ResolveError> {
     resolve_within(peers, Duration::ZERO)
 }

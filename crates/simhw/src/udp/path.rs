@@ -15,6 +15,7 @@ const UDP_HEADER: usize = 8;
 ///
 /// Blocks for `wait`, unless all peers are on this host.
 #[must_use]
+#[doc(hidden)]
 pub fn path_mtus(peers: &[SocketAddr], wait: Duration) -> Vec<Option<usize>> {
     let mut probes: Vec<Option<system::Probe>> =
         peers.iter().map(|peer| system::Probe::new(*peer)).collect();
@@ -37,6 +38,7 @@ pub(super) fn headers(address: SocketAddr) -> usize {
 /// Returns the MTU that the system has for datagrams to `address`, including IP's header: the interface's, or
 /// less if a router has recently reported that. `None` on systems other than Linux.
 #[must_use]
+#[doc(hidden)]
 pub fn interface_mtu(address: SocketAddr) -> Option<usize> {
     system::Probe::new(address)?.mtu()
 }

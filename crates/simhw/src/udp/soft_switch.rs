@@ -169,7 +169,7 @@ impl SwitchCounters {
 /// also loses the next one of its sender ([`Merged`](DropCause::Merged)). The switch changes one byte of a
 /// frame, its hop limit; of a sealed frame it reads the envelope. A frame whose hop limit ends here is dropped
 /// once it has arrived completely, and its header is returned to its sender with that time
-/// ([`Header::returned`]). For a sealed frame, the switch cannot return one.
+/// (`Header::returned`). For a sealed frame, the switch cannot return one.
 #[derive(Debug)]
 pub struct SoftSwitch {
     shared: Arc<Shared>,
