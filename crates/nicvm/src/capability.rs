@@ -71,6 +71,7 @@ pub struct Capability {
 impl Capability {
     /// Encodes it as three words, for a command's arguments, a completion or a message.
     #[must_use]
+    #[doc(hidden)]
     pub const fn to_words(self) -> [u64; 3] {
         [
             self.node.0 as u64 | (self.entry as u64) << 16 | (self.generation as u64) << 32,
@@ -82,6 +83,7 @@ impl Capability {
     /// Decodes the words of [`Capability::to_words`]. Any words decode to a capability; its owner checks it.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
+    #[doc(hidden)]
     pub const fn from_words([first, second, third]: [u64; 3]) -> Self {
         Self {
             node: NodeId(first as u16),
@@ -108,6 +110,7 @@ impl Capability {
 /// Reason for which a capability is refused.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub enum Denied {
     /// The capability was revoked, or never granted.
     #[error("no such capability: revoked, or never granted; ask its owner for another")]
@@ -145,6 +148,7 @@ struct Entry {
 }
 
 /// Table of the capabilities that a node has granted.
+#[doc(hidden)]
 pub struct Capabilities {
     node: NodeId,
     /// ChaCha with 20 rounds, keyed by the node's secret: a holder of keys can compute neither the secret nor another

@@ -13,19 +13,20 @@
 //! |---|---|
 //! | barrier | pairwise exchange: in round k with the member whose rank differs in bit k; if the size is no power |
 //! | | of two, dissemination: signals the member 2^k after, waits for the one 2^k before |
-//! | broadcast | a binomial tree up to [`SMALL`] bytes, a binary tree of frames above |
+//! | broadcast | a binomial tree up to 88 bytes, a binary tree of frames above |
 //! | reduce | a binomial tree; a member other than the root is done when its NIC has its words |
 //! | all-reduce | recursive doubling; if the size is no power of two, reduce and broadcast |
 //! | all-gather | a ring |
 //!
 //! After Buntinas, Panda and Sadayappan ("Fast NIC-Based Barrier over Myrinet/GM", IPDPS 2001), Yu, Buntinas and Panda
-//! (NIC-based multicast, ICPP 2003); [`host`] has the same algorithms run by hosts.
+//! (NIC-based multicast, ICPP 2003); `host` has the same algorithms run by hosts.
 
 mod broadcast;
 mod command;
 mod gather;
 mod group;
 mod holder;
+#[doc(hidden)]
 pub mod host;
 mod pace;
 mod reduce;
@@ -62,6 +63,7 @@ pub use reduce::Operation;
 pub const COLLECTIVES: ExtensionId = ExtensionId(5);
 /// Most bytes of a reduction, of one member's part of an all-gather, and of a broadcast in control messages: eleven
 /// 8-byte words.
+#[doc(hidden)]
 pub const SMALL: usize = 88;
 /// Most bytes of a broadcast.
 pub const MAX_BROADCAST: usize = 1 << 20;

@@ -48,6 +48,7 @@ pub enum ControlRefused {
 /// Reason for which an extension may not control the gate or install an admission.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub enum GateRefused {
     /// Another extension controls the gate; it has one controller.
     #[error("extension {0} controls the gate already")]
@@ -128,6 +129,7 @@ impl Context<'_> {
 
     /// Returns when the last data frame that was handed to the line leaves it.
     #[must_use]
+    #[doc(hidden)]
     pub const fn line_free_at(&self) -> Instant {
         self.services.transmit.line_free_at()
     }
@@ -140,6 +142,7 @@ impl Context<'_> {
 
     /// Returns how much later the frames queued on the NIC's line leave it than was predicted.
     #[must_use]
+    #[doc(hidden)]
     pub fn line_lag(&self) -> Duration {
         Duration::from_nanos(self.hw.line_lag())
     }
@@ -361,6 +364,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`GateRefused::Taken`] if another extension controls the gate.
+    #[doc(hidden)]
     pub fn control_gate(&mut self) -> Result<(), GateRefused> {
         match self.services.gate_controller {
             Some(other) if other != self.extension => Err(GateRefused::Taken(other)),
@@ -376,11 +380,13 @@ impl Context<'_> {
     /// port is suspended already.
     ///
     /// A suspended port can't be closed: a caller that kills a suspended process resumes its ports first.
+    #[doc(hidden)]
     pub fn suspend_port(&mut self, port: PortId) {
         self.services.effects.push(Effect::StopPort(port));
     }
 
     /// Resumes `port`, because its process runs again. Does nothing if the port is not suspended.
+    #[doc(hidden)]
     pub fn resume_port(&mut self, port: PortId) {
         self.services.effects.push(Effect::ResumePort(port));
     }
@@ -390,12 +396,14 @@ impl Context<'_> {
     /// suspended.
     ///
     /// [`Extension::on_port_arrival`]: crate::extension::Extension::on_port_arrival
+    #[doc(hidden)]
     pub fn watch_port(&mut self, port: PortId) {
         self.services.effects.push(Effect::WatchPort(port));
     }
 
     /// Reports that data has arrived for `port`, which its extension keeps or refuses because the port is suspended.
     /// Does nothing unless the port is suspended and watched.
+    #[doc(hidden)]
     pub fn note_arrival(&mut self, port: PortId) {
         if self.services.stopped.get(&port).is_some_and(|stopped| stopped.is_watched) {
             self.services.effects.push(Effect::Arrived(port));
@@ -404,24 +412,28 @@ impl Context<'_> {
 
     /// Opens the gate of `port`, as [`Hardware::open_gate`]: from now on its host may bypass this NIC. Returns the
     /// number that the host needs; `None` if the port has no gate, is suspended, or has a post under way.
+    #[doc(hidden)]
     pub fn open_gate(&mut self, port: PortId) -> Option<u64> {
         if self.is_suspended(port) { None } else { self.hw.open_gate(port) }
     }
 
     /// Closes the gate of `port` at once, as [`Hardware::close_gate`]. Returns whether no post is under way; if one
     /// is, call it again later. Suspending a port closes its gate, too.
+    #[doc(hidden)]
     pub fn close_gate(&mut self, port: PortId) -> bool {
         self.hw.close_gate(port)
     }
 
     /// Returns whether any extension has installed an admission: then every frame must pass this NIC.
     #[must_use]
+    #[doc(hidden)]
     pub fn has_admission(&self) -> bool {
         self.services.transmit.has_admissions()
     }
 
     /// Returns whether `port` is suspended.
     #[must_use]
+    #[doc(hidden)]
     pub fn is_suspended(&self, port: PortId) -> bool {
         self.services.stopped.contains_key(&port)
     }
@@ -431,6 +443,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`GateRefused::Installed`] if this version of the extension has installed one before.
+    #[doc(hidden)]
     pub fn install_admission(
         &mut self,
         admission: impl Admission + 'static,
@@ -446,12 +459,14 @@ impl Context<'_> {
     }
 
     /// Passes `update` to this extension's admission; the scheduler then asks again about all held frames.
+    #[doc(hidden)]
     pub fn update_admission(&mut self, update: AdmissionUpdate) {
         self.services.effects.push(Effect::Admission(update));
     }
 
     /// Sets the gate's allowance for `destination` to `bytes` of frames, headers included, replacing the former
     /// allowance; 0 closes the gate. From `until` on, what is left of it counts as used up.
+    #[doc(hidden)]
     pub fn allow(&mut self, destination: NodeId, bytes: u64, until: Instant) {
         self.allow_messages(destination, bytes, u32::MAX, until);
     }
@@ -470,12 +485,14 @@ impl Context<'_> {
 
     /// Returns the bytes of frames that may still pass the gate to `destination`.
     #[must_use]
+    #[doc(hidden)]
     pub fn allowance(&self, destination: NodeId) -> u64 {
         self.services.transmit.allowance(destination)
     }
 
     /// Returns the backlog that waits for the gate to `destination`, counted up to `limit`; `None` if nothing waits.
     #[must_use]
+    #[doc(hidden)]
     pub fn backlog(&self, destination: NodeId, limit: BacklogLimit) -> Option<Backlog> {
         self.services.transmit.backlog(destination, self.hw.mtu_to(destination), limit)
     }

@@ -2,7 +2,7 @@
 //!
 //! After the reliable messaging layer of the Distributed Virtual Communication Machine (Rosu and Schwan, "Sender
 //! Coordination in the Distributed Virtual Communication Machine", section 2): a sliding window between any pair of
-//! units. Nothing here does I/O, apart from a warning of `tracing`, reads a clock or draws a random number. [`Control`]
+//! units. Nothing here does I/O, apart from a warning of `tracing`, reads a clock or draws a random number. `Control`
 //! documents how to drive it and what it guarantees.
 //!
 //! The protocol uses these header fields in its own way:
@@ -33,9 +33,7 @@ use midplane_simhw::frame::{Header, Kind};
 use midplane_simhw::id::{Incarnation, NodeId};
 use midplane_simhw::time::Instant;
 
-pub use self::config::{
-    ACKNOWLEDGEMENT_DELAY, ControlConfig, DEFAULT_DEAD_AFTER, DEFAULT_QUEUE, DEFAULT_WINDOW,
-};
+pub use self::config::{ACKNOWLEDGEMENT_DELAY, ControlConfig, DEFAULT_DEAD_AFTER};
 pub use self::message::{Address, Body, Counters, Event, MAX_MESSAGE, SendError, Transmit};
 pub use self::round_trip::RoundTrip;
 
@@ -99,7 +97,7 @@ impl Reports {
 /// *Restarts.* Any frame of a newer incarnation ends the connection with the former one. [`Event::PeerRestarted`]
 /// reports it; all messages sent before that event are dropped, never delivered to the new incarnation. A frame for a
 /// former incarnation or connection of ours is answered by a welcome if we have no connection with its sender: at most
-/// one welcome per peer and millisecond. Frames of former incarnations of the sender are counted.
+/// one welcome per peer and the least time to a resend. Frames of former incarnations of the sender are counted.
 /// A node whose clock was set back may restart with an older incarnation; its peers ignore it and warn of it once.
 ///
 /// *Cost.* Acknowledgements ride on messages. One leaves alone after a delay, on every second message, and at once
@@ -110,6 +108,7 @@ impl Reports {
 ///
 /// Frames are not authenticated: a forged one may end or stall a connection, but never causes a panic.
 #[derive(Clone, Debug)]
+#[doc(hidden)]
 pub struct Control {
     setting: Setting,
     reports: Reports,

@@ -34,9 +34,7 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::RegionRef;
 use midplane_simhw::time::{Instant, nanos};
 
-pub use config::{
-    ConfigError, CoordinationConfig, DEFAULT_LEASE, DEFAULT_RESERVE, Hold, LinkConfig, Uncontrolled,
-};
+pub use config::{ConfigError, CoordinationConfig, Hold, LinkConfig, Uncontrolled};
 pub use lead::LeadEstimator;
 pub use lead::{Lead, LeadTrim};
 pub use link::LinkCounters;
@@ -233,7 +231,7 @@ impl Coordination {
                     nic.now(),
                     bytes,
                     small,
-                    self.config.reserve.unwrap_or(DEFAULT_RESERVE),
+                    self.config.reserve.unwrap_or(config::DEFAULT_RESERVE),
                     nic.line_rate(),
                 );
             message.controlled = !free;

@@ -29,16 +29,19 @@ pub struct Epoch(pub u16);
 
 impl Epoch {
     /// The version that a unit starts with.
+    #[doc(hidden)]
     pub const FIRST: Self = Self(0);
 
     /// Returns whether this version is later than `other`.
     #[must_use]
+    #[doc(hidden)]
     pub const fn is_newer_than(self, other: Self) -> bool {
         self.0.wrapping_sub(other.0) as i16 > 0
     }
 
     /// Returns the next version.
     #[must_use]
+    #[doc(hidden)]
     pub const fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
     }
@@ -157,17 +160,21 @@ pub trait Extension: Any + Send {
     /// sends them anew after the resumption.
     ///
     /// [`Status::Cancelled`]: midplane_simhw::port::Status::Cancelled
+    #[doc(hidden)]
     fn on_port_suspended(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
 
     /// Handles the resumption of a port that was suspended for `stood`. A peer's silence in that time shows no failure.
+    #[doc(hidden)]
     fn on_port_resumed(&mut self, _nic: &mut Context<'_>, _port: PortId, _stood: Duration) {}
 
     /// Handles the first arrival of data for a suspended port that is watched ([`Context::watch_port`]). The extension
     /// that the data is for keeps or refuses it until the port is resumed.
+    #[doc(hidden)]
     fn on_port_arrival(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
 
     /// Handles the installation or removal of an admission ([`Context::has_admission`]). While there is one, no gate of
     /// a port may be open.
+    #[doc(hidden)]
     fn on_admission(&mut self, _nic: &mut Context<'_>) {}
 
     /// Handles an event of another unit.

@@ -1,7 +1,7 @@
 //! An extension's own memory: a bounded number of bytes, allocated by its unit.
 //!
 //! A NIC has little memory (the paper's cards have 256 KiB), and an extension that keeps what peers send must not use
-//! its neighbours' share. Each version of an extension has its own [`Heap`] of [`DEFAULT_BYTES`], unless
+//! its neighbours' share. Each version of an extension has its own [`Heap`] of 64 KiB, unless
 //! [`Unit::set_heap`](crate::unit::Unit::set_heap) sets another size. State is kept in the heap's [`Vector`]s. A vector
 //! that would exceed the bound is refused; a dropped vector returns its bytes, however the extension ends. (DVCM paper,
 //! section 3: "a heap mechanism provided by the framework".) Memory that a native extension keeps elsewhere is not
@@ -15,8 +15,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use thiserror::Error;
 
 /// Default size of a heap in bytes; a sandbox has the same.
+#[doc(hidden)]
 pub const DEFAULT_BYTES: usize = 64 << 10;
 /// Bytes that each vector costs in addition to its elements, so that empty vectors are bounded as well.
+#[doc(hidden)]
 pub const VECTOR_BYTES: usize = 32;
 
 /// Reason for which memory was not allocated.

@@ -42,7 +42,7 @@ pub use command::{LIST, Policy, QUARANTINE, ROLL_BACK, Refusal, about, install, 
 pub use listed::Listed;
 pub(crate) use wire::ChangeId;
 pub use wire::Hash;
-pub use wire::MAX_MEMBERS;
+pub(crate) use wire::MAX_MEMBERS;
 
 /// The extension number of the installer.
 pub const INSTALLER: ExtensionId = ExtensionId(7);
@@ -160,7 +160,7 @@ impl std::fmt::Debug for Installer {
 }
 
 impl Installer {
-    /// Creates the installer of a cluster of up to [`MAX_MEMBERS`] `members`; `loader` loads their modules.
+    /// Creates the installer of a cluster of up to 256 `members`; `loader` loads their modules.
     #[must_use]
     pub fn new(members: Vec<NodeId>, loader: impl Loader + 'static) -> Self {
         Self {
@@ -197,6 +197,7 @@ impl Installer {
 
     /// Returns whether a change is under way.
     #[must_use]
+    #[doc(hidden)]
     pub const fn is_changing(&self) -> bool {
         self.change.is_some()
     }

@@ -6,21 +6,26 @@
 //! `midplane-simhw`.
 //!
 //! - [`mod@unit`], [`extension`], [`context`]: start here: the execution unit, and how to extend it
-//! - [`control`], [`backlog`]: reliable control messages between units, and those that wait for room
+//! - [`control`]: reliable control messages between units
 //! - [`install`]: extensions installed across a cluster while it runs
 //! - [`memory`], [`capability`]: memory that nodes read and write remotely, and the revocable rights to it
 //! - [`collective`]: barrier, broadcast, reduce, all-reduce and all-gather between NICs
 //! - [`coordination`]: many senders take turns on a link
 //! - [`messages`]: the default service, unreliable messages between ports
-//! - [`admission`], [`transmit`]: the transmit queue, and the policies that decide when a frame may leave it
+//! - [`transmit`]: the transmit queue
 //! - `sandbox` (feature `wasm`): untrusted extensions, as WebAssembly modules
 //! - [`program`]: sequences of commands, built once and triggered many times
 //! - [`timeout`]: the two timeout services
 //! - [`heap`]: an extension's own memory, bounded
 //! - [`thread`]: an `async fn` as an extension
+//!
+//! Items that this documentation does not show (`#[doc(hidden)]`) are for the crates, tests and measurements of this
+//! workspace only. They may change in any version.
 #![forbid(unsafe_code)]
 
+#[doc(hidden)]
 pub mod admission;
+#[doc(hidden)]
 pub mod backlog;
 pub mod capability;
 pub mod collective;

@@ -39,12 +39,12 @@ pub const MEMORY: ExtensionId = ExtensionId(6);
 
 /// Opcode: gives a capability to `region` with the rights of argument 0, a [`CapabilityRights`]; completes with its
 /// three words (arguments 0 to 2).
-pub const GRANT: u8 = 1;
+const GRANT: u8 = 1;
 /// Opcode: revokes the capability in the arguments, with all that were delegated from it. Large reads under way end as
 /// [`Status::Region`], unless all their frames have left.
 pub const REVOKE: u8 = 2;
 /// Opcode: delegates the capability in the arguments, for its range, with the rights in `flags`.
-pub const DELEGATE: u8 = 3;
+const DELEGATE: u8 = 3;
 /// Opcode: reads the capability's memory into `region`, for the region's length.
 pub const READ: u8 = 4;
 /// Opcode: writes `region` to the beginning of the capability's range.
@@ -71,8 +71,10 @@ const SWEEP_EVERY: Duration = Duration::from_millis(500);
 const REMEMBERED: Duration = Duration::from_millis(1);
 /// Most changes of words that are remembered: more than a NIC carries out in a millisecond. Further small writes and
 /// atomic accesses end as [`Status::Refused`] until changes have reached memory.
+#[doc(hidden)]
 pub const WORDS: usize = 16_384;
 /// Large writes of one other node that may be under way here at once; further ones are refused.
+#[doc(hidden)]
 pub const ARRIVING: usize = 1_024;
 /// Instructions charged for a handler itself, without its effects.
 const STEP_INSTRUCTIONS: u64 = 20;
@@ -98,7 +100,7 @@ pub fn delegate(capability: &Capability, rights: CapabilityRights, cookie: u64) 
     Command { flags, ..access(DELEGATE, capability, RegionRef::default(), cookie) }
 }
 
-/// Returns the capability in a completion of [`GRANT`] or [`DELEGATE`].
+/// Returns the capability in a completion of [`grant`] or [`delegate`].
 #[must_use]
 pub const fn granted(completion: &Completion) -> Capability {
     let [first, second, third, _] = completion.args;
@@ -176,12 +178,14 @@ impl Memory {
 
     /// Returns how many accesses of this node have not completed.
     #[must_use]
+    #[doc(hidden)]
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
     /// Returns how many large writes of other nodes are under way here: up to [`ARRIVING`] of each node.
     #[must_use]
+    #[doc(hidden)]
     pub fn arriving(&self) -> usize {
         self.arriving.len()
     }

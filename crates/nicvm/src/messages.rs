@@ -64,7 +64,7 @@ pub(crate) fn outgoing(command: &Command) -> Message {
 }
 
 /// Default number of streams that are remembered, each of one sender and port.
-pub const DEFAULT_STREAMS: usize = 4096;
+const DEFAULT_STREAMS: usize = 4096;
 
 /// Time without a frame after which the buffer of a partly received message may go to another message.
 const STALLED_AFTER: Duration = Duration::from_millis(100);
@@ -154,7 +154,7 @@ impl Messages {
 
     /// Sets how many streams are remembered, each of one sender and port; at least 1. Streams with a partly received
     /// message count in addition. Each takes some 100 bytes. If more senders than this alternate, a frame that the
-    /// network duplicates may be delivered twice. Default: [`DEFAULT_STREAMS`].
+    /// network duplicates may be delivered twice. Default: 4,096.
     #[must_use]
     pub const fn streams(mut self, most: usize) -> Self {
         self.streams.set_most(if most == 0 { 1 } else { most });

@@ -59,11 +59,12 @@ pub const RECEIVE: u8 = 4;
 pub const WAIT: u8 = 5;
 
 /// Most instructions of a program.
-pub const MAX_PROGRAM: usize = 256;
+const MAX_PROGRAM: usize = 256;
 /// Most steps of one run: beyond that it fails, and its effects are dropped. A copy, a gather and a scatter count as
 /// one more step for each 256 bytes.
 pub(crate) const MAX_STEPS: u32 = 10_000;
 /// Most bytes of the memory that a program works on: each run copies them.
+#[doc(hidden)]
 pub const MAX_MEMORY: usize = 1 << 20;
 /// Most bytes of the message that a program assembles. Up to 97 bytes are sent reliably; longer messages are not.
 pub const MESSAGE: usize = 64 << 10;

@@ -9,7 +9,7 @@ use crate::extension::TimeoutId;
 use crate::planted::{self, Bug};
 
 /// Period of the coarse service's wheel, in nanoseconds: 1 ms.
-pub const COARSE_TICK_NS: u64 = 1_000_000;
+pub(crate) const COARSE_TICK_NS: u64 = 1_000_000;
 
 /// Slots of the coarse service's wheel: 256 ms a round.
 const SLOTS: usize = 256;
@@ -19,7 +19,7 @@ const SLOTS: usize = 256;
 pub enum Service {
     /// Expires at the instant: an ordered set, logarithmic in its size.
     Exact,
-    /// Expires within [`COARSE_TICK_NS`] after the instant: a wheel of 256 slots; setting and cancelling search one slot.
+    /// Expires within 1 ms after the instant: a wheel of 256 slots; setting and cancelling search one slot.
     Coarse,
 }
 

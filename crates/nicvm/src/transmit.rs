@@ -1,7 +1,7 @@
 //! The transmit queue of a unit: messages and packets, cut into frames, which leave when the admissions allow.
 //!
 //! An extension sends *messages*, which the scheduler cuts into frames and describes in each frame's words
-//! ([`Fragment`]), or *packets*, single frames whose header fields are the extension's own. Within one [`FlowId`] of an
+//! (`Fragment`), or *packets*, single frames whose header fields are the extension's own. Within one [`FlowId`] of an
 //! extension to one node, frames leave in the order in which they were sent; but those of other ports pass a message of
 //! a suspended port, unless a part of it has left. Flows take turns, frame by frame, so that a blocked flow blocks no
 //! other.
@@ -123,6 +123,7 @@ pub struct Sent {
 /// The limit of a backlog count: it stops at the first whole message at which `bytes` are reached, and after `messages`
 /// at most. Messages of which a part has left count with their remaining bytes alone.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct BacklogLimit {
     /// Bytes of frames, headers included.
     pub bytes: u64,
@@ -132,6 +133,7 @@ pub struct BacklogLimit {
 
 /// The frames that wait for the gate.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct Backlog {
     /// Bytes of the frames, headers included.
     pub bytes: u64,
@@ -141,6 +143,7 @@ pub struct Backlog {
 
 /// The place of a frame in its message, as the scheduler writes it into the words of the frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct Fragment {
     /// Number of the message, counted by its sender.
     pub message: u32,

@@ -155,7 +155,7 @@ impl Unit {
     }
 
     /// Sets the heap size, in bytes, of every later version of the extension with this number. An installed version
-    /// gets it too, if the NIC has not started. The default is [`heap::DEFAULT_BYTES`].
+    /// gets it too, if the NIC has not started. The default is 64 KiB.
     pub fn set_heap(&mut self, number: ExtensionId, bytes: usize) {
         self.heaps.insert(number, bytes);
         if let (None, Some(Some(slot))) = (&self.services, self.slots.get_mut(number.index())) {

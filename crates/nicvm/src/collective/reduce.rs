@@ -34,6 +34,7 @@ impl Operation {
 
     /// Combines two words.
     #[must_use]
+    #[doc(hidden)]
     pub fn apply(self, a: u64, b: u64) -> u64 {
         match self {
             Self::Sum => a.wrapping_add(b),
@@ -46,6 +47,7 @@ impl Operation {
     }
 
     /// Combines `with` into `into`, word by word, up to the shorter one's end.
+    #[doc(hidden)]
     pub fn combine(self, into: &mut [u8], with: &[u8]) {
         for (a, b) in into.chunks_exact_mut(8).zip(with.chunks_exact(8)) {
             let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
@@ -55,6 +57,7 @@ impl Operation {
 
     /// Combines like [`Self::combine`]. If the lengths differ, `into` becomes a [mismatch](Self::differs), and all
     /// further joins leave it one.
+    #[doc(hidden)]
     pub fn join(self, into: &mut Vec<u8>, with: &[u8]) {
         if !into.len().is_multiple_of(8) {
             return;
@@ -72,6 +75,7 @@ impl Operation {
     /// Returns the length of the words that differ from `bytes` bytes, if the [joined](Self::join) lengths did not all
     /// agree.
     #[must_use]
+    #[doc(hidden)]
     pub fn differs(joined: &[u8], bytes: usize) -> Option<usize> {
         let Some((both, [0])) = joined.split_first_chunk::<8>() else {
             return (joined.len() != bytes).then_some(joined.len());

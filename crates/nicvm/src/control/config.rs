@@ -8,27 +8,29 @@ use super::receive_window::MAX_WINDOW;
 
 /// Default window in messages: as many as one acknowledgement can tell apart, so a burst of that size never waits for
 /// the window.
-pub const DEFAULT_WINDOW: u16 = MAX_WINDOW;
-/// Time to the first resend while no round trip has been measured. Longer than a round trip between live hosts whose
+const DEFAULT_WINDOW: u16 = MAX_WINDOW;
+/// Time to a first resend while no round trip has been measured: 10 ms. Longer than a round trip between live hosts whose
 /// processes wait to be scheduled, so that the first hello is not doubled; short compared with `dead_after`.
-pub(super) const INITIAL_TIMEOUT: Duration = Duration::from_millis(10);
-/// Minimum time to a resend, however short round trips are: about a hundred small round trips, so that a host that is
-/// late by a scheduler's tick costs no resend.
-pub(super) const MIN_TIMEOUT: Duration = Duration::from_millis(1);
+pub(super) const INITIAL_TIMEOUT_NANOS: u64 = 10_000_000;
+/// Least time to a resend: 1 ms, about a hundred small round trips, so that a host that is late by a scheduler's tick
+/// costs no resend.
+pub(super) const MIN_TIMEOUT_NANOS: u64 = 1_000_000;
 /// Default time until a peer is declared dead: many times the longest pause of a busy host, yet too short for a person
 /// to notice.
+#[doc(hidden)]
 pub const DEFAULT_DEAD_AFTER: Duration = Duration::from_millis(500);
-/// Most time that an acknowledgement waits for a message to ride on: long enough that an answer computed by a handler
-/// carries it. Resends wait that much longer.
-pub const ACKNOWLEDGEMENT_DELAY: Duration = Duration::from_micros(200);
+/// Longest delay of an acknowledgement: long enough that an answer computed by a handler carries it.
+#[doc(hidden)]
+pub const ACKNOWLEDGEMENT_DELAY: Duration = Duration::from_nanos(ACKNOWLEDGEMENT_DELAY_NANOS);
+pub(super) const ACKNOWLEDGEMENT_DELAY_NANOS: u64 = 200_000;
 /// Default queue length in messages: holds bursts of several extensions to a peer that is not yet connected. It takes
 /// memory only as it fills.
-pub const DEFAULT_QUEUE: usize = 1_024;
+const DEFAULT_QUEUE: usize = 1_024;
 
 /// Resends that fit into `dead_after` once the resend time has grown to its cap.
 const CAPPED_ATTEMPTS: u64 = 8;
 
-/// Settings of [`Control`](super::Control); the two ends may differ.
+/// Settings of the control protocol; the two ends may differ.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ControlConfig {
     window: u16,

@@ -69,7 +69,7 @@ pub enum SendError {
         /// Bytes that were given.
         length: usize,
     },
-    /// The peer's queue is full; retry after an acknowledgement, or after its [`Event::PeerDown`].
+    /// The peer's queue is full; retry after an acknowledgement, or after the report that it is down.
     #[error(
         "{limit} messages are under way to the peer or wait for it: send this when some have arrived"
     )]
@@ -85,6 +85,7 @@ pub enum SendError {
 /// An event of the protocol; take it with [`Control::poll_event`](super::Control::poll_event).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub enum Event {
     /// The next message of a peer.
     Message {
@@ -120,6 +121,7 @@ pub enum Event {
 
 /// One frame to put on the wire now.
 #[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
 pub struct Transmit<'a> {
     /// The complete header; `length` is that of `body`.
     pub header: Header,
@@ -135,7 +137,7 @@ pub struct Counters {
     pub sent: u64,
     /// Messages put on the wire again.
     pub retransmitted: u64,
-    /// Messages handed over as [`Event::Message`].
+    /// Messages handed over to extensions.
     pub delivered: u64,
     /// Messages that were acknowledged.
     pub acknowledged: u64,

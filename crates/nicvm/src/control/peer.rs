@@ -13,7 +13,7 @@ use midplane_simhw::time::Instant;
 
 use super::alarms::{Timer, Timers};
 use super::attempt::{Attempt, StaleHellos};
-use super::config::{ACKNOWLEDGEMENT_DELAY, ControlConfig, MIN_TIMEOUT};
+use super::config::{ACKNOWLEDGEMENT_DELAY_NANOS, ControlConfig, MIN_TIMEOUT_NANOS};
 use super::message::{Address, Body, Counters, Event};
 use super::receive_window::{Acknowledgement, Arrival, ReceiveWindow};
 use super::round_trip::Estimate;
@@ -271,11 +271,11 @@ impl Peer {
         }
     }
 
-    /// Returns whether to answer a peer that we have no connection with: at most once in [`MIN_TIMEOUT`].
+    /// Returns whether to answer a peer that we have no connection with: at most once in `min_timeout`.
     fn may_answer(&mut self, now: Instant) -> bool {
         let may = !self.up && now >= self.next_answer_at;
         if may {
-            self.next_answer_at = now + MIN_TIMEOUT;
+            self.next_answer_at = now.plus_nanos(MIN_TIMEOUT_NANOS);
         }
         may
     }
@@ -351,7 +351,7 @@ impl Peer {
             Arrival::Beyond => reports.counters.refused += 1,
         }
         if self.receiving.is_owed() {
-            self.timers.set_if_off(Timer::Acknowledge, now + ACKNOWLEDGEMENT_DELAY);
+            self.timers.set_if_off(Timer::Acknowledge, now.plus_nanos(ACKNOWLEDGEMENT_DELAY_NANOS));
         }
     }
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use midplane_simhw::time::nanos;
-
-use super::config::{ACKNOWLEDGEMENT_DELAY, ControlConfig, INITIAL_TIMEOUT, MIN_TIMEOUT};
+use super::config::{
+    ACKNOWLEDGEMENT_DELAY_NANOS, ControlConfig, INITIAL_TIMEOUT_NANOS, MIN_TIMEOUT_NANOS,
+};
 
 /// Samples in one period of the minimum; the minimum covers the last full period and the present one.
 const PERIOD: u32 = 64;
@@ -69,13 +69,13 @@ impl Estimate {
     /// Returns the nanoseconds to wait for an acknowledgement before resending.
     pub(super) fn timeout(&self, config: &ControlConfig) -> u64 {
         let once = if self.smoothed == 0 {
-            nanos(INITIAL_TIMEOUT)
+            INITIAL_TIMEOUT_NANOS
         } else {
             self.smoothed
                 .saturating_add(self.variation.saturating_mul(4))
-                .saturating_add(nanos(ACKNOWLEDGEMENT_DELAY))
+                .saturating_add(ACKNOWLEDGEMENT_DELAY_NANOS)
         };
-        let once = once.max(nanos(MIN_TIMEOUT));
+        let once = once.max(MIN_TIMEOUT_NANOS);
         let factor = 1_u64 << self.doublings.min(32);
         once.saturating_mul(factor).min(config.timeout_cap_nanos()).max(1)
     }

@@ -49,6 +49,7 @@ impl Uncontrolled {
     /// Allows messages of up to `message` bytes. All of `senders` together may send their bursts into a buffer of
     /// `buffer` bytes at once without filling more than half of it.
     #[must_use]
+    #[doc(hidden)]
     pub fn for_buffer(message: u32, buffer: u32, senders: usize) -> Self {
         let senders_share = u32::try_from(senders.max(1)).unwrap_or(u32::MAX);
         let share = buffer / 2 / senders_share;
@@ -57,14 +58,14 @@ impl Uncontrolled {
 }
 
 /// Default lease: 200 ms is long compared with a control message's delay, and short compared with a user's patience.
-pub const DEFAULT_LEASE: Duration = Duration::from_millis(200);
+const DEFAULT_LEASE: Duration = Duration::from_millis(200);
 
 /// Longest lease: exclusions last up to 64 leases, which must stay within the range of [`Duration`] and clocks.
 const LONGEST_LEASE: Duration = Duration::from_secs(3_600);
 
 /// Default share of a link, in thousandths, that coordinated messages leave to other traffic and to the draining of
 /// queues.
-pub const DEFAULT_RESERVE: u16 = 5;
+pub(super) const DEFAULT_RESERVE: u16 = 5;
 
 /// The configuration of sender coordination; the same on all nodes of a cluster.
 #[derive(Clone, Debug)]
@@ -186,6 +187,7 @@ impl CoordinationConfig {
 
     /// Lets `trim` shorten the lead of this node's tokens on the path to `destination`.
     #[must_use]
+    #[doc(hidden)]
     pub fn trim_lead(mut self, destination: NodeId, trim: LeadTrim) -> Self {
         self.trims.push((destination, trim));
         self
@@ -222,7 +224,7 @@ impl CoordinationConfig {
     }
 
     /// Sets how long a holder may send without a new confirmation by all other senders; a lost token is replaced after
-    /// about that long. From 1 ms to 1 h; [`DEFAULT_LEASE`] by default. Also sets the request timeout to two leases.
+    /// about that long. From 1 ms to 1 h; 200 ms by default. Also sets the request timeout to two leases.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease.clamp(Duration::from_millis(1), LONGEST_LEASE);
@@ -241,7 +243,7 @@ impl CoordinationConfig {
 
     /// Sets the pause after coordinated messages, in thousandths of the time that they occupy a link, up to 900. It
     /// leaves room for messages without a token and for other traffic. To leave a share `b` of the link to others, set
-    /// `1000 b / (1 - b)`. By default [`DEFAULT_RESERVE`] if several senders share a link, and none if one has it for
+    /// `1000 b / (1 - b)`. By default 5 if several senders share a link, and none if one has it for
     /// itself.
     #[must_use]
     pub fn reserve(mut self, thousandths: u16) -> Self {

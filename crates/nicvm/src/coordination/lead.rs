@@ -12,6 +12,7 @@ use midplane_simhw::time::nanos;
 ///
 /// A lead that is too long by one cell lets the queue at the link grow by one cell at every
 /// hand-over; a lead that is too short leaves the link idle for the difference.
+#[doc(hidden)]
 pub trait LeadEstimator: fmt::Debug + Send {
     /// Records a hand-over to another node: the time from the decision to release until the next sender's first bit
     /// could leave.
@@ -40,6 +41,7 @@ pub enum Lead {
 impl Lead {
     /// Creates the estimator.
     #[must_use]
+    #[doc(hidden)]
     pub fn build(self) -> Box<dyn LeadEstimator> {
         match self {
             Self::Off => Box::<FixedLead>::default(),
@@ -52,6 +54,7 @@ impl Lead {
 /// A shared value by which another extension of the unit shortens the lead: one that measures the queue before a link
 /// and so sees that tokens are released too early. Clones share the value.
 #[derive(Clone, Debug, Default)]
+#[doc(hidden)]
 pub struct LeadTrim(Arc<AtomicU64>);
 
 impl LeadTrim {

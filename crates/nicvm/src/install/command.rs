@@ -78,6 +78,7 @@ pub fn install(number: ExtensionId, policy: Policy, module: RegionRef, cookie: u
 
 /// Builds a command about an installed extension: [`ROLL_BACK`] or [`QUARANTINE`].
 #[must_use]
+#[doc(hidden)]
 pub fn about(opcode: u8, number: ExtensionId, cookie: u64) -> Command {
     let args = [number.0.into(), 0, 0];
     Command { extension: INSTALLER, opcode, cookie, args, ..Command::default() }

@@ -9,7 +9,7 @@ use crate::control::MAX_MESSAGE;
 use crate::extension::Epoch;
 
 /// Most members of a cluster.
-pub const MAX_MEMBERS: usize = 256;
+pub(crate) const MAX_MEMBERS: usize = 256;
 /// Bytes of a module in one message to a member that catches up.
 pub(super) const PIECE: usize = MAX_MESSAGE - 37;
 

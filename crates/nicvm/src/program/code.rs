@@ -98,7 +98,7 @@ pub enum Instruction {
 #[non_exhaustive]
 #[repr(u8)]
 pub enum CheckError {
-    /// There are no instructions, or more than [`MAX_PROGRAM`].
+    /// There are no instructions, or more than 256.
     #[error("a program has from 1 to {MAX_PROGRAM} instructions")]
     Length = 1,
     /// The bytes encode no instruction.
@@ -116,7 +116,7 @@ pub enum CheckError {
     /// A word's offset is not a multiple of eight.
     #[error("words lie at multiples of eight bytes")]
     Alignment = 6,
-    /// The program's memory has more than [`MAX_MEMORY`] bytes.
+    /// The program's memory has more than 1 MiB.
     #[error("a program works on {MAX_MEMORY} bytes at most")]
     Memory = 7,
 }
@@ -160,6 +160,7 @@ fn emit(instruction: &Instruction) -> [u8; BYTES] {
 ///
 /// # Errors
 /// The index of the first invalid instruction, and what is wrong.
+#[doc(hidden)]
 pub fn disassemble(bytes: &[u8]) -> Result<Vec<Instruction>, (usize, CheckError)> {
     let (whole, rest) = bytes.as_chunks::<BYTES>();
     if !rest.is_empty() || whole.is_empty() || whole.len() > MAX_PROGRAM {
