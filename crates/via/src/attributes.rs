@@ -7,7 +7,7 @@ use midplane_simhw::region::ProtectionTag;
 use serde::{Deserialize, Serialize};
 
 /// The maximum length of a discriminator, in bytes.
-pub const MAX_DISCRIMINATOR: usize = 16;
+pub(crate) const MAX_DISCRIMINATOR: usize = 16;
 
 /// The reliability level of a connected Virtual Interface.
 #[derive(
@@ -107,7 +107,7 @@ pub enum ViState {
     Error,
 }
 
-/// Distinguishes connection points of one node: up to [`MAX_DISCRIMINATOR`] bytes.
+/// Distinguishes connection points of one node: up to 16 bytes.
 #[derive(Clone, Copy, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct Discriminator {
     length: u8,
@@ -115,7 +115,7 @@ pub struct Discriminator {
 }
 
 impl Discriminator {
-    /// Makes a discriminator of these bytes; returns `None` if there are more than [`MAX_DISCRIMINATOR`].
+    /// Makes a discriminator of these bytes; returns `None` if there are more than 16.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let mut own = [0; MAX_DISCRIMINATOR];
@@ -146,7 +146,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// Makes the address of `discriminator` at `node`; returns `None` if it has more than [`MAX_DISCRIMINATOR`]
+    /// Makes the address of `discriminator` at `node`; returns `None` if it has more than 16
     /// bytes.
     #[must_use]
     pub fn new(node: NodeId, discriminator: &[u8]) -> Option<Self> {

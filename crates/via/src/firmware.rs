@@ -115,6 +115,7 @@ impl Via {
 
     /// Makes every frame carry as much as it can, on simulated NICs as well.
     #[must_use]
+    #[doc(hidden)]
     pub fn full_frames(mut self) -> Self {
         self.cutter = Cutter::new(Chain::None);
         self

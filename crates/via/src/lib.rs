@@ -1,6 +1,7 @@
-//! Virtual Interface queues, MPI-grade messages over them, and byte streams between processes.
+//! Virtual Interface queues, and MPI-grade messages over them.
 //!
-//! Everything except `session` and `wire` needs the feature `interfaces`, which is on by default.
+//! They need the feature `interfaces`, which is on by default. The features `wire` and `session` build the byte streams of
+//! `midplane::Node`, which is how programs use them.
 //!
 //! - [`message`]: start here: messages with MPI's matching rules, over any carrier of packets
 //! - [`rdma`]: carries packets over Virtual Interfaces, as LAM over VIA does
@@ -9,23 +10,23 @@
 //!   to processes of this host while the NIC keeps its gate open
 //! - [`descriptor`]: requests to an interface: sends, receives, remote writes and reads, with a program of two processes;
 //!   [`memory`]: registered memory
-//! - [`context`]: the saved state of a process's interfaces; [`checkpointer`]: a daemon that saves interfaces,
-//!   removes them from the NIC, and restores them on this host or another
 //! - [`attributes`], [`outcome`]: how interfaces are configured, and how descriptors end
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`: interfaces, connections,
 //!   reliability
-//! - `wire`, with the feature of that name: reliable byte pipes between processes, over UDP datagrams
-//! - `session`, with the feature of that name, on Unix: byte streams between processes, over shared memory (Linux),
-//!   UDP and TCP; needs no NIC
+//!
+//! Items that this documentation does not show (`#[doc(hidden)]`) are for the crates, tests and measurements of this
+//! workspace only. They may change in any version.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "interfaces")]
 pub mod attributes;
 #[cfg(feature = "interfaces")]
+#[doc(hidden)]
 pub mod checkpointer;
 #[cfg(feature = "interfaces")]
 mod command;
 #[cfg(feature = "interfaces")]
+#[doc(hidden)]
 pub mod context;
 #[cfg(feature = "interfaces")]
 pub mod descriptor;
@@ -47,8 +48,10 @@ pub mod outcome;
 #[cfg(feature = "interfaces")]
 pub mod rdma;
 #[cfg(all(feature = "session", unix))]
+#[doc(hidden)]
 pub mod session;
 #[cfg(feature = "wire")]
+#[doc(hidden)]
 pub mod wire;
 
 #[cfg(feature = "interfaces")]

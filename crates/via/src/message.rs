@@ -8,7 +8,6 @@
 //! - [`collective`]: operations of all processes together; [`typed`], [`layout`]: values, plain data, strides
 //! - [`window`]: values that other processes read, write and combine (one-sided accesses)
 //! - [`engine`]: the engine, over any [`carrier`]; [`request`], [`transport`]: what its functions take and return
-//! - [`memory`]: a carrier within one process; [`wires`]: several carriers as one
 //! - [`envelope`], [`matching`]: the header that precedes a message, and which receive the message matches
 //! - [`explain`]: why no request makes progress
 //!
@@ -55,12 +54,15 @@ pub mod explain;
 pub mod group;
 pub mod layout;
 pub mod matching;
+#[doc(hidden)]
 pub mod memory;
 pub mod process;
 pub mod request;
 #[cfg(feature = "session")]
+#[doc(hidden)]
 pub mod streams;
 pub mod transport;
 pub mod typed;
 pub mod window;
+#[doc(hidden)]
 pub mod wires;

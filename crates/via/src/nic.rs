@@ -280,6 +280,7 @@ impl Nic {
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
+    #[doc(hidden)]
     pub async fn progress(&mut self) -> Result<(), NicError> {
         poll_fn(|context| self.poll_progress(context)).await
     }
@@ -317,6 +318,7 @@ impl Nic {
     /// Returns how many completions of the hardware were processed so far. A caller that finds nothing new, and
     /// this unchanged since its last poll, may wait.
     #[must_use]
+    #[doc(hidden)]
     pub const fn handled(&self) -> u64 {
         self.handled
     }

@@ -44,6 +44,7 @@ impl ViaConfig {
     /// Sends all messages through the NIC. By default, the NIC opens the gate when it can: messages between processes
     /// of one host bypass it, unless a process is suspended or an admission is installed.
     #[must_use]
+    #[doc(hidden)]
     pub const fn shut_gate(mut self) -> Self {
         self.is_gate_shut = true;
         self
@@ -53,6 +54,7 @@ impl ViaConfig {
     /// ([`Checkpointer`](crate::checkpointer::Checkpointer)). The daemon opens this port by its number before any other
     /// process can. Default: none.
     #[must_use]
+    #[doc(hidden)]
     pub const fn checkpointer(mut self, port: PortId) -> Self {
         self.checkpointer = Some(port);
         self

@@ -24,7 +24,7 @@ pub enum Event<'a> {
     /// A process was lost: nothing more arrives from it until [`Event::Returned`].
     Lost(Peer),
     /// The connection to a process was lost, and the packets in flight with it. The process may still run: either
-    /// [`Event::Lost`] or [`Event::Returned`] follows. [`Wires`](super::wires::Wires) repeat those packets; an engine
+    /// [`Event::Lost`] or [`Event::Returned`] follows. `Wires` repeat those packets; an engine
     /// treats the process as lost.
     Broken(Peer),
     /// A process was lost, and the carrier knows that it was started again.
@@ -93,7 +93,7 @@ pub trait Carrier: Send {
     }
 
     /// Estimates the time from a packet's post to its arrival at `to`. An engine derives from it the longest message
-    /// that it sends without a handshake; [`Wires`](super::wires::Wires) prefer the carrier with the lowest. Default:
+    /// that it sends without a handshake; `Wires` prefer the carrier with the lowest. Default:
     /// 256 ns, that of shared memory.
     fn latency(&self, _to: Peer) -> Duration {
         Duration::from_nanos(256)

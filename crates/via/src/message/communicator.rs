@@ -198,6 +198,7 @@ impl Communicator {
 
     /// Returns the group and its contexts.
     #[must_use]
+    #[doc(hidden)]
     pub const fn handle(&self) -> &CommHandle {
         &self.scope
     }
@@ -207,6 +208,7 @@ impl Communicator {
     }
 
     /// Runs `work` on the process behind this communicator; other tasks wait for the lock meanwhile.
+    #[doc(hidden)]
     pub fn with<T>(&self, work: impl FnOnce(&mut Process) -> T) -> T {
         let mut shared = self.lock();
         let result = work(&mut shared.process);

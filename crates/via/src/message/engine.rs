@@ -138,8 +138,8 @@ enum Phase {
 ///
 /// Messages of one process to another with the same context match receives in the order in which they were
 /// started. Receives that match the same message get it in the order in which they were started. A matched pair
-/// completes as long as both processes keep calling [`advance`](Self::advance); requests progress only within that
-/// call and [`start`](Self::start).
+/// completes as long as both processes keep calling `advance`; requests progress only within that
+/// call and `start`.
 #[derive(Debug)]
 pub struct Engine {
     carrier: AnyCarrier,
@@ -190,6 +190,7 @@ impl Engine {
 
     /// Returns the bytes of unexpected messages stored here, including [`ENTRY`] for each.
     #[must_use]
+    #[doc(hidden)]
     pub fn unexpected_bytes(&self) -> u64 {
         self.core.links.iter().map(|link| link.arrived - link.freed).sum()
     }

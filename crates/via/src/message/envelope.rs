@@ -56,8 +56,10 @@ impl Context {
 }
 
 /// Bytes of an envelope that expects no answer.
+#[doc(hidden)]
 pub const PLAIN: usize = 24;
 /// Most bytes of an envelope: with both handles.
+#[doc(hidden)]
 pub const LONGEST: usize = 40;
 
 /// The kind of a packet. In brackets, the flags of LAM's envelopes with the same meaning.
@@ -95,7 +97,7 @@ pub enum Kind {
     /// Ends a search. If marked as granted, the receiver holds the message for a matched probe; otherwise the
     /// message waits at its sender as before.
     Settle = 12,
-    /// A control packet of [`Wires`](super::wires::Wires), which choose the carrier of a process's packets. Engines
+    /// A control packet of `Wires`, which choose the carrier of a process's packets. Engines
     /// never receive it.
     Wire = 13,
 }
@@ -213,7 +215,7 @@ impl Envelope {
         matches!(self.kind, Kind::Eager) && !self.marks.contains(Marks::SYNCHRONOUS)
     }
 
-    /// Returns its size in bytes: [`PLAIN`] or [`LONGEST`].
+    /// Returns its size in bytes: 24 or 40.
     #[must_use]
     pub const fn size(&self) -> usize {
         if self.is_plain() { PLAIN } else { LONGEST }

@@ -74,6 +74,7 @@ pub struct Explanation {
 impl Explanation {
     /// Returns the unmatched messages that differ from a pattern in one respect only: tag, source or context. A
     /// stuck receive most likely meant one of them.
+    #[doc(hidden)]
     pub fn near(&self, pattern: Pattern) -> impl Iterator<Item = (Key, Unmatched, Difference)> {
         self.unmatched.iter().filter_map(move |(key, unmatched)| {
             Some((*key, *unmatched, Difference::between(&pattern, *key)?))

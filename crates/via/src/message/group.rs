@@ -198,7 +198,7 @@ impl CommHandle {
         self.context().recovery()
     }
 
-    /// Returns the rank of a message's sender; [`Rank::NULL`] for [`NULL_PEER`] and for processes outside the
+    /// Returns the rank of a message's sender; [`Rank::NULL`] for no peer and for processes outside the
     /// group.
     #[must_use]
     #[inline]

@@ -26,6 +26,7 @@ pub use unexpected::{Arrival, UnexpectedMessage};
 /// A receive that matches a held message is never posted, and a message that matches a posted receive is never
 /// held. So no held message ever matches a posted receive.
 #[derive(Debug)]
+#[doc(hidden)]
 pub struct Matching<R, M> {
     posted: Posted<R>,
     unexpected: Unexpected<M>,

@@ -25,7 +25,7 @@ use crate::memory::Segment;
 pub use table::Requests;
 
 /// The source in the status of a receive from [`Rank::NULL`](super::group::Rank::NULL), or of a send.
-pub const NULL_PEER: Peer = Peer(u32::MAX);
+pub(crate) const NULL_PEER: Peer = Peer(u32::MAX);
 
 /// Identifies a request; the identifier of a removed request is detected.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -66,6 +66,7 @@ pub enum Mode {
 
 /// The operation of a request, each time it is started.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub enum Operation {
     /// Sends a message to a process.
     Send {
@@ -117,6 +118,7 @@ impl Load<'_> {
 
 /// The progress of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub enum State {
     /// Not started, or its outcome was taken.
     Built,

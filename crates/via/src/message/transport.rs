@@ -10,6 +10,7 @@ use super::request::{Outcome, Request};
 
 /// The abilities of an engine.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct TransportCaps {
     /// The number of this process.
     pub own: Peer,
@@ -23,6 +24,7 @@ pub struct TransportCaps {
 
 /// Decides whether a call of `advance` may arm a waker to wait.
 #[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
 pub enum Wait<'a> {
     /// Makes the progress that is possible now.
     Not,
@@ -54,6 +56,7 @@ pub struct Probe {
 
 /// The result of a receive attempted without a request.
 #[derive(Debug)]
+#[doc(hidden)]
 pub enum TryReceive {
     /// The message was received.
     Here(Outcome),

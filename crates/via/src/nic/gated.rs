@@ -193,6 +193,7 @@ impl Nic {
 
     /// Returns whether messages that are sent over an interface now bypass the NIC.
     #[must_use]
+    #[doc(hidden)]
     pub fn is_gate_open(&self, vi: ViId) -> bool {
         let Some(gated) = &self.gated else { return false };
         let path = gated.paths.get(vi.number.index()).and_then(Option::as_ref);

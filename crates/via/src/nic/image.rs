@@ -23,6 +23,7 @@ use crate::outcome::AsyncError;
 
 /// The host's half of a saved process. The bytes of its memory are not in it.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[doc(hidden)]
 pub struct NicContext {
     /// Its memory, in the order of registration.
     pub memory: Vec<HeldMemory>,
@@ -35,6 +36,7 @@ pub struct NicContext {
 
 /// A region of registered memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[doc(hidden)]
 pub struct HeldMemory {
     /// The name that the process and its peers use.
     pub name: MemoryName,
@@ -78,6 +80,7 @@ enum HeldTransfer {
 /// Why the host's half was not saved.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub enum NicSaveError {
     /// A command is under way, or its completion was not taken.
     #[error("a command is under way: wait for its completion, and take it, first")]
@@ -90,6 +93,7 @@ pub enum NicSaveError {
 /// Why the host's half was not restored.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub enum NicRestoreError {
     /// The NIC refused what the restore needs.
     #[error(transparent)]
@@ -105,6 +109,7 @@ impl Nic {
     ///
     /// # Errors
     /// [`NicSaveError`]; nothing has changed then.
+    #[doc(hidden)]
     pub fn save(&mut self) -> Result<NicContext, NicSaveError> {
         if self.holds_queues() {
             return Err(NicSaveError::Lent);
@@ -164,6 +169,7 @@ impl Nic {
     ///
     /// # Cancel safety
     /// If dropped, the port is closed.
+    #[doc(hidden)]
     pub async fn restore<P>(
         host: &impl Host,
         options: PortOptions,
@@ -250,6 +256,7 @@ impl Nic {
     ///
     /// # Errors
     /// [`NicError::QueueFull`], [`NicError::Closed`]: the next call posts the rest.
+    #[doc(hidden)]
     pub fn post_untaken(&mut self) -> Result<(), NicError> {
         let vis: Vec<ViId> = self.queues.iter().map(|queues| queues.id).collect();
         for vi in vis {
@@ -266,6 +273,7 @@ impl Nic {
     /// Returns the names of this process's memory, for the process and for the NIC. A checkpointer restores the NIC's
     /// half from them.
     #[must_use]
+    #[doc(hidden)]
     pub fn memory_map(&self) -> Vec<MappedMemory> {
         let mapped = self.memories.iter().filter_map(|(name, region)| {
             let region = region.upgrade()?;

@@ -357,6 +357,7 @@ impl Nic {
     /// # Errors
     /// As [`Nic::done`].
     #[inline]
+    #[doc(hidden)]
     pub fn taken(&mut self, vi: ViId, queue: WorkQueue) -> Result<Option<Completed>, NicError> {
         Ok(self.queues.of(vi)?.posted[queue as usize].take())
     }

@@ -45,6 +45,7 @@ impl Pending {
     /// Declares that the owner may keep this future without polling it, as a stream does between two messages. Other
     /// waiters then do not depend on it: if it was polled last, every arrival wakes all of them.
     #[must_use = "a dropped receive receives nothing"]
+    #[doc(hidden)]
     pub fn kept(mut self) -> Self {
         self.kept = true;
         if self.place.is_some() {
@@ -56,6 +57,7 @@ impl Pending {
     /// Returns the request, as [`Process`](crate::message::process::Process) names it; `None` once the outcome
     /// was taken.
     #[must_use]
+    #[doc(hidden)]
     pub const fn request(&self) -> Option<Request> {
         self.request
     }

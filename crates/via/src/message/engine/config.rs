@@ -24,6 +24,7 @@ pub enum WhenFull {
 
 /// Default limit of eager messages in bytes over the shared memory of one host. At this length, two copies without a
 /// handshake cost as much as one copy and a round trip.
+#[doc(hidden)]
 pub const DEFAULT_EAGER: usize = 8192;
 /// Limit of eager messages in bytes that suits sockets: a handshake over sockets takes two wake-ups, and copying
 /// this much costs less than one.
@@ -45,6 +46,7 @@ const DEFAULT_TOTAL: usize = 1 << 30;
 /// has a wildcard tag; and those of one context all but 1/8. One message of the largest eager size always may.
 const STREAM_PART: usize = 8;
 /// Bytes that an unexpected message counts in addition to its own: about the size of its bookkeeping.
+#[doc(hidden)]
 pub const ENTRY: usize = 64;
 /// Default number of packets that one call of `advance` receives before it sends.
 const DEFAULT_BATCH: usize = 64;
@@ -85,8 +87,8 @@ impl Config {
         self
     }
 
-    /// Sets the bytes of unexpected messages that each process may have here, at least 4 [`ENTRY`]. Each
-    /// message counts [`ENTRY`], and an eager one also its bytes. Messages beyond this limit wait at their senders.
+    /// Sets the bytes of unexpected messages that each process may have here, at least 256. Each
+    /// message counts 64 bytes, and an eager one also its bytes. Messages beyond this limit wait at their senders.
     /// Default: 1 MiB.
     #[must_use]
     pub const fn window(mut self, bytes: usize) -> Self {

@@ -28,6 +28,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`InitError`].
+    #[doc(hidden)]
     pub fn init(&mut self) -> Result<TransportCaps, InitError> {
         if self.phase != Phase::New {
             return Err(InitError::Twice);
@@ -72,6 +73,7 @@ impl Engine {
     /// # Errors
     /// [`BuildError`].
     #[inline]
+    #[doc(hidden)]
     pub fn build(&mut self, operation: Operation) -> Result<Request, BuildError> {
         if self.phase != Phase::Running {
             return Err(BuildError::NotRunning);
@@ -92,6 +94,7 @@ impl Engine {
     /// # Errors
     /// [`StartError`]; the load is dropped.
     #[inline]
+    #[doc(hidden)]
     pub fn start(&mut self, request: Request, load: Load<'_>) -> Result<(), StartError> {
         if self.phase != Phase::Running {
             return Err(StartError::NotRunning);
@@ -157,6 +160,7 @@ impl Engine {
     /// place in the queue (a truncated one is lost). A claimed message that was not received returns to the queue in
     /// either case.
     #[inline]
+    #[doc(hidden)]
     pub fn destroy(&mut self, request: Request, undo: bool) {
         if !self.core.claimed.is_empty()
             && let Some(held) = self.core.claimed.remove(&request)
@@ -179,6 +183,7 @@ impl Engine {
     /// This and [`receive_now`](Self::receive_now) are the shortcuts for blocking callers that LAM's later
     /// interface calls fast send and fast receive.
     #[inline]
+    #[doc(hidden)]
     pub fn send_now(&mut self, operation: Operation, bytes: &[u8]) -> Option<Outcome> {
         if self.phase != Phase::Running {
             return None;
@@ -193,6 +198,7 @@ impl Engine {
     /// to `storage`. This works only if no other receive and no unexpected message waits. Other packets that
     /// arrive are handled as usual.
     #[inline]
+    #[doc(hidden)]
     pub fn receive_now(
         &mut self,
         pattern: &Pattern,
@@ -225,6 +231,7 @@ impl Engine {
 
     /// Shuts the engine down. Ready once all of this process's packets have left; call [`advance`](Self::advance)
     /// until then. Requests that are not done by then fail.
+    #[doc(hidden)]
     pub fn finalize(&mut self) -> Poll<()> {
         match self.phase {
             Phase::Down => return Poll::Ready(()),
@@ -255,6 +262,7 @@ impl Engine {
     }
 
     /// Returns a message that matches the pattern, if one has arrived; does not advance.
+    #[doc(hidden)]
     pub fn iprobe(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe> {
         let Some((id, key, arrived)) = self.core.matching.peek(pattern) else {
             return self.core.probe_hinted(pattern, claim);
@@ -271,6 +279,7 @@ impl Engine {
 
     /// Advances requests; returns how many completed since the last call.
     #[inline]
+    #[doc(hidden)]
     pub fn advance(&mut self, wait: Wait<'_>) -> usize {
         self.advance_for(wait, &mut Target::default())
     }
@@ -337,11 +346,13 @@ impl Engine {
     }
 
     /// Returns the table of requests.
+    #[doc(hidden)]
     pub fn requests(&mut self) -> &mut Requests {
         &mut self.core.requests
     }
 
     /// Returns the number of process losses so far.
+    #[doc(hidden)]
     pub fn losses(&self) -> u32 {
         self.core.losses
     }
@@ -375,6 +386,7 @@ impl Engine {
     /// Promises that no receive or probe of this context has a wildcard tag, here or at the processes that
     /// this one sends to. Messages of different tags then have no order, and unreceived messages of one tag do
     /// not hold back other tags.
+    #[doc(hidden)]
     pub fn assert_no_any_tag(&mut self, context: Context) {
         self.core.by_tag.insert(context);
     }

@@ -11,6 +11,7 @@ const LISTED: usize = 8;
 
 /// Identifies a posted receive; never reused for another one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct PostedId {
     slot: u32,
     stamp: u64,

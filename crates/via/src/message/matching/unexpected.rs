@@ -8,6 +8,7 @@ use super::slots::Slots;
 
 /// Identifies a held message; never reused for another one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct UnexpectedId {
     slot: u32,
     stamp: u64,
@@ -15,10 +16,12 @@ pub struct UnexpectedId {
 
 /// A message's place in the order of arrival.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+#[doc(hidden)]
 pub struct Arrival(pub(super) u64);
 
 /// A message that is or was held.
 #[derive(Debug)]
+#[doc(hidden)]
 pub struct UnexpectedMessage<M> {
     /// The message's source, tag and context.
     pub key: Key,

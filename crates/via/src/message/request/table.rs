@@ -20,6 +20,7 @@ struct Slot {
 
 /// All requests of one process.
 #[derive(Debug, Default)]
+#[doc(hidden)]
 pub struct Requests {
     slots: Vec<Slot>,
     free: Vec<u32>,
