@@ -64,6 +64,7 @@ impl ChannelCarrier {
     /// Use this only in programs that do nothing else while they wait for a message: no other tasks or threads compute
     /// or send, and no timers or other inputs exist.
     #[must_use]
+    #[doc(hidden)]
     pub fn publish_waits(self) -> Self {
         Self { publishes: true, ..self }
     }
@@ -71,6 +72,7 @@ impl ChannelCarrier {
     /// Creates a carrier over a restored channel whose ranks all start anew. Packets that were sent before the restore
     /// are dropped.
     #[must_use]
+    #[doc(hidden)]
     pub fn restored(channel: Channel) -> Self {
         let others: BTreeSet<Rank> =
             (0..channel.ranks()).map(Rank).filter(|rank| *rank != channel.rank()).collect();

@@ -88,6 +88,7 @@ pub struct ReceivedMessage {
 
 /// Location of a message of the cut.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[doc(hidden)]
 pub enum MessageLocation {
     /// In its sender's send FIFO.
     SendFifo,
@@ -99,6 +100,7 @@ pub enum MessageLocation {
 
 /// A message that was sent and not consumed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[doc(hidden)]
 pub struct InTransit<'a> {
     /// The sending rank.
     pub from: Rank,
@@ -163,6 +165,7 @@ pub enum ReadError {
 impl ChannelContext {
     /// Creates the context of a rank that has not started.
     #[must_use]
+    #[doc(hidden)]
     pub const fn fresh(rank: Rank, geometry: Geometry) -> Self {
         Self {
             rank,
@@ -181,18 +184,21 @@ impl ChannelContext {
 
     /// Returns the number of messages ever sent.
     #[must_use]
+    #[doc(hidden)]
     pub const fn sent(&self) -> u64 {
         self.freed + self.send.len() as u64
     }
 
     /// Returns the number of messages ever received.
     #[must_use]
+    #[doc(hidden)]
     pub const fn received(&self) -> u64 {
         self.consumed + self.receive.len() as u64
     }
 
     /// Returns the bytes of all messages in the channel's FIFOs and rings.
     #[must_use]
+    #[doc(hidden)]
     pub fn bytes(&self) -> usize {
         let sent: usize = self.send.iter().map(|m| m.bytes.len()).sum();
         let received: usize = self.receive.iter().map(|m| m.bytes.len()).sum();
@@ -206,6 +212,7 @@ impl ChannelContext {
 
     /// Returns the protocol state with a peer; all zero if no messages were exchanged.
     #[must_use]
+    #[doc(hidden)]
     pub fn peer(&self, rank: Rank) -> PeerState {
         let none = PeerState { rank, acked: 0, next: 0, expected: 0, refusals: 0 };
         self.peers.iter().find(|peer| peer.rank == rank).copied().unwrap_or(none)
@@ -215,6 +222,7 @@ impl ChannelContext {
     ///
     /// # Errors
     /// The first [`Violation`].
+    #[doc(hidden)]
     pub fn validate(&self) -> Result<(), Violation> {
         let wrong = |what| Err(Violation::Rank { rank: self.rank, what });
         let Geometry { send, receive, message } = self.geometry;
@@ -336,6 +344,7 @@ impl NetworkContext {
     }
 
     /// Returns all messages that were sent and not consumed.
+    #[doc(hidden)]
     pub fn in_transit(&self) -> impl Iterator<Item = InTransit<'_>> {
         self.ranks.iter().flat_map(|channel| {
             let to = channel.rank;
@@ -364,6 +373,7 @@ impl NetworkContext {
     /// Returns the contexts from which new processes of the ranks start. Messages in transit to a rank are in its
     /// past, those of one sender in order; otherwise the ranks have exchanged nothing.
     #[must_use]
+    #[doc(hidden)]
     pub fn starts(&self) -> Vec<ChannelContext> {
         let fresh = |it: &ChannelContext| ChannelContext::fresh(it.rank, it.geometry);
         let mut starts: Vec<ChannelContext> = self.ranks.iter().map(fresh).collect();
@@ -384,6 +394,7 @@ impl NetworkContext {
 
     /// Returns the bytes of all messages in transit.
     #[must_use]
+    #[doc(hidden)]
     pub fn bytes(&self) -> usize {
         self.in_transit().map(|message| message.bytes.len()).sum()
     }

@@ -5,22 +5,22 @@
 //! - [`context`]: the saved state of a job's channels
 //! - [`carrier`]: carries the messages of `midplane-via` over channels
 //! - [`detect`]: termination and deadlocks, detected in a cut
-//! - [`checkpoint`]: a job's cut and its processes' states on disk
 //! - [`firmware`]: the NIC's side, an extension of `midplane-nicvm`
-//! - [`scheduler`], [`daemon`]: gang scheduling by a tree of daemons in virtual time
-//! - [`scheduler_core`]: configuration of a gang scheduler; [`schedule`]: policies: which jobs run in the next slice
-//! - `live` (feature `live`, Linux): gang scheduling of real processes by real daemons
-//! - [`port_suspender`]: suspends a process's port on its NIC, that is, all communication other than channels
-//! - [`process`]: tasks that can be suspended, for jobs in virtual time
+//! - `live` (feature `live`, Linux): what a real process uses in a job that `midplane gang` runs
 //! - [`wait`]: wait states that processes publish; [`names`]: jobs, ranks, channels, epochs
+//!
+//! Items that this documentation does not show (`#[doc(hidden)]`) are for the crates, tests and measurements of this
+//! workspace only. They may change in any version.
 #![forbid(unsafe_code)]
 
 pub mod carrier;
 pub mod channel;
+#[doc(hidden)]
 pub mod checkpoint;
 pub mod context;
 mod contexts;
 pub mod controller;
+#[doc(hidden)]
 pub mod daemon;
 pub mod detect;
 #[cfg(test)]
@@ -35,12 +35,18 @@ pub mod names;
     allow(dead_code, unreachable_pub, reason = "only real daemons have checkpoints and terminals")
 )]
 mod node_core;
+#[doc(hidden)]
 pub mod port_suspender;
+#[doc(hidden)]
 pub mod process;
+#[doc(hidden)]
 pub mod schedule;
+#[doc(hidden)]
 pub mod scheduler;
+#[doc(hidden)]
 pub mod scheduler_core;
 mod steps;
+#[doc(hidden)]
 pub mod tree;
 pub mod wait;
 

@@ -55,6 +55,7 @@ impl Epoch {
 
     /// Returns whether this epoch is newer than `other`: ahead of it by less than half the range.
     #[must_use]
+    #[doc(hidden)]
     pub const fn is_newer_than(self, other: Self) -> bool {
         self.0.wrapping_sub(other.0) as i32 > 0
     }

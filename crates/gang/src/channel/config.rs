@@ -28,6 +28,7 @@ impl GangConfig {
     /// Sets the port whose commands stop and resume all other ports. The daemon must open it by this number before
     /// other processes can request it. Default: none.
     #[must_use]
+    #[doc(hidden)]
     pub const fn port_suspender(mut self, port: PortId) -> Self {
         self.port_suspender = Some(port);
         self
@@ -36,6 +37,7 @@ impl GangConfig {
     /// Sets the port that receives reports of arrivals for stopped ports. The daemon must open it by this number
     /// before other processes can request it. Default: none.
     #[must_use]
+    #[doc(hidden)]
     pub const fn arrival_watcher(mut self, port: PortId) -> Self {
         self.arrival_watcher = Some(port);
         self

@@ -49,7 +49,7 @@ pub struct Geometry {
     pub message: u32,
 }
 
-/// Errors of [`Geometry::check`].
+/// Errors of a [`Geometry`].
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum GeometryError {
@@ -99,6 +99,7 @@ impl Geometry {
     ///
     /// # Errors
     /// [`GeometryError`] for the first invalid FIFO.
+    #[doc(hidden)]
     pub fn check(&self) -> Result<(), GeometryError> {
         for FifoSize { messages, bytes } in [self.send, self.receive] {
             if messages == 0 || messages > 65_536 {
@@ -113,6 +114,7 @@ impl Geometry {
 
     /// Returns the size of the FIFOs' memory, in bytes.
     #[must_use]
+    #[doc(hidden)]
     pub const fn bytes(&self) -> usize {
         self.receive_bytes_at() + self.receive.bytes as usize
     }
@@ -147,6 +149,7 @@ impl Geometry {
 
 /// Describes one message in a FIFO.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[doc(hidden)]
 pub struct Record {
     /// The receiving rank in a send FIFO, the sending rank in a receive FIFO.
     pub peer: Rank,

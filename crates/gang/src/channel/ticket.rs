@@ -17,6 +17,7 @@ use crate::names::Rank;
 
 /// The text form of a descriptor: JSON, for an environment variable.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[doc(hidden)]
 pub struct Ticket {
     handle: u64,
     key: u64,
@@ -42,6 +43,7 @@ pub enum TicketError {
 impl Descriptor {
     /// Returns the ticket that another process needs in order to attach, together with the files.
     #[must_use]
+    #[doc(hidden)]
     pub fn ticket(&self) -> Ticket {
         let Self { handle, key, geometry, rank, ranks, .. } = *self;
         let rings = self.rings.as_ref().map(|rings| rings.layout.clone());
