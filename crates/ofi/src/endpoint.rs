@@ -17,7 +17,7 @@ use crate::abi::constants::{ADDR_STR, SOCKADDR, SOCKADDR_IN, SOCKADDR_IN6};
 use crate::ffi::{CallError, Completion, MAX_NAME, RawEndpoint};
 use crate::provider::{self, Choice, OpenError, Provider};
 use crate::waiter::Waiter;
-pub use config::{Config, DEFAULT_RECEIVES, DEFAULT_SENDS, DEFAULT_SPIN};
+pub use config::Config;
 use peer::Peer;
 
 /// Most batches of completions that one progress handles: four calls of the provider.
@@ -159,6 +159,7 @@ impl Endpoint {
 
     /// Returns whether a waiting task sleeps on a descriptor (`FI_WAIT_FD`); otherwise it polls every millisecond.
     #[must_use]
+    #[doc(hidden)]
     pub const fn has_descriptor(&self) -> bool {
         self.waiter.has_descriptor()
     }
@@ -457,6 +458,7 @@ impl Endpoint {
 
     /// Returns whether the provider has sent all frames.
     #[must_use]
+    #[doc(hidden)]
     pub fn is_idle(&self) -> bool {
         self.outstanding == 0 && self.waiting.is_empty()
     }

@@ -7,7 +7,9 @@
 //! - [`endpoint`]: a reliable datagram endpoint (`FI_EP_RDM`): sends and receives frames
 //! - `link`, with the feature `nic`: a NIC of `midplane-simhw`, with its whole firmware, on such an endpoint
 //! - `meeting`, with the feature `nic`: the nodes of a fabric exchange the names of their endpoints
-//! - `streams`, with the feature of that name: byte streams over one endpoint of each process
+//!
+//! Items that this documentation does not show (`#[doc(hidden)]`) are for the crates, tests and measurements of this
+//! workspace only. They may change in any version.
 //!
 //! Frames are neither encrypted nor authenticated: the network behind a provider is trusted, within its operator's
 //! partitions. The receiver nevertheless checks the contents of each frame.
@@ -26,6 +28,7 @@ pub mod meeting;
 mod order;
 pub mod provider;
 #[cfg(feature = "streams")]
+#[doc(hidden)]
 pub mod streams;
 mod waiter;
 

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 /// Default number of frames that may arrive before the caller receives them: 256.
-pub const DEFAULT_RECEIVES: usize = 256;
+const DEFAULT_RECEIVES: usize = 256;
 /// Default number of frames that may be in flight to peers: 256.
-pub const DEFAULT_SENDS: usize = 256;
+const DEFAULT_SENDS: usize = 256;
 /// Default time of busy-polling after a completion: 200 us, as for NICs over UDP.
-pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
+const DEFAULT_SPIN: Duration = Duration::from_micros(200);
 
 /// Configures an endpoint: its frames and its memory.
 #[derive(Clone, Debug)]
