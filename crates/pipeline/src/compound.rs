@@ -75,6 +75,7 @@ impl Plan {
 /// A simple stage fitted to a compound one, by least squares over the latencies of equal fragments
 /// inside it.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[doc(hidden)]
 pub struct Approximation {
     /// The fitted stage.
     pub stage: Stage,
@@ -89,6 +90,7 @@ pub struct Approximation {
 /// The fit covers fragment sizes from `low` to `high` bytes at `points` equal steps, at least two.
 /// If `low` equals `high`, the stage has no overhead.
 #[must_use]
+#[doc(hidden)]
 pub fn approximate(inside: &Pipeline, low: f64, high: f64, points: usize) -> Approximation {
     let signature = Signature::new(inside);
     let points = points.max(2);

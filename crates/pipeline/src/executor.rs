@@ -62,7 +62,7 @@ use crate::timing::Row;
 use crate::unit::Micros;
 
 /// The largest fragment that is read into memory: a gibibyte.
-pub const MAX_FRAGMENT: u64 = 1 << 30;
+const MAX_FRAGMENT: u64 = 1 << 30;
 
 /// The most fragments that may wait between two stages; the earlier stage may hold one more. It is enough that a stage seldom waits for the one
 /// before, and few enough that a fast source does not fill the memory.
@@ -88,7 +88,7 @@ pub enum ExecutionError {
 /// Cuts a byte source into fragments of given sizes: a stream of `Bytes`.
 ///
 /// Ends after the last size. If the source ends earlier, yields `UnexpectedEof`. A size of zero
-/// gives an empty fragment; a size above [`MAX_FRAGMENT`] gives `InvalidInput`.
+/// gives an empty fragment; a size above 1 GiB gives `InvalidInput`.
 #[derive(Debug)]
 pub struct Cut<R> {
     source: R,

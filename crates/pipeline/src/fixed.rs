@@ -22,6 +22,7 @@ const FULL_SEARCH: usize = 64;
 ///
 /// [`Signature::new`] sorts the stages and allocates once; [`Signature::count`] does neither.
 #[derive(Clone, Debug, PartialEq)]
+#[doc(hidden)]
 pub struct Signature {
     overheads: f64,
     per_byte: f64,
@@ -183,6 +184,7 @@ impl Piece {
 /// The result is that of [`Signature::count`]. Suited to a chain that is planned for once: builds
 /// no table and does not allocate.
 #[must_use]
+#[doc(hidden)]
 pub fn count(pipeline: &Pipeline, bytes: f64, fewest: usize, most: usize) -> usize {
     let stages = pipeline.stages();
     let (low, high) = (fewest as f64, most as f64);

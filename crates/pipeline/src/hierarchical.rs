@@ -43,6 +43,7 @@ const MAX_PIECES: usize = 1 << 12;
 /// An algorithm for the top level, or for the inside of a group.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub enum Base {
     /// Equal fragments; with them on both levels this is the paper's algorithm B.
     Fixed,
@@ -86,6 +87,7 @@ impl Compound {
 ///
 /// [`PlanError::Groups`] if the groups do not cover the stages. [`PlanError::NotApplicable`] if a
 /// [`Base`] does not fit the number of groups. Otherwise see [`PlanError`].
+#[doc(hidden)]
 pub fn with_bases(
     pipeline: &Pipeline,
     request: &Request,
@@ -362,6 +364,7 @@ fn pieces(
 
 /// A plan made and timed as in the paper, in the linear model of the compound stages.
 #[derive(Clone, Debug)]
+#[doc(hidden)]
 pub struct LinearModel {
     /// The compound pipeline of the last fit.
     pub top: Pipeline,
@@ -378,6 +381,7 @@ pub struct LinearModel {
 /// # Errors
 ///
 /// As [`with_bases`].
+#[doc(hidden)]
 pub fn linear_model(
     pipeline: &Pipeline,
     request: &Request,

@@ -17,6 +17,9 @@
 //! - `optimum` - the linear program, for studies (feature `lp`)
 //! - [`timing`], [`compound`] - the exact recurrence, without and with refragmentation
 //!
+//! Items that this documentation does not show (`#[doc(hidden)]`) are for the crates, tests and measurements of this
+//! workspace only. They may change in any version.
+//!
 //! ```
 //! use midplane_pipeline::{Pipeline, Request, Stage, auto, fixed};
 //!

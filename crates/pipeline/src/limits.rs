@@ -4,6 +4,7 @@ use crate::plan_error::PlanError;
 
 /// The most fragments of any plan. A terabyte over a stage with 10 us of overhead needs about
 /// 10,000; object stores refuse more.
+#[doc(hidden)]
 pub const MAX_FRAGMENTS: usize = 1 << 16;
 
 /// Limits of the sizes and the number of fragments; all off by default.
@@ -52,7 +53,7 @@ impl Limits {
         self
     }
 
-    /// Sets the most fragments; at least 1. [`MAX_FRAGMENTS`] applies in any case.
+    /// Sets the most fragments; at least 1. 65,536 applies in any case.
     #[must_use]
     pub const fn max_fragments(mut self, count: usize) -> Self {
         self.max_fragments = Some(count);

@@ -7,7 +7,7 @@ use crate::stage::{PipelineError, StageError};
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The message has no bytes, more than [`MAX_BYTES`](crate::plan::MAX_BYTES), or a number of
+    /// The message has no bytes, more than 2^50, or a number of
     /// bytes that is not finite.
     #[error("bytes must be a number above 0 and at most 2^50, not {0}")]
     Bytes(f64),

@@ -198,9 +198,9 @@ impl Planner {
     /// equal. Zero bytes have none. If the chain's costs are too uncertain for ramps
     /// ([`Stage::with_error`](crate::Stage::with_error)), the planner requests none.
     ///
-    /// The mtu wins where it needs more fragments than `max_fragments` or [`MAX_FRAGMENTS`] allows.
+    /// The mtu wins where it needs more fragments than `max_fragments` or 65,536 allows.
     ///
-    /// Takes nanoseconds and does not allocate. A message above [`MAX_BYTES`] uses that class.
+    /// Takes nanoseconds and does not allocate. A message above 2^50 bytes uses that class.
     pub fn plan(&mut self, bytes: u64) -> Pieces<'_> {
         let class = class_of(bytes);
         let shape = match &self.classes[class] {

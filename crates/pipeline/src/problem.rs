@@ -7,6 +7,7 @@ use crate::timing::{Parts, Recurrence};
 use crate::unit::Micros;
 
 /// The largest message: a pebibyte, in bytes. `f64` holds every byte count up to it exactly.
+#[doc(hidden)]
 pub const MAX_BYTES: f64 = (1_u64 << 50) as f64;
 
 /// The kind of a plan: the planner that made it.

@@ -6,12 +6,12 @@ use crate::unit::{Micros, MicrosPerByte};
 
 /// The most stages of one chain. Planning time is linear to quadratic in them; real chains have 2
 /// to 8.
-pub const MAX_STAGES: usize = 256;
+const MAX_STAGES: usize = 256;
 
 /// The largest accepted cost: for an overhead in microseconds (eleven days), and for a byte in
 /// microseconds per byte. Together with [`MAX_BYTES`](crate::plan::MAX_BYTES) it keeps every
 /// latency far below the range of `f64`.
-pub const MAX_COST: f64 = 1e12;
+const MAX_COST: f64 = 1e12;
 
 /// The mean relative error of the stages' costs above which equal fragments are better than a ramp.
 ///
@@ -27,16 +27,16 @@ const RISKY: f64 = 0.35;
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError {
-    /// The overhead is not a number from 0 to [`MAX_COST`].
+    /// The overhead is not a number from 0 to 1e12.
     #[error("overhead_us must be a number from 0 to 1e12, not {0}")]
     Overhead(f64),
-    /// The first fragment's overhead is not a number from 0 to [`MAX_COST`].
+    /// The first fragment's overhead is not a number from 0 to 1e12.
     #[error("first_overhead_us must be a number from 0 to 1e12, not {0}")]
     FirstOverhead(f64),
-    /// The cost of a byte is not a number from 0 to [`MAX_COST`].
+    /// The cost of a byte is not a number from 0 to 1e12.
     #[error("us_per_byte must be a number from 0 to 1e12, not {0}")]
     PerByte(f64),
-    /// The relative error is not a number from 0 to [`MAX_COST`].
+    /// The relative error is not a number from 0 to 1e12.
     #[error("error must be a fraction from 0 to 1e12, such as 0.05 for 5 %, not {0}")]
     Error(f64),
 }
@@ -55,7 +55,7 @@ impl Stage {
     ///
     /// # Errors
     ///
-    /// [`StageError`] if a cost is negative, not finite or above [`MAX_COST`].
+    /// [`StageError`] if a cost is negative, not finite or above 1e12.
     pub fn new(overhead_us: f64, us_per_byte: f64) -> Result<Self, StageError> {
         if !is_cost(overhead_us) {
             return Err(StageError::Overhead(overhead_us));
@@ -72,7 +72,7 @@ impl Stage {
     ///
     /// # Errors
     ///
-    /// [`StageError`] if the overhead is negative, not finite or above [`MAX_COST`].
+    /// [`StageError`] if the overhead is negative, not finite or above 1e12.
     pub fn with_first_overhead(mut self, overhead_us: f64) -> Result<Self, StageError> {
         if !is_cost(overhead_us) {
             return Err(StageError::FirstOverhead(overhead_us));
@@ -93,7 +93,7 @@ impl Stage {
     ///
     /// # Errors
     ///
-    /// [`StageError`] if the error is negative, not finite or above [`MAX_COST`].
+    /// [`StageError`] if the error is negative, not finite or above 1e12.
     pub fn with_error(mut self, error: f64) -> Result<Self, StageError> {
         if !is_cost(error) {
             return Err(StageError::Error(error));
@@ -192,7 +192,7 @@ pub enum PipelineError {
     /// The chain has no stage.
     #[error("stages is empty: a pipeline needs at least one stage")]
     NoStages,
-    /// The chain has more stages than [`MAX_STAGES`].
+    /// The chain has more stages than 256.
     #[error("stages has {0} entries, the limit is 256")]
     TooManyStages(usize),
     /// The range of stages to merge is empty or goes past the last stage.
@@ -221,7 +221,7 @@ impl Pipeline {
     ///
     /// # Errors
     ///
-    /// [`PipelineError`] if there is no stage, or more than [`MAX_STAGES`].
+    /// [`PipelineError`] if there is no stage, or more than 256.
     pub fn new(stages: Vec<Stage>) -> Result<Self, PipelineError> {
         if stages.is_empty() {
             return Err(PipelineError::NoStages);
@@ -249,6 +249,7 @@ impl Pipeline {
     /// The best plan of one is the reversed plan of the other (Theorem 2), unless a stage has a
     /// different overhead for the first fragment.
     #[must_use]
+    #[doc(hidden)]
     pub fn reversed(&self) -> Self {
         Self { stages: self.stages.iter().rev().copied().collect() }
     }
@@ -275,6 +276,7 @@ impl Pipeline {
     /// # Errors
     ///
     /// [`PipelineError::BadMerge`] if the range is empty or ends behind the last stage.
+    #[doc(hidden)]
     pub fn overlapped(&self, range: Range<usize>) -> Result<Self, PipelineError> {
         self.replaced(range, |stages| {
             let mut whole = stages.iter().skip(1).fold(stages[0], |sum, stage| sum.with(stage));

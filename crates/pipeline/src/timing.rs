@@ -124,7 +124,7 @@ impl<'p> Recurrence<'p> {
 impl Pipeline {
     /// Returns the time from the first fragment's start to the last one's end, in this order.
     ///
-    /// Sizes are numbers of bytes from 0 to [`MAX_BYTES`](crate::plan::MAX_BYTES): of others, such as
+    /// Sizes are numbers of bytes from 0 to 2^50: of others, such as
     /// NaN, the result means nothing. [`plan::time`](crate::plan::time) checks them.
     ///
     /// `max_in_flight` is the number of fragments that may be in the chain at once. `None` sets no
