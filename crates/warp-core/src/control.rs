@@ -248,6 +248,7 @@ impl Controller {
     }
 
     /// Sets the first rate to `rate` bytes a second, for a path with a known capacity.
+    #[doc(hidden)]
     pub fn start_at(&mut self, rate: f64) -> &mut Self {
         if rate.is_finite() {
             self.rate = rate.clamp(self.config.floor, self.config.ceiling);

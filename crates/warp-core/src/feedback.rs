@@ -122,7 +122,7 @@ const MAX_LOOP_NS: i64 = 600_000_000_000;
 /// steady rate both show a constant delay and a warp of 1. Only while all senders drain does a
 /// queue shrink and a path not.
 #[derive(Clone, Debug)]
-pub struct QueueDelay {
+pub(crate) struct QueueDelay {
     returns: VecDeque<i64>,
     epoch: u32,
     /// Shortest round trip since the last drain, and between the two drains before it.
@@ -131,11 +131,11 @@ pub struct QueueDelay {
 
 /// One measurement by [`QueueDelay`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Reading {
+pub(crate) struct Reading {
     /// Queueing delay on the forward path, in nanoseconds.
-    pub queue_ns: u64,
+    pub(crate) queue_ns: u64,
     /// Round-trip delay of the empty path, in nanoseconds.
-    pub base_ns: u64,
+    pub(crate) base_ns: u64,
 }
 
 impl Default for QueueDelay {
@@ -147,7 +147,7 @@ impl Default for QueueDelay {
 impl QueueDelay {
     /// Processes a feedback that arrived at `now`, by the sender's clock. Returns `None` if its
     /// round trip is negative or longer than ten minutes.
-    pub fn handle_feedback(&mut self, now: Instant, feedback: &Feedback) -> Option<Reading> {
+    pub(crate) fn handle_feedback(&mut self, now: Instant, feedback: &Feedback) -> Option<Reading> {
         let estimate = &feedback.estimate;
         if estimate.epoch != self.epoch {
             self.epoch = estimate.epoch;
@@ -170,7 +170,7 @@ impl QueueDelay {
     }
 
     /// Starts a new drain: discards round trips measured before the last one.
-    pub const fn on_drain(&mut self) {
+    pub(crate) const fn on_drain(&mut self) {
         self.least = [None, self.least[0]];
     }
 }

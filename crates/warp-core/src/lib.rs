@@ -3,8 +3,10 @@
 //! Each part is a state machine that takes the time as an argument. This crate reads no clock and does no I/O.
 //!
 //! - [`control`]: start here: the recommended rate law
-//! - [`round_trip`]: the law for a sender that knows only when each packet was acknowledged
 //! - [`stamp`], [`estimate`], [`feedback`]: the measurements that a law needs, and their wire formats
+//!
+//! Items that this documentation does not show (`#[doc(hidden)]`) are for the crates, tests and measurements of this
+//! workspace only. They may change in any version.
 #![forbid(unsafe_code)]
 //!
 //! A sender of your own stamps each message, and sends at the controller's rate. Its receiver returns an estimate now
@@ -61,5 +63,6 @@
 pub mod control;
 pub mod estimate;
 pub mod feedback;
+#[doc(hidden)]
 pub mod round_trip;
 pub mod stamp;

@@ -112,6 +112,7 @@ impl RoundTripController {
     }
 
     /// Changes the largest packet to `bytes`.
+    #[doc(hidden)]
     pub const fn set_mtu(&mut self, bytes: u64) {
         self.mtu = bytes;
     }
