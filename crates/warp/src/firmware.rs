@@ -51,9 +51,11 @@ pub const SEND: u8 = messages::SEND;
 pub const RECEIVE: u8 = messages::RECEIVE;
 /// Completes with the measurements of the path to `node`: rate (argument 0, bytes a second), warp
 /// in millionths, queueing delay and feedback delay in nanoseconds.
+#[doc(hidden)]
 pub const CONTROLLER_STATE: u8 = 3;
 
 /// Flag of a [`SEND`] whose credit the sender has already taken from the [`Gate`].
+#[doc(hidden)]
 pub const PAID: u16 = 1;
 
 /// Flag of a frame that carries feedback.

@@ -7,7 +7,7 @@
 //! For a linear system x = M x + c, F contracts exactly if the spectral radius of |M| is below one
 //! (Chazan and Miranker 1969). [`matrix`] checks that before the iteration starts.
 //!
-//! Each rank sweeps its [`Part`], sends its values by any means, and stops by [`termination`]. Here two ranks are in one
+//! Each rank sweeps its [`Part`], sends its values by any means, and stops by `termination`. Here two ranks are in one
 //! thread, and exchange values every third sweep. Between hosts, values travel as slow writes to
 //! [`memory`](crate::memory) or in messages, reports and orders in messages that arrive (`examples/solver.rs`).
 //!
@@ -64,6 +64,7 @@
 pub mod matrix;
 #[cfg(test)]
 mod problem;
+#[doc(hidden)]
 pub mod termination;
 
 use std::ops::Range;

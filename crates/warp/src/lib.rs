@@ -12,6 +12,9 @@
 //! - [`stamp`], [`estimate`], [`feedback`]: the measurements that a law needs, and their wire
 //!   formats
 //! - `quinn` (feature of that name): the law as the congestion controller of QUIC connections
+//!
+//! Items that this documentation does not show (`#[doc(hidden)]`) are for the crates, tests and measurements of this
+//! workspace only. They may change in any version.
 #![forbid(unsafe_code)]
 
 pub use midplane_warp_core::{control, estimate, feedback, stamp};

@@ -1,6 +1,6 @@
 //! The rate law as the congestion controller of QUIC connections by `quinn` (feature `quinn`).
 //!
-//! A [`RoundTripController`] with the times of QUIC's acknowledgements. quinn paces its window over the round trip.
+//! A `RoundTripController` with the times of QUIC's acknowledgements. quinn paces its window over the round trip.
 //!
 //! ```
 //! use std::sync::Arc;

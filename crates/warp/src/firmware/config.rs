@@ -117,6 +117,7 @@ impl WarpConfig {
     /// the same `trim` to sender coordination
     /// ([`CoordinationConfig::trim_lead`](midplane_nicvm::coordination::CoordinationConfig::trim_lead)).
     #[must_use]
+    #[doc(hidden)]
     pub fn adapt_lead(mut self, destination: NodeId, trim: LeadTrim) -> Self {
         self.trims.push((destination, trim));
         self

@@ -234,6 +234,7 @@ impl Linear {
 /// Makes the Trefethen matrix of size `n`: primes on the diagonal, and ones where row and column
 /// differ by a power of two (Trefethen 2002). The spectral radius of |M| is 0.86.
 #[must_use]
+#[doc(hidden)]
 pub fn trefethen(n: usize) -> CsMat<f64> {
     let mut primes = Vec::with_capacity(n);
     let mut candidate = 2_u64;
@@ -263,6 +264,7 @@ pub fn trefethen(n: usize) -> CsMat<f64> {
 /// # Panics
 /// If the radius is not above zero.
 #[must_use]
+#[doc(hidden)]
 pub fn random(n: usize, radius: f64, seed: u64) -> CsMat<f64> {
     assert!(radius > 0.0, "the spectral radius must be above zero");
     let mut rng = Rng::new(seed, "matrix");
