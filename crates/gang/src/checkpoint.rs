@@ -210,7 +210,7 @@ impl Manifest {
 impl Checkpoint {
     /// Returns whether a folder contains a checkpoint, intact or damaged.
     #[must_use]
-    pub fn is_at(folder: &Path) -> bool {
+    pub(crate) fn is_at(folder: &Path) -> bool {
         folder.join(MANIFEST).exists()
     }
 

@@ -110,8 +110,7 @@ impl Capability {
 /// Reason for which a capability is refused.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
-#[doc(hidden)]
-pub enum Denied {
+pub(crate) enum Denied {
     /// The capability was revoked, or never granted.
     #[error("no such capability: revoked, or never granted; ask its owner for another")]
     Stale,
@@ -148,8 +147,7 @@ struct Entry {
 }
 
 /// Table of the capabilities that a node has granted.
-#[doc(hidden)]
-pub struct Capabilities {
+pub(crate) struct Capabilities {
     node: NodeId,
     /// ChaCha with 20 rounds, keyed by the node's secret: a holder of keys can compute neither the secret nor another
     /// key. `None` until the NIC starts.
@@ -164,7 +162,7 @@ impl Capabilities {
     /// Creates an empty table. The keys derive from `secret`, which must be drawn at random and stay with this node:
     /// see [`Context::secret`](crate::context::Context::secret).
     #[must_use]
-    pub fn new(node: NodeId, secret: [u8; 32]) -> Self {
+    pub(crate) fn new(node: NodeId, secret: [u8; 32]) -> Self {
         Self { node, keys: Some(ChaCha20Rng::from_seed(secret)), ..Self::unkeyed() }
     }
 
@@ -183,7 +181,7 @@ impl Capabilities {
     ///
     /// # Errors
     /// [`Denied::Full`] if the table is full.
-    pub fn grant(
+    pub(crate) fn grant(
         &mut self,
         region: RegionRef,
         rights: CapabilityRights,
@@ -195,7 +193,7 @@ impl Capabilities {
     ///
     /// # Errors
     /// [`Denied`] gives the reason.
-    pub fn delegate(
+    pub(crate) fn delegate(
         &mut self,
         from: &Capability,
         rights: CapabilityRights,
@@ -218,7 +216,7 @@ impl Capabilities {
     /// # Errors
     /// [`Denied`] says what is not granted.
     #[inline]
-    pub fn check(
+    pub(crate) fn check(
         &self,
         capability: &Capability,
         wanted: CapabilityRights,
@@ -238,7 +236,7 @@ impl Capabilities {
     ///
     /// # Errors
     /// [`Denied`] if the capability is not valid.
-    pub fn revoke(&mut self, capability: &Capability) -> Result<(), Denied> {
+    pub(crate) fn revoke(&mut self, capability: &Capability) -> Result<(), Denied> {
         let entry = self.live(capability.entry, capability.generation).ok_or(Denied::Stale)?;
         if entry.key != capability.key {
             return Err(Denied::Forged);
@@ -248,7 +246,7 @@ impl Capabilities {
     }
 
     /// Revokes all capabilities to a port's regions.
-    pub fn forget(&mut self, port: PortId) {
+    pub(crate) fn forget(&mut self, port: PortId) {
         for number in 0..self.entries.len() {
             let entry = &self.entries[number];
             if entry.is_live && entry.region.port == port {
@@ -259,7 +257,7 @@ impl Capabilities {
 
     /// Returns the port that owns the region of an entry, if the entry is live.
     #[must_use]
-    pub fn owner(&self, capability: &Capability) -> Option<PortId> {
+    pub(crate) fn owner(&self, capability: &Capability) -> Option<PortId> {
         self.region(capability).map(|region| region.port)
     }
 

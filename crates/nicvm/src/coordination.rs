@@ -35,7 +35,6 @@ use midplane_simhw::region::RegionRef;
 use midplane_simhw::time::{Instant, nanos};
 
 pub use config::{ConfigError, CoordinationConfig, Hold, LinkConfig, Uncontrolled};
-pub use lead::LeadEstimator;
 pub use lead::{Lead, LeadTrim};
 pub use link::LinkCounters;
 pub use member::MAX_SENDERS;

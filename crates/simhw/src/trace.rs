@@ -21,7 +21,7 @@ use crate::topology::LinkId;
 #[cfg(feature = "trace")]
 pub use pcapng::PcapngWriter;
 #[cfg(feature = "trace")]
-pub use perfetto::PerfettoWriter;
+pub(crate) use perfetto::PerfettoWriter;
 #[cfg(feature = "trace")]
 pub use recorder::Recorder;
 

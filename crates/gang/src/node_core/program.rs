@@ -68,7 +68,7 @@ impl Program {
 
     /// Encodes the program as JSON; `None` if its command, environment or folder is not UTF-8.
     #[must_use]
-    pub fn to_json(&self) -> Option<String> {
+    pub(crate) fn to_json(&self) -> Option<String> {
         let text = |bytes: &Vec<u8>| String::from_utf8(bytes.clone()).ok();
         let texts = |all: &[Vec<u8>]| all.iter().map(text).collect::<Option<Vec<_>>>();
         let recorded = Recorded {
@@ -87,7 +87,7 @@ impl Program {
     ///
     /// # Errors
     /// The parser's error, with its position.
-    pub fn from_json(json: &str) -> Result<Self, serde_json::Error> {
+    pub(crate) fn from_json(json: &str) -> Result<Self, serde_json::Error> {
         let Recorded { command, environment, folder, terminal, keep_going, woken, memory } =
             serde_json::from_str(json)?;
         let bytes = |texts: Vec<String>| texts.into_iter().map(String::into_bytes).collect();

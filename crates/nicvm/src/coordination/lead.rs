@@ -12,8 +12,7 @@ use midplane_simhw::time::nanos;
 ///
 /// A lead that is too long by one cell lets the queue at the link grow by one cell at every
 /// hand-over; a lead that is too short leaves the link idle for the difference.
-#[doc(hidden)]
-pub trait LeadEstimator: fmt::Debug + Send {
+pub(super) trait LeadEstimator: fmt::Debug + Send {
     /// Records a hand-over to another node: the time from the decision to release until the next sender's first bit
     /// could leave.
     fn on_handover(&mut self, handover: Duration);
@@ -41,8 +40,7 @@ pub enum Lead {
 impl Lead {
     /// Creates the estimator.
     #[must_use]
-    #[doc(hidden)]
-    pub fn build(self) -> Box<dyn LeadEstimator> {
+    pub(super) fn build(self) -> Box<dyn LeadEstimator> {
         match self {
             Self::Off => Box::<FixedLead>::default(),
             Self::Fixed(lead) => Box::new(FixedLead { lead, handovers: AdaptiveLead::default() }),

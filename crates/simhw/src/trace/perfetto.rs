@@ -102,8 +102,7 @@ enum Track {
 
 /// Writes tracks. Each node is a process with its engines, its uplink, and the spans and logs of its code. One more
 /// process has the network: the switches' links and queues, the drops and the faults.
-#[doc(hidden)]
-pub struct PerfettoWriter<W: Write> {
+pub(crate) struct PerfettoWriter<W: Write> {
     out: W,
     /// For each link, its name, and the node that it leaves if it begins at one.
     links: Vec<(String, Option<u16>)>,
@@ -126,7 +125,7 @@ impl<W: Write> std::fmt::Debug for PerfettoWriter<W> {
 impl<W: Write> PerfettoWriter<W> {
     /// Begins a file for runs on `topology`.
     #[must_use]
-    pub fn new(out: W, topology: &Topology) -> Self {
+    pub(crate) fn new(out: W, topology: &Topology) -> Self {
         let links = (0..topology.links.len() as u32).map(|link| {
             let node = match topology.links[link as usize].from {
                 End::Nic(node) => Some(node.0),
@@ -149,7 +148,7 @@ impl<W: Write> PerfettoWriter<W> {
     ///
     /// # Errors
     /// Errors of the underlying writer.
-    pub fn record(&mut self, record: &Record<'_>) -> io::Result<()> {
+    pub(crate) fn record(&mut self, record: &Record<'_>) -> io::Result<()> {
         match *record {
             Record::Sent { frame, .. } => {
                 self.names.insert(frame.number, name_of(&frame));
@@ -348,7 +347,7 @@ impl<W: Write> PerfettoWriter<W> {
     }
 
     /// Returns the underlying writer.
-    pub fn into_inner(self) -> W {
+    pub(crate) fn into_inner(self) -> W {
         self.out
     }
 }
