@@ -294,6 +294,7 @@ impl Region {
     /// was registered with `Port::register_shared`.
     #[cfg(target_os = "linux")]
     #[must_use]
+    #[doc(hidden)]
     pub const fn file(&self) -> Option<&Arc<std::os::fd::OwnedFd>> {
         self.file.as_ref()
     }
