@@ -298,7 +298,8 @@ impl NodeCore {
         }
         let began = self.agent.stop_began()?;
         let has_parent = self.election.is_some() && self.parent_heard.is_some();
-        let is_root_silent = has_parent && self.root_heard <= began;
+        // A sign of life may be late, or may have left the root just after the order.
+        let is_root_silent = has_parent && self.root_heard <= began + self.config.patience / 8;
         (!is_root_silent).then(|| began + self.config.patience / 2)
     }
 

@@ -343,7 +343,9 @@ impl Processes {
             let Some(held) = self.members.get_mut(&member) else { continue };
             let process = &mut held.process;
             let is_through = match waits.is_kill {
-                true => process.end().is_some() || process.has_exited(),
+                true => {
+                    held.restoring.is_none() && (process.end().is_some() || process.has_exited())
+                }
                 false => process.is_still() && descendants_are_stopped(process.pid()),
             };
             if is_through {

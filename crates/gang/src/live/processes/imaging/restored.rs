@@ -15,7 +15,7 @@ use crate::live::processes::Processes;
 use crate::names::JobId;
 use crate::node_core::message::{End, Member, RankEvent};
 
-/// What CRIU has left in a rank's folder of images.
+/// The files that CRIU has left in a rank's folder of images.
 #[derive(Debug)]
 pub(crate) struct RestoreEnd {
     member: Member,
