@@ -296,7 +296,7 @@ impl Node {
     }
 
     /// Ends the node when both directions of its streams have ended and what was written has left this process, or after the
-    /// time of [`NodeBuilder::drain`]. Over UDP the peer has acknowledged it then; over TCP and libfabric the system has it, and the
+    /// time of [`NodeBuilder::drain`]. Over UDP the peer has acknowledged it then; over TCP (also a stream's own connection) and libfabric, the system has it, and the
     /// connections are closed within another second. Meanwhile peers open no streams to the node. When this returns, another node
     /// may use its address.
     ///
@@ -344,7 +344,13 @@ fn make_sessions(
         let config = config.congestion(builder.congestion.factory());
         (socket, config.keepalive(KEEPALIVE_NANOS).dial_timeout(DIAL_NANOS))
     });
-    let tcp = is_tcp_open.then(|| tcp::Config::default().key(builder.key.clone()).own_key(own));
+    // Tokens and other laws control all data: the system's TCP has its own law.
+    let is_law_free =
+        builder.port_buffer.is_none() && builder.congestion == crate::Congestion::default();
+    let tcp = is_tcp_open.then(|| {
+        let config = tcp::Config::default().key(builder.key.clone()).own_key(own);
+        if is_law_free { config.own_connections() } else { config }
+    });
     Sessions::new(udp, tcp)
 }
 

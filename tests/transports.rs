@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use midplane::simhw::seal::Key;
-use midplane::{ErrorKind, Node, NodeBuilder, UnusedReason};
+use midplane::{Congestion, ErrorKind, Node, NodeBuilder, UnusedReason};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -49,6 +49,45 @@ async fn where_udp_is_blocked_tcp_is_chosen_by_itself() {
         assert!(matches!(why_not(&explanation, "udp"), UnusedReason::NoAnswer(_)), "{explanation}");
         assert_eq!(*why_not(&explanation, "shm"), UnusedReason::NotAllowed);
         assert_eq!(*why_not(&service.explain(), "udp"), UnusedReason::NotAllowed);
+    }
+}
+
+/// Sends 8 MiB of a service to its client; returns how many streams of the client have moved to TCP connections.
+async fn moved_by_a_long_answer(service: NodeBuilder, client: NodeBuilder) -> u64 {
+    let (service, client) = (service.transports("udp,tcp"), client.transports("udp,tcp"));
+    let (service, client) = (service.start().await.unwrap(), client.start().await.unwrap());
+    let mut listener = service.listen("bodies").await.unwrap();
+    let mut stream = client.connect("bodies").await.unwrap();
+    let body: Vec<u8> = (0..8_u32 << 20).map(|at| (at ^ at >> 9) as u8).collect();
+    let expected = body.clone();
+    let serving = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(&body).await.unwrap();
+    });
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).await.unwrap();
+    serving.await.unwrap();
+    assert!(received == expected);
+    let explanation = client.explain();
+    let [peer] = &explanation.peers[..] else { panic!("{explanation}") };
+    assert_eq!(peer.transport, "udp");
+    assert_eq!(peer.to_string().contains("moved to TCP connections: 1"), peer.moved == 1, "{peer}");
+    peer.moved
+}
+
+#[tokio::test]
+async fn a_long_stream_moves_to_tcp_unless_a_node_has_a_key_tokens_or_another_law() {
+    type Change = fn(NodeBuilder) -> NodeBuilder;
+    let cases: [(&str, Change, Change, u64); 4] = [
+        ("plain", |node| node, |node| node, 1),
+        ("tokens", |node| node, NodeBuilder::receive_tokens, 0),
+        ("law", |node| node.congestion(Congestion::Warp), |node| node, 0),
+        ("key", |node| node.key(Key::new(1, [5; 32])), |node| node.key(Key::new(1, [5; 32])), 0),
+    ];
+    for (name, of_service, of_client, moved) in cases {
+        let (service, client) = nodes(&format!("moves-{name}"), Over::Udp);
+        let (service, client) = (of_service(service), of_client(client));
+        assert_eq!(moved_by_a_long_answer(service, client).await, moved, "{name}");
     }
 }
 

@@ -3,7 +3,8 @@
 #
 #   benches/netns/front_door.sh [FLAGS OF benches/services]
 #
-# The hosts are network namespaces joined by a veth pair of 1500 bytes. TRANSPORT=tcp has nodes use TCP instead of UDP.
+# The hosts are network namespaces joined by a veth pair of 1500 bytes. TRANSPORT=udp or tcp has nodes use UDP or TCP
+# alone, instead of UDP with long streams over TCP.
 # Without flags: 4 MiB bodies and small answers of an axum service. Needs root; where it can't run, it prints why, and
 # exits with 0.
 set -euo pipefail
@@ -19,4 +20,4 @@ SERVICES=${SERVICES:-benches/services/target/release/midplane-services}
 
 (($#)) || set -- --what axum_hello,axum_4mib
 add_pair
-"$SERVICES" --transport "${TRANSPORT:-udp}" --namespaces "$TAG-1@$NET.1,$TAG-2@$NET.2" "$@"
+"$SERVICES" --transport "${TRANSPORT:-net}" --namespaces "$TAG-1@$NET.1,$TAG-2@$NET.2" "$@"

@@ -74,6 +74,8 @@ pub struct PeerPath {
     pub key: Option<PublicKey>,
     /// Number of open streams.
     pub streams: usize,
+    /// Number of streams, open or ended, that have moved to [TCP connections of their own](crate::NodeBuilder::transports).
+    pub moved: u64,
 }
 
 /// The reason why a peer is not reached over a transport.
@@ -177,6 +179,7 @@ impl Node {
             is_sealed: self.0.is_sealed && chosen != TransportKind::Shm,
             key: session.peer_key(),
             streams: stats.open,
+            moved: stats.moved,
         }
     }
 
@@ -281,6 +284,9 @@ impl fmt::Display for PeerPath {
         }
         if let Some(name) = self.congestion {
             write!(f, "; congestion control: {name}")?;
+        }
+        if self.moved > 0 {
+            write!(f, "; streams that moved to TCP connections: {}", self.moved)?;
         }
         for (word, why) in &self.others {
             write!(f, "; {word}: {why}")?;

@@ -149,7 +149,8 @@ async fn greet(stream: TcpStream, peer: SocketAddr, node: Arc<Shared>, greeting:
     let accepted = node.sessions().accept_tcp(stream, peer).await;
     drop(greeting);
     match accepted {
-        Ok(session) => node.on_session(&session),
+        Ok(Some(session)) => node.on_session(&session),
+        Ok(None) => {}
         Err(error) => tracing::debug!(%peer, %error, "a connection over TCP is no node's"),
     }
 }

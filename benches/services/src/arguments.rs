@@ -132,12 +132,24 @@ pub enum Transport {
     Udp,
     /// Midplane's streams over TCP on loopback, as where UDP is blocked
     Tcp,
+    /// Midplane's streams between hosts by default, here on loopback: over UDP, long ones over TCP
+    Net,
     /// Tokio's TCP on loopback
     #[value(hide = true)]
     Tokio,
     /// TLS 1.3 over tokio's TCP on loopback
     #[value(hide = true)]
     Tls,
+}
+
+impl Transport {
+    /// Returns the transports that the nodes may use.
+    pub fn of_nodes(self) -> String {
+        match self {
+            Self::Net => "udp,tcp".into(),
+            one => name_of(&one),
+        }
+    }
 }
 
 /// The runtime of both processes.
@@ -188,7 +200,7 @@ pub struct Row {
 impl Row {
     /// Returns whether the row can be compared with TLS.
     pub const fn can_be_sealed(&self) -> bool {
-        matches!(self.transport, Transport::Udp | Transport::Tcp)
+        matches!(self.transport, Transport::Udp | Transport::Tcp | Transport::Net)
             && matches!(self.what, What::AxumHello | What::Axum4mib)
     }
 }

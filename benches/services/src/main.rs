@@ -53,7 +53,7 @@ fn mistake(arguments: &Arguments, rows: &[Row], processors: usize) -> Option<&'s
     match arguments.namespaces.len() {
         _ if arguments.part.is_some() => None,
         _ if rows.iter().any(theirs) => Some(
-            "--transport: tokio's TCP and TLS are what ours are compared with; name shm, udp or tcp",
+            "--transport: tokio's TCP and TLS are what ours are compared with; name shm, udp, tcp or net",
         ),
         _ if rows.iter().any(is_placed) => Some(
             "--placement: under --threads multi, and for joined, noticed and reached, processes run on any; name any",

@@ -4,7 +4,6 @@ use std::io::Write;
 use std::net::IpAddr;
 
 use midplane::{Key, Node, NodeBuilder, Stream};
-use midplane_kit::command_line::name_of;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::client::TlsStream;
@@ -64,7 +63,7 @@ pub struct Host {
 impl Host {
     /// Builds a node over UDP or TCP with the defaults; between hosts, one that trusts the network or has a key.
     fn node(self, transport: Transport) -> NodeBuilder {
-        let mut builder = Node::builder().transports(&name_of(&transport));
+        let mut builder = Node::builder().transports(&transport.of_nodes());
         if !self.address.is_loopback() {
             builder = builder.bind((self.address, 0).into());
         }

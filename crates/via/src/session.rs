@@ -15,6 +15,7 @@ mod gossip;
 mod hyper;
 mod line;
 mod mover;
+mod own;
 mod parts;
 mod piped;
 mod sessions;
@@ -25,9 +26,10 @@ mod stream;
 mod tests;
 mod wire;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
@@ -36,7 +38,7 @@ use midplane_simhw::seal::PublicKey;
 use midplane_simhw::shm::rings::WakeSet;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use self::core::Core;
 pub use self::core::Ended;
@@ -79,9 +81,14 @@ pub struct SharedState {
     is_closed: AtomicBool,
     /// True if a message of gossip was written since the driver last moved datagrams.
     has_gossip: AtomicBool,
-    /// The tasks that move the bytes of sessions over TCP and libfabric; notified when one has ended.
+    /// Counts the tasks that move the bytes of sessions over TCP and libfabric, and those that close streams' own
+    /// connections; notified when one has ended.
     movers: AtomicUsize,
     mover_ended: Notify,
+    /// Permits for streams' own connections.
+    own_connections: Arc<Semaphore>,
+    /// The sessions that peers have dialed, by the ids that their streams' own connections name.
+    accepted: Mutex<BTreeMap<u64, Weak<Session>>>,
 }
 
 impl SharedState {
@@ -134,6 +141,8 @@ pub struct Session {
     pipe: OnceLock<PipeId>,
     last_stats: OnceLock<pipe::Stats>,
     attempts: OnceLock<Arc<Attempts>>,
+    /// The id that names it at its acceptor. Set at the acceptor, and at a dialer over TCP; a dialer over UDP asks its pipe.
+    id: OnceLock<u64>,
     /// The peer's own key, as proven over TCP.
     proven: OnceLock<PublicKey>,
 }
@@ -174,6 +183,15 @@ impl TransportKind {
     }
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        // A session that this process has dialed is not registered.
+        if let Some(id) = self.id.get().filter(|_| self.attempts.get().is_none()) {
+            lock(&self.shared.accepted).remove(id);
+        }
+    }
+}
+
 impl Session {
     /// Makes a session over a wire; `is_first` at the end that has connected.
     fn new(
@@ -194,8 +212,16 @@ impl Session {
             pipe: OnceLock::new(),
             last_stats: OnceLock::new(),
             attempts: OnceLock::new(),
+            id: OnceLock::new(),
             proven: OnceLock::new(),
         })
+    }
+
+    /// Lets the peer's connections for streams of this session name it by its id.
+    fn register(self: &Arc<Self>, id: u64) {
+        if self.id.set(id).is_ok() {
+            lock(&self.shared.accepted).insert(id, Arc::downgrade(self));
+        }
     }
 
     /// Returns the session's transport; before a dial is answered, the one that is tried first.
@@ -233,6 +259,7 @@ impl Session {
             opened: counted.opened,
             accepted: counted.accepted,
             refused: counted.refused,
+            moved: counted.moved,
             open,
             pipe: self.pipe_stats(),
         }
@@ -394,6 +421,7 @@ impl Session {
             let is_adopted = core.on_tcp_established(Arc::clone(&line));
             if is_adopted {
                 let _ = self.decided.set(transport);
+                let _ = self.id.set(connection.id);
             }
             is_adopted
         });
@@ -424,6 +452,7 @@ impl Session {
         let result = change(&mut core);
         let wakers = std::mem::take(&mut core.wakers);
         let replaced = std::mem::take(&mut core.replaced);
+        let moving = std::mem::take(&mut core.moving);
         let concerns_driver = core.is_dirty || !core.events.is_empty();
         drop(core);
         if concerns_driver && !self.is_listed.swap(true, Ordering::Relaxed) {
@@ -433,6 +462,9 @@ impl Session {
             self.shared.driver.wake();
         }
         wakers.into_iter().for_each(std::task::Waker::wake);
+        for stream in moving {
+            self.shared.runtime.spawn(own::make(Arc::clone(self), stream));
+        }
         // Dropping a waker may drop a stream of this session, which takes the lock.
         drop(replaced);
         result

@@ -4,6 +4,7 @@
 //! [`Core::flush`] in the same turn.
 
 mod dialing;
+mod moving;
 mod receiving;
 mod waking;
 
@@ -95,6 +96,10 @@ pub(super) struct Core {
     pub(super) written: u64,
     /// Counts those of these parts after which more of the frame was left.
     pub(super) parts: u64,
+    /// True if streams may move to connections of their own.
+    pub(super) may_move: bool,
+    /// Streams for which a connection of their own is to be made.
+    pub(super) moving: Vec<u32>,
     /// The stream of the last data in this turn of the driver (0 if none), and whether there were data of several streams.
     turn: (u32, bool),
 }
@@ -122,6 +127,8 @@ impl Core {
             handled: 0,
             written: 0,
             parts: 0,
+            may_move: false,
+            moving: Vec::new(),
             turn: (0, false),
         }
     }
@@ -214,6 +221,7 @@ impl Core {
     pub(super) fn drop_stream(&mut self, stream: u32) {
         let Some(flow) = self.flows.get_mut(&stream) else { return };
         flow.is_dropped = true;
+        flow.receive.is_finished |= flow.receive.end.is_some();
         let bytes = flow.receive.held.clear();
         flow.receive.consumed += bytes;
         self.committed = self.committed.saturating_sub(bytes);
@@ -266,11 +274,21 @@ impl Core {
             if cursor.taken == 0 { 0 } else { flow.send.share.1.saturating_sub(cursor.taken) };
         if cursor.taken == 0 && !cursor.is_empty() {
             wait(&mut flow.send.waker, waker, replaced);
-            if credit == 0 {
+            let is_long = flow.send.sent >= MOVE_AFTER && matches!(wire, Wire::Piped(_));
+            // The peer makes the stream's own connection, if it has dialed the session.
+            let is_first = is_long && !std::mem::replace(&mut flow.send.is_long, is_long);
+            if credit == 0 || is_first {
                 flow.due.blocked = true;
                 self.queue(stream);
+            }
+            if is_long {
+                self.ask_to_move(stream);
+            }
+            if credit == 0 {
                 return 0;
             }
+            let Self { flows, awaiting_room, .. } = self;
+            let Some(flow) = flows.get_mut(&stream) else { return 0 };
             // The driver checks for room while it polls, and requests a wake-up when it parks.
             if !std::mem::replace(&mut flow.send.awaits_room, true) {
                 if was_woken {
@@ -494,5 +512,7 @@ impl Core {
 
 /// Bytes of room below which a writer waits: short frames cost as much as long ones.
 const MIN_PIECE: usize = 2_048;
+/// Bytes of a stream before it moves because its writer waits: so many that its reader has read most of them.
+const MOVE_AFTER: u64 = 4 * FIRST_WINDOW;
 /// Bytes of one write after which the peer is woken before the write ends.
 const EARLY: usize = 32 * 1024;

@@ -266,10 +266,10 @@ impl Driver {
     fn turn(&mut self, handler: &mut impl Handler) -> Found {
         self.take_dirty();
         self.take_wakes();
+        (self.lets_read, self.lets_peer_run) = (false, false);
         let Some(now) = (!self.active.is_empty()).then(Instant::now) else { return Found::Nothing };
         let processor = processor();
         let mut all = Found::Nothing;
-        (self.lets_read, self.lets_peer_run) = (false, false);
         let mut index = 0;
         while index < self.active.len() {
             let found = self.poll_session(index, now, processor, handler);

@@ -43,7 +43,8 @@ pub(super) fn next_due(stream: u32, flow: &Flow) -> Option<Header> {
     if due.stop {
         return header(Kind::Stop, 0);
     }
-    due.fin.then(|| Header { flags: FIN, ..Header::new(Kind::Data, stream, 0) })
+    let end = if flow.own.has_moved() { flow.send.sent + flow.send.sent_apart } else { 0 };
+    due.fin.then(|| Header { flags: FIN, ..Header::new(Kind::Data, stream, end) })
 }
 
 /// Clears the mark of a due frame that was sent.

@@ -5,6 +5,7 @@ use std::task::Waker;
 
 use super::due::Due;
 use super::frame::Reason;
+use super::own::{Own, Socket};
 
 /// The initial window: bytes that a stream's sender may be ahead of its reader.
 pub(super) const FIRST_WINDOW: u64 = 256 * 1024;
@@ -28,6 +29,8 @@ pub(super) struct Flow {
     pub(super) is_dropped: bool,
     /// True once the peer has accepted the stream, or if the peer has opened it and this node has accepted it.
     pub(super) is_accepted: bool,
+    /// The connection that carries this stream alone.
+    pub(super) own: Own,
 }
 
 /// The direction from the peer.
@@ -35,8 +38,11 @@ pub(super) struct Flow {
 pub(super) struct Receive {
     /// Received bytes that were not read, in the order of the stream.
     pub(super) held: Held,
-    /// Number of bytes received.
+    /// Number of bytes received over the session, and over the stream's own connection.
     pub(super) received: u64,
+    pub(super) received_apart: u64,
+    /// If the peer has moved the stream: the number of bytes that it has sent over both, once it writes no more.
+    pub(super) end: Option<u64>,
     /// Bytes that were read or discarded.
     pub(super) consumed: u64,
     /// Bytes that the peer may send in all.
@@ -51,9 +57,13 @@ pub(super) struct Receive {
 /// The direction to the peer.
 #[derive(Debug)]
 pub(super) struct Send {
+    /// Number of bytes sent over the session, and over the stream's own connection.
     pub(super) sent: u64,
+    pub(super) sent_apart: u64,
     /// Bytes that may be sent in all.
     pub(super) limit: u64,
+    /// True once the writer has waited with so many bytes sent that the stream moves, if it can.
+    pub(super) is_long: bool,
     /// True once the application writes no more.
     pub(super) is_finished: bool,
     /// True once the frame with [`FIN`](super::frame::FIN) was sent.
@@ -77,6 +87,8 @@ impl Flow {
             receive: Receive {
                 held: Held::default(),
                 received: 0,
+                received_apart: 0,
+                end: None,
                 consumed: 0,
                 granted: window,
                 window,
@@ -86,7 +98,9 @@ impl Flow {
             },
             send: Send {
                 sent: 0,
+                sent_apart: 0,
                 limit,
+                is_long: false,
                 is_finished: false,
                 fin_sent: false,
                 is_stopped: false,
@@ -100,7 +114,41 @@ impl Flow {
             reset: None,
             is_dropped: false,
             is_accepted,
+            own: Own::None,
         }
+    }
+
+    /// Returns whether the peer's last bytes cross a connection that is still being made.
+    pub(super) fn awaits_own(&self) -> bool {
+        matches!(self.own, Own::Asked) && self.receive.end.is_some()
+    }
+
+    /// Takes the stream's own connection for its handle, once there is one.
+    pub(super) fn take_own(&mut self) -> Option<Socket> {
+        match std::mem::replace(&mut self.own, Own::Moved) {
+            Own::Ready(socket) => Some(socket),
+            other => {
+                self.own = other;
+                None
+            }
+        }
+    }
+
+    /// Handles the end of the peer's direction. If it has sent bytes over a connection of the stream's own, `end` is the
+    /// number of all its bytes.
+    pub(super) fn on_end(&mut self, end: u64) {
+        self.due.credit = false;
+        let is_moved = end > 0 && !self.is_dropped;
+        self.receive.end = is_moved.then_some(end);
+        self.receive.is_finished |= !is_moved;
+        self.has_received_apart(0);
+    }
+
+    /// Counts bytes that were received over the stream's own connection; detects the end.
+    pub(super) fn has_received_apart(&mut self, bytes: u64) {
+        let receive = &mut self.receive;
+        receive.received_apart += bytes;
+        receive.is_finished |= receive.end == Some(receive.received + receive.received_apart);
     }
 
     /// Returns the bytes that the peer may send or has sent, and that the application has not read.

@@ -22,7 +22,7 @@ pub(super) enum Kind {
     Data = 4,
     /// Raises the credit of a stream: the value is the number of bytes, from the first on, that may be sent.
     Credit = 5,
-    /// The sender would write more than its credit allows.
+    /// The sender would write more than its credit allows; or it has sent much, and would write more than its wire takes.
     Blocked = 6,
     /// Ends a stream in both directions; the value is a [`Reason`].
     Reset = 7,
@@ -32,7 +32,8 @@ pub(super) enum Kind {
     Goodbye = 9,
 }
 
-/// The flag of a [`Kind::Data`] frame after which its direction has no more bytes.
+/// The flag of a [`Kind::Data`] frame after which its direction has no more bytes. If the stream has a connection of its own,
+/// the value is the number of bytes sent over both.
 pub(super) const FIN: u8 = 1;
 
 impl Kind {

@@ -300,7 +300,7 @@ mod tests {
         let session = sessions.over_rings(pair, true).unwrap();
         let (line, (stream, mut peer)) = (Arc::new(Line::default()), tokio::io::duplex(1_024));
         line.buffers().write(&[], &[IoSlice::new(&[7; 200_000])]);
-        let connection = Connection { stream, records: None };
+        let connection = Connection { stream, records: None, id: 0 };
         tokio::spawn(Mover::new(session, Arc::clone(&line), connection).run());
         let (mut bytes, pause) = ([0; 1_024], Duration::from_millis(20));
         for _ in 0..2 {

@@ -10,16 +10,17 @@ use midplane_simhw::shm::rings::{RingPair, WakeSet};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use super::byte_pipe::Pipes;
 use super::dial::{self, Attempt, Attempts};
 use super::line::Line;
+use super::own;
 use super::piped::Piped;
 use super::wire::{Dialing, Wire};
 use super::{Driver, Session, SharedState, TransportKind};
 use crate::wire::endpoint::{Endpoint, PipeId, TokenCounters};
-use crate::wire::pipe::Config;
+use crate::wire::pipe::{Config, Pipe};
 use crate::wire::socket::Socket;
 use crate::wire::tcp;
 
@@ -65,6 +66,8 @@ impl Sessions {
             has_gossip: AtomicBool::new(false),
             movers: AtomicUsize::new(0),
             mover_ended: Notify::new(),
+            accepted: Mutex::default(),
+            own_connections: Arc::new(Semaphore::new(own::most())),
         });
         let driver = Driver::new(Arc::clone(&shared), socket)?;
         Ok((Self(shared), driver))
@@ -115,7 +118,10 @@ impl Sessions {
             attempts.set_udp(Attempt::UnderWay);
             session.pipe.set(id).expect("the session is new");
         }
-        session.with(|core| core.is_dirty = true);
+        session.with(|core| {
+            core.may_move = tcp.as_ref().is_some_and(tcp::Config::moves_streams);
+            core.is_dirty = true;
+        });
         drop(endpoint);
         if let Some(config) = tcp {
             let dial = dial::over_tcp(Arc::clone(&session), attempts, to, config.clone());
@@ -125,7 +131,8 @@ impl Sessions {
     }
 
     /// Makes a session with a process that has connected over TCP, after a handshake of at most 2 s.
-    /// [`Session::send_hello`] starts it.
+    /// [`Session::send_hello`] starts it. Returns `None` if the process has connected for a stream of another session: that
+    /// stream then uses the connection.
     ///
     /// # Errors
     /// [`tcp::Failed`].
@@ -139,10 +146,20 @@ impl Sessions {
         &self,
         stream: TcpStream,
         peer: SocketAddr,
-    ) -> Result<Arc<Session>, tcp::Failed> {
+    ) -> Result<Option<Arc<Session>>, tcp::Failed> {
         let config = self.0.tcp.as_ref().expect("sessions over TCP were configured");
-        let connection = tcp::accept(stream, config).await?;
-        Ok(self.over_connection(connection, TransportKind::Tcp(peer), false))
+        match tcp::accept(stream, config).await? {
+            tcp::Accepted::Session(connection) => {
+                let id = connection.id;
+                let session = self.over_connection(*connection, TransportKind::Tcp(peer), false);
+                session.register(id);
+                Ok(Some(session))
+            }
+            tcp::Accepted::Stream(socket, joining) => {
+                own::accept(&self.0, socket, peer.ip(), joining).await?;
+                Ok(None)
+            }
+        }
     }
 
     /// Makes a session over a reliable stream of bytes that libfabric carries, after a handshake as over TCP of at most
@@ -211,6 +228,9 @@ impl SharedState {
         let wire = (wire, TransportKind::Udp(peer));
         let session = Session::new(Arc::clone(self), self.number(), wire, is_first);
         session.pipe.set(id).expect("the session is new");
+        if let Some(local) = pipes.endpoint().peek(id).map(Pipe::local) {
+            session.register(local);
+        }
         session.with(|core| core.is_dirty = true);
         session
     }

@@ -10,6 +10,7 @@ pub(super) struct Counted {
     pub(super) opened: u64,
     pub(super) accepted: u64,
     pub(super) refused: u64,
+    pub(super) moved: u64,
 }
 
 /// Counters and measurements of a session.
@@ -26,6 +27,8 @@ pub struct Stats {
     pub accepted: u64,
     /// Streams of the peer that this process has refused.
     pub refused: u64,
+    /// Streams that have moved to TCP connections of their own.
+    pub moved: u64,
     /// Streams that are open at either end.
     pub open: usize,
     /// Statistics of the connection, over UDP.

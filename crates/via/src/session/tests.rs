@@ -2,6 +2,7 @@
 
 mod bounds;
 pub(super) mod drivers;
+mod own;
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;

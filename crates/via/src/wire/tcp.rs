@@ -15,18 +15,22 @@
 //! In version 2, both nodes have keys of their own, which the Noise messages carry: 96 and 104 bytes. An
 //! acceptor that does not support it answers in version 1; the dialer connects again with version 1.
 //!
+//! In version 3, the dialer connects for one stream of a session: see `joining`.
+//!
 //! # Records
 //!
 //! Without a key, the session's bytes follow as they are. With a key, they are sent as records: the length (2
 //! bytes, little-endian), then the sealed bytes. The nonce is the number of the record in its direction.
 
 mod handshake;
+mod joining;
 mod records;
 
 use midplane_simhw::seal::{Key, SecretKey};
 use thiserror::Error;
 
-pub(crate) use handshake::{Connection, accept, accept_over, connect, connect_over};
+pub(crate) use handshake::{Accepted, Connection, accept, accept_over, connect, connect_over};
+pub(crate) use joining::{Joining, answer, join};
 pub(crate) use records::Records;
 
 use super::pipe::sealing::{Label, Secrets};
@@ -39,6 +43,7 @@ const STREAMS: &Label = b"midplane tcp  1";
 pub struct Config {
     pub(crate) key: Option<Key>,
     pub(crate) own: Option<SecretKey>,
+    pub(crate) has_own_connections: bool,
 }
 
 impl Config {
@@ -56,6 +61,17 @@ impl Config {
     pub fn own_key(mut self, own: Option<SecretKey>) -> Self {
         self.own = own;
         self
+    }
+
+    /// Lets a stream of a session move to a connection of its own once its writer waits with 1 MiB sent. Only without a key, and if the peer does the same. Default: no stream does.
+    #[must_use]
+    pub const fn own_connections(mut self) -> Self {
+        self.has_own_connections = true;
+        self
+    }
+
+    pub(crate) const fn moves_streams(&self) -> bool {
+        self.has_own_connections && self.key.is_none()
     }
 
     /// Returns the secrets of handshakes, if connections are sealed.
@@ -85,7 +101,7 @@ pub enum Failed {
     /// The peer speaks another version.
     #[error("the peer speaks version {0}")]
     Version(u8),
-    /// The peer refused, for a reason that this version does not know.
+    /// The peer refused, for another reason: 4 if it has no such stream.
     #[error("the peer refuses: reason {0}")]
     Refused(u8),
 }

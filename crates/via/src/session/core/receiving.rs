@@ -2,7 +2,7 @@
 
 use super::super::flow::{Flow, MAX_WINDOW};
 use super::super::frame::{FIN, Header, Incoming, Kind, MAX_CONTROL, Reason};
-use super::{BUDGET, Core, Direct, Event, MAX_STREAMS};
+use super::{BUDGET, Core, Direct, Event, MAX_STREAMS, MOVE_AFTER};
 use crate::session::MAX_SERVICE;
 
 impl Core {
@@ -105,10 +105,14 @@ impl Core {
         let Some(flow) = self.flows.get_mut(&stream) else { return };
         let receive = &mut flow.receive;
         let keeps_up = receive.held.is_empty();
+        let is_long = receive.received >= MOVE_AFTER;
         let grows = receive.window.min(MAX_WINDOW - receive.window);
         if keeps_up && self.committed + grows <= BUDGET {
             receive.window += grows;
             self.consumed(stream, 0);
+        }
+        if is_long {
+            self.ask_to_move(stream);
         }
     }
 
@@ -128,7 +132,8 @@ impl Core {
         if incoming.left == incoming.length {
             flow.receive.received += incoming.length as u64;
             self.counted.bytes_received += incoming.length as u64;
-            if flow.receive.received > flow.receive.granted || flow.receive.is_finished {
+            let is_ended = flow.receive.is_finished || flow.receive.end.is_some();
+            if flow.receive.received > flow.receive.granted || is_ended {
                 return None;
             }
         }
@@ -156,11 +161,16 @@ impl Core {
             wire.skip();
         }
         if header.flags & FIN != 0 {
-            flow.receive.is_finished = true;
-            flow.due.credit = false;
+            if header.value > 0 && header.value < flow.receive.received {
+                return None;
+            }
+            if flow.reset.is_none() {
+                flow.on_end(header.value);
+            }
         }
         self.wakers.extend(flow.receive.waker.take());
         self.consumed(header.stream, taken as u64);
+        self.reset_if_cut(header.stream);
         self.forget_if_over(header.stream);
         Some(())
     }

@@ -8,6 +8,7 @@ use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::joining::{self, Joining};
 use super::{Config, Failed, Records, STREAMS};
 use crate::wire::pipe::packet::{IDENTIFIED_BYTES, NOISE_BYTES};
 use crate::wire::pipe::sealing::{Begun, Cipher, Secrets, answer};
@@ -16,13 +17,13 @@ use crate::wire::pipe::sealing::{Begun, Cipher, Secrets, answer};
 const SHARED: u8 = 1;
 const IDENTIFIED: u8 = 2;
 /// The first bytes of both messages.
-const MAGIC: &[u8; 8] = b"midplane";
+pub(super) const MAGIC: &[u8; 8] = b"midplane";
 /// Bytes of both messages before the Noise message.
 const HEAD_BYTES: usize = 24;
 /// Bytes of both messages that are the same in every version.
-const FIXED_BYTES: usize = 16;
+pub(super) const FIXED_BYTES: usize = 16;
 /// Limits how long a dialer waits for the connection and for the answer.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limits how long an acceptor waits for the dialer's messages, which are sent at once.
 const ACCEPT_WITHIN: Duration = Duration::from_secs(2);
 /// Silence after which a peer counts as lost, as over UDP: 30 s. The system probes an idle one after 10 s.
@@ -31,10 +32,12 @@ const SILENCE: Duration = Duration::from_secs(30);
 const PROBE: Duration = Duration::from_secs(10);
 
 /// The numbers of reasons in refusals.
-mod reason {
-    pub(super) const NONE: u8 = 0;
+pub(super) mod reason {
+    pub(in super::super) const NONE: u8 = 0;
     pub(super) const VERSION: u8 = 2;
     pub(super) const KEY: u8 = 3;
+    /// There is no such stream, or it can't have a connection of its own.
+    pub(in super::super) const STREAM: u8 = 4;
 }
 
 /// A connection whose handshake has succeeded: over TCP, or another stream of bytes.
@@ -43,6 +46,17 @@ pub(crate) struct Connection<S> {
     pub(crate) stream: S,
     /// Seals and opens records; `None` without a key.
     pub(crate) records: Option<Records>,
+    /// The random number of the acceptor.
+    pub(crate) id: u64,
+}
+
+/// The purpose of a connection that a process has accepted.
+#[derive(Debug)]
+pub(crate) enum Accepted {
+    /// It carries a session.
+    Session(Box<Connection<TcpStream>>),
+    /// It carries one stream of a session. The acceptor has not answered yet.
+    Stream(TcpStream, Joining),
 }
 
 /// Connects to the process at an address.
@@ -127,9 +141,9 @@ async fn dial_over<S: AsyncRead + AsyncWrite + Unpin>(
         (_, reason::KEY) => return Err(Failed::KeyMismatch),
         (_, other) => return Err(Failed::Refused(other)),
     }
-    let mut records = None;
+    let (mut records, acceptor) = (None, word(&answer, FIXED_BYTES));
     if let Some(begun) = begun {
-        let seal = begun.finish(word(&answer, 16), Cipher::of(answer[10]), &answer[HEAD_BYTES..]);
+        let seal = begun.finish(acceptor, Cipher::of(answer[10]), &answer[HEAD_BYTES..]);
         let seal = seal.map_err(|_| Failed::KeyMismatch)?;
         let mut own = Records::new(seal);
         let mut proof = Vec::new();
@@ -137,19 +151,28 @@ async fn dial_over<S: AsyncRead + AsyncWrite + Unpin>(
         stream.write_all(&proof).await?;
         records = Some(own);
     }
-    Ok(Connection { stream, records })
+    Ok(Connection { stream, records, id: acceptor })
 }
 
-/// Answers the process that has connected. Takes at most 2 s.
+/// Answers the process that has connected, unless it has for a stream. Takes at most 2 s.
 ///
 /// # Cancel safety
 /// If dropped, it closes the connection.
-pub(crate) async fn accept(
-    stream: TcpStream,
-    config: &Config,
-) -> Result<Connection<TcpStream>, Failed> {
+pub(crate) async fn accept(mut stream: TcpStream, config: &Config) -> Result<Accepted, Failed> {
     set_options(&stream)?;
-    accept_over(stream, config).await
+    let secrets = config.secrets();
+    let accepting = async {
+        let joins = |version| config.moves_streams() && version == joining::VERSION;
+        let bytes =
+            |version| if joins(version) { Some(joining::BYTES) } else { spoken(secrets, version) };
+        let dial = read_message(&mut stream, bytes).await.map_err(|_| Failed::NoNode)?;
+        if joins(dial[8]) {
+            joining::set_patient(&stream)?;
+            return Ok(Accepted::Stream(stream, Joining::read(&dial)));
+        }
+        greet(stream, secrets, &dial).await.map(Box::new).map(Accepted::Session)
+    };
+    tokio::time::timeout(ACCEPT_WITHIN, accepting).await.unwrap_or(Err(Failed::NoAnswer))
 }
 
 /// Answers the process that has connected over a stream. Takes at most 2 s.
@@ -157,20 +180,31 @@ pub(crate) async fn accept(
 /// # Cancel safety
 /// If dropped, it closes the stream.
 pub(crate) async fn accept_over<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: S,
+    mut stream: S,
     config: &Config,
 ) -> Result<Connection<S>, Failed> {
-    let accepted = tokio::time::timeout(ACCEPT_WITHIN, greet(stream, config.secrets())).await;
-    accepted.unwrap_or(Err(Failed::NoAnswer))
+    let secrets = config.secrets();
+    let accepting = async {
+        let bytes = |version| spoken(secrets, version);
+        let dial = read_message(&mut stream, bytes).await.map_err(|_| Failed::NoNode)?;
+        greet(stream, secrets, &dial).await
+    };
+    tokio::time::timeout(ACCEPT_WITHIN, accepting).await.unwrap_or(Err(Failed::NoAnswer))
 }
 
+/// Returns the bytes of a dialer's message of a version, if an end with these secrets speaks it.
+fn spoken(secrets: Option<Secrets<'_>>, version: u8) -> Option<usize> {
+    (SHARED..=newest(secrets)).contains(&version).then(|| dial_bytes(version))
+}
+
+/// Answers a dialer's message.
 async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     secrets: Option<Secrets<'_>>,
+    dial: &[u8],
 ) -> Result<Connection<S>, Failed> {
     let newest = newest(secrets);
-    let spoken = |version| (SHARED..=newest).contains(&version).then(|| dial_bytes(version));
-    let dial = read_message(&mut stream, spoken).await.map_err(|_| Failed::NoNode)?;
+    let spoken = |version| spoken(secrets, version);
     let (version, is_sealed, id) = (dial[8], dial[9] == 1, random()?);
     let cipher =
         secrets.map_or(Cipher::ChaCha, |secrets| secrets.cipher.with(Cipher::of(dial[10])));
@@ -183,7 +217,7 @@ async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
         None
     };
     let sealed = match (&failed, secrets) {
-        (None, Some(secrets)) => answer(secrets, STREAMS, word(&dial, 16), id, &dial[HEAD_BYTES..]),
+        (None, Some(secrets)) => answer(secrets, STREAMS, word(dial, 16), id, &dial[HEAD_BYTES..]),
         _ => None,
     };
     let failed = failed.or_else(|| {
@@ -210,7 +244,7 @@ async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
             return Err(Failed::KeyMismatch);
         }
     }
-    Ok(Connection { stream, records })
+    Ok(Connection { stream, records, id })
 }
 
 /// Reads a message of the handshake, as long as its version says; of an unknown version, only the fixed bytes.
@@ -247,7 +281,7 @@ fn message(version: u8, second: u8, cipher: Cipher, id: u64, noise: Option<&[u8]
     message
 }
 
-fn word(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes of a message of fixed length"))
 }
 
@@ -255,7 +289,7 @@ fn random() -> io::Result<u64> {
     getrandom::u64().map_err(io::Error::other)
 }
 
-fn set_options(stream: &TcpStream) -> io::Result<()> {
+pub(super) fn set_options(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, PROBE)?;
@@ -288,7 +322,9 @@ mod tests {
                 match accept(stream, &acceptor).await {
                     // The dialer connects again.
                     Err(Failed::Version(IDENTIFIED)) => {}
-                    accepted => return accepted,
+                    Ok(Accepted::Session(connection)) => return Ok(*connection),
+                    Ok(Accepted::Stream(..)) => panic!("it has connected for a session"),
+                    Err(failed) => return Err(failed),
                 }
             }
         };
