@@ -296,9 +296,9 @@ impl Node {
     }
 
     /// Ends the node when both directions of its streams have ended and what was written has left this process, or after the
-    /// time of [`NodeBuilder::drain`]. Over UDP the peer has acknowledged it then; over TCP (also a stream's own connection) and libfabric, the system has it, and the
-    /// connections are closed within another second. Meanwhile peers open no streams to the node. When this returns, another node
-    /// may use its address.
+    /// time of [`NodeBuilder::drain`]. Over UDP the peer has acknowledged it then. Over TCP (also a stream's own
+    /// connection) and libfabric, the system has it, and the connections are closed within another second. Meanwhile
+    /// peers open no streams to the node. When this returns, another node may use its address.
     ///
     /// # Cancel safety
     /// If the future is dropped, the node ends at once.

@@ -210,9 +210,9 @@ impl NodeBuilder {
     /// TCP is used if UDP has not answered within 300 ms. A connection keeps its transport until it ends. A node with
     /// UDP and TCP has one port for both. [`Node::explain`] reports the choice.
     ///
-    /// With TCP, and without a key, a stream over UDP or TCP moves to a TCP connection of its own once 1 MiB was sent and its
-    /// writer has to wait. The system then moves its bytes at the rate of plain TCP, under TCP's
-    /// congestion control. No stream moves if this node or the peer [grants tokens](NodeBuilder::receive_tokens), has
+    /// With TCP, and without a key, a stream over UDP or TCP moves to a TCP connection of its own once 1 MiB was sent and
+    /// its writer has to wait. The system then moves its bytes at the rate of plain TCP, under TCP's congestion control.
+    /// A moved stream does not move back. No stream moves if this node or the peer [grants tokens](NodeBuilder::receive_tokens), has
     /// another [congestion control](NodeBuilder::congestion) than the default, or can't reach the other over TCP. Each node
     /// may use up to a quarter of its process's file descriptors for such connections.
     ///

@@ -247,7 +247,7 @@ fn a_stream_that_is_dropped_after_its_last_write_loses_no_bytes() {
 }
 
 #[test]
-fn a_process_that_ends_in_the_middle_cuts_the_stream_with_an_error() {
+fn the_clean_end_of_a_stream_whose_process_ends_comes_after_all_bytes() {
     run(async {
         let (processes, mut streams) = pair(true).await;
         move_by_writes(&mut streams).await;
